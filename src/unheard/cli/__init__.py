@@ -1,0 +1,1 @@
+"""Words in, calls out: one file per verb, heavy imports inside the verb."""

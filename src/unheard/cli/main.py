@@ -1,0 +1,55 @@
+"""The `unheard` command: gathers the verbs, turns refusals into one message and exit status 2."""
+
+import sys
+from importlib.metadata import version
+
+import typer
+from rich.console import Console
+
+from unheard.errors import UnheardError
+
+app = typer.Typer(
+    name="unheard",
+    help="Train language models on what people write, with a proof that no single person can be heard in the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"unheard {version('unheard')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+    ),
+) -> None: ...
+
+
+def _gather_verbs() -> None:
+    """Each verb's module imports only Typer at its top, so that `unheard --help` stays quick."""
+    from unheard.cli import plan
+
+    app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+
+
+_gather_verbs()
+
+
+def main() -> None:
+    """Run the command line; a refusal prints its message on stderr and exits with status 2."""
+    try:
+        app()
+    except UnheardError as refusal:
+        Console(stderr=True, soft_wrap=True).print(f"[bold red]unheard:[/] {_escaped(str(refusal))}", highlight=False)
+        sys.exit(2)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", r"\[")
