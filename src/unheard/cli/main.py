@@ -34,9 +34,18 @@ def _options(
 
 def _gather_verbs() -> None:
     """Each verb's module imports only Typer at its top, so that `unheard --help` stays quick."""
-    from unheard.cli import plan
+    from unheard.cli import corpus, demo, evaluate, init, plan, predict, prepare, resume, statement, train
 
+    app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+    app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
+    app.add_typer(corpus.app, name="corpus")
+    app.command("init", epilog=init.EXAMPLES)(init.init)
+    app.command("train", epilog=train.EXAMPLES)(train.train)
+    app.command("resume", epilog=resume.EXAMPLES)(resume.resume)
+    app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+    app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
     app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+    app.command("statement", epilog=statement.EXAMPLES)(statement.statement)
 
 
 _gather_verbs()

@@ -1,0 +1,75 @@
+"""Unheard: train language models on what people write, with a proof that no single person can be heard in the result.
+
+The menu. Names load when first used, so that `import unheard` is quick and `unheard.privacy` works without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unheard.corpus.store import TokenStore as TokenStore
+    from unheard.engines.engine import EngineChoice as EngineChoice
+    from unheard.measure.next_word import Evaluation as Evaluation
+    from unheard.mechanism.clipping import FlatClip as FlatClip
+    from unheard.mechanism.clipping import NoClip as NoClip
+    from unheard.mechanism.clipping import PerLayerClip as PerLayerClip
+    from unheard.mechanism.estimators import ClippedDenominator as ClippedDenominator
+    from unheard.mechanism.estimators import FixedDenominator as FixedDenominator
+    from unheard.mechanism.estimators import TrueAverage as TrueAverage
+    from unheard.mechanism.noise import GaussianNoise as GaussianNoise
+    from unheard.mechanism.noise import NoNoise as NoNoise
+    from unheard.mechanism.plan import Plan as Plan
+    from unheard.mechanism.sampling import FixedSizeSampling as FixedSizeSampling
+    from unheard.mechanism.sampling import PoissonSampling as PoissonSampling
+    from unheard.mechanism.schedule import Change as Change
+    from unheard.models.module import ModuleModel as ModuleModel
+    from unheard.models.tied_lstm import TiedLSTM as TiedLSTM
+    from unheard.privacy.budget import Budget as Budget
+    from unheard.training.loop import resume as resume
+    from unheard.training.loop import train as train
+    from unheard.training.released import Released as Released
+    from unheard.training.run import Run as Run
+    from unheard.training.run import Training as Training
+    from unheard.updates.fedavg import FedAvg as FedAvg
+    from unheard.updates.fedsgd import FedSGD as FedSGD
+    from unheard.updates.weighting import CappedWeights as CappedWeights
+    from unheard.updates.weighting import EqualWeights as EqualWeights
+
+_MENU = {
+    # Algorithm 1's parts, in its order
+    "Plan": "mechanism.plan",
+    "PoissonSampling": "mechanism.sampling",
+    "FixedSizeSampling": "mechanism.sampling",
+    "EqualWeights": "updates.weighting",
+    "CappedWeights": "updates.weighting",
+    "FedAvg": "updates.fedavg",
+    "FedSGD": "updates.fedsgd",
+    "FlatClip": "mechanism.clipping",
+    "PerLayerClip": "mechanism.clipping",
+    "NoClip": "mechanism.clipping",
+    "FixedDenominator": "mechanism.estimators",
+    "ClippedDenominator": "mechanism.estimators",
+    "TrueAverage": "mechanism.estimators",
+    "GaussianNoise": "mechanism.noise",
+    "NoNoise": "mechanism.noise",
+    "Change": "mechanism.schedule",
+    # what is trained, on what, how
+    "TokenStore": "corpus.store",
+    "TiedLSTM": "models.tied_lstm",
+    "ModuleModel": "models.module",
+    "EngineChoice": "engines.engine",
+    "Evaluation": "measure.next_word",
+    "Budget": "privacy.budget",
+    "Training": "training.run",
+    "Run": "training.run",
+    "train": "training.loop",
+    "resume": "training.loop",
+    "Released": "training.released",
+}
+__all__ = list(_MENU)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MENU:
+        raise AttributeError(f"module 'unheard' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unheard.{_MENU[name]}"), name)

@@ -1,0 +1,49 @@
+"""What training looks like in a terminal: one bar with the round, held-out accuracy and the epsilon spent so far."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from unheard.training.loop import RoundReport
+
+console = Console()
+notes = Console(stderr=True)
+
+
+def epsilon_text(epsilon: float | None) -> str:
+    if epsilon is None or math.isinf(epsilon):
+        return "∞"
+    return f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:.0f}"
+
+
+def show(reports: Iterator["RoundReport"], title: str, stop_after: float | None = None) -> "RoundReport | None":
+    """Draw the bar while the rounds go by; leave at a round's end when the time is up. The last report comes back."""
+    began, last, accuracy = time.monotonic(), None, None
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # The generator is closed when we leave it, which saves its state; `with` makes sure that this happens now, not later.
+    with Progress(*columns, console=notes, refresh_per_second=4) as bar:
+        task = bar.add_task(title, total=None, figures="starting")
+        try:
+            for last in reports:
+                accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
+                shown = "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
+                figures = f"{shown}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
+                bar.update(task, completed=last.round, total=last.rounds, figures=figures)
+                if stop_after is not None and time.monotonic() - began >= stop_after:
+                    break
+        finally:
+            reports.close()  # pyright: ignore[reportAttributeAccessIssue]
+    return last

@@ -1,0 +1,120 @@
+"""`unheard init`: a commented run file with the paper's settings, ready to edit."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """Examples:
+
+  unheard init --corpus corpora/chat --population 760000
+
+  unheard init private.toml --corpus corpora/chat --population 760000 --users-per-round 5000 --rounds 5000
+"""
+
+TEMPLATE = """\
+# A run: what is trained, on whom, how privately. Every key is explained; what you leave out takes the value shown.
+# Start it with:  unheard train {name} --out runs/my-run
+
+[corpus]
+path = {corpus}               # made by `unheard prepare`
+
+[privacy]
+population = {population}      # how many users there are, as you may say in public. q, W and the check of delta come from
+                               # this number, never from the corpus's true count, which is private.
+delta = {delta:.3e}            # at which epsilon is claimed; must be below 1 / population
+# budget_epsilon = 8.0         # stop before the round that would exceed it ...
+# budget_accountant = "rdp"    # ... by this accountant: rdp, moments
+
+[model]
+kind = "tied_lstm"             # the paper's; or "module" with module = "package.file:Class", your own torch.nn.Module
+vocabulary_size = {vocabulary_size}
+embedding_size = 96
+hidden_size = 256
+tied = true                    # input and output share one embedding
+unit_norm = true               # word vectors of norm 1
+
+[sampling]
+kind = "poisson"               # each user with probability q, every round; "fixed_size" is for non-private baselines
+users_per_round = {users_per_round:g}      # expected; q = users_per_round / population
+
+[weights]
+kind = "equal"                 # or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
+
+[update]
+kind = "fedavg"                # or "fedsgd": one gradient a user
+batch_size = 8
+unroll = 10
+epochs = 1
+learning_rate = 6.0
+
+[clip]
+kind = "flat"                  # or "per_layer", or "none" for a non-private baseline
+norm = 15.0                    # S: how far one user may move the model
+
+[estimator]
+kind = "fixed_denominator"     # or "clipped_denominator" with min_total_weight, or "true_average" (non-private)
+
+[noise]
+kind = "gaussian"              # or "none"
+noise_multiplier = 1.0         # z; or noise_std = sigma
+
+# [[schedule]]                 # changes fixed beforehand; repeat the block for more
+# from_round = 4885
+# clip_norm = 7.9
+# learning_rate = 3.0
+
+[server]
+kind = "add"                   # the paper's; or "momentum", "adam"
+
+[evaluation]
+every = 20                     # rounds
+max_tokens = 75000             # of held-out users
+unroll = 80
+
+[training]
+rounds = {rounds}
+init_seed = 0                  # runs with one seed begin from one common initialisation
+checkpoint_every = 20          # after a crash at most so many rounds are done, and charged, again
+# reproducible_seed = 1        # experiments only: the guarantee does not hold against anyone who knows the seed
+
+[engine]
+kind = "auto"
+device = "auto"
+"""
+
+
+def init(
+    run_file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[RUN.toml]")] = Path("run.toml"),
+    corpus: Annotated[Path, typer.Option(help="A corpus made by `unheard prepare`.")] = Path("corpora/chitchat"),
+    population: Annotated[int, typer.Option(help="How many users there are, as you may say in public.", min=2)] = ...,
+    users_per_round: Annotated[float, typer.Option(help="Expected users a round.", min=0)] = 100,
+    rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1)] = 1000,
+    force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
+) -> None:
+    """Write a commented run file with the paper's settings."""
+    import json
+
+    from unheard.cli.display import console
+    from unheard.errors import InvalidValue
+
+    if run_file.exists() and not force:
+        raise InvalidValue(f"{run_file} exists. Choose another name, or say --force to write over it.")
+    words = corpus / "vocabulary.txt"
+    size = sum(1 for _ in words.open(encoding="utf-8")) if words.exists() else 10_000
+    text = TEMPLATE.format(
+        name=run_file,
+        corpus=json.dumps(str(corpus)),
+        population=population,
+        delta=population**-1.1,
+        vocabulary_size=size,
+        users_per_round=min(users_per_round, population),
+        rounds=rounds,
+    )
+    try:
+        run_file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
+    console.print(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run", highlight=False)
+    if not words.exists():
+        console.print(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.", highlight=False)

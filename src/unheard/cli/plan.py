@@ -1,0 +1,139 @@
+"""`unheard plan`: what a run would cost, before it is run."""
+
+from typing import Annotated, Any
+
+import typer
+
+EXAMPLES = """
+Examples:
+
+unheard plan --users 763430 --users-per-round 5000 --noise-multiplier 1 --rounds 5000 --delta 1e-9
+
+unheard plan --users 1000000 --users-per-round 1000 --rounds 3000 --epsilon 2  [dim](finds the noise multiplier)[/]
+"""
+
+
+def plan(
+    users: Annotated[int, typer.Option(help="How many users there are: the population that the run will declare.")],
+    users_per_round: Annotated[float | None, typer.Option(help="How many users are expected in a round.")] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="z: the noise, in units of the sensitivity.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="A target. Leave out one of the three above, and it is solved for.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Below 1/users.  [default: users^-1.1]", show_default=False)
+    ] = None,
+    accountant: Annotated[
+        str,
+        typer.Option(help="Which bound must meet the target: best (the smaller of pld and rdp), pld, rdp, moments."),
+    ] = "best",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What a run would cost in privacy. Every epsilon printed here is hypothetical: the run has not happened."""
+    from unheard.errors import InvalidValue
+    from unheard.parts import nearest
+    from unheard.privacy.planner import Plan, default_delta
+
+    if accountant not in ("best", "pld", "rdp", "moments"):
+        known = ("best", "pld", "rdp", "moments")
+        raise InvalidValue(f"Unknown accountant '{accountant}'.{nearest(accountant, known)}")
+    if users < 1:
+        raise InvalidValue(f"--users must be 1 or more, not {users}.")
+    values: dict[str, Any] = {
+        "users_per_round": users_per_round,
+        "noise_multiplier": noise_multiplier,
+        "rounds": rounds,
+        "delta": default_delta(users) if delta is None else delta,
+    }
+    if epsilon is not None:
+        solution = _solve(users, epsilon, values, accountant)
+        _show(solution.plan, accountant, json, solution)
+        return
+    missing = [f"--{name.replace('_', '-')}" for name, value in values.items() if value is None]
+    if missing:
+        raise InvalidValue(f"Give {' and '.join(missing)} too; or leave out one, and give --epsilon to solve for it.")
+    _show(Plan(population=users, **values), accountant, json, None)
+
+
+def _solve(users: int, epsilon: float, values: dict[str, Any], accountant: str) -> Any:
+    """Search with a spinner on stderr, so that stdout holds the answer alone."""
+    from rich.console import Console
+
+    from unheard.privacy.planner import solve
+
+    with Console(stderr=True).status("solving ...") as status:
+        return solve(
+            population=users,
+            epsilon=epsilon,
+            accountant=accountant,
+            progress=lambda trial: status.update(f"solving: {trial}"),
+            **values,
+        )
+
+
+def _show(plan: Any, accountant: str, json: bool, solution: Any) -> None:
+    if json:
+        _print_json(plan, accountant, solution)
+    else:
+        _print_table(plan, accountant, solution)
+
+
+def _print_json(plan: Any, accountant: str, solution: Any) -> None:
+    from json import dumps
+
+    from unheard.privacy.accountants import versions
+    from unheard.privacy.statement import plain
+
+    bound = plan.bound(accountant)
+    record = {
+        "hypothetical": True,
+        "users": plan.population,
+        "users_per_round": plan.users_per_round,
+        "sampling_prob": plan.event.sampling_prob,
+        "noise_multiplier": plan.noise_multiplier,
+        "rounds": plan.rounds,
+        "delta": plan.delta,
+        "epsilon": plan.epsilons(),
+        "claimed": {"epsilon": bound.epsilon, "accountant": bound.accountant},
+        "unit": "user",
+        "adjacency": "add or remove one user",
+        "versions": versions(),
+    }
+    if solution is not None:
+        record["solved_for"] = solution.solved_for
+        record["target"] = {"epsilon": solution.target, "accountant": accountant}
+        record["not_enough"] = getattr(solution.cheaper, solution.solved_for, None)
+    typer.echo(dumps(plain(record), allow_nan=False))
+
+
+def _print_table(plan: Any, accountant: str, solution: Any) -> None:
+    """Epsilon after 1, 10, ... rounds, as in the paper's Table 1."""
+    from rich.console import Console
+    from rich.table import Table
+
+    powers = [10**i for i in range(len(str(plan.rounds))) if 10**i < plan.rounds]
+    table = Table(
+        title=f"Hypothetical epsilon at delta = {plan.delta:.3g}: this run has not happened",
+        caption=f"{plan.population:,} users, {plan.users_per_round:,g} expected a round, "
+        f"noise multiplier {plan.noise_multiplier:g}\nadd or remove one user; claim the smaller of PLD and RDP",
+    )
+    table.add_column("rounds", justify="right")
+    for heading in ("moments (the paper's)", "RDP", "PLD"):
+        table.add_column(heading, justify="right")
+    for rounds in [*powers, plan.rounds]:
+        found = plan.epsilons(rounds)
+        table.add_row(f"{rounds:,}", *(f"{found[name]:.4g}" for name in ("moments", "rdp", "pld")))
+    console = Console()
+    if solution is not None:
+        console.print(_answer(plan, solution), highlight=False)
+    console.print(table)
+
+
+def _answer(plan: Any, solution: Any) -> str:
+    name, bound = solution.solved_for, solution.bound
+    words = f"{name} = [bold]{getattr(plan, name):g}[/] meets epsilon {solution.target:g}: "
+    words += f"{bound.epsilon:.4g} by {bound.accountant}."
+    if solution.cheaper is None:
+        return words + " The search ended there."
+    return words + f" {getattr(solution.cheaper, name):g} does not."

@@ -1,0 +1,36 @@
+"""`unheard predict`: the next word, as a keyboard would suggest it."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """Examples:
+
+  unheard predict runs/first "how are"
+
+  unheard predict runs/first "see you" --top 10 --json
+"""
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
+    text: Annotated[str, typer.Argument(help="Some words; the model says what comes next.")],
+    top: Annotated[int, typer.Option(help="How many suggestions.", min=1)] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output.")] = False,
+) -> None:
+    """Suggest the next word after some words."""
+    from rich.table import Table
+
+    from unheard.cli.display import console
+    from unheard.training.released import Released
+
+    words = Released.open(folder).predict(text, top)
+    if as_json:
+        print(json.dumps([{"word": word, "probability": probability} for word, probability in words]))
+        return
+    table = Table("next word", "probability")
+    for word, probability in words:
+        table.add_row(word.replace("[", r"\["), f"{100 * probability:.1f} %")
+    console.print(table)

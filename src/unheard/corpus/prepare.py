@@ -1,0 +1,220 @@
+"""From any user-keyed text to a token store, in one call that can be stopped and run again.
+
+In: inputs, and one `Preparation`, which is also the record that the store keeps. Out: a TokenStore and what was noticed.
+Steps, each of which leaves finished files behind and is skipped when they are there: import, scan, vocabulary, streams, extras.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from unheard.corpus.canaries import Canary, plant
+from unheard.corpus.grouping import DuckDBEngine, Engine, Grouping, Progress
+from unheard.corpus.imports import import_source
+from unheard.corpus.scan import Fields, batches
+from unheard.corpus.shards import token_dtype, write_shard
+from unheard.corpus.sources import Source
+from unheard.corpus.splits import SplitRule, draw_test_posts
+from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
+from unheard.corpus.shards import Shard
+from unheard.corpus.tasks import StreamRule, WriteStreams
+from unheard.corpus.tokens import Tokens, WordTokens, tokens_to_table
+from unheard.corpus.vocabulary_choice import FoundVocabulary, PublicVocabulary, VocabularyChoice, choice_to_table
+from unheard.errors import InputError
+from unheard.parts import require, table_from_part
+
+_SHARD_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """Everything that decides what is in the store. Where it runs (engine, memory, workers) decides nothing."""
+
+    fields: Fields
+    tokens: Tokens = field(default_factory=WordTokens)
+    vocabulary: VocabularyChoice = field(default_factory=PublicVocabulary)
+    streams: StreamRule = field(default_factory=StreamRule)
+    splits: SplitRule = field(default_factory=SplitRule)
+    excluded: tuple[str, ...] = ()
+    drop_duplicates: bool = False
+    duplicate_chars: int = 100
+    test_tokens: int = 0
+    canaries: tuple[Canary, ...] = ()
+    shards: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.shards >= 0, f"shards must be 0 (choose for me) or more, not {self.shards}.")
+        require(self.test_tokens >= 0, f"test_tokens must be 0 or more, not {self.test_tokens}.")
+        require(self.duplicate_chars >= 1, f"duplicate_chars must be 1 or more, not {self.duplicate_chars}.")
+        require(not self.test_tokens or self.splits.held_out > 0, "Test posts come from held-out users: hold some out.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A finished store with its counts, which are the owner's alone."""
+
+    store: TokenStore
+    counts: dict[str, Any]
+
+
+def prepare(
+    sources: Sequence[Source],
+    out: str | os.PathLike[str],
+    preparation: Preparation,
+    *,
+    engine: Engine | None = None,
+    memory_bytes: int = 1 << 30,
+    user_map: str | os.PathLike[str] | None = None,
+    progress: Progress = lambda step, fraction: None,
+) -> Prepared:
+    """Make a store of what the sources hold. The same call again after a stop goes on where it was."""
+    engine = engine or DuckDBEngine()
+    writer = StoreWriter(out, keep_partial=True)
+    work = writer.partial / "work"
+    _begin_or_resume(writer.partial, sources, preparation, user_map is not None)
+    readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
+    grouping = Grouping(
+        work=work,
+        fields=preparation.fields,
+        shards=preparation.shards or choose_shards(readable),
+        excluded=preparation.excluded,
+        duplicate_chars=preparation.duplicate_chars,
+        drop_duplicates=preparation.drop_duplicates,
+        memory_bytes=memory_bytes,
+    )
+    counts: dict[str, Any] = {"inputs": [{"path": s.path, "bytes": _size(s)} for s in sources]}
+    rows = engine.scan(grouping, batches(readable), progress)
+    if not rows["kept"]:
+        raise InputError(f"No usable row in the input: {_troubles(rows)}. Check --user-field and --text-field.")
+    counts["rows"] = dict(sorted(rows.items()))
+    counts["duplicate_posts"] = engine.find_duplicates(grouping)
+    found = preparation.vocabulary.find(preparation, engine, grouping, progress)
+    counts["users"] = _write_streams(engine, grouping, preparation, found, writer.partial, user_map is not None, progress)
+    if not counts["users"].get("train_users"):
+        raise InputError(_nobody(preparation, counts["users"]))
+    _extras(preparation, found, writer.partial, grouping.shards)
+    if user_map is not None:
+        _write_user_map(Path(user_map), work, grouping.shards)
+    shutil.rmtree(work)
+    (writer.partial / "plan.json").unlink()
+    store = writer.finish(
+        vocabulary=found.vocabulary, info=_info(preparation, found, out), counts=counts, shards=grouping.shards
+    )
+    return Prepared(store=store, counts=counts)
+
+
+def choose_shards(sources: Sequence[Source]) -> int:
+    """Enough that one fits in memory while it is sorted: 64 MiB of text each, up to 64; then they grow to 1 GiB."""
+    total = sum(s.text_bytes for s in sources)
+    return max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
+
+
+def _begin_or_resume(partial: Path, sources: Sequence[Source], preparation: Preparation, mapped: bool) -> None:
+    """Go on only with exactly the same question: other inputs or options begin again from nothing."""
+    question = repr(preparation) + repr([(s, _size(s), _changed(s)) for s in sources]) + version("unheard") + str(mapped)
+    plan = {"question": hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()}
+    file = partial / "plan.json"
+    if not file.is_file() or json.loads(file.read_text()) != plan:
+        shutil.rmtree(partial)
+        (partial / "work" / "streams").mkdir(parents=True)
+        (partial / "work" / "names").mkdir()
+        os.chmod(partial, 0o700)
+        file.write_text(json.dumps(plan))
+
+
+def _write_streams(
+    engine: Engine, grouping: Grouping, preparation: Preparation, found: FoundVocabulary, partial: Path, mapped: bool, progress: Progress
+) -> dict[str, int]:
+    """Every shard's streams; a shard with a result file is finished."""
+    results = grouping.work / "streams"
+    task = WriteStreams(
+        folder=partial,
+        tokens=preparation.tokens,
+        vocabulary=found.vocabulary,
+        rule=preparation.streams,
+        splits=preparation.splits,
+        names=grouping.work / "names" if mapped else None,
+    )
+    waiting = [s for s in range(grouping.shards) if not (results / f"{s:05d}.json").is_file()]
+    done = grouping.shards - len(waiting)
+    progress("Writing", done / grouping.shards)
+    for shard, result in engine.over_shards(grouping, task, waiting):
+        file = results / f"{shard:05d}.json"
+        file.with_suffix(".writing").write_text(json.dumps(result))
+        os.replace(file.with_suffix(".writing"), file)
+        done += 1
+        progress("Writing", done / grouping.shards)
+    total: Counter[str] = Counter()
+    for shard in range(grouping.shards):
+        total.update(json.loads((results / f"{shard:05d}.json").read_text()))
+    return dict(sorted(total.items()))
+
+
+def _extras(preparation: Preparation, found: FoundVocabulary, partial: Path, shards: int) -> None:
+    """What is made from finished streams: canaries in training users, test posts from held-out ones."""
+    dtype = token_dtype(len(found.vocabulary))
+    if preparation.canaries:
+        record = plant(preparation.canaries, partial / "train", shards, found.vocabulary, preparation)
+        write_private_json(partial / "canaries.json", record)
+    if preparation.test_tokens:
+        held_out = UserTokens([Shard.found(partial / "held_out" / f"{s:05d}.offsets", dtype) for s in range(shards)], dtype)
+        posts = draw_test_posts(held_out, preparation.test_tokens, preparation.splits.salt)
+        write_shard(partial / "test_posts", 0, posts, dtype)
+
+
+def _info(preparation: Preparation, found: FoundVocabulary, out: str | os.PathLike[str]) -> dict[str, Any]:
+    """What may be published about the store: choices, never counts."""
+    return {
+        "name": preparation.name or Path(out).name,
+        "made_by": f"unheard {version('unheard')}",
+        "synthetic": False,
+        "canaries": bool(preparation.canaries),
+        "tokens": tokens_to_table(preparation.tokens),
+        "vocabulary": {**choice_to_table(preparation.vocabulary), **found.provenance, "events": found.events},
+        "streams": table_from_part(preparation.streams),
+        "splits": table_from_part(preparation.splits),
+        "excluded_users": bool(preparation.excluded),
+        "drop_duplicates": preparation.drop_duplicates,
+        "test_tokens": preparation.test_tokens,
+    }
+
+
+def _write_user_map(path: Path, work: Path, shards: int) -> None:
+    """Who is which number: outside the store, on request, readable by its owner only."""
+    entries: list[dict[str, Any]] = []
+    numbers: Counter[str] = Counter()
+    for shard in range(shards):
+        for split, users in json.loads((work / "names" / f"{shard:05d}.json").read_text(encoding="utf-8")).items():
+            entries += [{"split": split, "number": numbers[split] + i, "user": user} for i, user in enumerate(users)]
+            numbers[split] += len(users)
+    write_private_json(path, entries)
+
+
+def _nobody(preparation: Preparation, users: dict[str, int]) -> str:
+    rule = preparation.streams
+    if users.get("users_seen") == users.get("users_too_short"):
+        return f"No user has {rule.min_tokens} tokens or more: lower --min-tokens or --tokens-per-user."
+    return "No user is left to train on: all are held out or public. Lower --held-out or --public."
+
+
+def _troubles(rows: Counter[str]) -> str:
+    return ", ".join(f"{rows[name]} {name.replace('_', ' ')}" for name in ("malformed", "no_user", "no_text", "excluded"))
+
+
+def _size(source: Source) -> int:
+    return os.path.getsize(source.path) if os.path.isfile(source.path) else 0
+
+
+def _changed(source: Source) -> int:
+    return os.stat(source.path).st_mtime_ns if os.path.isfile(source.path) else 0
+
+

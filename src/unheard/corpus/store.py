@@ -1,0 +1,224 @@
+"""A token store is a folder of users as numbers: opened in milliseconds, read where it lies, never half-written.
+
+In: token streams of users, by split. Out: `corpus.json` (what may travel into a run folder: no count of any user),
+`counts.json` and `layout.json` (exact counts and how the shards lie: for the owner only, mode 0600), `vocabulary.txt`, and
+a folder of shards for each split.
+The paper's appendix "Dataset" is one such store: 763,430 users of exactly 1,600 tokens.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from unheard.corpus.shards import CURE, Shard, token_dtype, write_shard
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
+
+FORMAT = 1
+SPLITS = ("train", "held_out", "public", "test_posts")
+
+
+class UserTokens:
+    """The users of one split, numbered from 0; each is a run of token ids."""
+
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype) -> None:
+        self._shards = shards
+        self._dtype = dtype
+        # first user of each shard, and at last the number of users
+        self._first = np.concatenate([[0], np.cumsum([s.num_users for s in shards], dtype=np.int64)]).astype(np.int64)
+        self.num_users = int(self._first[-1])
+        self.num_tokens = sum(s.num_tokens for s in shards)
+
+    def tokens(self, k: int) -> np.ndarray:
+        """The tokens of user k: a view of the file, nothing is copied."""
+        if not 0 <= k < self.num_users:
+            raise IndexError(f"user {k} of a split with users 0 to {self.num_users - 1}")
+        s = int(np.searchsorted(self._first, k, side="right")) - 1
+        begin, end = self._shards[s].offsets[k - self._first[s] :][:2]
+        return self._shards[s].tokens[begin:end]
+
+    def users(self, cohort: np.ndarray) -> list[np.ndarray]:
+        """The tokens of each user of a cohort, in its order, copied in one pass from the front of the disk to its end."""
+        cohort = np.asarray(cohort, dtype=np.int64)
+        begins, ends, shard_of = self._spans(cohort)
+        lengths = ends - begins
+        places = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.empty(int(places[-1]), dtype=self._dtype)
+        for s in np.unique(shard_of):
+            source = self._shards[int(s)].tokens
+            for i in _in_disk_order(np.flatnonzero(shard_of == s), begins):
+                flat[places[i] : places[i + 1]] = source[begins[i] : ends[i]]
+        return [flat[places[i] : places[i + 1]] for i in range(len(cohort))]
+
+    def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
+        """How many ids each user of the cohort (or of the whole split) has, BOS included."""
+        if cohort is None:
+            return np.concatenate([np.diff(s.offsets) for s in self._shards] or [np.empty(0, dtype=np.int64)])
+        begins, ends, _ = self._spans(np.asarray(cohort, dtype=np.int64))
+        return ends - begins
+
+    def blocks(self, tokens_per_block: int = 1 << 22):
+        """All tokens in disk order, in blocks that cut users anywhere: for whole-store counts."""
+        for shard in self._shards:
+            for begin in range(0, shard.num_tokens, tokens_per_block):
+                yield shard.tokens[begin : begin + tokens_per_block]
+
+    def _spans(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if len(cohort) and not (0 <= cohort.min() and cohort.max() < self.num_users):
+            raise IndexError(f"a cohort outside users 0 to {self.num_users - 1}")
+        shard_of = np.searchsorted(self._first, cohort, side="right") - 1
+        begins, ends = np.empty(len(cohort), dtype=np.int64), np.empty(len(cohort), dtype=np.int64)
+        for s in np.unique(shard_of):
+            mine = shard_of == s
+            local = cohort[mine] - self._first[s]
+            begins[mine], ends[mine] = self._shards[int(s)].offsets[local], self._shards[int(s)].offsets[local + 1]
+        return begins, ends, shard_of
+
+
+class TokenStore:
+    """A whole store, opened for reading. `info` is corpus.json: it holds nothing that depends on how many users there are."""
+
+    def __init__(self, path: Path, info: dict[str, Any], layout: dict[str, Any], vocabulary: Vocabulary) -> None:
+        self.path = path
+        self.info = info
+        self.vocabulary = vocabulary
+        self.shards = int(layout["shards"])
+        self.dtype = np.dtype(layout["dtype"])
+        self.train = self._split("train")
+        self.held_out = self._split("held_out")
+        self.public = self._split("public") if (path / "public").is_dir() else None
+        self.test_posts = self._split("test_posts") if (path / "test_posts").is_dir() else None
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "TokenStore":
+        folder = Path(path)
+        if not (folder / "corpus.json").is_file():
+            unfinished = partial_path(folder).is_dir()
+            what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
+            raise CorpusMissing(
+                f"No token store at {folder}: there is {what}. Make one with `unheard prepare INPUT --out {folder}`"
+                f"{' (the same command again goes on where it stopped)' if unfinished else ''}."
+            )
+        info, layout = _read_json(folder / "corpus.json"), _read_json(folder / "layout.json")
+        if info.get("format") != FORMAT:
+            raise CorpusCorrupt(f"{folder} has store format {info.get('format')}; this version reads {FORMAT}: prepare it again.")
+        vocabulary = Vocabulary.load(folder / "vocabulary.txt")
+        if len(vocabulary) != info.get("vocabulary", {}).get("size"):
+            raise CorpusCorrupt(f"{folder / 'vocabulary.txt'} does not have as many words as corpus.json says. {CURE}")
+        if layout.get("dtype") != token_dtype(len(vocabulary)).str or not isinstance(layout.get("shards"), int):
+            raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {CURE}")
+        return cls(folder, info, layout, vocabulary)
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Exact counts of private users, for the owner. They never enter a report or a run folder."""
+        file = self.path / "counts.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    @property
+    def vocabulary_events(self) -> list[dict[str, Any]]:
+        """What finding the vocabulary cost the users: every run's ledger begins with these."""
+        return list(self.info["vocabulary"].get("events", []))
+
+    def _split(self, name: str) -> UserTokens:
+        found = [Shard.found(p, self.dtype) for p in sorted((self.path / name).glob("*.offsets"))]
+        wanted = 1 if name == "test_posts" else self.shards
+        if [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
+            raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {CURE}")
+        return UserTokens(found, self.dtype)
+
+
+class StoreWriter:
+    """Writes a store beside its place and moves it there when whole: what is half-written is never at the place itself."""
+
+    def __init__(self, path: str | os.PathLike[str], *, keep_partial: bool = False) -> None:
+        self.path = Path(path)
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise CorpusError(f"{self.path} already exists: name another folder with --out, or remove this one first.")
+        self.partial = partial_path(self.path)
+        self._keep_partial = keep_partial
+        if self.partial.exists() and not keep_partial:
+            shutil.rmtree(self.partial)
+        self.partial.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.partial, 0o700)
+
+    def __enter__(self) -> "StoreWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None and not self._keep_partial:
+            shutil.rmtree(self.partial, ignore_errors=True)
+
+    def finish(
+        self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
+    ) -> TokenStore:
+        """Write what describes the store, corpus.json last, and move the whole to its place."""
+        vocabulary.save(self.partial / "vocabulary.txt")
+        write_private_json(self.partial / "counts.json", counts)
+        layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
+        write_private_json(self.partial / "layout.json", layout)
+        whole = {"format": FORMAT, **info}
+        whole["vocabulary"] = {"kind": "given", **info.get("vocabulary", {}), "size": len(vocabulary)}
+        (self.partial / "corpus.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if self.path.exists():
+            self.path.rmdir()  # empty: checked when this writer was made
+        os.replace(self.partial, self.path)
+        return TokenStore.open(self.path)
+
+
+def write_store(
+    path: str | os.PathLike[str],
+    *,
+    train: Sequence[np.ndarray],
+    held_out: Sequence[np.ndarray],
+    vocabulary: Vocabulary,
+    info: Mapping[str, Any] | None = None,
+    public: Sequence[np.ndarray] | None = None,
+    test_posts: Sequence[np.ndarray] | None = None,
+    counts: Mapping[str, Any] | None = None,
+    shards: int = 1,
+) -> TokenStore:
+    """A small store from arrays in memory: tests, examples, and corpora that fit."""
+    splits = {"train": train, "held_out": held_out, "public": public, "test_posts": test_posts}
+    with StoreWriter(path) as writer:
+        for name, users in splits.items():
+            if users is None:
+                continue
+            cuts = np.linspace(0, len(users), shards + 1).astype(int) if name != "test_posts" else np.array([0, len(users)])
+            for number, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+                write_shard(writer.partial / name, number, users[begin:end], token_dtype(len(vocabulary)))
+        return writer.finish(vocabulary=vocabulary, info=info or {}, counts=counts or {}, shards=shards)
+
+
+def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
+    """A file that only its owner can read: made with that mode, so that there is no moment at which others could."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        raise CorpusCorrupt(f"{path} is missing or does not read back as written. {CURE}")
+    return content
+
+
+def partial_path(path: Path) -> Path:
+    """Where a store is written until it is whole: a sibling, so that the last move is a rename on one disk."""
+    return path.with_name(path.name + ".partial")
+
+
+def _in_disk_order(members: np.ndarray, begins: np.ndarray) -> list[int]:
+    return members[np.argsort(begins[members], kind="stable")].tolist()

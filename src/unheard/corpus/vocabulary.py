@@ -1,0 +1,155 @@
+"""A vocabulary is a list of words by rank: what is not in it is UNK, and where it came from is part of the guarantee.
+
+In: a public word list, a file, or words in order. Out: words <-> ids. Ids 0, 1, 2 are BOS, EOS and UNK in every store, and
+count among its size: the paper's 10,000 words are rows of one embedding, these three among them (DESIGN section 4).
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from unheard.corpus.tokens import Tokens, WordTokens
+from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValue
+from unheard.parts import nearest
+
+BOS, EOS, UNK = 0, 1, 2
+SPECIALS = ("<BOS>", "<EOS>", "<UNK>")
+
+# Marks per 1,000 English words in print, a published count (V. Cook, "Frequencies for English punctuation
+# marks", 2013); those from the brackets on are set by hand. `wordfreq` counts words only; without these a public vocabulary would have no full stop.
+_MARKS_PER_1000_WORDS = {
+    ".": 65.3, ",": 61.6, '"': 26.7, "'": 24.3, "-": 15.3, "?": 5.6, ":": 3.4, "!": 3.3, ";": 3.2,
+    "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
+    "[": 0.2, "]": 0.2, "<": 0.1, ">": 0.1, "~": 0.1, "^": 0.1, "_": 0.1, "|": 0.05, "\\": 0.05, "{": 0.02, "}": 0.02,
+}  # fmt: skip
+
+
+class Vocabulary:
+    """Words by rank, the three special ones first."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words: tuple[str, ...] = tuple(words)
+        if self.words[: len(SPECIALS)] != SPECIALS:
+            raise InvalidValue(f"A vocabulary begins with {', '.join(SPECIALS)}, not with {self.words[:3]}.")
+        if len(self._ids) != len(self.words):
+            twice = next(w for i, w in enumerate(self.words) if self._ids[w] != i)
+            raise InvalidValue(f"The word {twice!r} stands twice in the vocabulary: each word has one id.")
+
+    @classmethod
+    def of(cls, words: Iterable[str]) -> "Vocabulary":
+        """From words by rank without the special ones."""
+        return cls((*SPECIALS, *words))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and other.words == self.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
+
+    def id(self, word: str) -> int:
+        """The id of a word; UNK if it has none. A text's own "<BOS>" is a word like any other, never the special one."""
+        i = self._ids.get(word, UNK)
+        return i if i > UNK else UNK
+
+    def encode_words(self, words: Sequence[str]) -> np.ndarray:
+        return np.fromiter((self.id(w) for w in words), dtype=np.int64, count=len(words))
+
+    def word(self, i: int) -> str:
+        return self.words[i]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        Path(path).write_text("".join(f"{_one_line(w)}\n" for w in self.words), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
+        words = read_word_list(path)
+        if tuple(words[: len(SPECIALS)]) != SPECIALS:
+            raise CorpusCorrupt(f"{path} does not begin with {', '.join(SPECIALS)}: it is no store's vocabulary.")
+        return cls(words)
+
+
+def read_word_list(path: str | os.PathLike[str]) -> list[str]:
+    """Words, one on each line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CorpusMissing(f"No word list at {path}.") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text: save the word list as UTF-8, one word on each line.") from None
+    lines = text.split("\n")
+    return [_from_one_line(line.removesuffix("\r")) for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) -> Vocabulary:
+    """A word list of the user's: most frequent first, with or without the special words."""
+    words = [w for w in read_word_list(path) if w and w not in SPECIALS]
+    words = list(dict.fromkeys(words))
+    if not words:
+        raise InputError(f"The word list {path} is empty: give one word on each line, most frequent first.")
+    return Vocabulary.of(words if size is None else words[: size - len(SPECIALS)])
+
+
+def public_vocabulary(size: int = 10_000, language: str = "en", tokens: Tokens | None = None) -> Vocabulary:
+    """The most frequent words of a language by `wordfreq`: built from public text, so it costs no user anything."""
+    import wordfreq
+
+    tokens = tokens or WordTokens()
+    known = wordfreq.available_languages()
+    if language not in known:
+        raise InvalidValue(f"No public word list for language '{language}'.{nearest(language, known)}")
+    if size <= len(SPECIALS):
+        raise InvalidValue(f"A vocabulary of {size} rows has no room for words: {len(SPECIALS)} are BOS, EOS and UNK.")
+    weights = _marks() | wordfreq.get_frequency_dict(language)
+    if tokens.smaller_than_words:
+        weights = _piece_weights(weights, tokens)
+    ranked = sorted(weights, key=lambda w: (-weights[w], w))
+    kept = []
+    for word in ranked:
+        if len(kept) == size - len(SPECIALS):
+            break
+        if _is_a_word(word) and tokens.split(word) == [word]:  # a word that the tokens never make would be a dead row
+            kept.append(word)
+    return Vocabulary.of(kept)
+
+
+def _piece_weights(words: dict[str, float], tokens: Tokens) -> dict[str, float]:
+    """How often each piece (a character, say) stands in those words; one word in twenty begins with a capital."""
+    weights: dict[str, float] = {" ": sum(words.values())}
+    for word, weight in words.items():
+        for form, share in ((word, 0.95), (word.capitalize(), 0.05)):
+            for piece in tokens.split(form):
+                weights[piece] = weights.get(piece, 0.0) + weight * share
+    return weights
+
+
+def _marks() -> dict[str, float]:
+    return {mark: count / 1000.0 for mark, count in _MARKS_PER_1000_WORDS.items()}
+
+
+def _is_a_word(word: str) -> bool:
+    """`wordfreq` files all numbers of one shape under zeros ("a00"): shapes, not words."""
+    return "00" not in word and word not in SPECIALS
+
+
+def _one_line(word: str) -> str:
+    return word.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _from_one_line(line: str) -> str:
+    if "\\" not in line:
+        return line
+    parts = line.split("\\\\")
+    return "\\".join(part.replace("\\n", "\n").replace("\\r", "\r") for part in parts)

@@ -1,0 +1,80 @@
+"""Where the words come from: each choice finds its vocabulary and says what it cost the users.
+
+In: the choice (a public list, a file, a tokenizer, another corpus, or the users' own text under differential privacy). Out: the
+vocabulary, its provenance and its events. "DP: vocabulary is public, or paid for" (DESIGN, 3.11): only the private choice reads users.
+"""
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unheard.corpus.grouping import Engine, Grouping, Progress
+from unheard.corpus.tokens import TokenizerFile
+from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
+from unheard.errors import InputError
+from unheard.parts import require, table_from_part
+
+if TYPE_CHECKING:
+    from unheard.corpus.prepare import Preparation
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundVocabulary:
+    vocabulary: Vocabulary
+    provenance: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+class VocabularyChoice(Protocol):
+    def find(
+        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
+    ) -> FoundVocabulary: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicVocabulary:
+    """The most frequent words of a language: nothing of any user in it."""
+
+    size: int = 10_000
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
+
+    def find(self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress) -> FoundVocabulary:
+        found = public_vocabulary(self.size, self.language, preparation.tokens)
+        return FoundVocabulary(vocabulary=found, provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileVocabulary:
+    """A word list that the user answers for: it must not have been made from the users' own text."""
+
+    path: str
+    size: int | None = None
+
+    def find(self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress) -> FoundVocabulary:
+        return FoundVocabulary(vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerVocabulary:
+    """All pieces of a tokenizer.json, in its own order."""
+
+    def find(self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress) -> FoundVocabulary:
+        if not isinstance(preparation.tokens, TokenizerFile):
+            raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
+        words = [w for w in preparation.tokens.words_by_id() if w not in SPECIALS]
+        return FoundVocabulary(vocabulary=Vocabulary.of(words), provenance={"source": "the tokenizer's own pieces"})
+
+
+CHOICES: dict[str, type] = {"public": PublicVocabulary, "file": FileVocabulary, "tokenizer": TokenizerVocabulary}
+
+
+def choice_to_table(choice: VocabularyChoice) -> dict[str, Any]:
+    """The record of a choice; a path shrinks to its last name, since corpus.json may travel."""
+    table = table_from_part(choice, CHOICES)
+    if "path" in table:
+        table["path"] = Path(table["path"]).name
+    return table

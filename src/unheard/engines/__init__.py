@@ -1,0 +1,1 @@
+"""How a cohort's work is run, never what it means."""

@@ -1,0 +1,51 @@
+"""The oracle: a for-loop over users, and in it the paper's UserUpdate, line by line.
+
+Slow and plain on purpose. Every other engine must agree with this one, by test.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.mechanism.clipping import clip_
+from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.values import CohortSum
+from unheard.models.model import LanguageModel, mean_loss
+from unheard.updates.user import User
+
+
+@dataclass(frozen=True)
+class ReferenceEngine:
+    """One user after the other."""
+
+    model: LanguageModel
+    device: torch.device = torch.device("cpu")
+
+    def sum_updates(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator) -> CohortSum:
+        params_P = params_P.to(self.device)
+        each = []
+        for user in users:
+            delta_P = self.user_update(params_P, user, plan, rng)
+            weight_units = plan.weights.units(np.array([len(user.tokens)]))
+            each.append(plan.contribution.of_users(delta_P[None], weight_units))
+        return plan.contribution.sum(each, self.model.layout.total)
+
+    def user_update(self, theta0_P: Tensor, user: User, plan: RoundPlan, rng: np.random.Generator) -> Tensor:
+        """UserUpdateFedAvg(k, theta0, ClipFn); FedSGD is the same with one batch."""
+        features_F = None if user.features is None else torch.as_tensor(user.features, device=self.device)
+        theta_P = theta0_P.clone()
+        for batch_BW in plan.update.batches(user.tokens, rng):
+            gradient_P = self._gradient(theta_P, torch.as_tensor(batch_BW, device=self.device), features_F)
+            gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
+            theta_P = theta_P - plan.update.learning_rate * gradient_P
+            # The clip after every local step is the paper's algorithm; the bound itself is enforced in mechanism/aggregation.
+            theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls)
+        return theta_P - theta0_P
+
+    def _gradient(self, theta_P: Tensor, batch_BW: Tensor, features_F: Tensor | None) -> Tensor:
+        theta_P = theta_P.detach().requires_grad_()
+        loss = mean_loss(self.model, self.model.layout.split(theta_P), batch_BW, features_F)
+        return torch.autograd.grad(loss, theta_P)[0]

@@ -1,0 +1,86 @@
+"""Many users at once, for any model: each user's parameters are a row, and torch.func differentiates all rows together.
+
+Its plain twin is engines/reference.py. Users are sorted by how many local steps they take, so a chunk holds users of like length,
+and those who have finished leave it; nobody waits for the longest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from unheard.mechanism.clipping import clip_
+from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.values import CohortSum
+from unheard.models.model import PAD, LanguageModel, mean_loss
+from unheard.updates.user import User
+
+CHUNK_BYTES = {"cpu": 2**30, "cuda": 16 * 2**30}
+"""Memory that a chunk of users may take, by kind of device, when users_at_once is not given."""
+
+
+@dataclass(frozen=True)
+class VectorisedEngine:
+    """Chunks of users through torch.func.vmap."""
+
+    model: LanguageModel
+    device: torch.device = torch.device("cpu")
+    users_at_once: int | None = None
+
+    def sum_updates(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator) -> CohortSum:
+        params_P = params_P.to(self.device)
+        batches = [plan.update.batches(user.tokens, rng) for user in users]
+        by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
+        chunks = []
+        while by_length:
+            size = self.users_at_once or self._users_that_fit(batches[by_length[0]])
+            chunk, by_length = by_length[:size], by_length[size:]
+            delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan)
+            weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in chunk]))
+            chunks.append(plan.contribution.of_users(delta_UP, weight_units_U))
+        return plan.contribution.sum(chunks, self.model.layout.total)
+
+    def _deltas(self, theta0_P: Tensor, users: list[User], batches: list[np.ndarray], plan: RoundPlan) -> Tensor:
+        """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
+        window_USBW = torch.as_tensor(_stacked(batches), device=self.device)
+        num_steps_U = np.array([len(b) for b in batches])
+        features_UF = self._features(users)
+        delta_UP = torch.zeros(len(users), theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
+
+        def loss(delta_P: Tensor, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
+            return mean_loss(self.model, self.model.layout.split(theta0_P + delta_P), window_BW, features_F)
+
+        in_dims = (0, 0, None if features_UF is None else 0)
+        gradients = vmap(grad(loss), in_dims=in_dims, randomness="error")
+        for step in range(window_USBW.shape[1]):
+            at_work = int((num_steps_U > step).sum())
+            now_UP = delta_UP[:at_work]
+            features_now = None if features_UF is None else features_UF[:at_work]
+            gradient_UP = gradients(now_UP, window_USBW[:at_work, step], features_now)
+            now_UP.mul_(1 - plan.update.learning_rate * plan.update.update_penalty)
+            now_UP.sub_(gradient_UP, alpha=plan.update.learning_rate)
+            clip_(now_UP, plan.contribution.balls)
+        return delta_UP
+
+    def _features(self, users: list[User]) -> Tensor | None:
+        if not self.model.user_features:
+            return None
+        return torch.as_tensor(np.stack([u.features for u in users if u.features is not None]), device=self.device)
+
+    def _users_that_fit(self, batches_SBW: np.ndarray) -> int:
+        """About six copies of the parameters and four of the logits live at once for each user."""
+        _, B, W = batches_SBW.shape
+        bytes_a_user = 4 * (6 * self.model.layout.total + 4 * B * (W - 1) * self.model.vocabulary_size)
+        return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
+
+
+def _stacked(batches: list[np.ndarray]) -> np.ndarray:
+    """Users' batches as one array [U, S, B, W], each filled up with PAD."""
+    S, B, W = (max(b.shape[axis] for b in batches) for axis in range(3))
+    stacked = np.full((len(batches), S, B, W), PAD, dtype=np.int64)
+    for row, b in zip(stacked, batches, strict=True):
+        row[: b.shape[0], : b.shape[1]] = b
+    return stacked

@@ -1,0 +1,115 @@
+"""How well a model guesses the next word of people it was not trained on.
+
+In: a model, its parameters, held-out users. Out: AccuracyTop1/3/5, loss and perplexity, as plain numbers.
+Where in the paper: appendix "Accuracy metrics". A target outside the dictionary is always a mistake, even if the model says UNK.
+BOS is never a target; EOS is one, since a keyboard must know when to stop (docs/decisions/0004-what-counts-in-accuracy.md).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor
+
+from unheard.corpus.vocabulary import EOS, UNK
+from unheard.errors import InvalidValue
+from unheard.models.model import LanguageModel, window_targets
+from unheard.parts import require
+from unheard.updates.user import User, windows_of
+
+TOP = (1, 3, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How a run is evaluated."""
+
+    every: int = 20
+    """Rounds between evaluations (the paper's 20)."""
+    max_tokens: int = 75_000
+    """Held-out tokens to use, from the first held-out users on (the paper used 75,122)."""
+    unroll: int = 80
+    """Tokens of context: text is read in windows of this many, each from a zero state."""
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, "every must be at least 1 round.")
+        require(self.max_tokens >= 1, "max_tokens must be at least 1.")
+        require(self.unroll >= 1, "unroll must be at least 1 token.")
+
+    def choose(self, users: Iterable[User]) -> list[User]:
+        """Whole users, in order, until there are max_tokens; the last one is cut."""
+        chosen, left = [], self.max_tokens + 1
+        for user in users:
+            if left < 2:
+                break
+            chosen.append(User(user.tokens[:left], user.features))
+            left -= len(user.tokens)
+        return chosen
+
+
+@dataclass
+class Tally:
+    """Sums over targets."""
+
+    targets: int = 0
+    words: int = 0
+    loss: float = 0.0
+    hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
+    word_hits: int = 0
+
+    def add(self, logits_NV: Tensor, target_N: Tensor) -> None:
+        self.targets += len(target_N)
+        self.loss += nnf.cross_entropy(logits_NV.double(), target_N, reduction="sum").item()
+        top_NK = logits_NV.topk(min(max(TOP), logits_NV.shape[1]), dim=1).indices
+        in_dictionary_N1 = (target_N != UNK)[:, None]
+        hit_NK = (top_NK == target_N[:, None]) & in_dictionary_N1
+        for k in TOP:
+            self.hits[k] += int(hit_NK[:, :k].any(dim=1).sum())
+        is_word_N = target_N != EOS
+        self.words += int(is_word_N.sum())
+        self.word_hits += int((hit_NK[:, 0] & is_word_N).sum())
+
+    def numbers(self) -> dict[str, float]:
+        mean = self.loss / self.targets
+        return {
+            **{f"accuracy_top{k}": self.hits[k] / self.targets for k in TOP},
+            "accuracy_top1_words": self.word_hits / max(self.words, 1),
+            "loss": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "tokens": self.targets,
+        }
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel, params_P: Tensor, users: Sequence[User], *, unroll: int, tokens_at_once: int = 4_000
+) -> dict[str, float]:
+    """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out."""
+    params = model.layout.split(params_P)
+    tally = Tally()
+    for windows_BW, features_F in _batches(users, unroll, max(1, tokens_at_once // unroll), bool(model.user_features)):
+        input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(windows_BW, device=params_P.device))
+        features = None if features_F is None else torch.as_tensor(features_F, device=params_P.device)
+        logits_BTV = model.logits(params, input_BT, features)
+        tally.add(logits_BTV[counts_BT], target_BT[counts_BT])
+    if not tally.targets:
+        raise InvalidValue("There is no held-out text to evaluate on. Prepare the corpus with held-out users.")
+    return tally.numbers()
+
+
+def _batches(
+    users: Sequence[User], unroll: int, size: int, per_user: bool
+) -> Iterable[tuple[np.ndarray, np.ndarray | None]]:
+    """Windows of many users together; of one user at a time if the model looks at features."""
+    if per_user:
+        for user in users:
+            windows_KW = windows_of(user.tokens, unroll)
+            for start in range(0, len(windows_KW), size):
+                yield windows_KW[start : start + size], user.features
+        return
+    windows_KW = np.concatenate([windows_of(user.tokens, unroll) for user in users] or [np.empty((0, unroll + 1), int)])
+    for start in range(0, len(windows_KW), size):
+        yield windows_KW[start : start + size], None

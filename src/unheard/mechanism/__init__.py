@@ -1,0 +1,1 @@
+"""Many deltas in, one noisy average out."""

@@ -1,0 +1,101 @@
+"""The narrow door: every user's delta passes here, and what comes out is bounded, weighted, whole numbers.
+
+In: deltas [U, P] as the engines computed them, and fixed-point weights. Out: a CohortSum.
+For each user n_k = trunc(w_k * Clip(delta_k) / g), towards zero, with a public grid g that is a power of two. Truncation cannot
+raise a norm, so g * ||n_k|| <= w_k * S holds without correction; it is checked on the integers. Integers add exactly, so the sum
+is the same in any order and on any number of workers, and its low bits say nothing of how floats were rounded.
+The argument in full: docs/privacy.md. Where in the paper: the sum of w_k * Delta_k in Algorithm 1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.mechanism.clipping import Ball
+from unheard.mechanism.values import CohortSum
+from unheard.updates.weighting import ONE
+
+GRID_BITS = 20
+"""A noised sum lies on a grid of about S / 2^20: far below the noise, and coarse enough for float64 normals to fill evenly."""
+
+UNNOISED_GRID = 2.0**-30
+"""Without noise there is nothing to protect; the grid only makes sums exact, so it is absolute and fine."""
+
+LARGEST_UNNOISED_UNITS = 2.0**42
+"""Without a clip a coordinate may be anything: one beyond 2^12 is treated as not finite, so that no int64 sum overflows."""
+
+LARGEST_COHORT = 2**40
+"""A noised user adds at most 2^21 units a coordinate, so a sum over this many, and its noise, stays within int64."""
+
+
+def noised_grid(l2_bound: float) -> float:
+    """The public grid for a bound S: a power of two with S / grid in [2^20, 2^21)."""
+    return 2.0 ** (math.floor(math.log2(l2_bound)) - GRID_BITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What each user may add to the sum: the balls of the clip, its bound S, the grid. Public, and the same for every user."""
+
+    balls: tuple[Ball, ...]
+    l2_bound: float
+    grid: float
+    is_noised: bool
+
+    def sum(self, chunks: Sequence[CohortSum], num_parameters: int) -> CohortSum:
+        """The sum of chunks, in any order; of none, a sum of nothing (an empty cohort still takes a full noised step)."""
+        units_P = torch.zeros(num_parameters, dtype=torch.int64, device=chunks[0].units_P.device if chunks else "cpu")
+        for chunk in chunks:
+            units_P += chunk.units_P
+        return CohortSum(
+            units_P=units_P, grid=self.grid, weight=sum(chunk.weight for chunk in chunks), l2_bound=self.l2_bound
+        )
+
+    @torch.no_grad()
+    def of_users(self, delta_UP: Tensor, weight_units_U: np.ndarray) -> CohortSum:
+        """Bound, weigh and add a chunk of users."""
+        # DP: weights are in [0, 1] whatever was asked for.
+        weight_units_U = np.clip(weight_units_U, 0, ONE)
+        weight_U1 = torch.from_numpy(weight_units_U / ONE).to(delta_UP.device)[:, None]
+        units_P = torch.zeros(delta_UP.shape[1], dtype=torch.int64, device=delta_UP.device)
+        for start in range(0, len(delta_UP), _USERS_AT_ONCE):
+            part = slice(start, start + _USERS_AT_ONCE)
+            units_P += self._whole_units(delta_UP[part], weight_U1[part], weight_units_U[part]).sum(dim=0)
+        return CohortSum(
+            units_P=units_P, grid=self.grid, weight=int(weight_units_U.sum()) / ONE, l2_bound=self.l2_bound
+        )
+
+    def _whole_units(self, delta_UP: Tensor, weight_U1: Tensor, weight_units_U: np.ndarray) -> Tensor:
+        """n_k for each user, int64 [U, P]."""
+        bounded_UP = delta_UP.double()
+        # DP: a user with any number that is not finite contributes exactly zero (0 * NaN is NaN, so select, never multiply).
+        finite_U1 = bounded_UP.isfinite().all(dim=1, keepdim=True)
+        bounded_UP = torch.where(finite_U1, bounded_UP, 0.0)
+        # DP: the clip of what is returned, in float64, after the last cast; the guarantee rests on this one.
+        for ball in self.balls:
+            norm_U1 = torch.linalg.vector_norm(bounded_UP[:, ball.where], dim=1, keepdim=True)
+            bounded_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
+        # DP: towards zero, after weighting: truncation cannot raise a norm.
+        units_UP = torch.trunc(bounded_UP * weight_U1 / self.grid)
+        fits_U1 = self._fits(units_UP, weight_units_U)
+        return torch.where(fits_U1, units_UP, 0.0).to(torch.int64)
+
+    def _fits(self, units_UP: Tensor, weight_units_U: np.ndarray) -> Tensor:
+        """Whether g * ||n_k|| <= w_k * S, decided without rounding: squares below 2^53 are exact in float64."""
+        if not self.is_noised:
+            return (units_UP.abs() <= LARGEST_UNNOISED_UNITS).all(dim=1, keepdim=True)
+        # DP: the bound is checked on the integers themselves; a user who does not fit contributes zero.
+        bound = Fraction(self.l2_bound) / Fraction(self.grid) / ONE
+        largest_U = [math.floor((int(w) * bound) ** 2) for w in weight_units_U]
+        return units_UP.square().sum(dim=1, keepdim=True) <= torch.tensor(
+            largest_U, dtype=torch.float64, device=units_UP.device
+        ).unsqueeze(1)
+
+
+_USERS_AT_ONCE = 16
+"""Users whose float64 copies exist at once: 16 x 1.35M x 8 bytes is 170 MB, whatever the engine's chunk."""

@@ -1,0 +1,72 @@
+"""NOISE: the one place where a private average becomes a public one.
+
+In: a BoundedAverage and a stream of randomness. Out: a NoisyAverage. Where in the paper: theta + Delta + N(0, I sigma^2),
+sigma = z * sensitivity. The noise is drawn in float64 from a secure generator, rounded to the average's own public grid and added
+there to whole numbers, so what is released is a rounding of the continuous Gaussian mechanism and its accountants apply.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from unheard.errors import UnprovenCombination
+from unheard.mechanism.values import BoundedAverage, NoisyAverage
+from unheard.parts import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNoise:
+    """Give z = noise_multiplier, or sigma = noise_std (then z = sigma / sensitivity, and is what the ledger records)."""
+
+    noise_multiplier: float | None = None
+    noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [v for v in (self.noise_multiplier, self.noise_std) if v is not None]
+        require(len(given) == 1, "give exactly one of noise_multiplier (z) and noise_std (sigma).")
+        require(0 < given[0] < math.inf, "noise must be above 0 and finite; for no noise say kind = 'none'.")
+
+    def multiplier(self, sensitivity: float) -> float:
+        """z, the noise in units of the sensitivity."""
+        if math.isinf(sensitivity):
+            raise UnprovenCombination(
+                "Gaussian noise needs an average of bounded sensitivity: a clip ([clip] kind = 'flat' or 'per_layer') and "
+                "[estimator] kind = 'fixed_denominator' or 'clipped_denominator'."
+            )
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.noise_std is not None
+        return self.noise_std / sensitivity
+
+    def std(self, sensitivity: float) -> float:
+        """sigma, the noise in units of the model's parameters."""
+        return self.multiplier(sensitivity) * sensitivity
+
+    def add(self, average: BoundedAverage, rng: np.random.Generator) -> NoisyAverage:
+        # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
+        std = self.std(average.sensitivity)
+        # DP: one independent draw for each coordinate, in float64.
+        noise_P = rng.standard_normal(average.units_P.numel(), dtype=np.float64)
+        noise_P *= std / average.unit
+        # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
+        units_P = average.units_P.cpu() + torch.from_numpy(np.rint(noise_P).astype(np.int64))
+        return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNoise:
+    """The non-private baseline, spelled out: its event is NonPrivate and its epsilon prints as infinity."""
+
+    def multiplier(self, sensitivity: float) -> float:
+        return 0.0
+
+    def std(self, sensitivity: float) -> float:
+        return 0.0
+
+    def add(self, average: BoundedAverage, rng: np.random.Generator) -> NoisyAverage:
+        return NoisyAverage(average_P=average.average_P.cpu(), noise_std=0.0)
+
+
+Noise = GaussianNoise | NoNoise

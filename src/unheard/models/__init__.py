@@ -1,0 +1,1 @@
+"""Parameters and tokens in, losses out."""

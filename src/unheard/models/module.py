@@ -1,0 +1,88 @@
+"""Any torch.nn.Module from tokens [B, T] to logits [B, T, V], made into a pure function by torch.func.
+
+In: the module as you wrote it. Out: a LanguageModel for either engine. The module's own parameters are its starting point.
+"""
+
+import copy
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unheard.errors import ModelError
+from unheard.parameters import Layout
+from unheard.parts import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleModel:
+    """A module class by name, `package.file:Class`, with its arguments. It is built once and then only called, in eval mode:
+    what a private round computes must be a function of parameters and tokens alone (no dropout, no running statistics)."""
+
+    module: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    vocabulary_size: int
+    user_features: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.module.count(":") == 1, f"module must read 'package.file:Class', not {self.module!r}.")
+        require(self.user_features == 0, "a torch module takes tokens only; user_features needs kind 'tied_lstm'.")
+
+    def __hash__(self) -> int:
+        return hash((self.module, self.vocabulary_size))
+
+    @classmethod
+    def wrap(cls, module: nn.Module, *, vocabulary_size: int) -> "ModuleModel":
+        """A module that you already have in your hands. A run folder records its class; to resume, it must be importable."""
+        kind = type(module)
+        model = cls(module=f"{kind.__module__}:{kind.__qualname__}", vocabulary_size=vocabulary_size)
+        model.__dict__["_module"] = copy.deepcopy(module).eval().requires_grad_(False)
+        return model
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        path, _, name = self.module.partition(":")
+        try:
+            cls = getattr(importlib.import_module(path), name)
+        except (ImportError, AttributeError) as error:
+            raise ModelError(f"No module class at {self.module!r} ({error}). Install it, or run from its folder.") from None
+        # A run file names code to call; only module classes may be called, so that a hostile file cannot name os:system.
+        if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
+            raise ModelError(f"{self.module!r} is not a torch.nn.Module class.")
+        try:
+            return cls(**self.arguments).eval().requires_grad_(False)
+        except TypeError as error:
+            raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(dict(self._module.named_parameters()))
+
+    def initial(self, seed: int) -> Tensor:
+        """The module's own initialisation, drawn again from the seed by each layer that has `reset_parameters`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = copy.deepcopy(self._module)
+            for layer in fresh.modules():
+                if callable(reset := getattr(layer, "reset_parameters", None)):
+                    reset()
+        return self.layout.join(dict(fresh.named_parameters())).detach()
+
+    def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
+        if (buffer := next(self._module.buffers(), None)) is not None and buffer.device != tokens_BT.device:
+            self._module.to(tokens_BT.device)
+        logits_BTV = torch.func.functional_call(self._module, dict(params), (tokens_BT,))
+        if logits_BTV.shape != (*tokens_BT.shape, self.vocabulary_size):
+            raise ModelError(
+                f"{self.module} gave logits of shape {tuple(logits_BTV.shape)} for tokens {tuple(tokens_BT.shape)}; "
+                f"{(*tokens_BT.shape, self.vocabulary_size)} was expected."
+            )
+        return logits_BTV
+
+    def project(self, params_P: Tensor) -> Tensor:
+        return params_P

@@ -1,0 +1,106 @@
+"""What happened to the users' data, in the few words that its privacy cost depends on.
+
+In: numbers that the mechanism decided (q, z). Out: frozen events, which the ledger keeps and the accountants read.
+Paper: a round of Algorithm 1 is the sampled Gaussian mechanism with noise scale z (Theorem 1).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unheard.errors import InvalidValue, LedgerError
+from unheard.parts import nearest, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonGaussian:
+    """One round: every user takes part with probability q; the noise has z times the sensitivity as its deviation."""
+
+    sampling_prob: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _set_number(self, "sampling_prob")
+        _set_number(self, "noise_multiplier")
+        # DP: a probability above 1 or a negative z would be accounted as something that cannot have happened.
+        require(0 < self.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {self.sampling_prob}.")
+        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """One release in which everybody takes part (vocabulary discovery); noise of z times the sensitivity."""
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _set_number(self, "noise_multiplier")
+        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureProbability:
+    """With probability at most delta the guarantee fails outright (the threshold of private vocabulary discovery)."""
+
+    delta: float
+
+    def __post_init__(self) -> None:
+        _set_number(self, "delta")
+        require(0 <= self.delta <= 1, f"delta must be in [0, 1], not {self.delta}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonPrivate:
+    """Something was released without noise: epsilon is infinite. The reason is for people."""
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.reason, str) and bool(self.reason.strip()), "reason must say why there is no privacy.")
+
+
+Event = PoissonGaussian | Gaussian | FailureProbability | NonPrivate
+
+KINDS: dict[str, type] = {
+    "poisson_gaussian": PoissonGaussian,
+    "gaussian": Gaussian,
+    "failure_probability": FailureProbability,
+    "non_private": NonPrivate,
+}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+_FIELDS = {kind: {f.name for f in dataclasses.fields(cls)} for kind, cls in KINDS.items()}
+
+
+def to_record(event: Event) -> dict[str, Any]:
+    """The event as a plain table, its kind first."""
+    return {"kind": _KIND_OF[type(event)], **vars(event)}
+
+
+def from_record(record: Mapping[str, Any]) -> Event:
+    """The event that a table of the ledger stands for; anything unknown in it is refused, since its cost is unknown."""
+    if not isinstance(record, Mapping):
+        raise LedgerError(f"An event must be a table with a 'kind', not {record!r}.")
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        # DP: an event that this version does not know has an unknown cost; to skip it would be to under-count.
+        raise LedgerError(
+            f"Unknown event kind {kind!r}.{nearest(str(kind), KINDS)} Read it with the version that wrote it."
+        )
+    values = {key: value for key, value in record.items() if key != "kind"}
+    if values.keys() != _FIELDS[kind]:
+        odd = ", ".join(sorted(values.keys() ^ _FIELDS[kind]))
+        raise LedgerError(f"An event of kind '{kind}' has exactly the keys {sorted(_FIELDS[kind])}; check: {odd}.")
+    try:
+        return KINDS[kind](**values)
+    except InvalidValue as refusal:
+        raise LedgerError(f"An event of kind '{kind}' cannot be: {refusal}") from None
+
+
+def _set_number(event: Any, name: str) -> None:
+    """Store the field as a plain finite float, so that 1 and 1.0 are one event and read back as they were written."""
+    value = getattr(event, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(is_number and math.isfinite(value), f"{name} must be a finite number, not {value!r}.")
+    object.__setattr__(event, name, float(value))

@@ -1,0 +1,135 @@
+"""What a run folder holds: the contract between training and everything after it.
+
+    run.toml            the configuration, complete          ledger.jsonl      what each round cost, hash-chained
+    metrics.jsonl       held-out evaluations by round        statement.json    the privacy statement, as of the last save
+    model.safetensors   the newest released model            vocabulary.txt    its words
+    tokens.json         how text was split into tokens       checkpoints/      states to resume from
+
+Every whole file is replaced in one step (write beside, fsync, rename), so a crash leaves the old one or the new one.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unheard.errors import RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run, and the few operations that keep them whole."""
+
+    path: Path
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def statement(self) -> Path:
+        return self.path / "statement.json"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def vocabulary(self) -> Path:
+        return self.path / "vocabulary.txt"
+
+    @property
+    def tokens(self) -> Path:
+        return self.path / "tokens.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, path: str | Path) -> "RunFolder":
+        """A new folder; one that already holds a run is left alone."""
+        folder = cls(Path(path))
+        if folder.ledger.exists() or folder.run_file.exists():
+            raise RunFolderExists(
+                f"{path} already holds a run. Continue it with `unheard resume {path}`, or choose another --out."
+            )
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"Cannot make the run folder {path}: {error.strerror}. Choose another --out.") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        folder = cls(Path(path))
+        if not folder.run_file.exists():
+            raise RunFolderMissing(f"{path} is not a run folder: it has no run.toml. Make one with `unheard train`.")
+        return folder
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Only one process trains in a folder at a time. The lock is the operating system's: it dies with its process."""
+        # DP: two trainers on one folder would release models that the other's ledger position does not cover.
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunFolderInUse(
+                    f"{self.path} is in use: another process is training in it. Wait for it, or choose another --out."
+                ) from None
+            yield
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Evaluations by round; of a round that was done again, the latest."""
+        by_round: dict[int, dict[str, Any]] = {}
+        if self.metrics.exists():
+            for line in self.metrics.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):  # the last line may be torn by a crash
+                    row = json.loads(line)
+                    by_round[row["round"]] = row
+        return [by_round[r] for r in sorted(by_round)]
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with open(self.metrics, "ab+") as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # torn by a crash: leave it behind as a line of its own
+                    file.write(b"\n")
+            file.write(json.dumps(row).encode() + b"\n")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """The whole new content or the whole old one, whatever happens in between."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise RunFolderError(f"Cannot write {path}: {error.strerror}. What was there before is unchanged.") from None
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

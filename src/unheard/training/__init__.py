@@ -1,0 +1,1 @@
+"""State in, next state out."""

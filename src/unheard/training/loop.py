@@ -1,0 +1,175 @@
+"""Time: rounds one after the other, each charged before it starts, saved so that a crash loses little and never under-counts.
+
+In: a Run and a folder. Out: a generator of reports; its caller is the callback (print, plot, stop by leaving the loop).
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import EngineChoice
+from unheard.errors import BudgetExceeded, LedgerError
+from unheard.measure.next_word import evaluate
+from unheard.privacy.accountants import RunningEpsilon
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.statement import statement
+from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
+from unheard.runs import RunFolder, replace_file
+from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+from unheard.training.round import run_round, users_in_turn
+from unheard.training.run import Run
+from unheard.training.run_file import read_run_file, run_hash, run_toml
+from unheard.training.start import charge_the_past, check_fits, first_state, public_facts
+from unheard.training.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What may be shown after a round. Nothing in it depends on users except through the noise, or on held-out users."""
+
+    round: int
+    rounds: int
+    epsilon: float
+    delta: float
+    metrics: dict[str, float] | None = None
+    """Held-out evaluation, on the rounds that have one."""
+    stopped: str | None = None
+    """Why training ended before its last round, if it did."""
+
+
+def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -> Iterator[RoundReport]:
+    """Begin a run in a new folder. Everything that can be refused is refused here, before the first round."""
+    store = TokenStore.open(run.corpus)
+    run = replace(run, corpus=Path(run.corpus).resolve())
+    check_fits(run, store)
+    first_state(run)
+    folder = RunFolder.create(out)
+    replace_file(folder.run_file, run_toml(run, engine).encode())
+    store.vocabulary.save(folder.vocabulary)
+    replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
+    # The ledger comes last: a folder without one never started, and `train` may take it over.
+    ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
+    charge_the_past(run, store, ledger)
+    return _rounds(run, folder, store, engine)
+
+
+def resume(
+    out: str | Path,
+    *,
+    rounds: int | None = None,
+    corpus: str | Path | None = None,
+    engine: EngineChoice | None = None,
+) -> Iterator[RoundReport]:
+    """Go on from the newest checkpoint, on this machine or another; `rounds` moves the end, `corpus` says where the store is now."""
+    folder = RunFolder.open(out)
+    run, saved_engine = read_run_file(folder.run_file)
+    if rounds is not None:
+        run = replace(run, training=replace(run.training, rounds=rounds))
+    if corpus is not None:
+        run = replace(run, corpus=Path(corpus))
+    store = TokenStore.open(run.corpus)
+    check_fits(run, store)
+    facts = Ledger.read(folder.ledger).facts
+    if facts.get("run_hash") != run_hash(run):
+        raise LedgerError(
+            f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back (rounds "
+            "may change), or begin a new run in another folder."
+        )
+    if facts.get("corpus") != public_facts(run, store, _streams(run))["corpus"]:
+        raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
+    return _rounds(run, folder, store, engine or saved_engine)
+
+
+def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine_choice: EngineChoice) -> Iterator[RoundReport]:
+    with folder.locked():
+        ledger = Ledger.open(folder.ledger)
+        running = RunningEpsilon(run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events)
+        state = _where_we_were(run, folder, ledger, engine_choice)
+        first_round = saved_round = state.round
+        engine, streams = engine_choice.build(run.model), _streams(run)
+        held_out = run.evaluation.choose(users_in_turn(store.held_out, run.model))
+        try:
+            while state.round < run.training.rounds:
+                plan = run.plan.at(state.round, run.model.layout)
+                event = plan.event()
+                try:
+                    if run.budget:
+                        # DP: a budget is a stop; the round that would exceed it never starts.
+                        run.budget.check(running, event, state.round)
+                except BudgetExceeded as refusal:
+                    if state.round == first_round:
+                        raise
+                    yield _report(run, state, running, stopped=str(refusal))
+                    break
+                attempt = len(ledger)
+                # DP: charge before release. The event is on disk before a user's text is read; a crash can only over-count.
+                ledger.charge(event, state.round)
+                running.charge(event)
+                state = run_round(state, plan, run.model, run.server, store.train, engine, streams, attempt)
+                is_last = state.round == run.training.rounds
+                metrics = None
+                if is_last or state.round % run.evaluation.every == 0:
+                    metrics = evaluate(run.model, state.params_P, held_out, unroll=run.evaluation.unroll)
+                    folder.append_metrics({"round": state.round, "epsilon": _or_none(running.epsilon), **metrics})
+                if is_last or state.round % run.training.checkpoint_every == 0:
+                    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
+                    saved_round = state.round
+                yield _report(run, state, running, metrics)
+        finally:
+            # However the loop is left: at its end, by the caller, by Ctrl-C.
+            if state.round > saved_round:
+                save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
+            write_statement(folder, ledger)
+
+
+def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, engine: EngineChoice) -> State:
+    """The newest checkpoint's state, if the ledger covers it; the first state if there is none."""
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        state = first_state(run)
+    else:
+        # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
+        if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
+            raise LedgerError(
+                f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
+                "Put the right one back; without it the cost of this model cannot be known."
+            )
+        state = checkpoint.state
+    device = engine.torch_device()
+    memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
+    return replace(state, params_P=state.params_P.to(device), server_memory=memory)
+
+
+def _streams(run: Run) -> Streams:
+    seed = run.training.reproducible_seed
+    # DP: secure unless a seed is asked for by name.
+    return SecureStreams() if seed is None else ReproducibleStreams(seed=seed)
+
+
+def _report(
+    run: Run, state: State, running: RunningEpsilon, metrics: dict[str, float] | None = None, stopped: str | None = None
+) -> RoundReport:
+    return RoundReport(
+        round=state.round,
+        rounds=run.training.rounds,
+        epsilon=running.epsilon,
+        delta=run.claimed_delta,
+        metrics=metrics,
+        stopped=stopped,
+    )
+
+
+def write_statement(folder: RunFolder, ledger: Ledger) -> dict[str, Any]:
+    """statement.json from what the ledger says, and from nothing else."""
+    made = statement(ledger.facts, ledger.entries)
+    replace_file(folder.statement, json.dumps(made, indent=2).encode())
+    return made
+
+
+def _or_none(epsilon: float) -> float | None:
+    """JSON has no infinity: an epsilon that does not exist is null."""
+    return epsilon if math.isfinite(epsilon) else None

@@ -1,0 +1,47 @@
+"""A released model, opened for use: what evaluation, prediction and everything after training read from a run folder.
+
+In: a run folder. Out: the run, its newest released parameters, its words. No checkpoint, no ledger, no corpus is needed.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from unheard.corpus.tokens import Tokens, WordTokens, tokens_from_table
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import RunFolderMissing
+from unheard.measure.prediction import predict
+from unheard.runs import RunFolder
+from unheard.training.checkpoint import load_model
+from unheard.training.run import Run
+from unheard.training.run_file import read_run_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """A model with its words."""
+
+    run: Run
+    params_P: Tensor
+    vocabulary: Vocabulary
+    tokens: Tokens
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Released":
+        folder = RunFolder.open(path)
+        if not folder.model.exists():
+            raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
+        run, _ = read_run_file(folder.run_file)
+        table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
+        return cls(
+            run=run,
+            params_P=load_model(folder.model, run.model),
+            vocabulary=Vocabulary.load(folder.vocabulary),
+            tokens=tokens_from_table(table) if table else WordTokens(),
+        )
+
+    def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
+        """The most likely next words after a text, with their probabilities."""
+        return predict(self.run.model, self.params_P, self.vocabulary, self.tokens.split(text), top)

@@ -1,0 +1,50 @@
+"""One round of Algorithm 1: draw a cohort, learn from it, forget it.
+
+In: the public state and the private users. Out: the next public state. The caller has charged the ledger before it calls.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unheard.corpus.store import UserTokens
+from unheard.engines.engine import Engine
+from unheard.models.model import LanguageModel
+from unheard.mechanism.plan import RoundPlan
+from unheard.randomness import Streams
+from unheard.training.server import Server, step
+from unheard.training.state import State
+from unheard.updates.user import User
+
+
+def run_round(
+    state: State,
+    plan: RoundPlan,
+    model: LanguageModel,
+    server: Server,
+    users: UserTokens,
+    engine: Engine,
+    streams: Streams,
+    attempt: int,
+) -> State:
+    """Draw a cohort, learn from it, forget it."""
+    cohort = plan.sampling.draw(users.num_users, plan.population, streams.sampling(attempt))
+    total = engine.sum_updates(state.params_P, read_users(users, cohort, model), plan, streams.batches(attempt))
+    average = plan.average(total)
+    noisy = plan.noise.add(average, streams.noise(attempt))
+    # DP: nothing below this line has seen a user.
+    return step(server, model, state, noisy)
+
+
+def read_users(users: UserTokens, cohort: np.ndarray, model: LanguageModel) -> list[User]:
+    """The cohort's text, and features if the model takes them."""
+    tokens = users.users(cohort)
+    if not model.user_features:
+        return [User(t) for t in tokens]
+    return [User(t, f) for t, f in zip(tokens, users.features(cohort), strict=True)]
+
+
+def users_in_turn(users: UserTokens, model: LanguageModel) -> Iterator[User]:
+    """All users of a split in order, a few at a time."""
+    for start in range(0, users.num_users, 64):
+        yield from read_users(users, np.arange(start, min(start + 64, users.num_users)), model)

@@ -1,0 +1,170 @@
+"""Run files: a small TOML file that maps one to one onto the parts of a run, and back.
+
+In: TOML text and `key=value` overrides. Out: a Run and the choice of engine; or the complete TOML of a run, defaults written out.
+An unknown or mistyped key is an error that names the nearest right one.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from unheard.engines.engine import EngineChoice
+from unheard.errors import InvalidValue, UnknownKey
+from unheard.measure.next_word import Evaluation
+from unheard.mechanism.plan import KINDS, Plan
+from unheard.mechanism.schedule import Change
+from unheard.models.module import ModuleModel
+from unheard.models.tied_lstm import TiedLSTM
+from unheard.parts import nearest, part_from_table, part_of_kind, require, table_from_part
+from unheard.privacy.accountants import Budget
+from unheard.training.run import Run, Training
+from unheard.training.server import SERVERS
+
+MODELS: dict[str, type] = {"tied_lstm": TiedLSTM, "module": ModuleModel}
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "weights": {"kind": "equal"},
+    "estimator": {"kind": "fixed_denominator"},
+    "server": {"kind": "add"},
+    "evaluation": {},
+    "engine": {},
+}
+REQUIRED = ("corpus", "privacy", "model", "sampling", "update", "clip", "noise", "training")
+NOT_MEANING = (("training", "rounds"), ("training", "checkpoint_every"), ("training", "keep_checkpoints"), ("engine",), ("corpus", "path"))
+"""Keys that may change between a run and its resumption: they move neither a model nor its cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Where the token store lies."""
+
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What is declared and what is claimed."""
+
+    population: int
+    delta: float | None = None
+    budget_epsilon: float | None = None
+    budget_accountant: str = "rdp"
+
+    def __post_init__(self) -> None:
+        require(self.population >= 1, "population must be at least 1.")
+
+
+def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, EngineChoice]:
+    """The run that a file describes; a relative corpus path is relative to the working folder, as on any command line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue(f"Cannot read the run file {path}: {error.strerror}. Write one with `unheard init`.") from None
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidValue(f"{path} is not valid TOML: {error}.") from None
+    for override in overrides:
+        _set(tables, override)
+    return run_from_tables(tables)
+
+
+def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
+    known = {*REQUIRED, *DEFAULTS, "schedule"}
+    for name in tables:
+        if name not in known:
+            raise UnknownKey(f"Unknown table [{name}] in the run file.{nearest(name, known)}")
+    if missing := [name for name in REQUIRED if name not in tables]:
+        raise InvalidValue(f"The run file lacks [{'], ['.join(missing)}]. `unheard init` writes a complete one.")
+    tables = {**DEFAULTS, **tables}
+    privacy = part_from_table(Privacy, tables["privacy"], "privacy")
+    plan = Plan(
+        population=privacy.population,
+        schedule=tuple(part_from_table(Change, t, "schedule") for t in tables.get("schedule", [])),
+        **{name: part_of_kind(kinds, tables[name], name) for name, kinds in KINDS.items()},
+    )
+    run = Run(
+        corpus=Path(part_from_table(Corpus, tables["corpus"], "corpus").path),
+        model=part_of_kind(MODELS, tables["model"], "model"),
+        plan=plan,
+        training=part_from_table(Training, tables["training"], "training"),
+        delta=privacy.delta,
+        server=part_of_kind(SERVERS, tables["server"], "server"),
+        evaluation=part_from_table(Evaluation, tables["evaluation"], "evaluation"),
+    )
+    if privacy.budget_epsilon is not None:
+        budget = Budget(epsilon=privacy.budget_epsilon, delta=run.claimed_delta, accountant=privacy.budget_accountant)
+        run = Run(**{**run.__dict__, "budget": budget})
+    return run, part_from_table(EngineChoice, tables["engine"], "engine")
+
+
+def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str, Any]:
+    """The complete tables of a run: what was left out is written out."""
+    privacy = Privacy(
+        population=run.plan.population,
+        delta=run.claimed_delta,
+        budget_epsilon=run.budget.epsilon if run.budget else None,
+        budget_accountant=run.budget.accountant if run.budget else "rdp",
+    )
+    tables = {
+        "corpus": {"path": str(run.corpus)},
+        "privacy": table_from_part(privacy),
+        "model": table_from_part(run.model, MODELS),
+        **{name: table_from_part(getattr(run.plan, name), KINDS[name]) for name in KINDS},
+        "server": table_from_part(run.server, SERVERS),
+        "evaluation": table_from_part(run.evaluation),
+        "training": table_from_part(run.training),
+        "engine": table_from_part(engine),
+    }
+    if run.plan.schedule:
+        tables["schedule"] = [table_from_part(change) for change in run.plan.schedule]
+    return tables
+
+
+def run_toml(run: Run, engine: EngineChoice = EngineChoice()) -> str:
+    return tomli_w.dumps(tables_from_run(run, engine))
+
+
+def run_hash(run: Run) -> str:
+    """Names what a run means: equal for runs that may continue each other."""
+    tables = tables_from_run(run)
+    for table, *key in NOT_MEANING:
+        if key:
+            tables[table].pop(key[0], None)
+        else:
+            del tables[table]
+    return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """One spelling for each value: 20 in Python and 20.0 read back from TOML are the same number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _set(tables: dict[str, Any], override: str) -> None:
+    """--set clip.norm=10: a dotted key and a TOML value; a bare word is text."""
+    key, equals, text = override.partition("=")
+    table, dot, name = key.strip().partition(".")
+    if not (equals and dot and table and name):
+        raise InvalidValue(f"--set {override}: write table.key=value, for example --set clip.norm=10.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    place = tables.setdefault(table, {})
+    *outer, last = name.split(".")
+    for step in outer:
+        place = place.setdefault(step, {}) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        raise InvalidValue(f"--set {override}: [{table}] is not a table of keys.")
+    place[last] = value

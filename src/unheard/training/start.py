@@ -1,0 +1,91 @@
+"""Before the first round: does everything fit, where does the model begin, what has this ledger to answer for already.
+
+In: a Run and its store. Out: the first State, and the public facts and past events with which a ledger begins.
+"""
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unheard.corpus.store import TokenStore
+from unheard.errors import CorpusError, InvalidValue, ModelError, UnprovenCombination
+from unheard.mechanism.noise import NoNoise
+from unheard.privacy.accountants import versions
+from unheard.privacy.events import from_record
+from unheard.privacy.ledger import Ledger
+from unheard.randomness import Streams
+from unheard.runs import RunFolder
+from unheard.training.checkpoint import load_model
+from unheard.training.run import Run
+from unheard.training.state import State
+
+
+def check_fits(run: Run, store: TokenStore) -> None:
+    """Refuse now what would fail later."""
+    if run.model.vocabulary_size != len(store.vocabulary):
+        raise ModelError(
+            f"The model has {run.model.vocabulary_size} rows, the corpus's vocabulary {len(store.vocabulary)} words. "
+            f"Set model.vocabulary_size = {len(store.vocabulary)}."
+        )
+    if not store.train.num_users or not store.held_out.num_users:
+        raise CorpusError(f"{store.path} needs users to train on and others held out. Prepare it with more users.")
+    if run.model.user_features:
+        for split in (store.train, store.held_out):
+            if split.num_features != run.model.user_features:
+                raise ModelError(
+                    f"The model takes {run.model.user_features} features of each user, the corpus has {split.num_features}. "
+                    f"Set model.user_features = {split.num_features}."
+                )
+    one_word = torch.zeros(1, 1, dtype=torch.int64)
+    features = torch.zeros(run.model.user_features) if run.model.user_features else None
+    run.model.logits(run.model.layout.split(run.model.initial(0)), one_word, features)
+    run.plan.at(0, run.model.layout).event()
+
+
+def first_state(run: Run) -> State:
+    """Round 0: the common initialisation, or an earlier model."""
+    if run.training.init_from is None:
+        return State(round=0, params_P=run.model.initial(run.training.init_seed))
+    path = Path(run.training.init_from)
+    is_folder = path.is_dir()
+    if not (is_folder or path.is_file()):
+        raise InvalidValue(f"training.init_from = {str(path)!r} is neither a run folder nor a model file.")
+    is_private = not isinstance(run.plan.noise, NoNoise)
+    if is_private and not is_folder and not run.training.init_is_public:
+        # DP: a model of unknown origin may have seen these users without noise.
+        raise UnprovenCombination(
+            f"{path} is a model without a ledger: nobody can say what it cost these users. Give its run folder, or, if none of "
+            "them had a part in it, set training.init_is_public = true."
+        )
+    return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
+
+
+def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
+    """What was spent on these users before the first round: their vocabulary, and the model that we begin from."""
+    # DP: a vocabulary found in the users' own text is paid for in this ledger too.
+    for record in store.vocabulary_events:
+        ledger.charge(from_record(record), 0)
+    if run.training.init_from is not None and Path(run.training.init_from).is_dir() and not run.training.init_is_public:
+        # DP: the earlier run had the same users, unless declared otherwise; its cost is part of this model's.
+        for event in Ledger.read(RunFolder(Path(run.training.init_from)).ledger).events:
+            ledger.charge(event, 0)
+
+
+def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:
+    """The ledger's header: declared numbers, resolved, and versions. No count of any private user."""
+    vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
+    start = {"from": "a model declared public" if run.training.init_is_public else "an earlier run"}
+    return {
+        **run.plan.facts(run.model.layout),
+        "delta": run.claimed_delta,
+        "randomness": streams.describe(),
+        "vocabulary": vocabulary,
+        "start": {"from": f"seed {run.training.init_seed}"} if run.training.init_from is None else start,
+        "parameters": run.model.layout.total,
+        "corpus": hashlib.sha256(json.dumps(store.info, sort_keys=True).encode()).hexdigest(),
+        "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
+    }

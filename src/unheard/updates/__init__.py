@@ -1,0 +1,1 @@
+"""One user in, one delta out."""

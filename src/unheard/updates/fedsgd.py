@@ -1,0 +1,37 @@
+"""FederatedSGD: a user gives one gradient, clipped once.
+
+Where in the paper: UserUpdateFedSGD of Algorithm 1, and appendix "Experiments with SGD" (B = the user's whole data). It is one
+local step, so the engines need no case for it: theta0 - eta * gradient, clipped, minus theta0.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unheard.parts import require
+from unheard.updates.user import batches_of, windows_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD:
+    """A batch of `batch_size` windows drawn from the user's own, or (None) all of the user's data."""
+
+    batch_size: int | None = None
+    unroll: int = 10
+    learning_rate: float = 6.0
+    update_penalty = 0.0  # the first step starts at theta0, where a penalty on theta - theta0 has no gradient
+
+    def __post_init__(self) -> None:
+        require(self.batch_size is None or self.batch_size >= 1, "batch_size must be at least 1; leave it out for all data.")
+        require(self.unroll >= 1, "unroll must be at least 1 token.")
+        require(self.learning_rate > 0, "learning_rate must be above 0.")
+
+    def batches(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """One batch, [1, B, T + 1], or none if the user has nothing to predict."""
+        windows_KW = windows_of(tokens, self.unroll)
+        if self.batch_size is not None and len(windows_KW) > self.batch_size:
+            windows_KW = windows_KW[np.sort(rng.choice(len(windows_KW), size=self.batch_size, replace=False))]
+        return batches_of(windows_KW, self.batch_size or max(len(windows_KW), 1))
+
+    def at_learning_rate(self, learning_rate: float) -> "FedSGD":
+        return replace(self, learning_rate=learning_rate)

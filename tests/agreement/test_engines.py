@@ -1,0 +1,116 @@
+"""Changing the engine changes neither the sum (within stated rounding) nor what is charged for it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import unheard
+from unheard.engines.reference import ReferenceEngine
+from unheard.engines.vectorised import VectorisedEngine
+from unheard.randomness import reproducible_generator
+from unheard.updates.user import User
+
+from ..conftest import counting_user
+
+LENGTHS = (90, 1, 0, 2, 33, 11, 57)
+"""Longer than a batch, a few windows, one target, one token, none at all."""
+
+CLIPS = [unheard.FlatClip(norm=0.7), unheard.FlatClip(norm=50.0), unheard.PerLayerClip(norm=0.7), unheard.NoClip()]
+UPDATES = [
+    unheard.FedAvg(batch_size=3, unroll=4, learning_rate=0.9),
+    unheard.FedAvg(batch_size=2, unroll=7, epochs=2, learning_rate=0.5, update_penalty=0.3),
+    unheard.FedSGD(unroll=4, learning_rate=2.0),
+    unheard.FedSGD(batch_size=2, unroll=4, learning_rate=2.0),
+]
+
+
+def users(features: int = 0) -> list[User]:
+    rng = np.random.default_rng(5)
+    return [User(counting_user(rng, n), rng.standard_normal(features).astype("float32") if features else None) for n in LENGTHS]
+
+
+def both(model, update, clip, features=0, weights=None, users_at_once=3):
+    noise = unheard.NoNoise() if isinstance(clip, unheard.NoClip) else unheard.GaussianNoise(noise_multiplier=1.0)
+    plan = unheard.Plan(
+        population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise,
+        weights=weights or unheard.EqualWeights(),
+    ).at(0, model.layout)  # fmt: skip
+    params = model.initial(1)
+    plain = ReferenceEngine(model).sum_updates(params, users(features), plan, reproducible_generator(1))
+    fast = VectorisedEngine(model, users_at_once=users_at_once).sum_updates(
+        params, users(features), plan, reproducible_generator(1)
+    )
+    assert fast.weight == plain.weight
+    assert fast.l2_bound == plain.l2_bound
+    error = (fast.units_P - plain.units_P).double().norm() / plain.units_P.double().norm()
+    return plain, error.item()
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+@pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
+def test_vectorised_gives_the_sum_of_reference(model, update, clip):
+    plain, error = both(model, update, clip)
+    assert plain.units_P.any()
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize("users_at_once", [1, 2, 7, 100, None])
+def test_the_size_of_a_chunk_does_not_matter(model, users_at_once):
+    assert both(model, UPDATES[0], CLIPS[0], users_at_once=users_at_once)[1] < 1e-4
+
+
+def test_unequal_weights_agree(model):
+    plain, error = both(model, UPDATES[0], CLIPS[0], weights=unheard.CappedWeights(weight_cap=40, total_weight=25.0))
+    assert plain.weight == pytest.approx((40 + 1 + 0 + 2 + 33 + 11 + 40) / 40, abs=1e-6)
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize(
+    "options", [{"tied": False}, {"unit_norm": False}, {"user_features": 3}, {"tied": False, "unit_norm": False}], ids=str
+)
+def test_every_kind_of_the_papers_model_agrees(options):
+    model = unheard.TiedLSTM(vocabulary_size=50, embedding_size=5, hidden_size=7, **options)
+    assert both(model, UPDATES[0], unheard.PerLayerClip(norm=0.5), features=options.get("user_features", 0))[1] < 1e-4
+
+
+class OwnModule(nn.Module):
+    """A bag of the words so far, with a buffer and a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.scores, self.scale = nn.Embedding(50, 4), nn.Linear(4, 50), nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("shrink", torch.tensor(0.5))
+
+    def forward(self, tokens):
+        return self.scores(self.words(tokens).cumsum(1) * self.shrink * self.scale)
+
+
+def test_any_module_agrees():
+    model = unheard.ModuleModel.wrap(OwnModule(), vocabulary_size=50)
+    assert model.layout.names == ("scale", "words.weight", "scores.weight", "scores.bias")
+    assert both(model, UPDATES[0], unheard.PerLayerClip(norm=0.5))[1] < 1e-4
+
+
+def test_an_empty_cohort_is_a_sum_of_nothing_in_both(model, plan):
+    for engine in (ReferenceEngine(model), VectorisedEngine(model)):
+        total = engine.sum_updates(model.initial(1), [], plan.at(0, model.layout), reproducible_generator(1))
+        assert total.units_P.tolist() == [0] * model.layout.total
+        assert total.weight == 0.0
+
+
+def test_fedavg_clips_after_every_step_and_not_only_at_the_end(model):
+    """With a tight clip, clipping at the end alone would let the user wander far away first and end elsewhere."""
+    S, update, user = 0.05, unheard.FedAvg(batch_size=1, unroll=4, learning_rate=5.0), users()[:1]
+
+    def delta(clip):
+        noise = unheard.NoNoise()
+        plan = unheard.Plan(
+            population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise
+        ).at(0, model.layout)
+        engines = (ReferenceEngine(model), VectorisedEngine(model))
+        return [e.sum_updates(model.initial(1), user, plan, reproducible_generator(1)).units_P.double() for e in engines]
+
+    for every, free in zip(delta(unheard.FlatClip(norm=S)), delta(unheard.NoClip()), strict=True):
+        at_the_end = free * (every.norm() / free.norm())
+        assert (every - at_the_end).norm() / every.norm() > 0.1

@@ -1,0 +1,70 @@
+"""What many tests share: a small store whose text can be learned, a small model, a plan."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+import unheard
+from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
+
+torch.set_num_threads(1)
+# No test here is about time; in CI the same examples every time, elsewhere new ones.
+settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("house")
+
+WORDS = 47
+ROWS = WORDS + 3
+
+
+def counting_user(rng: np.random.Generator, num_tokens: int) -> np.ndarray:
+    """Somebody who counts through the words, slips now and then, and stops after about ten."""
+    tokens, word = [BOS], int(rng.integers(WORDS))
+    while len(tokens) < num_tokens:
+        if rng.random() < 0.1:
+            tokens += [EOS, BOS]
+        word = (word + 1) % WORDS if rng.random() < 0.8 else int(rng.integers(WORDS))
+        tokens.append(word + 3)
+    return np.array(tokens[:num_tokens])
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    rng = np.random.default_rng(7)
+    return write_store(
+        tmp_path_factory.mktemp("corpora") / "counting",
+        train=[counting_user(rng, int(rng.integers(2, 120))) for _ in range(60)],
+        held_out=[counting_user(rng, 60) for _ in range(10)],
+        vocabulary=Vocabulary.of([f"w{i}" for i in range(WORDS)]),
+        info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "a test's own words"}},
+    )
+
+
+@pytest.fixture(scope="session")
+def model() -> unheard.TiedLSTM:
+    return unheard.TiedLSTM(vocabulary_size=ROWS, embedding_size=6, hidden_size=8)
+
+
+@pytest.fixture(scope="session")
+def plan() -> unheard.Plan:
+    return unheard.Plan(
+        population=60,
+        sampling=unheard.PoissonSampling(users_per_round=12),
+        update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=1.0),
+        clip=unheard.FlatClip(norm=2.0),
+        noise=unheard.GaussianNoise(noise_multiplier=0.5),
+    )
+
+
+@pytest.fixture
+def run(store: TokenStore, model: unheard.TiedLSTM, plan: unheard.Plan) -> unheard.Run:
+    return unheard.Run(
+        corpus=store.path,
+        model=model,
+        plan=plan,
+        training=unheard.Training(rounds=6, checkpoint_every=2),
+        evaluation=unheard.Evaluation(every=3, max_tokens=200, unroll=20),
+    )

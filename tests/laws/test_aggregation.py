@@ -1,0 +1,132 @@
+"""The narrow door: what comes through is bounded, weighted, whole numbers, whatever went in."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from unheard import CappedWeights, FixedDenominator, FlatClip, GaussianNoise, NoClip, NoNoise, PerLayerClip, Plan, PoissonSampling
+from unheard.mechanism.aggregation import noised_grid
+from unheard.parameters import Layout
+from unheard.updates.fedavg import FedAvg
+from unheard.updates.weighting import ONE
+
+LAYOUT = Layout((("a", (2,)), ("b", (3,)), ("c", (1,))))
+any_number = st.floats(width=32, allow_nan=True, allow_infinity=True)
+some_users = st.integers(1, 6).flatmap(
+    lambda u: st.tuples(
+        hnp.arrays("float32", (u, 6), elements=any_number), hnp.arrays("int64", u, elements=st.integers(-ONE, 3 * ONE))
+    )
+)
+clips = st.one_of(
+    st.floats(1e-3, 1e4).map(lambda s: FlatClip(norm=s)),
+    st.floats(1e-3, 1e4).map(lambda s: PerLayerClip(norm=s)),
+    st.tuples(*[st.floats(1e-3, 1e2)] * 3).map(lambda s: PerLayerClip(norms=dict(zip("abc", s, strict=True)))),
+)
+
+
+def contribution(clip, noise=None):
+    noise = noise or GaussianNoise(noise_multiplier=1.0)
+    plan = Plan(population=10, sampling=PoissonSampling(users_per_round=5), update=FedAvg(), clip=clip, noise=noise)
+    return plan.at(0, LAYOUT).contribution
+
+
+@given(some_users, clips)
+def test_one_user_moves_the_sum_by_at_most_their_weight_times_s(users, clip):
+    delta, weights = users
+    door = contribution(clip)
+    for k in range(len(delta)):
+        alone = door.of_users(torch.from_numpy(delta[k : k + 1]), weights[k : k + 1])
+        moved = math.sqrt(sum(int(n) ** 2 for n in alone.units_P)) * door.grid
+        weight = min(max(int(weights[k]), 0), ONE) / ONE
+        assert moved <= weight * clip.l2_bound(LAYOUT)
+        assert 0 <= alone.weight <= 1
+
+
+@given(some_users, clips)
+def test_each_layer_of_one_user_stays_within_its_own_ball(users, clip):
+    delta, weights = users
+    door = contribution(clip)
+    units = door.of_users(torch.from_numpy(delta[:1]), weights[:1]).units_P.double() * door.grid
+    for ball in door.balls:
+        assert units[ball.where].norm() <= ball.radius * (1 + 1e-12)
+
+
+@given(some_users, clips, st.randoms())
+def test_the_sum_is_bit_identical_in_any_order_and_any_chunks(users, clip, shuffler):
+    delta, weights = users
+    door = contribution(clip)
+    together = door.of_users(torch.from_numpy(delta), weights)
+    order = list(range(len(delta)))
+    shuffler.shuffle(order)
+    cut = shuffler.randint(0, len(delta))
+    chunks = [door.of_users(torch.from_numpy(delta[part]), weights[part]) for part in (order[:cut], order[cut:]) if part]
+    apart = door.sum(chunks, 6)
+    assert torch.equal(together.units_P, apart.units_P)
+    assert together.weight == apart.weight
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("clip", [FlatClip(norm=1.0), PerLayerClip(norm=1.0), NoClip()])
+def test_a_user_who_is_not_finite_adds_exactly_zero_and_still_counts(bad, clip):
+    door = contribution(clip, NoNoise() if isinstance(clip, NoClip) else None)
+    delta = torch.tensor([[0.1, 0, 0, 0, 0, 0], [0.2, 0, bad, 0, 0, 0]])
+    both = door.of_users(delta, np.array([ONE, ONE]))
+    one = door.of_users(delta[:1], np.array([ONE]))
+    assert torch.equal(both.units_P, one.units_P)
+    assert both.weight == 2.0
+
+
+def test_a_number_too_large_for_the_grid_counts_as_not_finite_without_a_clip():
+    door = contribution(NoClip(), NoNoise())
+    assert not door.of_users(torch.full((1, 6), 1e30), np.array([ONE])).units_P.any()
+
+
+@given(hnp.arrays("float32", (1, 6), elements=st.floats(-100, 100, width=32)), st.integers(0, ONE))
+def test_truncation_goes_towards_zero_and_is_below_one_unit(delta, weight):
+    door = contribution(FlatClip(norm=1e4))
+    exact = delta[0].astype(np.float64) * (weight / ONE) / door.grid
+    units = door.of_users(torch.from_numpy(delta), np.array([weight])).units_P.numpy()
+    assert (np.abs(units) <= np.abs(exact)).all()
+    assert (np.abs(exact - units) < 1).all()
+
+
+@given(st.floats(1e-6, 1e9))
+def test_the_grid_is_a_power_of_two_far_below_the_bound(S):
+    grid = noised_grid(S)
+    assert math.frexp(grid)[0] == 0.5
+    assert 2**20 <= S / grid < 2**21
+
+
+def test_an_update_of_exactly_the_bound_is_kept_whole():
+    door = contribution(FlatClip(norm=5.0))
+    total = door.of_users(torch.tensor([[3.0, 4.0, 0, 0, 0, 0]]), np.array([ONE]))
+    assert (total.units_P.double() * door.grid).tolist() == [3.0, 4.0, 0, 0, 0, 0]
+
+
+def test_a_user_whose_integers_exceed_the_bound_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    """The check on the integers stands on its own: it holds even if the float clip before it were wrong."""
+    door = contribution(FlatClip(norm=1.0))
+    object.__setattr__(door, "balls", ())  # a broken clip
+    delta = torch.tensor([[0.9, 0, 0, 0, 0, 0], [0, 1.1, 0, 0, 0, 0]])
+    total = door.of_users(delta, np.array([ONE, ONE]))
+    assert total.units_P[0] > 0
+    assert total.units_P[1] == 0
+
+
+@pytest.mark.parametrize("num_tokens", [*range(12), 10**9])
+def test_weights_are_the_papers_and_never_above_one(num_tokens):
+    units = CappedWeights(weight_cap=7, total_weight=10).units(np.array([num_tokens]))[0]
+    assert units <= ONE
+    assert units / ONE == pytest.approx(min(num_tokens / 7, 1), abs=2**-29)
+
+
+def test_an_empty_cohort_sums_to_nothing():
+    total = contribution(FlatClip(norm=1.0)).sum([], 6)
+    assert total.units_P.tolist() == [0] * 6
+    assert total.weight == 0
+    assert FixedDenominator().average(total, 5.0).sensitivity == pytest.approx(0.2)

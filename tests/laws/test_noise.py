@@ -1,0 +1,105 @@
+"""The noise has the right size and shape, is drawn for every coordinate and round, and lies on the grid."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from unheard import ClippedDenominator, FedAvg, FixedDenominator, FlatClip, GaussianNoise, NoNoise, Plan, PoissonSampling, TrueAverage
+from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.values import BoundedAverage
+from unheard.parameters import Layout
+from unheard.randomness import SecureStreams, reproducible_generator
+
+MANY = 1_000_000
+LAYOUT = Layout((("a", (MANY // 2,)), ("b", (MANY // 2,))))
+
+
+def release(estimator, noise, S=15.0, attempt=0):
+    """What a round with an empty cohort releases: noise alone."""
+    plan = Plan(
+        population=1000, sampling=PoissonSampling(users_per_round=100), update=FedAvg(), clip=FlatClip(norm=S), noise=noise,
+        estimator=estimator,
+    ).at(0, LAYOUT)  # fmt: skip
+    average = plan.average(plan.contribution.sum([], MANY))
+    return plan, average, plan.noise.add(average, reproducible_generator(1, attempt)).average_P.numpy()
+
+
+@pytest.mark.parametrize("estimator", [FixedDenominator(), ClippedDenominator(min_total_weight=800.0)])
+@pytest.mark.parametrize("z", [0.06, 1.0, 7.0])
+def test_sigma_is_z_times_the_sensitivity_within_half_a_percent_of_a_million_draws(estimator, z):
+    plan, _, released = release(estimator, GaussianNoise(noise_multiplier=z))
+    assert released.std() == pytest.approx(z * plan.sensitivity, rel=0.005)
+    assert plan.event().noise_multiplier == pytest.approx(z)
+
+
+def test_z_derived_from_sigma_is_what_the_event_records():
+    plan, _, released = release(FixedDenominator(), GaussianNoise(noise_std=0.003))
+    assert released.std() == pytest.approx(0.003, rel=0.005)
+    assert plan.event().noise_multiplier == pytest.approx(0.003 / (15 / 100))
+
+
+def test_the_shape_is_gaussian_and_a_kolmogorov_test_would_see_three_percent():
+    plan, _, released = release(FixedDenominator(), GaussianNoise(noise_multiplier=1.0))
+    for scale, fits in [(1.0, True), (0.97, False), (1.03, False)]:
+        assert (stats.kstest(released / (plan.sensitivity * scale), "norm").pvalue > 1e-4) == fits
+
+
+def test_every_coordinate_has_noise_of_its_own():
+    _, _, released = release(FixedDenominator(), GaussianNoise(noise_multiplier=1.0))
+    a, b = released[: MANY // 2], released[MANY // 2 :]
+    assert abs(np.corrcoef(a, b)[0, 1]) < 0.01
+    assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < 0.01
+
+
+def test_the_tails_go_on_past_five_sigma():
+    drawn = np.concatenate([np.abs(reproducible_generator(5, i).standard_normal(10**7)) for i in range(4)])
+    expected = 4e7 * 2 * stats.norm.sf(5.0)  # about 23
+    assert 0.3 * expected < (drawn > 5.0).sum() < 3 * expected
+
+
+def test_two_rounds_share_no_noise():
+    noise = GaussianNoise(noise_multiplier=1.0)
+    _, average, _ = release(FixedDenominator(), noise)
+    streams = SecureStreams()
+    first, again = (noise.add(average, streams.noise(0)).average_P.numpy() for _ in range(2))
+    assert abs(np.corrcoef(first, again)[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("estimator", [FixedDenominator(), ClippedDenominator(min_total_weight=800.0)])
+def test_what_is_released_lies_on_the_public_grid(estimator):
+    _, average, released = release(estimator, GaussianNoise(noise_multiplier=1.0))
+    units = released / average.unit
+    assert np.abs(units - np.rint(units)).max() < 1e-3
+    assert len(np.unique(np.rint(units) % 16)) == 16  # and uses all of it, down to the last bit
+
+
+def test_torch_manual_seed_does_not_move_the_noise():
+    noise, average = GaussianNoise(noise_multiplier=1.0), release(FixedDenominator(), GaussianNoise(noise_multiplier=1.0))[1]
+
+    def draw():
+        torch.manual_seed(0)
+        return noise.add(average, SecureStreams().noise(0)).average_P
+
+    assert not torch.equal(draw(), draw())
+
+
+def test_noise_is_added_to_the_average_and_not_put_in_its_place():
+    noise = GaussianNoise(noise_multiplier=1.0)
+    units = torch.arange(-3, 4)
+    zero = BoundedAverage(units_P=torch.zeros(7, dtype=torch.int64), unit=0.5, sensitivity=10.0)
+    some = BoundedAverage(units_P=units, unit=0.5, sensitivity=10.0)
+    with_zero, with_some = (noise.add(a, reproducible_generator(2)).average_P for a in (zero, some))
+    assert (with_some - with_zero).tolist() == (units * 0.5).tolist()
+
+
+def test_an_average_without_a_bound_gets_no_noise_but_a_refusal():
+    free = TrueAverage().average(release(FixedDenominator(), NoNoise())[0].contribution.sum([], MANY), 1.0)
+    with pytest.raises(UnprovenCombination, match="bounded sensitivity"):
+        GaussianNoise(noise_multiplier=1.0).add(free, reproducible_generator(1))
+
+
+@pytest.mark.parametrize("bad", [{}, {"noise_multiplier": 1.0, "noise_std": 1.0}, {"noise_multiplier": 0.0}, {"noise_std": -1.0}])
+def test_impossible_noise_is_refused(bad):
+    with pytest.raises(InvalidValue):
+        GaussianNoise(**bad)

@@ -1,0 +1,62 @@
+"""Who may draw: the generator is AES as published, keyed by the operating system, and never draws the same twice."""
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from randomgen import AESCounter
+
+from unheard import randomness
+from unheard.randomness import ReproducibleStreams, SecureStreams, reproducible_generator, secure_generator
+
+
+def test_the_generator_is_aes_128_as_published_in_fips_197():
+    key = bytes.fromhex("000102030405060708090a0b0c0d0e0f")
+    plain = bytes.fromhex("00112233445566778899aabbccddeeff")
+    generator = AESCounter(key=int.from_bytes(key, "little"), counter=int.from_bytes(plain, "little"))
+    assert generator.random_raw(2).tobytes().hex() == "69c4e0d86a7b0430d8cdb78070b4c55a"
+
+
+def test_the_generator_is_aes_in_counter_mode_block_after_block():
+    key = bytes(range(100, 116))
+    ours = AESCounter(key=int.from_bytes(key, "little")).random_raw(2 * 1000).tobytes()
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 (counter mode is built here by hand)
+    assert ours == b"".join(cipher.update(i.to_bytes(16, "little")) for i in range(1000))
+
+
+def test_a_secure_generator_takes_its_whole_key_from_the_operating_system(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(randomness.os, "urandom", lambda n: asked.append(n) or bytes(range(n)))
+    drawn = secure_generator().bit_generator.random_raw(4).tobytes()
+    assert asked == [16]
+    assert drawn == AESCounter(key=int.from_bytes(bytes(range(16)), "little")).random_raw(4).tobytes()
+
+
+@pytest.mark.parametrize("purpose", ["sampling", "batches", "noise"])
+def test_secure_streams_never_repeat_even_for_the_same_attempt(purpose: str):
+    draw = getattr(SecureStreams(), purpose)
+    assert len({draw(0).integers(2**63) for _ in range(50)}) == 50
+
+
+def test_reproducible_streams_repeat_for_one_attempt_and_purpose_and_for_nothing_else():
+    streams = ReproducibleStreams(seed=1)
+    assert streams.noise(3).integers(2**63) == ReproducibleStreams(seed=1).noise(3).integers(2**63)
+    drawn = [streams.noise(3), streams.noise(4), streams.sampling(3), streams.batches(3), ReproducibleStreams(seed=2).noise(3)]
+    assert len({g.integers(2**63) for g in drawn}) == 5
+
+
+def test_global_seeds_move_nothing():
+    def draw() -> float:
+        torch.manual_seed(0)
+        np.random.seed(0)  # noqa: NPY002 (the point of the test)
+        return secure_generator().standard_normal()
+
+    assert draw() != draw()
+
+
+def test_labels_do_not_run_together():
+    assert reproducible_generator(1, "a", "bc").integers(2**63) != reproducible_generator(1, "ab", "c").integers(2**63)
+
+
+def test_a_seed_is_not_shown_when_streams_are_printed():
+    assert "12345" not in repr(ReproducibleStreams(seed=12345))

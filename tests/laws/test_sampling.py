@@ -1,0 +1,91 @@
+"""Who takes part: every user with probability q, independently, every round; and the event says the same q."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from unheard import FixedSizeSampling, PoissonSampling
+from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.privacy.events import NonPrivate, PoissonGaussian
+from unheard.randomness import reproducible_generator
+
+ROUNDS, USERS, Q = 4000, 50, 0.1
+
+
+@pytest.fixture(scope="module")
+def took_part() -> np.ndarray:
+    """[ROUNDS, USERS] of 0 and 1."""
+    sampling, seen = PoissonSampling(sampling_prob=Q), np.zeros((ROUNDS, USERS))
+    for round in range(ROUNDS):
+        seen[round, sampling.draw(USERS, 1000, reproducible_generator(3, round))] = 1
+    return seen
+
+
+def test_every_user_is_drawn_at_rate_q(took_part):
+    z = (took_part.sum(0) - ROUNDS * Q) / np.sqrt(ROUNDS * Q * (1 - Q))
+    assert np.abs(z).max() < 4.5
+
+
+def test_the_cohort_size_is_binomial_and_not_fixed(took_part):
+    sizes = took_part.sum(1)
+    assert sizes.var() == pytest.approx(USERS * Q * (1 - Q), rel=0.1)
+    expected = stats.binom.pmf(np.arange(13), USERS, Q) * ROUNDS
+    observed = np.bincount(sizes.astype(int), minlength=13)[:13]
+    assert stats.chisquare(observed[1:11], expected[1:11] * observed[1:11].sum() / expected[1:11].sum()).pvalue > 1e-4
+
+
+def test_users_are_drawn_independently_of_each_other(took_part):
+    correlation = np.corrcoef(took_part.T)
+    assert np.abs(correlation[~np.eye(USERS, dtype=bool)]).max() < 5 / np.sqrt(ROUNDS)
+
+
+def test_rounds_are_drawn_independently_so_gaps_between_them_are_geometric(took_part):
+    gaps = np.concatenate([np.diff(np.flatnonzero(took_part[:, k])) for k in range(USERS)])
+    assert gaps.mean() == pytest.approx(1 / Q, rel=0.05)
+    assert gaps.var() == pytest.approx((1 - Q) / Q**2, rel=0.12)
+
+
+def test_an_empty_cohort_and_everybody_both_happen():
+    rng = reproducible_generator(1)
+    assert any(len(PoissonSampling(sampling_prob=0.3).draw(3, 3, rng)) == 0 for _ in range(50))
+    assert PoissonSampling(sampling_prob=1.0).draw(5, 5, rng).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_event_charges_the_probability_that_the_sampler_draws_with():
+    sampling = PoissonSampling(users_per_round=20)
+    assert sampling.event(200, 1.5) == PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.5)
+    sizes = [len(sampling.draw(1000, 200, reproducible_generator(9, i))) for i in range(2000)]
+    assert np.mean(sizes) == pytest.approx(1000 * 0.1, rel=0.02)
+
+
+def test_q_comes_from_the_declared_population_and_not_from_the_store():
+    sampling = PoissonSampling(users_per_round=20)
+    assert sampling.probability(200) == 0.1
+    few = [len(sampling.draw(10, 200, reproducible_generator(4, i))) for i in range(2000)]
+    assert np.mean(few) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_cohort_has_nobody_twice_and_is_sorted():
+    drawn = PoissonSampling(sampling_prob=0.5).draw(1000, 1000, reproducible_generator(1))
+    assert (np.diff(drawn) > 0).all()
+
+
+def test_fixed_size_sampling_is_exact_and_may_not_be_accounted_as_poisson():
+    sampling = FixedSizeSampling(users_per_round=7)
+    assert len(sampling.draw(30, 30, reproducible_generator(1))) == 7
+    assert isinstance(sampling.event(30, 0.0), NonPrivate)
+    with pytest.raises(UnprovenCombination, match="poisson"):
+        sampling.event(30, 1.0)
+
+
+def test_more_users_than_there_are_is_refused():
+    with pytest.raises(InvalidValue, match="declared population"):
+        PoissonSampling(users_per_round=20).probability(10)
+    with pytest.raises(InvalidValue, match="Lower it"):
+        FixedSizeSampling(users_per_round=20).draw(10, 10, reproducible_generator(1))
+
+
+@pytest.mark.parametrize("bad", [{}, {"users_per_round": 1, "sampling_prob": 0.1}, {"sampling_prob": 0.0}, {"sampling_prob": 1.1}])
+def test_impossible_sampling_is_refused(bad):
+    with pytest.raises(InvalidValue):
+        PoissonSampling(**bad)
