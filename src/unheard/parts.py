@@ -32,8 +32,8 @@ def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "kind":
-            continue
+        if key == "kind" and key not in fields:
+            continue  # it chose the class
         if key not in fields:
             raise UnknownKey(f"Unknown key '{key}' in [{where}].{nearest(key, fields)}")
         values[key] = _checked(value, hints[key], f"{where}.{key}")

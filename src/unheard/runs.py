@@ -62,7 +62,7 @@ class RunFolder:
     def create(cls, path: str | Path) -> "RunFolder":
         """A new folder; one that already holds a run is left alone."""
         folder = cls(Path(path))
-        if folder.ledger.exists() or folder.run_file.exists():
+        if folder.ledger.exists() or any(folder.checkpoints.glob("*.safetensors")):
             raise RunFolderExists(
                 f"{path} already holds a run. Continue it with `unheard resume {path}`, or choose another --out."
             )
@@ -77,6 +77,11 @@ class RunFolder:
         folder = cls(Path(path))
         if not folder.run_file.exists():
             raise RunFolderMissing(f"{path} is not a run folder: it has no run.toml. Make one with `unheard train`.")
+        if not folder.ledger.exists():
+            raise RunFolderMissing(
+                f"{path} has no ledger: its run never started, or its ledger was lost. Begin again with `unheard train`; if a "
+                "model was ever released from it, put the ledger back first: without it nobody can say what that cost."
+            )
         return folder
 
     @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """`unheard plan`: what a run would cost, before it is run."""
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ def plan(
         float | None, typer.Option(help="A target. Leave out one of the three above, and it is solved for.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Below 1/users.  [default: users^-1.1]", show_default=False)
+        float | None, typer.Option(help="Below 1/users; users^-1.1 if left out.", show_default=False)
     ] = None,
     accountant: Annotated[
         str,
@@ -76,7 +77,7 @@ def _show(plan: Any, accountant: str, json: bool, solution: Any) -> None:
     if json:
         _print_json(plan, accountant, solution)
     else:
-        _print_table(plan, accountant, solution)
+        _print_table(plan, solution)
 
 
 def _print_json(plan: Any, accountant: str, solution: Any) -> None:
@@ -85,7 +86,8 @@ def _print_json(plan: Any, accountant: str, solution: Any) -> None:
     from unheard.privacy.accountants import versions
     from unheard.privacy.statement import plain
 
-    bound = plan.bound(accountant)
+    found = plan.epsilons()
+    claimed = min(("pld", "rdp"), key=lambda name: found[name])
     record = {
         "hypothetical": True,
         "users": plan.population,
@@ -94,8 +96,8 @@ def _print_json(plan: Any, accountant: str, solution: Any) -> None:
         "noise_multiplier": plan.noise_multiplier,
         "rounds": plan.rounds,
         "delta": plan.delta,
-        "epsilon": plan.epsilons(),
-        "claimed": {"epsilon": bound.epsilon, "accountant": bound.accountant},
+        "epsilon": found,
+        "claimed": {"epsilon": found[claimed], "accountant": claimed},
         "unit": "user",
         "adjacency": "add or remove one user",
         "versions": versions(),
@@ -107,27 +109,31 @@ def _print_json(plan: Any, accountant: str, solution: Any) -> None:
     typer.echo(dumps(plain(record), allow_nan=False))
 
 
-def _print_table(plan: Any, accountant: str, solution: Any) -> None:
+def _print_table(plan: Any, solution: Any) -> None:
     """Epsilon after 1, 10, ... rounds, as in the paper's Table 1."""
     from rich.console import Console
     from rich.table import Table
 
-    powers = [10**i for i in range(len(str(plan.rounds))) if 10**i < plan.rounds]
-    table = Table(
-        title=f"Hypothetical epsilon at delta = {plan.delta:.3g}: this run has not happened",
-        caption=f"{plan.population:,} users, {plan.users_per_round:,g} expected a round, "
-        f"noise multiplier {plan.noise_multiplier:g}\nadd or remove one user; claim the smaller of PLD and RDP",
+    console = Console(highlight=False)
+    if solution is not None:
+        console.print(_answer(plan, solution))
+    console.print(f"[bold]Hypothetical[/] epsilon at delta {plan.delta:.3g}: this run has not happened.")
+    console.print(
+        f"{plan.population:,} users, {plan.users_per_round:,g} expected a round, "
+        f"noise multiplier {plan.noise_multiplier:g}; add or remove one user."
     )
-    table.add_column("rounds", justify="right")
-    for heading in ("moments (the paper's)", "RDP", "PLD"):
-        table.add_column(heading, justify="right")
+    table = Table("rounds", "moments (the paper's)", "RDP", "PLD")
+    for column in table.columns:
+        column.justify = "right"
+    powers = [10**i for i in range(len(str(plan.rounds))) if 10**i < plan.rounds]
+    found = {}
     for rounds in [*powers, plan.rounds]:
         found = plan.epsilons(rounds)
         table.add_row(f"{rounds:,}", *(f"{found[name]:.4g}" for name in ("moments", "rdp", "pld")))
-    console = Console()
-    if solution is not None:
-        console.print(_answer(plan, solution), highlight=False)
     console.print(table)
+    console.print("All three are upper bounds. A run claims the smaller of PLD and RDP.")
+    if math.isinf(found["pld"]) and not math.isinf(found["rdp"]):
+        console.print("PLD's arithmetic cannot resolve so small a delta over so many rounds, hence its 'inf'.")
 
 
 def _answer(plan: Any, solution: Any) -> str:

@@ -19,6 +19,7 @@ LINE_BYTES = 16 << 20
 _BATCH_BYTES = 256 << 20
 _BATCH_FILES = 500
 _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
+_INK = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"  # the search stops at the first; trimming would copy every text
 COLUMNS = ("shard", "status", "user", "text", "time", "batch", "row", "text_hash")
 
 
@@ -73,6 +74,8 @@ def open_database(memory_bytes: int, threads: int, temp: str, excluded: Sequence
     database.execute(f"SET temp_directory={quoted(temp)}")
     database.execute("SET TimeZone='UTC'")
     database.execute("SET preserve_insertion_order=true")
+    database.execute("SET enable_progress_bar=true")  # so that query_progress() knows; it draws nothing
+    database.execute("SET enable_progress_bar_print=false")
     database.execute("CREATE TEMP TABLE excluded (id VARCHAR)")
     if excluded:
         database.execute("INSERT INTO excluded SELECT unnest(?)", [list(excluded)])
@@ -90,7 +93,7 @@ def scan_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, 
       cleaned AS (SELECT row, malformed, text, time, {_user('"user"')} AS id FROM numbered),
       judged AS (
         SELECT *, CASE WHEN malformed THEN 'malformed' WHEN id IS NULL OR id = '' THEN 'no_user'
-                       WHEN text IS NULL OR trim(text, {quoted(_SPACE)}) = '' THEN 'no_text'
+                       WHEN text IS NULL OR NOT regexp_matches(text, {quoted(_INK)}) THEN 'no_text'
                        WHEN id IN (SELECT id FROM excluded) THEN 'excluded' ELSE 'kept' END AS status FROM cleaned)
       SELECT CASE WHEN {usable} THEN CAST(md5_number_lower(id) % {shards} AS INTEGER) ELSE {UNUSABLE} END AS shard,
              status,

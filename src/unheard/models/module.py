@@ -55,7 +55,9 @@ class ModuleModel:
         if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
             raise ModelError(f"{self.module!r} is not a torch.nn.Module class.")
         try:
-            return cls(**self.arguments).eval().requires_grad_(False)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return cls(**self.arguments).eval().requires_grad_(False)
         except TypeError as error:
             raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
 
@@ -64,10 +66,11 @@ class ModuleModel:
         return Layout.of(dict(self._module.named_parameters()))
 
     def initial(self, seed: int) -> Tensor:
-        """The module's own initialisation, drawn again from the seed by each layer that has `reset_parameters`."""
+        """The module's own initialisation, drawn again from the seed by each layer that has `reset_parameters` (all of
+        torch's have); other parameters start as the class makes them."""
+        fresh = copy.deepcopy(self._module)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            fresh = copy.deepcopy(self._module)
             for layer in fresh.modules():
                 if callable(reset := getattr(layer, "reset_parameters", None)):
                     reset()

@@ -67,7 +67,8 @@ def replace_one_epsilon(events: Events, delta: float) -> Bound:
     Where everybody always takes part, two vectors lie up to twice the sensitivity apart, which is half the z. For
     sampled rounds dp-accounting's PLD takes two opposite vectors as the worst case; we know of no proof of that in many
     dimensions, and take the group of two instead: to replace is to remove one user and to add one, and a guarantee of
-    (epsilon, delta) for one user is one of (2 epsilon, (1 + e^epsilon) delta) for two.
+    (epsilon, delta) for one user is one of (2 epsilon, (1 + e^epsilon) delta) for two. A failure probability counts
+    twice either way: once for each of the two users.
     """
     _check(delta, "rdp")
     counts, failure = collapse(events)
@@ -75,7 +76,7 @@ def replace_one_epsilon(events: Events, delta: float) -> Bound:
         halved = tuple(
             (Gaussian(noise_multiplier=e.noise_multiplier / 2), n) for e, n in counts if isinstance(e, Gaussian)
         )
-        bound = _smaller(lambda accountant: _epsilon(halved, failure, delta, accountant))
+        bound = _smaller(lambda accountant: _epsilon(halved, 2 * failure, delta, accountant))
         return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} at twice the sensitivity")
     bound = _smaller(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant))
     return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} for a group of two")
@@ -123,12 +124,15 @@ def _delta(counts: Counts, failure: float, epsilon: float, accountant: str) -> f
 
 def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: str) -> float:
     """2 epsilon, for the smallest epsilon found at which (1 + e^epsilon) times its delta is no more than delta."""
+    rest = delta - 2 * failure
+    if rest <= 0:
+        return math.inf
 
     def holds(epsilon: float) -> bool:
-        log_delta = math.log(max(_delta(counts, failure, epsilon, accountant), 1e-300))
-        return epsilon + math.log1p(math.exp(-epsilon)) + log_delta <= math.log(delta)
+        log_delta = math.log(max(_delta(counts, 0.0, epsilon, accountant), 1e-300))
+        return epsilon + math.log1p(math.exp(-epsilon)) + log_delta <= math.log(rest)
 
-    low = _epsilon(counts, failure, delta, accountant)
+    low = _epsilon(counts, 0.0, rest, accountant)
     step = 0.05 * max(low, 0.01)
     if low == 0 and holds(low):
         return 0.0

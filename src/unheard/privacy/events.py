@@ -42,7 +42,10 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureProbability:
-    """With probability at most delta the guarantee fails outright (the threshold of private vocabulary discovery)."""
+    """With probability at most delta the guarantee fails outright (the threshold of private vocabulary discovery).
+
+    It costs what a (0, delta)-private release costs: delta for one user, and nothing else.
+    """
 
     delta: float
 

@@ -15,6 +15,7 @@ from unheard.privacy.events import Event, Gaussian, PoissonGaussian
 
 GRID = 1e-4  # dp-accounting's own default
 FINER = 10.0
+TYPICAL_DELTA = 1e-8
 MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
 MAX_BINS_OF_A_RUN = 4e6
 MAX_KINDS = 24  # each further kind of round costs a Fourier transform more
@@ -44,27 +45,23 @@ class LossDistribution:
 
 
 def pld_epsilon(counts: Counts, delta: float) -> float:
-    """An epsilon that holds at delta. Where the grid puts it above RDP's (very small epsilons), the grid is refined."""
-    counts = in_few_kinds(counts)
-    if not counts or _lacks_noise(counts):
-        return math.inf if counts else 0.0
-    grid = _usual_grid(counts)
-    found = loss_distribution(counts, grid).epsilon(delta)
-    settled = found <= _rdp_epsilon(counts, delta)
-    while not settled and grid / FINER >= _finest_grid(counts):
-        grid /= FINER
-        finer = loss_distribution(counts, grid).epsilon(delta)
-        settled = finer > 0.99 * found
-        found = min(found, finer)
-    return found
+    """An epsilon that holds at delta."""
+    composed = _composed(counts)
+    return composed.epsilon(delta) if composed else math.inf
 
 
 def pld_delta(counts: Counts, epsilon: float) -> float:
     """A delta that holds at epsilon."""
+    composed = _composed(counts)
+    return composed.delta(epsilon) if composed else 1.0
+
+
+def _composed(counts: Counts) -> LossDistribution | None:
+    """The loss of all rounds on the grid that suits them; None if some had no noise."""
+    if any(_noise_multiplier(event) < NO_NOISE for event, _ in counts):
+        return None
     counts = in_few_kinds(counts)
-    if not counts or _lacks_noise(counts):
-        return 1.0 if counts else 0.0
-    return loss_distribution(counts, _usual_grid(counts)).delta(epsilon)
+    return loss_distribution(counts, _grid(counts))
 
 
 @functools.lru_cache(maxsize=4)
@@ -73,16 +70,22 @@ def loss_distribution(counts: Counts, grid: float) -> LossDistribution:
 
 
 @functools.lru_cache(maxsize=16)
-def _finest_grid(counts: Counts) -> float:
-    """The grid on which the work still fits. Any grid gives a valid bound; a wide one is less tight."""
+def _grid(counts: Counts) -> float:
+    """dp-accounting's default grid, refined while it puts PLD above RDP (very small epsilons), widened to fit the work.
+
+    Any grid gives a valid bound. It depends on the rounds alone, so that all points of their curve agree.
+    """
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
     of_a_run = 4 * _rdp_epsilon(counts, 1e-15)
-    return max(of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
-
-
-def _usual_grid(counts: Counts) -> float:
-    """dp-accounting's default, or a wider one where so little noise is added that losses would not fit on it."""
-    return max(GRID, _finest_grid(counts))
+    finest = max(of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+    grid = max(GRID, finest)
+    found = loss_distribution(counts, grid).epsilon(TYPICAL_DELTA)
+    settled = found <= _rdp_epsilon(counts, TYPICAL_DELTA) or math.isinf(found)
+    while not settled and grid / FINER >= finest:
+        finer = loss_distribution(counts, grid / FINER).epsilon(TYPICAL_DELTA)
+        settled = finer > 0.99 * found
+        grid, found = (grid / FINER, finer) if finer < found else (grid, found)
+    return grid
 
 
 def _largest_loss(event: Event) -> float:
@@ -96,18 +99,12 @@ def _rdp_epsilon(counts: Counts, delta: float) -> float:
     return CURVES["rdp"].epsilon(CURVES["rdp"].total(counts), delta)
 
 
-def _lacks_noise(counts: Counts) -> bool:
-    return any(_noise_multiplier(event) < NO_NOISE for event, _ in counts)
-
-
 def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
     """The same loss, or a little more, from at most `limit` kinds of round (a schedule may give every round its own z).
 
     Releases in which everybody takes part are one release with the sum of their 1/z^2, exactly. Of the others, z is
     rounded down and q up, ever more coarsely.
     """
-    if _lacks_noise(counts):
-        return counts
     sampled = {event: count for event, count in counts if _sampling_prob(event) < 1}
     precision = sum(count / _noise_multiplier(event) ** 2 for event, count in counts if _sampling_prob(event) == 1)
     step = 1e-3

@@ -39,8 +39,8 @@ def _lines(told: Mapping[str, Any]) -> Iterator[str]:
     for name in ("sampling", "weights", "estimator", "update"):
         yield _row(name, _in_words(told[name]))
     rounds = told["rounds"]
-    redone = f", {rounds['redone']} of them for a round done again (charged again)" if rounds["redone"] else ""
-    yield _row("rounds charged", f"{rounds['charged']}{redone}")
+    again = f", {rounds['redone']} of them for rounds charged before (done again, or of the run that it began from)"
+    yield _row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
     yield from _list("phases", told["phases"])
     yield _row("vocabulary", _in_words(told["vocabulary"]))
     yield _row("vocabulary cost", _vocabulary_cost(told["vocabulary_cost"]))

@@ -1,0 +1,115 @@
+"""The plan: what is resolved for a round, what changes when, and what is refused."""
+
+import math
+
+import pytest
+
+import unheard
+from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.parameters import Layout
+from unheard.privacy.events import NonPrivate, PoissonGaussian
+
+LAYOUT = Layout((("a", (4,)), ("b", (5,))))
+
+
+def plan(**changes) -> unheard.Plan:
+    parts = dict(
+        population=1000,
+        sampling=unheard.PoissonSampling(users_per_round=100),
+        update=unheard.FedAvg(),
+        clip=unheard.FlatClip(norm=15.0),
+        noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    )
+    return unheard.Plan(**{**parts, **changes})
+
+
+def test_a_round_costs_what_its_sampling_and_noise_say():
+    assert plan().at(0, LAYOUT).event() == PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.0)
+
+
+def test_sigma_is_turned_into_z_by_the_sensitivity():
+    by_sigma = plan(noise=unheard.GaussianNoise(noise_std=0.012)).at(0, LAYOUT)
+    assert by_sigma.sensitivity == pytest.approx(15 / 100)
+    assert by_sigma.event().noise_multiplier == pytest.approx(0.012 / 0.15)
+    clipped = plan(
+        noise=unheard.GaussianNoise(noise_std=0.012), estimator=unheard.ClippedDenominator(min_total_weight=500)
+    ).at(0, LAYOUT)
+    assert clipped.event().noise_multiplier == pytest.approx(0.012 / (2 * 15 / 50), rel=1e-5)
+
+
+def test_the_schedule_changes_what_it_names_from_its_round_on_and_nothing_else():
+    scheduled = plan(
+        schedule=(
+            unheard.Change(from_round=10, clip_norm=7.5),
+            unheard.Change(from_round=20, noise_std=0.03, learning_rate=2.0),
+            unheard.Change(from_round=30, noise_multiplier=4.0),
+        )
+    )
+    seen = [
+        (p.clip.norm, p.event().noise_multiplier, round(p.noise.std(p.sensitivity), 6), p.update.learning_rate)
+        for p in (scheduled.at(r, LAYOUT) for r in (0, 9, 10, 19, 20, 29, 30, 999))
+    ]
+    first, second, third, fourth = (15, 1, 0.15, 6), (7.5, 1, 0.075, 6), (7.5, 0.4, 0.03, 2), (7.5, 4, 0.3, 2)
+    assert seen == [pytest.approx(s) for s in (first, first, second, second, third, third, fourth, fourth)]
+
+
+def test_a_sigma_that_stays_while_s_changes_is_another_z():
+    scheduled = plan(noise=unheard.GaussianNoise(noise_std=0.15), schedule=(unheard.Change(from_round=1, clip_norm=30.0),))
+    assert [scheduled.at(r, LAYOUT).event().noise_multiplier for r in (0, 1)] == pytest.approx([1.0, 0.5])
+
+
+def test_no_noise_is_non_private_whatever_else():
+    assert isinstance(plan(noise=unheard.NoNoise()).at(0, LAYOUT).event(), NonPrivate)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": unheard.FixedSizeSampling(users_per_round=10)}, "Fixed-size sampling with noise"),
+        ({"clip": unheard.NoClip()}, "Noise without a clip"),
+        ({"estimator": unheard.TrueAverage()}, "true average"),
+    ],
+)
+def test_combinations_without_a_proof_are_refused(changes, message):
+    with pytest.raises(UnprovenCombination, match=message):
+        plan(**changes)
+    plan(**changes, noise=unheard.NoNoise())  # each is fine for a baseline
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"population": 0}, "population"),
+        ({"population": 2**41}, "population"),
+        ({"population": 50}, "declared population"),
+        ({"schedule": (unheard.Change(from_round=5, clip_norm=1), unheard.Change(from_round=5, clip_norm=2))}, "increasing"),
+        ({"noise": unheard.NoNoise(), "schedule": (unheard.Change(from_round=5, noise_std=1.0),)}, "sets noise"),
+        (
+            {"noise": unheard.NoNoise(), "clip": unheard.NoClip(), "schedule": (unheard.Change(from_round=5, clip_norm=1.0),)},
+            "sets clip_norm",
+        ),
+    ],
+)
+def test_impossible_plans_are_refused(changes, message):
+    with pytest.raises(InvalidValue, match=message):
+        plan(**changes)
+
+
+@pytest.mark.parametrize("bad", [{"from_round": 0, "clip_norm": 1.0}, {"from_round": 1}, {"from_round": 1, "clip_norm": -1.0}])
+def test_impossible_changes_are_refused(bad):
+    with pytest.raises(InvalidValue):
+        unheard.Change(**bad)
+
+
+def test_the_facts_hold_every_declared_number_by_phase_and_are_plain_json():
+    import json
+
+    facts = plan(schedule=(unheard.Change(from_round=7, clip_norm=5.0),)).facts(LAYOUT)
+    json.dumps(facts, allow_nan=False)
+    assert facts["sampling"]["sampling_prob"] == 0.1
+    assert facts["weights"]["total_weight"] == 1000
+    assert [(p["from_round"], p["clip_norm"], p["noise_multiplier"]) for p in facts["phases"]] == [(0, 15, 1), (7, 5, 1)]
+    assert facts["phases"][0]["noise_std"] == pytest.approx(0.15)
+    baseline = plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).facts(LAYOUT)
+    assert baseline["phases"][0]["clip_norm"] is None
+    assert math.isinf(plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).at(0, LAYOUT).sensitivity)

@@ -1,0 +1,104 @@
+"""The paper's model: its size, its parts, and the LSTM itself against torch's."""
+
+import pytest
+import torch
+from torch import nn
+
+import unheard
+from unheard.errors import InvalidValue
+from unheard.models.model import PAD, mean_loss, window_targets
+from unheard.models.tied_lstm import GATES
+
+
+def test_the_papers_model_has_1346144_parameters_in_11_vectors():
+    layout = unheard.TiedLSTM().layout
+    assert layout.total == 1_346_144
+    assert len(layout) == 11
+
+
+def test_tying_saves_about_forty_percent():
+    tied, untied = unheard.TiedLSTM().layout.total, unheard.TiedLSTM(tied=False).layout.total
+    assert untied == tied + 10_000 * 96
+    assert 1 - tied / untied == pytest.approx(0.4, abs=0.02)
+
+
+def torchs_lstm(model: unheard.TiedLSTM, params: dict[str, torch.Tensor]) -> nn.LSTM:
+    """torch orders gates input, forget, cell, output, as ours; it keeps input and state weights apart and transposed."""
+    lstm = nn.LSTM(model.embedding_size, model.hidden_size, batch_first=True)
+    weight = torch.cat([params[f"{gate}_weight"] for gate in GATES], dim=1).T
+    with torch.no_grad():
+        lstm.weight_ih_l0.copy_(weight[:, : model.embedding_size])
+        lstm.weight_hh_l0.copy_(weight[:, model.embedding_size :])
+        lstm.bias_ih_l0.copy_(torch.cat([params[f"{gate}_bias"] for gate in GATES]))
+        lstm.bias_hh_l0.zero_()
+    return lstm
+
+
+@pytest.mark.parametrize("unit_norm", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_logits_are_those_of_torchs_lstm(tied, unit_norm):
+    model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=5, hidden_size=7, tied=tied, unit_norm=unit_norm)
+    params_P = model.initial(3) * 1.7  # off the sphere, so that normalising matters
+    params = model.layout.split(params_P)
+    tokens = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
+    rows = {name: nn.functional.normalize(params[name], dim=1) if unit_norm else params[name] for name in params if "embedding" in name}
+    hidden, _ = torchs_lstm(model, params)(rows["embedding"][tokens])
+    output = hidden @ params["projection_weight"] + params["projection_bias"]
+    expected = output @ rows["embedding" if tied else "output_embedding"].T
+    torch.testing.assert_close(model.logits(params, tokens, None), expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_the_same_seed_begins_in_the_same_place_and_another_elsewhere(model):
+    assert torch.equal(model.initial(1), model.initial(1))
+    assert not torch.equal(model.initial(1), model.initial(2))
+
+
+def test_the_server_puts_word_vectors_back_on_the_sphere_and_touches_nothing_else(model):
+    moved = model.initial(0) + 0.3
+    before, after = model.layout.split(moved), model.layout.split(model.project(moved))
+    torch.testing.assert_close(after["embedding"].norm(dim=1), torch.ones(model.vocabulary_size))
+    torch.testing.assert_close(after["embedding"], nn.functional.normalize(before["embedding"], dim=1))
+    assert all(torch.equal(after[name], before[name]) for name in after if name != "embedding")
+
+
+def test_scaling_a_word_vector_changes_no_prediction(model):
+    params_P = model.initial(0)
+    scaled_P = params_P.clone()
+    model.layout.split(scaled_P)["embedding"].mul_(3.0)
+    tokens = torch.arange(10).view(2, 5)
+    logits = [model.logits(model.layout.split(p), tokens, None) for p in (params_P, scaled_P)]
+    torch.testing.assert_close(*logits)
+
+
+def test_features_about_the_user_change_what_is_predicted():
+    model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
+    params, tokens = model.layout.split(model.initial(0)), torch.arange(6).view(1, 6)
+    one, other = (model.logits(params, tokens, torch.tensor(f)) for f in ([1.0, 0.0], [0.0, 1.0]))
+    assert not torch.allclose(one, other)
+
+
+def test_padding_and_bos_are_never_targets():
+    inputs, targets, counts = window_targets(torch.tensor([[0, 5, 1, 0, 7, PAD, PAD]]))
+    assert counts.tolist() == [[True, True, False, True, False, False]]
+    assert inputs.min() >= 0
+    assert targets.min() >= 0
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_gradient(model):
+    theta = model.initial(0).requires_grad_()
+    loss = mean_loss(model, model.layout.split(theta), torch.full((2, 6), PAD), None)
+    assert loss.item() == 0.0
+    assert not torch.autograd.grad(loss, theta)[0].any()
+
+
+def test_the_loss_is_the_mean_over_real_targets(model):
+    params = model.layout.split(model.initial(0))
+    short = mean_loss(model, params, torch.tensor([[0, 4, 5]]), None)
+    padded = mean_loss(model, params, torch.tensor([[0, 4, 5, PAD, PAD], [PAD] * 5]), None)
+    torch.testing.assert_close(short, padded)
+
+
+@pytest.mark.parametrize("bad", [{"vocabulary_size": 3}, {"embedding_size": 0}, {"hidden_size": 0}, {"user_features": -1}])
+def test_impossible_sizes_are_refused(bad):
+    with pytest.raises(InvalidValue):
+        unheard.TiedLSTM(**bad)

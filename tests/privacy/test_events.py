@@ -1,0 +1,73 @@
+"""Events are plain, checked and read back as they were written; what is unknown is refused."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, from_record, to_record
+
+EVENTS = [
+    PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0),
+    Gaussian(noise_multiplier=2.0),
+    FailureProbability(delta=1e-10),
+    NonPrivate(reason="no noise was asked for"),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_reads_back_as_it_was_written(event):
+    assert from_record(to_record(event)) == event
+
+
+@given(st.floats(min_value=1e-300, max_value=1), st.floats(min_value=0, max_value=1e300))
+def test_every_round_reads_back_exactly(q, z):
+    event = PoissonGaussian(sampling_prob=q, noise_multiplier=z)
+    assert from_record(to_record(event)) == event
+
+
+def test_whole_numbers_and_their_floats_are_one_event():
+    assert to_record(Gaussian(noise_multiplier=1)) == {"kind": "gaussian", "noise_multiplier": 1.0}
+
+
+@pytest.mark.parametrize("q", [0, -0.1, 1.0001, math.nan, math.inf, "0.1", True, None])
+def test_a_sampling_probability_outside_0_and_1_is_refused(q):
+    with pytest.raises(InvalidValue, match="sampling_prob"):
+        PoissonGaussian(sampling_prob=q, noise_multiplier=1)
+
+
+@pytest.mark.parametrize("z", [-1, math.nan, math.inf, "1", False])
+@pytest.mark.parametrize("event", [lambda z: PoissonGaussian(sampling_prob=0.5, noise_multiplier=z), lambda z: Gaussian(noise_multiplier=z)])  # fmt: skip
+def test_noise_below_nothing_is_refused(event, z):
+    with pytest.raises(InvalidValue, match="noise_multiplier"):
+        event(z)
+
+
+def test_a_failure_probability_above_one_is_refused():
+    with pytest.raises(InvalidValue, match="delta"):
+        FailureProbability(delta=1.1)
+
+
+def test_a_non_private_event_must_say_why():
+    with pytest.raises(InvalidValue, match="reason"):
+        NonPrivate(reason=" ")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "laplace", "noise_multiplier": 1.0},
+        {"noise_multiplier": 1.0},
+        {"kind": ["gaussian"], "noise_multiplier": 1.0},
+        {"kind": "gaussian"},
+        {"kind": "gaussian", "noise_multiplier": 1.0, "discount": 0.5},
+        {"kind": "gaussian", "noise_multiplier": -1.0},
+        {"kind": "gaussian", "noise_multiplier": "1.0"},
+        ["gaussian"],
+    ],
+)
+def test_a_record_of_unknown_cost_is_refused(record):
+    with pytest.raises(LedgerError):
+        from_record(record)

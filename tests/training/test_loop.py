@@ -1,0 +1,278 @@
+"""Time: charged before released, resumed without under-counting, stopped by its budget."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import unheard
+from unheard.errors import (
+    BudgetExceeded,
+    CheckpointCorrupt,
+    CorpusMissing,
+    LedgerError,
+    ModelError,
+    RunFolderExists,
+    RunFolderInUse,
+    RunFolderMissing,
+    UnprovenCombination,
+)
+from unheard.privacy.accountants import epsilon
+from unheard.privacy.ledger import Ledger
+from unheard.runs import RunFolder
+from unheard.training import loop
+from unheard.training.checkpoint import load_model
+
+
+def reproducible(run: unheard.Run, **changes) -> unheard.Run:
+    return replace(run, training=replace(run.training, reproducible_seed=1, **changes))
+
+
+def final_model(folder: Path, run: unheard.Run) -> torch.Tensor:
+    return load_model(RunFolder(folder).model, run.model)
+
+
+def test_a_run_leaves_everything_that_its_folder_promises(run, tmp_path):
+    reports = list(unheard.train(run, tmp_path / "r"))
+    assert [r.round for r in reports] == [1, 2, 3, 4, 5, 6]
+    assert [r.metrics is not None for r in reports] == [False, False, True, False, False, True]
+    names = {p.name for p in (tmp_path / "r").iterdir()}
+    assert names >= {
+        "run.toml", "ledger.jsonl", "metrics.jsonl", "statement.json", "model.safetensors", "vocabulary.txt", "tokens.json", "checkpoints",
+    }  # fmt: skip
+    ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
+    assert [e.round for e in ledger.entries] == [0, 1, 2, 3, 4, 5]
+    assert set(ledger.events) == {run.plan.at(0, run.model.layout).event()}
+    assert reports[-1].epsilon == pytest.approx(epsilon(ledger.events, run.claimed_delta, "rdp"))
+    statement = json.loads((tmp_path / "r" / "statement.json").read_text())
+    assert statement["epsilon"]["rdp"] == pytest.approx(reports[-1].epsilon)
+    assert [row["round"] for row in RunFolder(tmp_path / "r").read_metrics()] == [3, 6]
+
+
+def test_the_model_learns_on_text_that_can_be_learned(run, tmp_path):
+    easy = replace(
+        run,
+        plan=replace(run.plan, noise=unheard.NoNoise(), clip=unheard.FlatClip(norm=10.0)),
+        training=unheard.Training(rounds=20, reproducible_seed=1),
+        evaluation=unheard.Evaluation(every=20, max_tokens=500, unroll=20),
+    )
+    last = list(unheard.train(easy, tmp_path / "r"))[-1]
+    assert last.metrics is not None
+    assert last.metrics["accuracy_top1"] > 0.2  # a guess would be right 1 time in 48
+    assert last.epsilon == float("inf")
+
+
+def test_the_event_is_on_disk_before_anybody_is_drawn(run, tmp_path, monkeypatch):
+    def crash(*args, **kwargs):
+        charged.append(len(Ledger.read(tmp_path / "r" / "ledger.jsonl")))
+        raise RuntimeError("power loss")
+
+    charged: list[int] = []
+    monkeypatch.setattr(loop, "run_round", crash)
+    with pytest.raises(RuntimeError, match="power loss"):
+        list(unheard.train(run, tmp_path / "r"))
+    assert charged == [1]
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 1
+
+
+def test_rounds_done_again_are_charged_again_and_draw_anew(run, tmp_path, monkeypatch):
+    attempts, real, crashes = [], loop.run_round, iter([False, False, False, True, *[False] * 9])
+
+    def sometimes_crash(*args):
+        attempts.append((args[0].round, args[-1]))
+        if next(crashes):
+            raise MemoryError
+        return real(*args)
+
+    monkeypatch.setattr(loop, "run_round", sometimes_crash)
+    monkeypatch.setattr(loop, "save_checkpoint", _only_at_even_rounds(loop.save_checkpoint))
+    with pytest.raises(MemoryError):
+        list(unheard.train(run, tmp_path / "r"))
+    assert [r.round for r in unheard.resume(tmp_path / "r")] == [3, 4, 5, 6]
+    rounds = [e.round for e in Ledger.read(tmp_path / "r" / "ledger.jsonl").entries]
+    assert rounds == [0, 1, 2, 3, 2, 3, 4, 5]
+    assert [a for _, a in attempts] == list(range(8))  # no attempt's randomness is used twice
+
+
+def _only_at_even_rounds(save):
+    """As kill -9 would have it: no last save on the way out."""
+    return lambda folder, model, state, ledger, keep: state.round % 2 or save(folder, model, state, ledger, keep)
+
+
+def test_a_stop_and_a_resume_is_the_same_run_as_one_without(run, tmp_path):
+    list(unheard.train(reproducible(run), tmp_path / "whole"))
+    for report in (stopped := unheard.train(reproducible(run), tmp_path / "parts")):
+        if report.round == 3:
+            break
+    stopped.close()
+    shutil.move(tmp_path / "parts", tmp_path / "moved")
+    list(unheard.resume(tmp_path / "moved"))
+    assert torch.equal(final_model(tmp_path / "whole", run), final_model(tmp_path / "moved", run))
+    ledgers = [Ledger.read(tmp_path / f / "ledger.jsonl") for f in ("whole", "moved")]
+    assert ledgers[0].head == ledgers[1].head
+
+
+def test_secure_runs_never_repeat(run, tmp_path):
+    for name in ("a", "b"):
+        list(unheard.train(run, tmp_path / name))
+    assert not torch.equal(final_model(tmp_path / "a", run), final_model(tmp_path / "b", run))
+
+
+def test_the_engine_changes_neither_the_model_nor_the_ledger(run, tmp_path):
+    for kind in ("reference", "vectorised"):
+        list(unheard.train(reproducible(run), tmp_path / kind, engine=unheard.EngineChoice(kind=kind)))
+    models = [final_model(tmp_path / kind, run) for kind in ("reference", "vectorised")]
+    torch.testing.assert_close(*models, atol=1e-4, rtol=1e-3)
+    assert len({Ledger.read(tmp_path / kind / "ledger.jsonl").head for kind in ("reference", "vectorised")}) == 1
+
+
+def test_an_empty_cohort_still_takes_a_full_noised_step_and_is_charged(run, tmp_path):
+    nobody = replace(run, plan=replace(run.plan, sampling=unheard.PoissonSampling(sampling_prob=1e-9)), training=unheard.Training(rounds=1))
+    list(unheard.train(nobody, tmp_path / "r"))
+    moved = final_model(tmp_path / "r", run) - run.model.initial(0)
+    assert (run.model.layout.split(moved)["output_weight"] != 0).all()
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 1
+
+
+def test_a_schedule_is_charged_as_it_was(run, tmp_path):
+    scheduled = replace(run, plan=replace(run.plan, schedule=(unheard.Change(from_round=4, noise_multiplier=2.0),)))
+    list(unheard.train(scheduled, tmp_path / "r"))
+    charged = [e.noise_multiplier for e in Ledger.read(tmp_path / "r" / "ledger.jsonl").events]
+    assert charged == [0.5] * 4 + [2.0] * 2
+
+
+def budgeted(run, rounds_worth: int) -> unheard.Run:
+    event = run.plan.at(0, run.model.layout).event()
+    enough = epsilon([(event, rounds_worth)], run.claimed_delta, "rdp") + 1e-6
+    return replace(run, budget=unheard.Budget(epsilon=enough, delta=run.claimed_delta))
+
+
+def test_a_budget_stops_before_the_round_that_would_exceed_it(run, tmp_path):
+    reports = list(unheard.train(budgeted(run, 4), tmp_path / "r"))
+    assert reports[-1].round == 4
+    assert reports[-1].stopped is not None
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 4
+    with pytest.raises(BudgetExceeded):
+        list(unheard.resume(tmp_path / "r"))
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 4
+
+
+def test_resume_goes_further_when_asked_to(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    assert list(unheard.resume(tmp_path / "r")) == []
+    assert [r.round for r in unheard.resume(tmp_path / "r", rounds=8)] == [7, 8]
+
+
+def test_old_checkpoints_are_forgotten(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    kept = sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir())
+    assert kept == ["round-00000004.safetensors", "round-00000006.safetensors"]
+
+
+def test_a_folder_in_use_is_left_alone(run, tmp_path):
+    first = unheard.train(run, tmp_path / "r")
+    next(first)
+    with pytest.raises(RunFolderInUse, match="another process"):
+        next(unheard.resume(tmp_path / "r"))
+    first.close()
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    before = (tmp_path / "r" / "ledger.jsonl").read_bytes()
+    with pytest.raises(RunFolderExists, match="unheard resume"):
+        unheard.train(run, tmp_path / "r")
+    assert (tmp_path / "r" / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_folder_whose_making_was_interrupted_can_be_taken_over(run, tmp_path):
+    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "r" / "run.toml").write_text("[clip]")
+    with pytest.raises(RunFolderMissing, match="never started"):
+        unheard.resume(tmp_path / "r")
+    assert len(list(unheard.train(run, tmp_path / "r"))) == 6
+
+
+def test_resuming_nothing_is_refused(tmp_path):
+    with pytest.raises(RunFolderMissing):
+        unheard.resume(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "garbage"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_can_be_used(run, tmp_path, damage):
+    list(unheard.train(run, tmp_path / "r"))
+    newest = tmp_path / "r" / "checkpoints" / "round-00000006.safetensors"
+    content = newest.read_bytes()
+    flipped = bytearray(content)
+    flipped[-5] ^= 1
+    newest.write_bytes({"cut": content[:-10], "flip": bytes(flipped), "empty": b"", "garbage": b"x" * 500}[damage])
+    with pytest.raises(CheckpointCorrupt, match="Delete it"):
+        next(unheard.resume(tmp_path / "r", rounds=7))
+    newest.unlink()
+    assert [r.round for r in unheard.resume(tmp_path / "r", rounds=7)] == [5, 6, 7]
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 9
+
+
+def test_a_shortened_ledger_is_refused(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    file = tmp_path / "r" / "ledger.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-2]))
+    with pytest.raises(LedgerError, match="shortened"):
+        next(unheard.resume(tmp_path / "r", rounds=9))
+
+
+def test_an_edited_run_file_is_refused(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    file = tmp_path / "r" / "run.toml"
+    file.write_text(file.read_text().replace("noise_multiplier = 0.5", "noise_multiplier = 0.1"))
+    with pytest.raises(LedgerError, match="changed after the run began"):
+        unheard.resume(tmp_path / "r")
+
+
+def test_a_corpus_that_is_missing_or_does_not_fit_is_refused_before_anything_is_made(run, tmp_path):
+    with pytest.raises(CorpusMissing, match="unheard prepare"):
+        unheard.train(replace(run, corpus=tmp_path / "none"), tmp_path / "r")
+    with pytest.raises(ModelError, match=r"model\.vocabulary_size = 50"):
+        unheard.train(replace(run, model=unheard.TiedLSTM(vocabulary_size=99)), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+def test_starting_from_an_earlier_run_costs_what_it_cost(run, tmp_path):
+    list(unheard.train(run, tmp_path / "first"))
+    from_run = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "first")))
+    list(unheard.train(from_run, tmp_path / "second"))
+    assert len(Ledger.read(tmp_path / "second" / "ledger.jsonl")) == 6 + 2
+    public = replace(from_run, training=replace(from_run.training, init_is_public=True))
+    list(unheard.train(public, tmp_path / "third"))
+    assert len(Ledger.read(tmp_path / "third" / "ledger.jsonl")) == 2
+
+
+def test_starting_from_a_bare_model_needs_a_word_about_its_origin(run, tmp_path):
+    list(unheard.train(run, tmp_path / "first"))
+    bare = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first" / "model.safetensors")))
+    with pytest.raises(UnprovenCombination, match="init_is_public"):
+        unheard.train(bare, tmp_path / "second")
+    list(unheard.train(replace(bare, training=replace(bare.training, init_is_public=True)), tmp_path / "third"))
+
+
+def test_runs_with_one_seed_begin_from_one_model(run, tmp_path):
+    other = replace(run, plan=replace(run.plan, clip=unheard.FlatClip(norm=1.0)))
+    assert torch.equal(run.model.initial(run.training.init_seed), other.model.initial(other.training.init_seed))
+
+
+def test_a_vocabulary_that_was_paid_for_is_in_the_ledger(run, store, tmp_path, monkeypatch):
+    cost = [{"kind": "gaussian", "noise_multiplier": 3.0}, {"kind": "failure_probability", "delta": 1e-6}]
+    monkeypatch.setattr(type(store), "vocabulary_events", property(lambda self: cost))
+    list(unheard.train(run, tmp_path / "r"))
+    events = Ledger.read(tmp_path / "r" / "ledger.jsonl").events
+    assert [type(e).__name__ for e in events[:3]] == ["Gaussian", "FailureProbability", "PoissonGaussian"]
+
+
+def test_a_released_model_predicts(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    words = unheard.Released.open(tmp_path / "r").predict("w3 w4", top=4)
+    assert len(words) == 4
+    assert words == sorted(words, key=lambda pair: -pair[1])

@@ -1,0 +1,113 @@
+"""Run files: one to one with the parts, and every slip of the pen named."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import unheard
+from unheard.errors import InvalidValue, UnheardError, UnknownKey
+from unheard.training.run_file import read_run_file, run_from_tables, run_hash, run_toml, tables_from_run
+
+
+@pytest.fixture
+def tables(run: unheard.Run) -> dict:
+    return tables_from_run(run)
+
+
+def test_a_run_goes_to_toml_and_back_unchanged(run):
+    again, engine = run_from_tables(tomllib.loads(run_toml(run)))
+    assert again.plan == run.plan
+    assert again.model == run.model
+    assert again.training == run.training
+    assert again.claimed_delta == run.claimed_delta
+    assert engine == unheard.EngineChoice()
+    assert run_hash(again) == run_hash(run)
+
+
+def test_every_part_survives_the_round_trip(run, store):
+    from dataclasses import replace
+
+    for changes in (
+        {"clip": unheard.PerLayerClip(norm=2.0)},
+        {"clip": unheard.PerLayerClip(norms=dict.fromkeys(run.model.layout.names, 1.0))},
+        {"estimator": unheard.ClippedDenominator(min_total_weight=30.0)},
+        {"weights": unheard.CappedWeights(weight_cap=100.0, total_weight=50.0)},
+        {"update": unheard.FedSGD(batch_size=3)},
+        {"update": unheard.FedSGD()},
+        {"noise": unheard.NoNoise(), "clip": unheard.NoClip(), "sampling": unheard.FixedSizeSampling(users_per_round=5)},
+        {"schedule": (unheard.Change(from_round=3, clip_norm=1.0), unheard.Change(from_round=5, noise_std=0.1))},
+    ):
+        changed = replace(run, plan=replace(run.plan, **changes))
+        again, _ = run_from_tables(tomllib.loads(run_toml(changed)))
+        assert again.plan == changed.plan
+        assert run_hash(again) == run_hash(changed) != run_hash(run)
+
+
+def test_what_may_change_on_resumption_does_not_change_the_hash(run):
+    from dataclasses import replace
+
+    longer = replace(run, training=replace(run.training, rounds=999, checkpoint_every=3), corpus=Path("elsewhere"))
+    assert run_hash(longer) == run_hash(run)
+    assert run_hash(replace(run, training=replace(run.training, init_seed=5))) != run_hash(run)
+
+
+def test_leaving_out_what_has_a_default_is_the_same_run(tables, run):
+    for name in ("weights", "estimator", "server", "engine"):
+        del tables[name]
+    assert run_hash(run_from_tables(tables)[0]) == run_hash(run)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda t: t["clip"].update(norn=3), UnknownKey, "'norn' in \\[clip\\].*Did you mean 'norm'"),
+        (lambda t: t.update(nosie={}), UnknownKey, "\\[nosie\\].*Did you mean 'noise'"),
+        (lambda t: t["clip"].update(kind="flatt"), UnknownKey, "Did you mean 'flat'"),
+        (lambda t: t["clip"].update(norm="wide"), InvalidValue, "clip.norm must be a number, not 'wide'"),
+        (lambda t: t["training"].update(rounds=2.5), InvalidValue, "training.rounds must be a whole number"),
+        (lambda t: t["training"].update(rounds=True), InvalidValue, "whole number"),
+        (lambda t: t["model"].update(tied=1), InvalidValue, "true or false"),
+        (lambda t: t["clip"].update(norm=-1), InvalidValue, "norm must be above 0"),
+        (lambda t: t.pop("clip"), InvalidValue, "lacks \\[clip\\]"),
+        (lambda t: t["clip"].pop("norm"), InvalidValue, "lacks 'norm'"),
+        (lambda t: t["clip"].pop("kind"), InvalidValue, "lacks 'kind'"),
+        (lambda t: t.update(clip=3), InvalidValue, "must be a table"),
+        (lambda t: t["privacy"].update(delta=0.5), InvalidValue, "below 1 / population"),
+        (lambda t: t["privacy"].update(budget_epsilon=1.0, budget_accountant="pdl"), UnheardError, "pdl"),
+        (lambda t: t.update(sampling={"kind": "fixed_size", "users_per_round": 5}), UnheardError, "Fixed-size sampling with noise"),
+    ],
+)
+def test_every_slip_is_named_with_its_cure(tables, spoil, error, message):
+    spoil(tables)
+    with pytest.raises(error, match=message):
+        run_from_tables(tables)
+
+
+def test_overrides_reach_any_key(tmp_path, run):
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(run))
+    changed, engine = read_run_file(
+        file, ["clip.norm=3", "update.learning_rate=0.25", "engine.kind=reference", "training.rounds=9", "server.kind=adam"]
+    )
+    assert changed.plan.clip == unheard.FlatClip(norm=3.0)
+    assert changed.plan.update.learning_rate == 0.25
+    assert changed.training.rounds == 9
+    assert engine.kind == "reference"
+    assert type(changed.server).__name__ == "AdamServer"
+
+
+@pytest.mark.parametrize("bad", ["clip.norm", "norm=3", "=3", "clip.=3", "clip.norn=3"])
+def test_bad_overrides_are_refused(tmp_path, run, bad):
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(run))
+    with pytest.raises((InvalidValue, UnknownKey)):
+        read_run_file(file, [bad])
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
+    with pytest.raises(InvalidValue, match="unheard init"):
+        read_run_file(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[clip\nnorm = 3")
+    with pytest.raises(InvalidValue, match="not valid TOML"):
+        read_run_file(tmp_path / "bad.toml")
