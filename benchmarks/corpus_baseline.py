@@ -7,25 +7,27 @@ marks, BOS and EOS, a cap for each user, one flat array and its offsets. It read
 import re
 import sys
 import time
+import unicodedata
 
 import numpy as np
 import pandas as pd
 
 from unheard.corpus.vocabulary import public_vocabulary
 
+PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "\u200b": "", "\ufeff": "", "\0": " "})
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*|[^\s]")
 
 
 def main(path: str, out: str, cap: int) -> None:
     ids = {word: i for i, word in enumerate(public_vocabulary().words)}
-    frame = pd.read_json(path, lines=True, dtype={"author": str, "body": str}, convert_dates=False)
+    frame = pd.read_json(path, lines=True, dtype=False)
     frame = frame.sort_values(["author", "created_utc"], kind="stable")
     flat: list[int] = []
     offsets = [0]
     for _, posts in frame.groupby("author", sort=True)["body"]:
         count = 0
         for text in posts:
-            words = WORD.findall(text.lower())
+            words = WORD.findall(unicodedata.normalize("NFC", text).translate(PLAIN).lower())
             if not words or count >= cap:
                 continue
             taken = ([ids.get(word, 2) for word in words] + [1])[: cap - count]

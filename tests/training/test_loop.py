@@ -55,9 +55,14 @@ def test_a_run_leaves_everything_that_its_folder_promises(run, tmp_path):
 def test_the_model_learns_on_text_that_can_be_learned(run, tmp_path):
     easy = replace(
         run,
-        plan=replace(run.plan, noise=unheard.NoNoise(), clip=unheard.FlatClip(norm=10.0)),
-        training=unheard.Training(rounds=20, reproducible_seed=1),
-        evaluation=unheard.Evaluation(every=20, max_tokens=500, unroll=20),
+        plan=replace(
+            run.plan,
+            noise=unheard.NoNoise(),
+            clip=unheard.FlatClip(norm=10.0),
+            update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=3.0),
+        ),
+        training=unheard.Training(rounds=50, reproducible_seed=1),
+        evaluation=unheard.Evaluation(every=50, max_tokens=500, unroll=20),
     )
     last = list(unheard.train(easy, tmp_path / "r"))[-1]
     assert last.metrics is not None

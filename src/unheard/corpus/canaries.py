@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unheard.corpus.shards import Shard, ShardWriter, token_dtype
+from unheard.corpus.streams import cut
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.errors import InputError
 from unheard.parts import require
@@ -76,14 +77,7 @@ def _rewrite(shard: Shard, folder: Path, number: int, mine: dict[int, np.ndarray
     writer = ShardWriter(folder, number, shard.dtype)
     for k in range(shard.num_users):
         own = shard.tokens[shard.offsets[k] : shard.offsets[k + 1]]
-        writer.append(cut(np.concatenate([mine[k], own]), cap) if k in mine else own)
+        stream = np.concatenate([mine[k], own]) if k in mine else own
+        writer.append(cut(stream, cap) if cap is not None else stream)
     writer.close()
 
-
-def cut(stream: np.ndarray, cap: int | None) -> np.ndarray:
-    """The longest front part with at most `cap` predicted tokens, that is, not counting BOS."""
-    if cap is None:
-        return stream
-    predicted = np.cumsum(stream != BOS)
-    stream = stream[: int(np.searchsorted(predicted, cap, side="right"))] if predicted[-1] > cap else stream
-    return stream[:-1] if stream[-1] == BOS else stream

@@ -95,7 +95,7 @@ class DuckDBEngine:
         writing.mkdir(parents=True)
         try:
             query = scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
-            copy = f"COPY ({query}) TO {quoted(str(writing))} (FORMAT parquet, COMPRESSION lz4, PARTITION_BY (shard), OVERWRITE_OR_IGNORE)"
+            copy = f"COPY ({query}) TO {quoted(str(writing))} (FORMAT parquet, COMPRESSION uncompressed, PARTITION_BY (shard), OVERWRITE_OR_IGNORE)"
             _run_watched(database, copy, report)
             rejected = rejected_rows(database)
         except duckdb.Error as trouble:

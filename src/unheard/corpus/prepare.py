@@ -80,7 +80,7 @@ def prepare(
     engine = engine or DuckDBEngine()
     writer = StoreWriter(out, keep_partial=True)
     work = writer.partial / "work"
-    _begin_or_resume(writer.partial, sources, preparation, user_map is not None)
+    _begin_or_resume(writer.partial, sources, [preparation, type(engine).__name__, user_map is not None])
     readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
     grouping = Grouping(
         work=work,
@@ -118,9 +118,9 @@ def choose_shards(sources: Sequence[Source]) -> int:
     return max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
 
 
-def _begin_or_resume(partial: Path, sources: Sequence[Source], preparation: Preparation, mapped: bool) -> None:
+def _begin_or_resume(partial: Path, sources: Sequence[Source], asked: list[Any]) -> None:
     """Go on only with exactly the same question: other inputs or options begin again from nothing."""
-    question = repr(preparation) + repr([(s, _size(s), _changed(s)) for s in sources]) + version("unheard") + str(mapped)
+    question = repr([*asked, version("unheard"), [(s, _size(s), _changed(s)) for s in sources]])
     plan = {"question": hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()}
     file = partial / "plan.json"
     if not file.is_file() or json.loads(file.read_text()) != plan:

@@ -158,15 +158,14 @@ def _json_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields)
     names = sorted(row[0] for row in database.execute(sample).fetchall())
     if names:  # no object at all: every line is malformed, and counted so
         _require_columns(names, fields, batch)
-    user, text = _pointer(fields.user), _pointer(fields.text)
-    time = f"json ->> {_pointer(fields.time)}" if fields.time else "NULL"
-    plain = "('VARCHAR', 'UBIGINT', 'BIGINT', 'HUGEINT', 'DOUBLE')"
+    # One extraction for all fields, since each call reads the whole line again. A user may be text or a number.
+    wanted = ", ".join(_pointer(f) for f in (fields.user, fields.text, fields.time or fields.text))
     return f"""
-        SELECT json IS NULL OR json_type(json) <> 'OBJECT' AS malformed,
-               CASE WHEN json_type(json, {user}) IN {plain} THEN json ->> {user} END AS "user",
-               CASE WHEN json_type(json, {text}) = 'VARCHAR' THEN json ->> {text} END AS text,
-               {time} AS time
-        FROM {table}"""
+        SELECT malformed, CASE WHEN starts_with(CAST(f[1] AS VARCHAR), '"') THEN f[1] ->> '$'
+                               WHEN regexp_matches(CAST(f[1] AS VARCHAR), '^-?[0-9]') THEN CAST(f[1] AS VARCHAR) END AS "user",
+               CASE WHEN starts_with(CAST(f[2] AS VARCHAR), '"') THEN f[2] ->> '$' END AS text,
+               {"f[3] ->> '$'" if fields.time else "NULL"} AS time
+        FROM (SELECT json IS NULL OR json_type(json) <> 'OBJECT' AS malformed, json_extract(json, [{wanted}]) AS f FROM {table})"""
 
 
 def _csv_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, delimiter: str) -> str:

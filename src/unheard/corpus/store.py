@@ -109,8 +109,8 @@ class TokenStore:
         if info.get("format") != FORMAT:
             raise CorpusCorrupt(f"{folder} has store format {info.get('format')}; this version reads {FORMAT}: prepare it again.")
         vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-        if len(vocabulary) != info.get("vocabulary", {}).get("size"):
-            raise CorpusCorrupt(f"{folder / 'vocabulary.txt'} does not have as many words as corpus.json says. {CURE}")
+        if vocabulary.digest != info.get("vocabulary", {}).get("sha256"):
+            raise CorpusCorrupt(f"{folder / 'vocabulary.txt'} is not the word list that the tokens were made with. {CURE}")
         if layout.get("dtype") != token_dtype(len(vocabulary)).str or not isinstance(layout.get("shards"), int):
             raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {CURE}")
         return cls(folder, info, layout, vocabulary)
@@ -164,7 +164,7 @@ class StoreWriter:
         layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
         write_private_json(self.partial / "layout.json", layout)
         whole = {"format": FORMAT, **info}
-        whole["vocabulary"] = {"kind": "given", **info.get("vocabulary", {}), "size": len(vocabulary)}
+        whole["vocabulary"] = {"kind": "given", **info.get("vocabulary", {}), "size": len(vocabulary), "sha256": vocabulary.digest}
         (self.partial / "corpus.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if self.path.exists():
             self.path.rmdir()  # empty: checked when this writer was made

@@ -4,6 +4,7 @@ In: (user, text) in order. Out: shard files, one for each split, and counts. Not
 long user only a piece.
 """
 
+import functools
 import itertools
 import json
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from unheard.corpus.cleaning import strip_quotes
-from unheard.corpus.shards import ShardWriter, token_dtype
+from unheard.corpus.shards import Shard, ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.streams import Encoder, Sequence, stream_pieces
 from unheard.corpus.tokens import Tokens
@@ -52,21 +53,25 @@ class WriteStreams:
 
     def __call__(self, shard: int, rows: Iterator[tuple[str, str]]) -> dict[str, Any]:
         dtype = token_dtype(len(self.vocabulary))
-        encoder = Encoder(self.tokens, self.vocabulary)
+        encoder = _encoder(self.tokens, self.vocabulary)
         writers = {name: ShardWriter(self.folder / name, shard, dtype) for name in self.splits.names()}
         counts: Counter[str] = Counter()
         kept: dict[str, list[str]] = {name: [] for name in writers}
         try:
             for user, posts in itertools.groupby(rows, key=itemgetter(0)):
                 split = self.splits.split_of(user)
+                tokens = self._write_user(writers[split], encoder, map(itemgetter(1), posts))
                 counts["users_seen"] += 1
-                if self._write_user(writers[split], encoder, map(itemgetter(1), posts), counts, split):
-                    if self.names is not None:
-                        kept[split].append(user)
-                else:
+                if not tokens:
                     counts["users_too_short"] += 1
-            for writer in writers.values():
+                    continue
+                counts[f"{split}_users"] += 1
+                counts[f"{split}_tokens"] += tokens
+                if self.names is not None:
+                    kept[split].append(user)
+            for split, writer in writers.items():
                 writer.close()
+                counts[f"{split}_unknown"] = _unknown(Shard.found(self.folder / split / f"{shard:05d}.offsets", dtype))
         except OSError as trouble:
             for writer in writers.values():
                 writer.abandon()
@@ -77,26 +82,28 @@ class WriteStreams:
             (self.names / f"{shard:05d}.json").write_text(json.dumps(kept), encoding="utf-8")
         return dict(counts)
 
-    def _write_user(self, writer: ShardWriter, encoder: Encoder, texts: Iterator[str], counts: Counter[str], split: str) -> bool:
-        """One user's stream; False, and nothing written, if it is shorter than the rule asks."""
+    def _write_user(self, writer: ShardWriter, encoder: Encoder, texts: Iterator[str]) -> int:
+        """One user's stream. The number of its tokens, or 0 and nothing written if it is shorter than the rule asks."""
         held, count = bytearray(), 0
-        unknown = 0
         for piece, tokens in stream_pieces(self.rule.posts(texts), encoder, self.rule.sequence, self.rule.tokens_per_user):
             held += piece
             count += tokens
             if len(held) >= _HOLD_BYTES and count >= self.rule.min_tokens:
-                unknown += self._flush(writer, held)
+                writer.write(held)
+                held.clear()
         if count < self.rule.min_tokens:
-            return False
-        unknown += self._flush(writer, held)
-        writer.end_user()
-        counts[f"{split}_users"] += 1
-        counts[f"{split}_tokens"] += count
-        counts[f"{split}_unknown"] += unknown
-        return True
-
-    def _flush(self, writer: ShardWriter, held: bytearray) -> int:
-        ids = np.frombuffer(bytes(held), dtype=token_dtype(len(self.vocabulary)))
+            return 0
         writer.write(held)
-        held.clear()
-        return int(np.count_nonzero(ids == UNK))
+        writer.end_user()
+        return count
+
+
+@functools.lru_cache(maxsize=1)
+def _encoder(tokens: Tokens, vocabulary: Vocabulary) -> Encoder:
+    """One for a process, so that what it has by heart serves every shard."""
+    return Encoder(tokens, vocabulary)
+
+
+def _unknown(shard: Shard) -> int:
+    blocks = range(0, shard.num_tokens, 1 << 22)
+    return sum(int(np.count_nonzero(shard.tokens[b : b + (1 << 22)] == UNK)) for b in blocks)

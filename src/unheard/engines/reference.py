@@ -46,6 +46,7 @@ class ReferenceEngine:
         return theta_P - theta0_P
 
     def _gradient(self, theta_P: Tensor, batch_BW: Tensor, features_F: Tensor | None) -> Tensor:
-        theta_P = theta_P.detach().requires_grad_()
-        loss = mean_loss(self.model, self.model.layout.split(theta_P), batch_BW, features_F)
-        return torch.autograd.grad(loss, theta_P)[0]
+        params = {name: layer.detach().requires_grad_() for name, layer in self.model.layout.split(theta_P).items()}
+        loss = mean_loss(self.model, params, batch_BW, features_F)
+        gradients = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
+        return self.model.layout.join(dict(zip(params, gradients, strict=True)))

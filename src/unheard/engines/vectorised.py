@@ -4,7 +4,9 @@ Its plain twin is engines/reference.py. Users are sorted by how many local steps
 and those who have finished leave it; nobody waits for the longest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +20,7 @@ from unheard.mechanism.values import CohortSum
 from unheard.models.model import PAD, LanguageModel, mean_loss
 from unheard.updates.user import User
 
-CHUNK_BYTES = {"cpu": 2**30, "cuda": 16 * 2**30}
+CHUNK_BYTES = {"cpu": 2**27, "cuda": 16 * 2**30}
 """Memory that a chunk of users may take, by kind of device, when users_at_once is not given."""
 
 
@@ -34,14 +36,21 @@ class VectorisedEngine:
         params_P = params_P.to(self.device)
         batches = [plan.update.batches(user.tokens, rng) for user in users]
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
-        chunks = []
-        while by_length:
-            size = self.users_at_once or self._users_that_fit(batches[by_length[0]])
-            chunk, by_length = by_length[:size], by_length[size:]
+
+        def chunk_sum(chunk: list[int]) -> CohortSum:
             delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan)
             weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in chunk]))
-            chunks.append(plan.contribution.of_users(delta_UP, weight_units_U))
-        return plan.contribution.sum(chunks, self.model.layout.total)
+            return plan.contribution.of_users(delta_UP, weight_units_U)
+
+        chunks = list(self._chunks(by_length, batches))
+        with _one_thread_a_chunk(self.device) as run_all:
+            return plan.contribution.sum(list(run_all(chunk_sum, chunks)), self.model.layout.total)
+
+    def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
+        while by_length:
+            size = self.users_at_once or self._users_that_fit(batches[by_length[0]])
+            yield by_length[:size]
+            by_length = by_length[size:]
 
     def _deltas(self, theta0_P: Tensor, users: list[User], batches: list[np.ndarray], plan: RoundPlan) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
@@ -49,21 +58,27 @@ class VectorisedEngine:
         num_steps_U = np.array([len(b) for b in batches])
         features_UF = self._features(users)
         delta_UP = torch.zeros(len(users), theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
-
-        def loss(delta_P: Tensor, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
-            return mean_loss(self.model, self.model.layout.split(theta0_P + delta_P), window_BW, features_F)
-
-        in_dims = (0, 0, None if features_UF is None else 0)
-        gradients = vmap(grad(loss), in_dims=in_dims, randomness="error")
+        theta_UP = theta0_P.repeat(len(users), 1)
         for step in range(window_USBW.shape[1]):
             at_work = int((num_steps_U > step).sum())
             now_UP = delta_UP[:at_work]
             features_now = None if features_UF is None else features_UF[:at_work]
-            gradient_UP = gradients(now_UP, window_USBW[:at_work, step], features_now)
+            gradients = self._gradients(theta_UP[:at_work], window_USBW[:at_work, step], features_now)
             now_UP.mul_(1 - plan.update.learning_rate * plan.update.update_penalty)
-            now_UP.sub_(gradient_UP, alpha=plan.update.learning_rate)
+            for name, layer in self.model.layout.split(now_UP).items():
+                layer.sub_(gradients[name], alpha=plan.update.learning_rate)
             clip_(now_UP, plan.contribution.balls)
+            torch.add(theta0_P, now_UP, out=theta_UP[:at_work])
         return delta_UP
+
+    def _gradients(self, theta_UP: Tensor, window_UBW: Tensor, features_UF: Tensor | None) -> dict[str, Tensor]:
+        """Layer by layer, so that no user's gradient is ever padded with zeros to the whole vector."""
+
+        def loss(params: dict[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:
+            return mean_loss(self.model, params, window_BW, features_F)
+
+        in_dims = (0, 0, None if features_UF is None else 0)
+        return vmap(grad(loss), in_dims=in_dims, randomness="error")(self.model.layout.split(theta_UP), window_UBW, features_UF)
 
     def _features(self, users: list[User]) -> Tensor | None:
         if not self.model.user_features:
@@ -75,6 +90,22 @@ class VectorisedEngine:
         _, B, W = batches_SBW.shape
         bytes_a_user = 4 * (6 * self.model.layout.total + 4 * B * (W - 1) * self.model.vocabulary_size)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
+
+
+@contextmanager
+def _one_thread_a_chunk(device: torch.device) -> Iterator[Callable[..., Iterable[CohortSum]]]:
+    """On a CPU, chunks side by side with one thread each: small operations do not share out well, and threads that wait for
+    each other stand still when the machine is busy. Integer sums do not depend on which chunk ends first."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield map
+        return
+    torch.set_num_threads(1)  # for the pool's threads, which are new
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            yield pool.map
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _stacked(batches: list[np.ndarray]) -> np.ndarray:

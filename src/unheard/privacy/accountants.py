@@ -133,9 +133,9 @@ def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: st
         return epsilon + math.log1p(math.exp(-epsilon)) + log_delta <= math.log(rest)
 
     low = _epsilon(counts, 0.0, rest, accountant)
+    if math.isinf(low) or (low == 0 and holds(low)):
+        return low
     step = 0.05 * max(low, 0.01)
-    if low == 0 and holds(low):
-        return 0.0
     high = next((low + i * step for i in range(1, 100) if holds(low + i * step)), math.inf)
     if math.isinf(high):
         return high

@@ -14,7 +14,7 @@ from unheard.privacy.curves import CURVES, NO_NOISE, Counts, library_event
 from unheard.privacy.events import Event, Gaussian, PoissonGaussian
 
 GRID = 1e-4  # dp-accounting's own default
-FINER = 10.0
+BINS_IN_A_USUAL_LOSS = 4  # enough for an epsilon within a few tenths of a percent of the finest grid's
 TYPICAL_DELTA = 1e-8
 MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
 MAX_BINS_OF_A_RUN = 4e6
@@ -71,21 +71,26 @@ def loss_distribution(counts: Counts, grid: float) -> LossDistribution:
 
 @functools.lru_cache(maxsize=16)
 def _grid(counts: Counts) -> float:
-    """dp-accounting's default grid, refined while it puts PLD above RDP (very small epsilons), widened to fit the work.
+    """dp-accounting's default grid; a finer one where losses are far below it or it puts PLD above RDP (very small
+    epsilons); a wider one where little noise makes losses so large that they would not fit on it.
 
     Any grid gives a valid bound. It depends on the rounds alone, so that all points of their curve agree.
     """
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
     of_a_run = 4 * _rdp_epsilon(counts, 1e-15)
-    finest = max(of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
-    grid = max(GRID, finest)
-    found = loss_distribution(counts, grid).epsilon(TYPICAL_DELTA)
-    settled = found <= _rdp_epsilon(counts, TYPICAL_DELTA) or math.isinf(found)
-    while not settled and grid / FINER >= finest:
-        finer = loss_distribution(counts, grid / FINER).epsilon(TYPICAL_DELTA)
-        settled = finer > 0.99 * found
-        grid, found = (grid / FINER, finer) if finer < found else (grid, found)
+    grid = max(GRID, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+    usual = min(_usual_loss(event) for event, _ in counts)
+    if grid > 10 * usual or loss_distribution(counts, grid).epsilon(TYPICAL_DELTA) > _rdp_epsilon(
+        counts, TYPICAL_DELTA
+    ):
+        finest = max(3 * of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+        return min(grid, max(finest, usual / BINS_IN_A_USUAL_LOSS))
     return grid
+
+
+def _usual_loss(event: Event) -> float:
+    """About the standard deviation of the loss of one round; a grid much wider than that loses most of the accuracy."""
+    return _sampling_prob(event) * math.sqrt(math.expm1(min(_noise_multiplier(event) ** -2, 100.0)))
 
 
 def _largest_loss(event: Event) -> float:

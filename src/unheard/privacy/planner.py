@@ -151,7 +151,7 @@ def _scale(unknown: str, population: int) -> tuple[int, int, Callable[[int], flo
 def _largest(meets: Callable[[int], bool], low: int, most: int) -> tuple[int, int | None]:
     """The largest number that meets the target, given that `low` does, and a slightly larger one that does not.
 
-    Ever longer steps up until one is too much, then the gap is halved, to one part in ten thousand for large numbers.
+    Ever longer steps up until one is too much, then the gap is halved; to a tenth of a percent for large numbers.
     """
     step = max(1, low // 20)
     while low < most:
@@ -161,7 +161,7 @@ def _largest(meets: Callable[[int], bool], low: int, most: int) -> tuple[int, in
         low, step = high, 2 * step
     else:
         return low, None
-    while high - low > max(1, low // 10_000):
+    while high - low > (1 if low < 20_000 else low // 1000):
         middle = (low + high) // 2
         low, high = (middle, high) if meets(middle) else (low, middle)
     return low, high

@@ -1,0 +1,63 @@
+"""`unheard corpus`: look at a token store, or make a synthetic one of any size."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SHOW_EXAMPLES = """Examples:
+
+  unheard corpus show corpora/chitchat
+
+  unheard corpus show corpora/reddit --weight-cap 1600
+"""
+
+SYNTH_EXAMPLES = """Examples:
+
+  unheard corpus synth --like corpora/chitchat --users 10000 --tokens-per-user 1600 --out corpora/synth
+
+  unheard corpus synth --like corpora/chitchat --users 763430 --tokens-per-user 1600 --out corpora/load    (the paper's size: 2.6 GB)
+"""
+
+app = typer.Typer(help="Look at a token store, or make a synthetic one of any size.", no_args_is_help=True)
+
+
+@app.command("show", epilog=SHOW_EXAMPLES)
+def show(
+    store: Annotated[Path, typer.Argument(metavar="DIR", help="A token store, made by `unheard prepare`.")],
+    weight_cap: Annotated[int | None, typer.Option(min=1, help="Show what this weight cap would do.")] = None,
+) -> None:
+    """Exact counts of a store, for its owner: users, tokens a user, out-of-dictionary rate, what a weight cap does."""
+    from unheard.cli.corpus_display import print_store
+    from unheard.corpus.store import TokenStore
+
+    print_store(TokenStore.open(store), weight_cap)
+
+
+@app.command("synth", epilog=SYNTH_EXAMPLES)
+def synth(
+    like: Annotated[Path, typer.Option(help="The store whose word statistics to follow.")],
+    users: Annotated[int, typer.Option(min=1, help="How many training users.")],
+    tokens_per_user: Annotated[int, typer.Option(min=1, help="Exactly how many tokens each has.")],
+    out: Annotated[Path, typer.Option(help="The folder to make for the store.")],
+    held_out: Annotated[int | None, typer.Option(min=1, help="How many held-out users; 1 in 100 unless given.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each core.")] = 0,
+) -> None:
+    """A corpus of any size for load tests, with the word statistics of a real one. Marked synthetic for ever."""
+    from unheard.cli.preparing import bar
+    from unheard.corpus.store import TokenStore
+    from unheard.corpus.synthetic import synthesise
+
+    with bar() as progress:
+        made = synthesise(
+            TokenStore.open(like),
+            out,
+            users=users,
+            tokens_per_user=tokens_per_user,
+            held_out=held_out,
+            seed=seed,
+            workers=workers,
+            progress=progress,
+        )
+    print(made.path)

@@ -1,0 +1,135 @@
+"""What `unheard prepare` says and reads around its one call: flags into parts, files into lists, a bar, the counts at the end."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from unheard.corpus.canaries import Canary
+from unheard.corpus.prepare import Prepared
+from unheard.corpus.sources import find_sources
+from unheard.corpus.tokens import CharacterTokens, TokenizerFile, Tokens, WordTokens
+from unheard.corpus.vocabulary_choice import (
+    CorpusVocabulary,
+    FileVocabulary,
+    PrivateVocabulary,
+    PublicVocabulary,
+    TokenizerVocabulary,
+    VocabularyChoice,
+)
+from unheard.errors import InputError, InvalidValue, PrivacyError
+from unheard.parts import part_from_table
+
+notes = Console(stderr=True)
+
+
+def choose_tokens(kind: str, punctuation: str) -> Tokens:
+    if kind == "words":
+        if punctuation not in ("tokens", "drop"):
+            raise InvalidValue(f"--punctuation must be tokens or drop, not '{punctuation}'.")
+        return WordTokens(punctuation=punctuation)
+    return CharacterTokens() if kind == "characters" else TokenizerFile.read(kind)
+
+
+def choose_vocabulary(
+    tokens: Tokens,
+    kind: str,
+    other: str | None,
+    size: int,
+    language: str,
+    epsilon: float | None,
+    delta: float | None,
+    words_per_user: int,
+    inputs: list[str],
+) -> VocabularyChoice:
+    if kind != "private" and (epsilon is not None or delta is not None):
+        raise InvalidValue("--vocab-epsilon and --vocab-delta go with --vocab private; a public vocabulary costs nothing.")
+    if (kind == "from-corpus") != (other is not None):
+        raise InvalidValue("--vocab from-corpus and --vocab-corpus OTHER go together.")
+    if other is not None:
+        _refuse_own_text(other, inputs)
+        return CorpusVocabulary(path=other, size=size)
+    if kind == "private":
+        if epsilon is None or delta is None:
+            raise InvalidValue("--vocab private needs its price: --vocab-epsilon and --vocab-delta.")
+        return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size, words_per_user=words_per_user)
+    if kind == "tokenizer" or (kind == "public" and isinstance(tokens, TokenizerFile)):
+        return TokenizerVocabulary()
+    return PublicVocabulary(size=size, language=language) if kind == "public" else FileVocabulary(path=kind, size=size)
+
+
+def _refuse_own_text(other: str, inputs: list[str]) -> None:
+    """The users' own words are private, whatever the flag calls them."""
+    if (Path(other) / "corpus.json").is_file() or not Path(other).exists() or other.endswith(".txt"):
+        return
+    own = {Path(s.path).resolve() for s in find_sources(inputs) if s.format != "hub"}
+    if own & {Path(s.path).resolve() for s in find_sources([other]) if s.format != "hub"}:
+        raise PrivacyError(f"{other} is the users' own text: its words are not public. Use --vocab private, which pays for them.")
+
+
+def read_ids(path: Path | None) -> tuple[str, ...]:
+    """Ids of users who opted out or asked to be erased, one on each line."""
+    if path is None:
+        return ()
+    try:
+        return tuple(line for line in path.read_text(encoding="utf-8").split("\n") if line.strip())
+    except (OSError, UnicodeDecodeError) as trouble:
+        raise InputError(f"Cannot read --exclude-users {path}: {trouble}. Nothing was prepared.") from None
+
+
+def read_canaries(path: Path | None) -> tuple[Canary, ...]:
+    if path is None:
+        return ()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return tuple(part_from_table(Canary, json.loads(line), "canary") for line in lines if line.strip())
+    except (OSError, ValueError) as trouble:
+        raise InputError(f"Cannot read --canaries {path}: {trouble}. Give JSON lines with text, users, repeats.") from None
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[str, float], None]]:
+    """One bar for each step, on stderr, with an estimate of the time left."""
+    columns = (TextColumn("[bold]{task.description:<14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes) as display:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(step: str, fraction: float) -> None:
+            if step not in tasks:
+                tasks[step] = display.add_task(step, total=1.0)
+            display.update(tasks[step], completed=fraction)
+
+        yield progress
+
+
+_ROWS = {
+    "malformed": "rows that are no valid {kind} or no valid UTF-8",
+    "no_user": "rows without a user",
+    "no_text": "rows without text",
+    "no_time": "rows whose time is missing or cannot be read (kept, after the others)",
+    "excluded": "rows of excluded users",
+}
+
+
+def report(done: Prepared) -> None:
+    """What was left out and why, for the owner of the data."""
+    counts: dict[str, Any] = done.counts
+    notes.print("[bold]For the owner of the data only; exact counts of private users are unsafe to publish:[/]")
+    rows = counts["rows"]
+    notes.print(f"  {rows['rows']:>12,} rows read, {rows['kept']:,} used")
+    for name, words in _ROWS.items():
+        if rows.get(name):
+            notes.print(f"  {rows[name]:>12,} {words.format(kind='JSON or CSV')}")
+    if counts["duplicate_posts"]:
+        dropped = "dropped" if done.store.info["drop_duplicates"] else "kept; --drop-duplicates drops them"
+        notes.print(f"  {counts['duplicate_posts']:>12,} posts that stand word for word under several users ({dropped})")
+    users = counts["users"]
+    notes.print(f"  {users['users_seen']:>12,} users, {users.get('users_too_short', 0):,} too short and left out")
+    for split in ("train", "held_out", "public"):
+        if users.get(f"{split}_users"):
+            notes.print(f"  {users[f'{split}_users']:>12,} users in {split}, {users[f'{split}_tokens']:,} tokens")
+    print(f"{done.store.path}")

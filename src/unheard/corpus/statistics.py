@@ -1,0 +1,88 @@
+"""What the owner of a store may want to see of it: exact counts, hence never for a report or a run folder.
+
+In: an open store. Out: plain numbers. Everything here is computed from private users without noise.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unheard.corpus.store import TokenStore, UserTokens
+from unheard.corpus.vocabulary import BOS, EOS, UNK
+
+PERCENTILES = (0, 1, 10, 25, 50, 75, 90, 99, 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitStatistics:
+    """One split. `tokens` counts predicted tokens, that is, not BOS."""
+
+    users: int
+    tokens: int
+    posts: int
+    out_of_dictionary: float
+    percentiles: tuple[int, ...]
+    histogram: tuple[tuple[int, int, int], ...]
+    largest_user_share: float
+
+
+def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
+    """One pass over the tokens, block by block."""
+    counts = np.zeros(3, dtype=np.int64)
+    for block in users.blocks():
+        counts += [np.count_nonzero(block == special) for special in (BOS, EOS, UNK)]
+    lengths = predicted_lengths(users)
+    words = int(users.num_tokens - counts[BOS] - counts[EOS])
+    tokens = int(lengths.sum())
+    return SplitStatistics(
+        users=users.num_users,
+        tokens=tokens,
+        posts=int(counts[BOS]),
+        out_of_dictionary=float(counts[UNK] / words) if words else 0.0,
+        percentiles=tuple(int(p) for p in np.percentile(lengths, PERCENTILES)) if len(lengths) else (0,) * len(PERCENTILES),
+        histogram=histogram(lengths, bins),
+        largest_user_share=float(lengths.max() / tokens) if tokens else 0.0,
+    )
+
+
+def predicted_lengths(users: UserTokens, helping: int = 4096) -> np.ndarray:
+    """How many predicted tokens each user has: ids that are not BOS."""
+    lengths = np.empty(users.num_users, dtype=np.int64)
+    for begin in range(0, users.num_users, helping):
+        some = users.users(np.arange(begin, min(begin + helping, users.num_users)))
+        lengths[begin : begin + len(some)] = [np.count_nonzero(tokens != BOS) for tokens in some]
+    return lengths
+
+
+def histogram(lengths: np.ndarray, bins: int) -> tuple[tuple[int, int, int], ...]:
+    """(from, up to, users) in bins that double, since users' lengths spread over magnitudes."""
+    if not len(lengths):
+        return ()
+    top = int(lengths.max())
+    edges = [1]
+    while edges[-1] <= top:
+        edges.append(edges[-1] * 2)
+    edges = [0, *edges[-bins:]] if len(edges) > bins else edges
+    found = np.histogram(lengths, bins=np.array(edges))[0]
+    return tuple((edges[i], edges[i + 1] - 1, int(n)) for i, n in enumerate(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapEffect:
+    """What a weight cap w-hat does: weights are min(tokens / w-hat, 1)."""
+
+    weight_cap: int
+    users_at_cap: float
+    total_weight: float
+    mean_weight: float
+
+
+def cap_effect(store: TokenStore, weight_cap: int) -> CapEffect:
+    lengths = predicted_lengths(store.train)
+    weights = np.minimum(lengths / weight_cap, 1.0)
+    return CapEffect(
+        weight_cap=weight_cap,
+        users_at_cap=float(np.mean(lengths >= weight_cap)) if len(lengths) else 0.0,
+        total_weight=float(weights.sum()),
+        mean_weight=float(weights.mean()) if len(lengths) else 0.0,
+    )

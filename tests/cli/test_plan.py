@@ -1,0 +1,108 @@
+"""`unheard plan`: one JSON object or a table, and a refusal with a cure for whatever cannot be."""
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from unheard.cli import plan
+from unheard.errors import UnheardError
+
+app = typer.Typer(rich_markup_mode="rich")
+app.command(epilog=plan.EXAMPLES)(plan.plan)
+
+PAPER = [
+    "--users",
+    "763430",
+    "--users-per-round",
+    "5000",
+    "--noise-multiplier",
+    "1",
+    "--rounds",
+    "5000",
+    "--delta",
+    "1e-9",
+]
+
+
+def run(*words):
+    return CliRunner().invoke(app, [*words])
+
+
+def refusal(*words):
+    result = run(*words)
+    assert isinstance(result.exception, UnheardError)
+    return str(result.exception)
+
+
+def test_the_paper_s_plan_as_one_json_object():
+    told = json.loads(run(*PAPER, "--json").stdout)
+    assert {name: round(value, 3) for name, value in told["epsilon"].items()} == {
+        "moments": 4.634,
+        "rdp": 4.183,
+        "pld": 3.899,
+    }
+    assert told["hypothetical"] is True
+    assert told["claimed"] == {"epsilon": told["epsilon"]["pld"], "accountant": "pld"}
+    assert (told["users"], told["users_per_round"], told["rounds"], told["delta"]) == (763430, 5000, 5000, 1e-9)
+
+
+def test_the_table_goes_by_powers_of_ten_and_says_hypothetical():
+    page = run(*PAPER).stdout
+    for words in ("Hypothetical", "1,000", "5,000", "4.634", "4.183", "3.899"):
+        assert words in page
+
+
+def test_delta_defaults_to_the_paper_s_choice():
+    told = json.loads(
+        run(
+            "--users", "1000000", "--users-per-round", "10000", "--noise-multiplier", "1", "--rounds", "1000", "--json"
+        ).stdout
+    )
+    assert told["delta"] == pytest.approx(10**-6.6)
+    assert round(told["epsilon"]["moments"], 2) == 3.06
+
+
+@pytest.mark.parametrize("left_out", ["--noise-multiplier", "--users-per-round", "--rounds"])
+def test_what_is_left_out_is_solved_for(left_out):
+    at = PAPER.index(left_out)
+    words = [*PAPER[:at], *PAPER[at + 2 :], "--epsilon", "4.2", "--accountant", "rdp"]
+    told = json.loads(run(*words, "--json").stdout)
+    assert told["solved_for"] == left_out[2:].replace("-", "_")
+    assert told["epsilon"]["rdp"] <= 4.2
+    assert told["not_enough"] is not None
+    assert "meets epsilon 4.2" in run(*words).stdout
+
+
+def test_without_noise_epsilon_is_infinity_in_strict_json():
+    told = json.loads(run(*PAPER[:5], "0", *PAPER[6:], "--json").stdout, parse_constant=pytest.fail)
+    assert told["epsilon"] == {"moments": "infinity", "rdp": "infinity", "pld": "infinity"}
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (
+            ["--users", "10", "--users-per-round", "20", "--noise-multiplier", "1", "--rounds", "1"],
+            "declare more users",
+        ),
+        ([*PAPER[:-1], "1e-5"], "leave it out"),
+        (["--users", "10", "--users-per-round", "2", "--rounds", "1"], "--noise-multiplier"),
+        ([*PAPER, "--epsilon", "2"], "exactly one"),
+        (["--users", "10", "--rounds", "1", "--epsilon", "2"], "exactly one"),
+        (["--users", "0", "--rounds", "1"], "1 or more"),
+        ([*PAPER, "--accountant", "rpd"], "Did you mean 'rdp'"),
+        (
+            ["--users", "100", "--users-per-round", "9", "--noise-multiplier", "0.1", "--epsilon", "0.1"],
+            "larger epsilon",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_cure(words, cure):
+    assert cure in refusal(*words)
+
+
+def test_help_shows_the_examples_on_lines_of_their_own():
+    page = run("--help").stdout
+    assert any(line.strip().startswith("unheard plan --users 763430") for line in page.splitlines())

@@ -1,0 +1,95 @@
+"""Small inputs in every format, and a short way to prepare them, for the tests of this folder."""
+
+import csv
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import duckdb
+
+from unheard.corpus.prepare import Preparation, prepare
+from unheard.corpus.scan import Fields
+from unheard.corpus.sources import find_sources
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.vocabulary_choice import FileVocabulary
+
+FIELDS = Fields(user="who", text="what", time="when")
+
+# The same posts in every format: two users, not in order of time.
+POSTS = [
+    {"who": "ann", "what": "c c", "when": 30},
+    {"who": "bob", "what": "b, b!", "when": 5},
+    {"who": "ann", "what": "a a", "when": 10},
+    {"who": "ann", "what": 'b "b"\nb', "when": 20},
+]
+ANN = "<BOS> a a <EOS> <BOS> b \" b \" b <EOS> <BOS> c c <EOS>"
+BOB = "<BOS> b , b ! <EOS>"
+
+
+def word_list(folder: Path) -> FileVocabulary:
+    file = folder / "words.txt"
+    file.write_text("a\nb\nc\n,\n!\n\"\nd\ne\nf\n", encoding="utf-8")
+    return FileVocabulary(path=str(file))
+
+
+def write_jsonl(path: Path, rows) -> Path:
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        with gzip.open(path, "wt", encoding="utf-8") as file:
+            file.write(text)
+    else:
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    return path
+
+
+def write_csv(path: Path, rows, delimiter: str = ",") -> Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_with_duckdb(path: Path, rows) -> Path:
+    """Parquet, zstd-packed JSON lines, or a DuckDB file with one table."""
+    lines = write_jsonl(path.with_name("source.jsonl"), rows)
+    columns = "columns={'who': 'VARCHAR', 'what': 'VARCHAR', 'when': 'BIGINT'}, format='newline_delimited'"
+    database = duckdb.connect(str(path) if path.suffix == ".duckdb" else ":memory:")
+    table = f"read_json('{lines}', {columns})"
+    if path.suffix == ".duckdb":
+        database.execute(f"CREATE TABLE posts AS SELECT * FROM {table}")
+    else:
+        kind = "FORMAT parquet" if path.suffix == ".parquet" else "FORMAT json, COMPRESSION zstd"
+        database.execute(f"COPY (SELECT * FROM {table}) TO '{path}' ({kind})")
+    database.close()
+    lines.unlink()
+    return path
+
+
+def write_sqlite(path: Path, rows) -> Path:
+    connection = sqlite3.connect(path)
+    connection.execute('CREATE TABLE posts (who TEXT, what TEXT, "when" INTEGER)')
+    connection.executemany("INSERT INTO posts VALUES (?, ?, ?)", [(r["who"], r["what"], r["when"]) for r in rows])
+    connection.commit()
+    connection.close()
+    return path
+
+
+def made(folder: Path, inputs, *, out="store", engine=None, memory_bytes=1 << 28, user_map=None, given=None, **choices):
+    """A prepared store, with everybody in the training split unless the test says otherwise."""
+    inputs = [inputs] if isinstance(inputs, str | Path) else inputs
+    choices = {"fields": FIELDS, "splits": SplitRule(held_out=0), "vocabulary": word_list(folder), **choices}
+    return prepare(
+        find_sources([str(i) for i in inputs], given),
+        folder / out,
+        Preparation(**choices),
+        engine=engine,
+        memory_bytes=memory_bytes,
+        user_map=user_map,
+    )
+
+
+def words_of(store, split="train") -> list[str]:
+    users = getattr(store, split)
+    return [" ".join(store.vocabulary.word(i) for i in users.tokens(k)) for k in range(users.num_users)]

@@ -1,0 +1,137 @@
+"""The private vocabulary: no user votes with more than norm 1, and what one user alone wrote stays in with probability 1 - delta."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import log_ndtr
+
+from unheard.corpus.private_vocabulary import UNIT, WordRelease
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.tasks import StreamRule
+from unheard.corpus.tokens import WordTokens
+from unheard.corpus.vocabulary_choice import PrivateVocabulary
+from unheard.corpus.word_counts import CountVotes, Memo
+from unheard.errors import InvalidValue
+from unheard.privacy.events import FailureProbability, Gaussian
+from unheard.randomness import reproducible_generator
+
+
+def release(z=2.0, delta=0.01, words=8):
+    return WordRelease(noise_multiplier=z, threshold_delta=delta, words_per_user=words)
+
+
+@given(st.integers(1, 10_000))
+def test_a_users_votes_have_norm_at_most_one_unit_and_nearly_that(words):
+    vote = release().vote(words)
+    assert words * vote**2 <= UNIT**2
+    assert words * (vote + 1) ** 2 > UNIT**2
+
+
+def test_one_word_gets_a_whole_vote_and_four_words_a_half_each():
+    assert release().vote(1) == UNIT
+    assert release().vote(4) == UNIT // 2
+
+
+@given(st.sets(st.text("abcdef", min_size=1, max_size=4), max_size=40), st.integers(1, 8))
+def test_no_user_votes_for_more_words_than_allowed(words, allowed):
+    chosen = release(words=allowed).choose(words, "salt", "ann")
+    assert len(chosen) == min(allowed, len(words))
+    assert set(chosen) <= words
+    assert len(set(chosen)) == len(chosen)
+
+
+def test_the_choice_is_fixed_for_a_user_and_different_between_users():
+    words = {f"w{i}" for i in range(100)}
+    mine = release().choose(words, "salt", "ann")
+    assert sorted(mine) == sorted(release().choose(sorted(words), "salt", "ann"))
+    assert sorted(mine) != sorted(release().choose(words, "salt", "bob"))
+    assert sorted(mine) != sorted(release().choose(words, "pepper", "ann"))
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-7, 1e-12])
+@pytest.mark.parametrize("z", [0.5, 2.0, 20.0])
+@pytest.mark.parametrize("words", [1, 8, 300])
+def test_the_threshold_keeps_every_lone_users_words_in_by_exact_calculation(z, delta, words):
+    mechanism = release(z, delta, words)
+    threshold = mechanism.threshold()
+    log_stay = []
+    for t in range(1, words + 1):
+        # A word with `vote` votes passes when rint(noise) > threshold - vote, that is, noise > threshold - vote + 1/2.
+        log_stay.append(t * log_ndtr((threshold - mechanism.vote(t) + 0.5) / (z * UNIT)))
+    assert min(log_stay) >= -delta * (1 + 1e-9)
+    # and it is no higher than it need be: one unit in a million lower, and some user is over the delta
+    lower = threshold - 1e-6 * z * UNIT
+    assert min(t * log_ndtr((lower - mechanism.vote(t)) / (z * UNIT)) for t in range(1, words + 1)) < -delta
+
+
+def test_words_of_one_user_alone_are_released_no_more_often_than_the_delta_says():
+    mechanism = release(z=1.0, delta=0.05, words=4)
+    generator = reproducible_generator(1, "singletons")
+    trials = 20_000
+    for t in (1, 4):
+        sums = np.full(t * trials, mechanism.vote(t), dtype=np.int64)
+        passed, _ = mechanism.release(sums, generator)
+        rate = passed.reshape(trials, t).any(axis=1).mean()
+        bound = 1 - math.exp(-0.05)
+        # four standard deviations of a rate near 0.0488 over 20,000 trials: 0.0061
+        assert rate < bound + 0.0061
+        exact = 1 - math.exp(t * log_ndtr((mechanism.threshold() - mechanism.vote(t)) / UNIT))
+        assert abs(rate - exact) < 0.0061
+
+
+def test_noise_is_drawn_for_each_word_with_the_stated_deviation():
+    mechanism = release(z=3.0)
+    _, noisy = mechanism.release(np.zeros(40_000, dtype=np.int64), reproducible_generator(2, "noise"))
+    # the deviation of a sample deviation is sigma / sqrt(2n) = 0.0106; four of them
+    assert abs(noisy.std() / UNIT - 3.0) < 0.0424
+    assert len(np.unique(noisy)) > 39_990
+
+
+def test_only_what_is_strictly_above_the_threshold_passes():
+    class Still:
+        def standard_normal(self, n):
+            return np.zeros(n)
+
+    mechanism = release()
+    threshold = mechanism.threshold()
+    passed, noisy = mechanism.release(np.array([threshold - 1, threshold, threshold + 1]), Still())  # pyright: ignore[reportArgumentType]
+    assert passed.tolist() == [False, False, True]
+    assert noisy.tolist() == [threshold - 1, threshold, threshold + 1]
+
+
+def test_both_prices_are_recorded_and_together_are_the_budget():
+    mechanism = WordRelease.for_budget(1.5, 1e-6, 50)
+    gaussian, failure = mechanism.events()
+    assert gaussian == Gaussian(noise_multiplier=mechanism.noise_multiplier)
+    assert failure == FailureProbability(delta=5e-7)
+    from scipy.special import ndtr
+
+    z = mechanism.noise_multiplier
+    # Balle and Wang (2018): the exact delta of the Gaussian mechanism at epsilon
+    spent = ndtr(0.5 / z - 1.5 * z) - math.exp(1.5) * ndtr(-0.5 / z - 1.5 * z)
+    assert spent <= 5e-7 * (1 + 1e-6)
+    assert spent > 5e-7 * 0.99
+
+
+def test_a_user_who_is_held_out_or_too_short_has_no_vote(tmp_path):
+    def votes(rows, **rule):
+        task = CountVotes(
+            folder=tmp_path, tokens=WordTokens(), rule=StreamRule(**rule), splits=SplitRule(held_out=0.5), release=release()
+        )
+        return task.words_of(iter(rows), Memo(WordTokens()))
+
+    assert votes(["a b", "b c"]) == {"a", "b", "c"}
+    assert votes(["a b", "b c"], min_tokens=6) == {"a", "b", "c"}
+    assert votes(["a b", "b c"], min_tokens=7) == set()
+    # cut after 4 tokens, a b EOS b: what is not in the stream has no vote
+    assert votes(["a b", "b c"], tokens_per_user=4) == {"a", "b"}
+    assert votes(["a <UNK> " + "x" * 65]) == {"a", "<", "unk", ">"}
+
+
+def test_a_price_that_is_none_is_refused():
+    for values in ({"epsilon": 0.0, "delta": 1e-6}, {"epsilon": 1.0, "delta": 0.0}, {"epsilon": math.inf, "delta": 1e-6}):
+        with pytest.raises(InvalidValue):
+            PrivateVocabulary(**values)

@@ -1,0 +1,168 @@
+"""A store reads back what was written, opens without reading it, and is never taken for whole when it is not."""
+
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unheard.corpus.shards import ShardWriter, token_dtype
+from unheard.corpus.store import StoreWriter, TokenStore, partial_path, write_store
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
+
+WORDS = Vocabulary.of("abcdefgh")
+
+
+def arrays(*users):
+    return [np.array(u, dtype=np.int64) for u in users]
+
+
+@pytest.fixture
+def small(tmp_path):
+    return write_store(
+        tmp_path / "store", train=arrays([0, 3, 4, 1], [0, 5, 1], [0, 6, 7, 8, 1]), held_out=arrays([0, 3, 1]), vocabulary=WORDS, shards=2
+    )
+
+
+def test_a_user_reads_back_as_written(small):
+    assert small.train.tokens(0).tolist() == [0, 3, 4, 1]
+    assert small.train.tokens(1).tolist() == [0, 5, 1]
+    assert small.train.tokens(2).tolist() == [0, 6, 7, 8, 1]
+    assert small.held_out.tokens(0).tolist() == [0, 3, 1]
+
+
+def test_a_cohort_comes_in_the_order_asked_for_even_with_a_user_twice(small):
+    assert [u.tolist() for u in small.train.users(np.array([2, 0, 2]))] == [[0, 6, 7, 8, 1], [0, 3, 4, 1], [0, 6, 7, 8, 1]]
+    assert small.train.lengths(np.array([2, 0, 2])).tolist() == [5, 4, 5]
+
+
+def test_an_empty_cohort_is_no_trouble(small):
+    assert small.train.users(np.array([], dtype=np.int64)) == []
+    assert small.train.lengths(np.array([], dtype=np.int64)).tolist() == []
+
+
+def test_sizes_are_known_on_opening(small):
+    assert (small.train.num_users, small.train.num_tokens, small.held_out.num_users) == (3, 12, 1)
+    assert small.train.lengths().tolist() == [4, 3, 5]
+    assert small.public is None
+    assert small.test_posts is None
+
+
+def test_a_user_outside_the_split_is_refused(small):
+    for k in (-1, 3):
+        with pytest.raises(IndexError):
+            small.train.tokens(k)
+        with pytest.raises(IndexError):
+            small.train.users(np.array([k]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 10), max_size=6), max_size=8),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_any_users_in_any_number_of_shards_read_back(tmp_path_factory, users, shards, random):
+    path = tmp_path_factory.mktemp("any") / "store"
+    store = write_store(path, train=arrays(*users), held_out=[], vocabulary=WORDS, shards=shards)
+    cohort = [random.randrange(len(users)) for _ in range(5)] if users else []
+    assert [u.tolist() for u in store.train.users(np.array(cohort, dtype=np.int64))] == [users[k] for k in cohort]
+    assert [store.train.tokens(k).tolist() for k in range(len(users))] == users
+    assert sum(len(block) for block in store.train.blocks(3)) == sum(map(len, users))
+
+
+def test_tokens_are_two_bytes_up_to_65536_words_and_four_above():
+    assert token_dtype(1 << 16) == np.dtype("<u2")
+    assert token_dtype((1 << 16) + 1) == np.dtype("<u4")
+
+
+def test_opening_maps_nothing_until_a_user_is_read(small):
+    again = TokenStore.open(small.path)
+    assert all("tokens" not in vars(shard) for shard in again.train._shards)
+    again.train.tokens(0)
+    assert "tokens" in vars(again.train._shards[0])
+
+
+def test_exact_counts_are_in_no_file_that_may_travel_and_only_the_owner_reads_them(tmp_path):
+    store = write_store(tmp_path / "s", train=arrays([0, 1]), held_out=[], vocabulary=WORDS, counts={"users": 1})
+    assert "users" not in (store.path / "corpus.json").read_text()
+    assert "shards" not in (store.path / "corpus.json").read_text()
+    assert store.counts == {"users": 1}
+    for name in ("counts.json", "layout.json"):
+        assert stat.S_IMODE(os.stat(store.path / name).st_mode) == 0o600
+
+
+def test_a_missing_store_names_the_command_that_makes_one(tmp_path):
+    with pytest.raises(CorpusMissing, match="unheard prepare"):
+        TokenStore.open(tmp_path / "nothing")
+
+
+def test_an_unfinished_store_is_not_a_store(tmp_path):
+    path = tmp_path / "store"
+    writer = StoreWriter(path, keep_partial=True)
+    ShardWriter(writer.partial / "train", 0, np.dtype("<u2")).close()
+    assert not path.exists()
+    with pytest.raises(CorpusMissing, match="unfinished"):
+        TokenStore.open(path)
+
+
+def test_a_failure_inside_the_writer_leaves_nothing_behind(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"), StoreWriter(tmp_path / "store"):
+        raise RuntimeError("stop")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_store_is_not_written_over(small):
+    with pytest.raises(CorpusError, match="already exists"):
+        write_store(small.path, train=[], held_out=[], vocabulary=WORDS)
+    assert not partial_path(small.path).exists()
+
+
+@pytest.mark.parametrize("name", ["train/00000.tokens", "train/00001.offsets", "vocabulary.txt", "layout.json", "corpus.json"])
+def test_a_file_cut_short_is_noticed_on_opening(small, name):
+    file = small.path / name
+    file.write_bytes(file.read_bytes().rstrip()[:-1])
+    with pytest.raises(CorpusCorrupt):
+        TokenStore.open(small.path)
+
+
+@pytest.mark.parametrize("name", ["train/00001.tokens", "train/00001.offsets", "held_out/00000.offsets", "layout.json", "vocabulary.txt"])
+def test_a_lost_file_is_noticed_on_opening(small, name):
+    (small.path / name).unlink()
+    with pytest.raises((CorpusCorrupt, CorpusMissing)):
+        TokenStore.open(small.path)
+
+
+def test_a_swapped_word_list_is_noticed_on_opening(small):
+    (small.path / "vocabulary.txt").write_text((small.path / "vocabulary.txt").read_text().replace("a\nb\n", "b\na\n"))
+    with pytest.raises(CorpusCorrupt, match="word list"):
+        TokenStore.open(small.path)
+
+
+def test_a_store_of_another_format_is_refused(small):
+    file = small.path / "corpus.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+    with pytest.raises(CorpusCorrupt, match="format 99"):
+        TokenStore.open(small.path)
+
+
+def test_vocabulary_events_are_empty_for_a_public_vocabulary_and_kept_for_a_private_one(tmp_path, small):
+    assert small.vocabulary_events == []
+    events = [{"kind": "gaussian", "noise_multiplier": 2.0}, {"kind": "failure_probability", "delta": 1e-8}]
+    info = {"vocabulary": {"kind": "private", "events": events}}
+    assert write_store(tmp_path / "p", train=[], held_out=[], vocabulary=WORDS, info=info).vocabulary_events == events
+
+
+def test_a_user_written_in_pieces_is_one_user(tmp_path):
+    writer = ShardWriter(tmp_path, 0, np.dtype("<u2"))
+    for piece in (b"\x00\x00", b"\x03\x00\x01\x00"):
+        writer.write(piece)
+    writer.end_user()
+    writer.append_many(np.array([0, 1, 0, 4, 1]), np.array([2, 3]))
+    writer.close()
+    assert np.fromfile(tmp_path / "00000.offsets", dtype="<i8").tolist() == [0, 3, 5, 8]
+    assert np.fromfile(tmp_path / "00000.tokens", dtype="<u2").tolist() == [0, 3, 1, 0, 1, 0, 4, 1]

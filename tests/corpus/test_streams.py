@@ -1,0 +1,96 @@
+"""A user's posts become BOS words EOS, end to end, cut at exactly N predicted tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unheard.corpus.cleaning import strip_quotes
+from unheard.corpus.streams import Encoder, cut, stream_pieces
+from unheard.corpus.tokens import CharacterTokens, WordTokens
+from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
+
+WORDS = Vocabulary.of(["a", "b", "c", "."])
+A, B, C, DOT, UNK = 3, 4, 5, 6, 2
+
+
+def stream(posts, unit="post", cap=None, tokens=None, vocabulary=WORDS):
+    encoder = Encoder(tokens or WordTokens(), vocabulary)
+    pieces = list(stream_pieces(posts, encoder, unit, cap))
+    ids = np.frombuffer(b"".join(piece for piece, _ in pieces), dtype=encoder.dtype)
+    assert sum(count for _, count in pieces) == np.count_nonzero(ids != BOS)
+    return ids.tolist()
+
+
+def test_each_post_is_wrapped():
+    assert stream(["a b", "C zebra"]) == [BOS, A, B, EOS, BOS, C, UNK, EOS]
+
+
+def test_each_sentence_is_wrapped_when_sentences_are_asked_for():
+    assert stream(["a. b c\nb"], unit="sentence") == [BOS, A, DOT, EOS, BOS, B, C, EOS, BOS, B, EOS]
+
+
+def test_bos_does_not_count_and_eos_does():
+    assert stream(["a b", "c"], cap=3) == [BOS, A, B, EOS]
+    assert stream(["a b", "c"], cap=4) == [BOS, A, B, EOS, BOS, C]
+    assert stream(["a b", "c"], cap=2) == [BOS, A, B]
+    assert stream(["a b", "c"], cap=99) == [BOS, A, B, EOS, BOS, C, EOS]
+
+
+def test_a_post_without_any_token_leaves_no_trace():
+    assert stream(["\u200b", "a", "\u200b \u200e", "b", "\u200b"]) == [BOS, A, EOS, BOS, B, EOS]
+    assert stream(["\u200b"]) == []
+    assert stream([]) == []
+    assert stream(["!?", "a"], tokens=WordTokens(punctuation="drop")) == [BOS, A, EOS]
+
+
+def test_four_byte_ids_and_characters_go_the_same_way():
+    many = Vocabulary.of(["a", "b", *(f"w{i}" for i in range(70_000))])
+    assert stream(["a w5 b"], vocabulary=many) == [BOS, 3, 10, 4, EOS]
+    assert stream(["ab a"], tokens=CharacterTokens(), vocabulary=Vocabulary.of(["a", "b", " "])) == [BOS, 3, 4, 5, 3, EOS]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text("ab .\u200b\n", max_size=12), max_size=6), st.integers(1, 12), st.sampled_from(["post", "sentence"]))
+def test_a_capped_stream_is_the_front_of_the_whole_one(posts, cap, unit):
+    whole, capped = stream(posts, unit), stream(posts, unit, cap)
+    assert capped == whole[: len(capped)]
+    assert np.count_nonzero(np.array(capped) != BOS) == min(cap, np.count_nonzero(np.array(whole) != BOS))
+    assert not capped or capped[-1] != BOS
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_the_quick_encoder_gives_what_splitting_and_looking_up_gives(posts):
+    slow = []
+    for post in posts:
+        words = WordTokens().split(post)
+        slow += [BOS, *WORDS.encode_words(words).tolist(), EOS] if words else []
+    assert stream(posts) == slow
+
+
+def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
+    monkeypatch.setattr("unheard.corpus.streams._MEMO_ENTRIES", 2)
+    assert stream(["a b c a b c", "b"]) == [BOS, A, B, C, A, B, C, EOS, BOS, B, EOS]
+
+
+def test_cut_keeps_no_bos_at_the_end():
+    ids = np.array([0, 3, 1, 0, 4, 1])
+    assert [cut(ids, n).tolist() for n in range(5)] == [[], [0, 3], [0, 3, 1], [0, 3, 1, 0, 4], ids.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("> old words\nmy answer", "my answer"),
+        ("&gt; old\n&gt; older\n\nmine", "\nmine"),
+        ("mine\n\nOn Mon, 14 May 2001, K. wrote:\n> yours\n> all of it", "mine\n\n"),
+        ("see below\n-----Original Message-----\nFrom: x\nsecret", "see below\n"),
+        ("fyi\n---------- Forwarded message ----------\nsecret", "fyi\n"),
+        ("Begin forwarded message:\nsecret", ""),
+        ("[quote=x]yours[/quote] mine", "  mine"),
+        ("5 > 3 and a -- b [sic]", "5 > 3 and a -- b [sic]"),
+    ],
+)
+def test_quoted_and_forwarded_text_goes_and_ones_own_stays(text, own):
+    assert strip_quotes(text) == own

@@ -1,0 +1,269 @@
+"""Three accountants, one story: known answers, laws for any events, and what cannot be hidden costs infinity."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr
+
+from unheard.errors import InvalidValue
+from unheard.privacy.accountants import (
+    ACCOUNTANTS,
+    best_epsilon,
+    collapse,
+    delta_at,
+    epsilon,
+    epsilons,
+    replace_one_epsilon,
+    versions,
+)
+from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian
+
+PAPER_ROUND = PoissonGaussian(sampling_prob=5000 / 763430, noise_multiplier=1.0)
+QUICK = ("moments", "rdp")
+
+rounds = st.builds(
+    PoissonGaussian,
+    sampling_prob=st.floats(min_value=1e-7, max_value=1),
+    noise_multiplier=st.floats(min_value=0.3, max_value=20),
+)
+deltas = st.floats(min_value=1e-12, max_value=1e-2)
+by_each = pytest.mark.parametrize("accountant", ACCOUNTANTS)
+
+
+def exact_delta(mu: float, epsilon: float) -> float:
+    """Balle and Wang 2018: delta of one Gaussian release with sensitivity / deviation = mu."""
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def exact_epsilon(mu: float, delta: float) -> float:
+    return brentq(lambda epsilon: exact_delta(mu, epsilon) - delta, 0, 1000)
+
+
+def test_the_paper_s_best_model_by_the_three_accountants():
+    found = epsilons([(PAPER_ROUND, 5000)], 1e-9)
+    assert {name: round(value, 3) for name, value in found.items()} == {"moments": 4.634, "rdp": 4.183, "pld": 3.899}
+
+
+def test_the_smaller_of_pld_and_rdp_is_claimed_and_named():
+    bound = best_epsilon([(PAPER_ROUND, 5000)], 1e-9)
+    assert (round(bound.epsilon, 3), bound.accountant) == (3.899, "pld")
+
+
+def test_rdp_is_claimed_where_pld_cannot_resolve_the_delta():
+    bound = best_epsilon([(PoissonGaussian(sampling_prob=1e-6, noise_multiplier=1), 10**6)], 1e-10)
+    assert bound.accountant == "rdp"
+    assert 0 < bound.epsilon < 1
+
+
+@by_each
+@pytest.mark.parametrize(("z", "times", "delta"), [(1, 1, 1e-5), (10, 100, 1e-9), (100, 10**4, 1e-8), (2, 30, 1e-6)])
+@pytest.mark.parametrize("q", [1.0, None])
+def test_no_accountant_is_below_the_exact_epsilon_when_everybody_takes_part(accountant, z, times, delta, q):
+    event = Gaussian(noise_multiplier=z) if q is None else PoissonGaussian(sampling_prob=q, noise_multiplier=z)
+    exact = exact_epsilon(math.sqrt(times) / z, delta)
+    found = epsilon([(event, times)], delta, accountant)
+    assert exact <= found <= {"pld": 1.001, "rdp": 1.15, "moments": 1.5}[accountant] * exact
+
+
+@by_each
+def test_no_events_cost_nothing(accountant):
+    assert epsilon([], 1e-6, accountant) == 0.0
+    assert delta_at([], 0.0, accountant) == 0.0
+
+
+@by_each
+@pytest.mark.parametrize(
+    "event",
+    [
+        NonPrivate(reason="no noise"),
+        Gaussian(noise_multiplier=0),
+        PoissonGaussian(sampling_prob=0.1, noise_multiplier=0),
+    ],
+)
+def test_one_release_without_noise_costs_everything(accountant, event):
+    assert epsilon([(PAPER_ROUND, 10), event], 1e-6, accountant) == math.inf
+    assert delta_at([(PAPER_ROUND, 10), event], 10.0, accountant) == 1.0
+
+
+@by_each
+def test_noise_too_small_to_compute_with_is_no_noise(accountant):
+    assert epsilon([PoissonGaussian(sampling_prob=0.1, noise_multiplier=1e-200)], 1e-6, accountant) == math.inf
+
+
+@by_each
+def test_very_little_noise_gives_a_large_but_finite_epsilon(accountant):
+    assert (
+        100 < epsilon([(PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.02), 100)], 1e-6, accountant) < math.inf
+    )
+
+
+@by_each
+@pytest.mark.parametrize("q", [1e-12, 1e-9, 1e-5])
+def test_tiny_sampling_probabilities_work(accountant, q):
+    found = epsilon([(PoissonGaussian(sampling_prob=q, noise_multiplier=1), 1000)], 1e-6, accountant)
+    assert 0 <= found < 1
+
+
+def test_a_tiny_divergence_is_not_read_as_none():
+    """dp-accounting alone says 0, yet delta at epsilon 0 is about q sqrt(T) / (z sqrt(2 pi)) = 4e-10, not 1e-13."""
+    events = [(PoissonGaussian(sampling_prob=1e-9, noise_multiplier=1000), 10**6)]
+    assert epsilon(events, 1e-13, "rdp") > 0
+
+
+@by_each
+def test_a_failure_probability_is_taken_from_delta_first(accountant):
+    with_failure = epsilon([(PAPER_ROUND, 100), FailureProbability(delta=4e-10)], 1e-9, accountant)
+    assert with_failure == epsilon([(PAPER_ROUND, 100)], 1e-9 - 4e-10, accountant)
+    assert with_failure > epsilon([(PAPER_ROUND, 100)], 1e-9, accountant)
+
+
+@by_each
+def test_failure_probabilities_add_up_until_nothing_is_left(accountant):
+    halves = [FailureProbability(delta=0.5e-9), FailureProbability(delta=0.5e-9)]
+    assert epsilon(halves, 1e-9, accountant) == 0.0
+    assert epsilon([*halves, PAPER_ROUND], 1e-9, accountant) == math.inf
+    assert epsilon([*halves, FailureProbability(delta=1e-20)], 1e-9, accountant) == math.inf
+    assert delta_at(halves, 0.0, accountant) == pytest.approx(1e-9)
+
+
+@by_each
+def test_heterogeneous_rounds_cost_between_the_cheaper_and_the_dearer_kind(accountant):
+    dear, cheap = (
+        PoissonGaussian(sampling_prob=0.01, noise_multiplier=1),
+        PoissonGaussian(sampling_prob=0.01, noise_multiplier=2),
+    )
+    mixed = epsilon([(dear, 500), (cheap, 500)], 1e-6, accountant)
+    assert epsilon([(cheap, 1000)], 1e-6, accountant) < mixed < epsilon([(dear, 1000)], 1e-6, accountant)
+
+
+@by_each
+def test_a_million_equal_rounds_are_counted_not_walked(accountant):
+    event = PoissonGaussian(sampling_prob=0.001, noise_multiplier=3)
+    listed = epsilon([event] * 10_000, 1e-6, accountant)
+    assert listed == epsilon([(event, 10_000)], 1e-6, accountant)
+    assert listed < epsilon([(event, 10**6)], 1e-6, accountant) < 2
+
+
+@settings(max_examples=30)
+@given(st.lists(rounds, min_size=1, max_size=4), deltas, st.sampled_from(QUICK), st.randoms())
+def test_order_and_grouping_do_not_matter(events, delta, accountant, rng: random.Random):
+    listed = [event for event in events for _ in range(3)]
+    rng.shuffle(listed)
+    expected = epsilon([(event, 3) for event in events], delta, accountant)
+    assert epsilon(listed, delta, accountant) == expected
+
+
+def test_order_does_not_matter_for_pld():
+    other = PoissonGaussian(sampling_prob=0.01, noise_multiplier=2)
+    there = epsilon([(PAPER_ROUND, 10), (other, 5), (PAPER_ROUND, 3)], 1e-7, "pld")
+    assert there == epsilon([(PAPER_ROUND, 6), (PAPER_ROUND, 7), (other, 5)], 1e-7, "pld")
+
+
+@settings(max_examples=30)
+@given(rounds, st.integers(1, 10**6), deltas, st.sampled_from(QUICK))
+def test_more_rounds_never_cost_less(event, count, delta, accountant):
+    assert epsilon([(event, count)], delta, accountant) <= epsilon([(event, 2 * count)], delta, accountant)
+
+
+@settings(max_examples=30)
+@given(rounds, st.integers(1, 10**5), deltas, st.sampled_from(QUICK))
+def test_more_noise_never_costs_more(event, count, delta, accountant):
+    quieter = PoissonGaussian(sampling_prob=event.sampling_prob, noise_multiplier=1.1 * event.noise_multiplier)
+    assert epsilon([(quieter, count)], delta, accountant) <= epsilon([(event, count)], delta, accountant) * (1 + 1e-9)
+
+
+@settings(max_examples=30)
+@given(rounds, st.integers(1, 10**5), deltas)
+def test_a_smaller_delta_never_costs_less(event, count, delta):
+    for accountant in QUICK:
+        assert epsilon([(event, count)], delta, accountant) <= epsilon([(event, count)], delta / 10, accountant)
+
+
+@settings(max_examples=30)
+@given(rounds, st.integers(1, 10**4), deltas, st.sampled_from(QUICK))
+def test_delta_at_the_epsilon_of_a_delta_is_that_delta(event, count, delta, accountant):
+    events = [(event, count), FailureProbability(delta=delta / 10)]
+    assert delta_at(events, epsilon(events, delta, accountant), accountant) <= delta * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-7, 1e-9])
+@pytest.mark.parametrize("users", [10**4, 763430, 10**8])
+def test_delta_at_the_epsilon_of_a_delta_is_that_delta_for_pld(users, delta):
+    events = [(PoissonGaussian(sampling_prob=1000 / users, noise_multiplier=1), 1000)]
+    assert delta_at(events, epsilon(events, delta, "pld"), "pld") <= delta * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-9])
+@pytest.mark.parametrize("count", [1, 100, 5000])
+def test_pld_is_the_tightest_and_moments_the_loosest(count, delta):
+    found = epsilons([(PAPER_ROUND, count)], delta)
+    assert found["pld"] < found["rdp"] < found["moments"]
+
+
+def test_replacing_a_user_is_a_move_of_twice_the_sensitivity_when_everybody_takes_part():
+    bound = replace_one_epsilon([(Gaussian(noise_multiplier=4), 4)], 1e-6)
+    assert bound.epsilon == pytest.approx(exact_epsilon(1.0, 1e-6), rel=1e-3)
+    assert "twice the sensitivity" in bound.accountant
+
+
+def test_replacing_a_user_costs_more_than_twice_as_much_when_users_are_sampled():
+    events = [(PAPER_ROUND, 5000)]
+    bound = replace_one_epsilon(events, 1e-9)
+    half = bound.epsilon / 2
+    assert bound.accountant == "pld for a group of two"
+    assert half > best_epsilon(events, 1e-9).epsilon
+    assert (1 + math.exp(half)) * delta_at(events, half, "pld") <= 1e-9 * (1 + 1e-9)
+
+
+def test_a_failure_probability_counts_for_both_users_who_are_swapped():
+    events = [(PAPER_ROUND, 100)]
+    failing = [*events, FailureProbability(delta=1e-10)]
+    assert replace_one_epsilon(failing, 1e-9).epsilon == replace_one_epsilon(events, 0.8e-9).epsilon
+    assert replace_one_epsilon([*events, FailureProbability(delta=0.5e-9)], 1e-9).epsilon == math.inf
+
+
+def test_replacing_nobody_costs_nothing_and_without_noise_everything():
+    assert replace_one_epsilon([], 1e-9).epsilon == 0.0
+    assert replace_one_epsilon([NonPrivate(reason="no noise")], 1e-9).epsilon == math.inf
+
+
+def test_equal_events_collapse():
+    counts, failure = collapse([PAPER_ROUND, (PAPER_ROUND, 2), (PAPER_ROUND, 0), (FailureProbability(delta=0.1), 2)])
+    assert counts == ((PAPER_ROUND, 3),)
+    assert failure == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("delta", [0, 1, -1, math.nan])
+def test_an_impossible_delta_is_refused(delta):
+    for ask in (epsilons, best_epsilon, replace_one_epsilon):
+        with pytest.raises(InvalidValue, match="delta"):
+            ask([PAPER_ROUND], delta)
+
+
+def test_an_unknown_accountant_is_refused_with_the_nearest_name():
+    with pytest.raises(InvalidValue, match="Did you mean 'moments'"):
+        epsilon([PAPER_ROUND], 1e-6, "moment")
+
+
+@pytest.mark.parametrize("asked", [-1, math.nan, math.inf])
+def test_an_impossible_epsilon_is_refused(asked):
+    with pytest.raises(InvalidValue, match="epsilon"):
+        delta_at([PAPER_ROUND], asked, "rdp")
+
+
+def test_an_event_cannot_happen_minus_once():
+    with pytest.raises(InvalidValue, match="whole number"):
+        epsilon([(PAPER_ROUND, -1)], 1e-6, "rdp")
+
+
+def test_the_versions_of_what_computed_are_named():
+    assert versions().keys() == {"unheard", "dp-accounting", "numpy", "scipy"}
+
+
+def test_nothing_is_printed_about_orders_that_the_library_leaves_out(capfd):
+    epsilon([(PoissonGaussian(sampling_prob=0.11, noise_multiplier=0.9), 7)], 1e-5, "rdp")
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,107 @@
+"""A plan costs what the accountants say; a solved plan meets its target, and a slightly cheaper one does not."""
+
+import math
+
+import pytest
+
+from unheard.errors import InvalidValue
+from unheard.privacy.accountants import epsilon
+from unheard.privacy.planner import Plan, default_delta, solve
+
+PAPER = {"population": 763430, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 5000, "delta": 1e-9}
+
+
+def test_a_plan_is_rounds_of_one_event():
+    plan = Plan(**PAPER)
+    assert plan.event.sampling_prob == 5000 / 763430
+    assert plan.epsilons() == {name: epsilon([(plan.event, 5000)], 1e-9, name) for name in ("moments", "rdp", "pld")}
+    assert plan.bound().epsilon == plan.epsilons()["pld"]
+    assert plan.bound("moments").epsilon == plan.epsilons()["moments"]
+
+
+def test_delta_defaults_to_the_paper_s_choice():
+    assert default_delta(10**6) == pytest.approx(10**-6.6)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "moments", "best"])
+@pytest.mark.parametrize("unknown", ["noise_multiplier", "users_per_round", "rounds"])
+def test_the_answer_meets_the_target_and_a_slightly_cheaper_one_does_not(unknown, accountant):
+    given = {"population": 10**8, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 1000, "delta": 1e-9}
+    truth = given.pop(unknown)
+    target = {"moments": 1.2, "rdp": 0.95, "best": 0.02}[accountant]
+    solution = solve(epsilon=target, accountant=accountant, **given)
+    found, cheaper = getattr(solution.plan, unknown), getattr(solution.cheaper, unknown)
+    assert solution.solved_for == unknown
+    assert solution.bound.epsilon <= target < solution.cheaper.bound(accountant).epsilon
+    assert abs(cheaper - found) <= max(2e-3 * found, unknown != "noise_multiplier")
+    assert (cheaper < found) if unknown == "noise_multiplier" else (cheaper > found)
+    assert 0.1 < found / truth < 10_000
+
+
+def test_solving_back_finds_the_paper_s_plan():
+    target = Plan(**PAPER).bound("rdp").epsilon
+    for unknown in ("noise_multiplier", "users_per_round", "rounds"):
+        given = {name: value for name, value in PAPER.items() if name != unknown}
+        solution = solve(epsilon=target * (1 + 1e-9), accountant="rdp", **given)
+        assert getattr(solution.plan, unknown) == pytest.approx(PAPER[unknown], rel=2e-3)
+
+
+def test_a_target_below_what_rdp_can_show_is_met_by_pld():
+    solution = solve(population=10**8, users_per_round=5000, rounds=100, epsilon=0.005)
+    assert solution.bound.accountant == "pld"
+    assert solution.bound.epsilon <= 0.005
+
+
+def test_the_search_says_when_it_ends_at_an_edge():
+    solution = solve(population=1000, noise_multiplier=10, rounds=10, epsilon=50, accountant="rdp")
+    assert solution.plan.users_per_round == 1000
+    assert solution.cheaper is None
+
+
+def test_progress_is_told():
+    told = []
+    solve(population=1000, users_per_round=10, rounds=10, epsilon=2, accountant="rdp", progress=told.append)
+    assert len(told) > 5
+    assert all("noise_multiplier" in line for line in told)
+
+
+def test_a_target_out_of_reach_is_refused_with_the_cure():
+    with pytest.raises(InvalidValue, match=r"out of reach.*larger epsilon"):
+        solve(population=1000, users_per_round=500, noise_multiplier=0.1, epsilon=0.1)
+
+
+@pytest.mark.parametrize(
+    "left_out", [[], ["rounds", "noise_multiplier"], ["rounds", "noise_multiplier", "users_per_round"]]
+)
+def test_exactly_one_value_is_left_out(left_out):
+    given = {name: value for name, value in PAPER.items() if name not in left_out}
+    with pytest.raises(InvalidValue, match="exactly one"):
+        solve(epsilon=1, **given)
+
+
+@pytest.mark.parametrize("target", [0, -1, math.nan, math.inf])
+def test_an_impossible_target_is_refused(target):
+    with pytest.raises(InvalidValue, match="target"):
+        solve(population=1000, users_per_round=10, rounds=10, epsilon=target)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delta": 1 / 763430}, "below 1/users"),
+        ({"delta": 0.0}, "above 0"),
+        ({"users_per_round": 763431}, "not possible"),
+        ({"users_per_round": 0}, "users a round"),
+        ({"rounds": 0}, "rounds"),
+        ({"noise_multiplier": -1.0}, "noise multiplier"),
+        ({"noise_multiplier": math.nan}, "noise multiplier"),
+        ({"population": 0}, "users"),
+    ],
+)
+def test_an_impossible_plan_is_refused(change, message):
+    with pytest.raises(InvalidValue, match=message):
+        Plan(**{**PAPER, **change})
+
+
+def test_a_plan_without_noise_costs_everything():
+    assert Plan(**{**PAPER, "noise_multiplier": 0}).bound().epsilon == math.inf
