@@ -1,7 +1,8 @@
 """What one writes first: pandas reads the lines, a regular expression finds the words, a dictionary numbers them.
 
-The yardstick of corpus_throughput.py. It does the same work on the same file: group by author, order by time, lower-case words and
-marks, BOS and EOS, a cap for each user, one flat array and its offsets. It reads everything into memory.
+The yardstick of corpus_throughput.py. It does the same work on the same file: group by author, order by time, lower-
+case words and marks, BOS and EOS, a cap for each user, one flat array and its offsets. It reads everything into
+memory.
 """
 
 import re

@@ -38,7 +38,9 @@ def user_update_fedavg(tokens, theta0, loss, S, B, E, eta, unroll) -> Tensor:
     return (theta - theta0).detach()  # already clipped
 
 
-def dp_fedavg(users, theta, loss, *, q, W, w_hat, z, S, B, E, eta, unroll, rounds, sampling, noise, project=lambda t: t):
+def dp_fedavg(
+    users, theta, loss, *, q, W, w_hat, z, S, B, E, eta, unroll, rounds, sampling, noise, project=lambda t: t
+):
     """The main loop with the fixed-denominator estimator. `sampling(t)` and `noise(t)` are random generators of round t."""
     weights = [min(len(tokens) / w_hat, 1.0) for tokens in users]
     sigma = z * S / (q * W)
@@ -79,7 +81,9 @@ def main() -> None:
     for t, theta in enumerate(steps, start=1):
         if t % 10 == 0:
             scores, targets = scores_and_targets(theta, test)
-            print(f"round {t:3d}: {100 * (scores.argmax(1) == targets).float().mean():.0f} % of a new user's next words right")
+            print(
+                f"round {t:3d}: {100 * (scores.argmax(1) == targets).float().mean():.0f} % of a new user's next words right"
+            )
 
 
 if __name__ == "__main__":

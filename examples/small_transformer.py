@@ -41,7 +41,9 @@ class Block(nn.Module):
 class SmallTransformer(nn.Module):
     """Words and places in, scores of the next word out; the output layer is the word embedding again."""
 
-    def __init__(self, vocabulary_size: int, width: int = 64, depth: int = 2, heads: int = 4, context: int = 80) -> None:
+    def __init__(
+        self, vocabulary_size: int, width: int = 64, depth: int = 2, heads: int = 4, context: int = 80
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(vocabulary_size, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
@@ -58,7 +60,7 @@ def main(corpus: str, out: str, rounds: int = 60) -> None:
 
     size = len(unheard.TokenStore.open(corpus).vocabulary)
     run = unheard.Run(
-        corpus=corpus,  # pyright: ignore[reportArgumentType]
+        corpus=corpus,
         model=unheard.ModuleModel(
             module="small_transformer:SmallTransformer", arguments={"vocabulary_size": size}, vocabulary_size=size
         ),
@@ -74,8 +76,10 @@ def main(corpus: str, out: str, rounds: int = 60) -> None:
     )
     for report in unheard.train(run, out):
         if report.metrics:
-            print(f"round {report.round}: top-1 {100 * report.metrics['accuracy_top1']:.2f} %, epsilon {report.epsilon:.2f}")
+            print(
+                f"round {report.round}: top-1 {100 * report.metrics['accuracy_top1']:.2f} %, epsilon {report.epsilon:.2f}"
+            )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1], sys.argv[2])

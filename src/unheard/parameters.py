@@ -55,8 +55,12 @@ class Layout:
         if flat.shape[-1] != self.total:
             raise ModelError(f"A vector of {flat.shape[-1]} numbers does not fit a model of {self.total} parameters.")
         lead = flat.shape[:-1]
-        return {name: flat[..., self.slices[name]].unflatten(-1, shape) if shape else flat[..., self.slices[name]].reshape(lead)
-                for name, shape in self.shapes}
+        return {
+            name: flat[..., self.slices[name]].unflatten(-1, shape)
+            if shape
+            else flat[..., self.slices[name]].reshape(lead)
+            for name, shape in self.shapes
+        }
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector of named tensors, which must be exactly this layout's."""

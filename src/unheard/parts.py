@@ -82,7 +82,11 @@ def require(condition: bool, message: str) -> None:
 
 def _checked(value: Any, hint: Any, name: str) -> Any:
     """The value as its field's type, or a refusal: TOML integers may stand for floats, nothing else is converted."""
-    allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    allowed = (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
     for one in allowed:
         origin = typing.get_origin(one) or one
         if origin is typing.Literal:
@@ -94,19 +98,26 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
             return value
         elif origin is tuple and isinstance(value, list | tuple):
             inner = (typing.get_args(one) or (Any,))[0]
-            return tuple(value if inner is Any else _checked(item, inner, f"{name}[{i}]") for i, item in enumerate(value))
+            return tuple(
+                value if inner is Any else _checked(item, inner, f"{name}[{i}]") for i, item in enumerate(value)
+            )
         elif origin is dict and isinstance(value, Mapping):
             inner = (typing.get_args(one) or (str, Any))[1]
             return {str(k): v if inner is Any else _checked(v, inner, f"{name}.{k}") for k, v in value.items()}
-        elif origin in (str, bool) and isinstance(value, origin):
-            return value
-        elif origin is Any:
+        elif (origin in (str, bool) and isinstance(value, origin)) or origin is Any:
             return value
     raise InvalidValue(f"{name} must be {_in_words(allowed)}, not {value!r}.")
 
 
 def _in_words(allowed: tuple[Any, ...]) -> str:
-    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false", tuple: "a list", dict: "a table"}
+    words = {
+        float: "a number",
+        int: "a whole number",
+        str: "text",
+        bool: "true or false",
+        tuple: "a list",
+        dict: "a table",
+    }
     named = []
     for one in allowed:
         if typing.get_origin(one) is typing.Literal:

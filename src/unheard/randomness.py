@@ -18,14 +18,18 @@ GENERATOR = "AES-128 in counter mode (randomgen.AESCounter)"
 
 def secure_generator() -> np.random.Generator:
     """A generator whose 128-bit key comes from the operating system and is kept nowhere else."""
-    # DP: `key=` sets the AES key itself; `seed=` would pass it through a 64-bit mixer first.
-    return np.random.Generator(AESCounter(key=int.from_bytes(os.urandom(16), "little")))
+    return _generator(os.urandom(16))
 
 
 def reproducible_generator(seed: int, *labels: str | int) -> np.random.Generator:
     """The same generator keyed by a hash of the seed and the labels: different labels, independent streams."""
     text = "\x1f".join([str(int(seed)), *(str(label) for label in labels)])
-    return np.random.Generator(AESCounter(key=int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")))
+    return _generator(hashlib.sha256(text.encode()).digest()[:16])
+
+
+def _generator(key: bytes) -> np.random.Generator:
+    # DP: `key=` sets the AES key itself; `seed=` would pass it through a 64-bit mixer first.
+    return np.random.Generator(AESCounter(key=int.from_bytes(key, "little")))  # pyright: ignore[reportArgumentType]
 
 
 class Streams(Protocol):

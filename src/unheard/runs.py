@@ -69,7 +69,9 @@ class RunFolder:
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunFolderError(f"Cannot make the run folder {path}: {error.strerror}. Choose another --out.") from None
+            raise RunFolderError(
+                f"Cannot make the run folder {path}: {error.strerror}. Choose another --out."
+            ) from None
         return folder
 
     @classmethod

@@ -122,5 +122,8 @@ def test_without_clip_and_noise_the_true_average_is_plain_fedavg(store, model):
                 nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=-1).backward()
                 sgd.step()
         ends.append(theta.detach())
-    ours = theta0 + plan.average(VectorisedEngine(model).sum_updates(theta0, users, plan, reproducible_generator(0))).average_P
+    ours = (
+        theta0
+        + plan.average(VectorisedEngine(model).sum_updates(theta0, users, plan, reproducible_generator(0))).average_P
+    )
     torch.testing.assert_close(ours.float(), torch.stack(ends).mean(0), atol=2e-6, rtol=0)

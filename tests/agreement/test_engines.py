@@ -27,7 +27,10 @@ UPDATES = [
 
 def users(features: int = 0) -> list[User]:
     rng = np.random.default_rng(5)
-    return [User(counting_user(rng, n), rng.standard_normal(features).astype("float32") if features else None) for n in LENGTHS]
+    return [
+        User(counting_user(rng, n), rng.standard_normal(features).astype("float32") if features else None)
+        for n in LENGTHS
+    ]
 
 
 def both(model, update, clip, features=0, weights=None, users_at_once=3):
@@ -67,7 +70,9 @@ def test_unequal_weights_agree(model):
 
 
 @pytest.mark.parametrize(
-    "options", [{"tied": False}, {"unit_norm": False}, {"user_features": 3}, {"tied": False, "unit_norm": False}], ids=str
+    "options",
+    [{"tied": False}, {"unit_norm": False}, {"user_features": 3}, {"tied": False, "unit_norm": False}],
+    ids=str,
 )
 def test_every_kind_of_the_papers_model_agrees(options):
     model = unheard.TiedLSTM(vocabulary_size=50, embedding_size=5, hidden_size=7, **options)
@@ -109,7 +114,9 @@ def test_fedavg_clips_after_every_step_and_not_only_at_the_end(model):
             population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise
         ).at(0, model.layout)
         engines = (ReferenceEngine(model), VectorisedEngine(model))
-        return [e.sum_updates(model.initial(1), user, plan, reproducible_generator(1)).units_P.double() for e in engines]
+        return [
+            e.sum_updates(model.initial(1), user, plan, reproducible_generator(1)).units_P.double() for e in engines
+        ]
 
     for every, free in zip(delta(unheard.FlatClip(norm=S)), delta(unheard.NoClip()), strict=True):
         at_the_end = free * (every.norm() / free.norm())

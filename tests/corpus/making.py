@@ -8,8 +8,9 @@ from pathlib import Path
 
 import duckdb
 
-from unheard.corpus.prepare import Preparation, prepare
-from unheard.corpus.scan import Fields
+from unheard.corpus.preparation import Preparation
+from unheard.corpus.prepare import prepare
+from unheard.corpus.readers import Fields
 from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.vocabulary_choice import FileVocabulary
@@ -23,13 +24,13 @@ POSTS = [
     {"who": "ann", "what": "a a", "when": 10},
     {"who": "ann", "what": 'b "b"\nb', "when": 20},
 ]
-ANN = "<BOS> a a <EOS> <BOS> b \" b \" b <EOS> <BOS> c c <EOS>"
+ANN = '<BOS> a a <EOS> <BOS> b " b " b <EOS> <BOS> c c <EOS>'
 BOB = "<BOS> b , b ! <EOS>"
 
 
 def word_list(folder: Path) -> FileVocabulary:
     file = folder / "words.txt"
-    file.write_text("a\nb\nc\n,\n!\n\"\nd\ne\nf\n", encoding="utf-8")
+    file.write_text('a\nb\nc\n,\n!\n"\nd\ne\nf\n', encoding="utf-8")
     return FileVocabulary(path=str(file))
 
 

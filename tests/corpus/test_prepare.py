@@ -1,4 +1,4 @@
-"""From any format to the same store: grouped by user, in time order, cut, filtered, split; resumable, and never half-taken."""
+"""From any format to the same store: grouped by user, in time order, cut, filtered, split; resumable, never half-taken."""
 
 import json
 import os
@@ -22,13 +22,14 @@ from tests.corpus.making import (
     write_with_duckdb,
 )
 from unheard.corpus.chitchat import prepare_chitchat
-from unheard.corpus.grouping import DuckDBEngine
+from unheard.corpus.duck import DuckDBEngine
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.tasks import StreamRule, WriteStreams
 from unheard.corpus.tokens import CharacterTokens
 from unheard.corpus.vocabulary import BOS, Vocabulary
-from unheard.corpus.vocabulary_choice import CorpusVocabulary, PrivateVocabulary, PublicVocabulary
+from unheard.corpus.vocabulary_choice import PublicVocabulary
+from unheard.corpus.vocabulary_from_text import CorpusVocabulary, PrivateVocabulary
 from unheard.errors import CorpusMissing, InputError
 
 WRITERS = {
@@ -92,7 +93,10 @@ def test_times_are_numbers_or_iso_dates_and_unreadable_ones_come_last(tmp_path, 
 
 
 def test_a_time_format_reads_other_dates(tmp_path):
-    rows = [{"who": "ann", "what": w, "when": t} for w, t in (("a", "Mon, 14 May 2001 16:39:00 -0700"), ("b", "Sun, 13 May 2001 16:39:00 -0700"))]
+    rows = [
+        {"who": "ann", "what": w, "when": t}
+        for w, t in (("a", "Mon, 14 May 2001 16:39:00 -0700"), ("b", "Sun, 13 May 2001 16:39:00 -0700"))
+    ]
     fields = replace(FIELDS, time_format="%a, %d %b %Y %H:%M:%S %z")
     done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), fields=fields)
     assert words_of(done.store)[0].split()[1::3] == ["b", "a"]
@@ -128,7 +132,11 @@ def test_excluded_users_are_gone_whole_and_their_ids_are_matched_as_users_are(tm
 def test_neither_ids_nor_text_are_in_the_store_and_the_map_is_apart_on_request(tmp_path):
     rows = [{"who": f"secret-id-{i}", "what": "unspeakable a", "when": 0} for i in range(40)]
     done = made(
-        tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=3, splits=SplitRule(held_out=0.3), user_map=tmp_path / "map.json"
+        tmp_path,
+        write_jsonl(tmp_path / "x.jsonl", rows),
+        shards=3,
+        splits=SplitRule(held_out=0.3),
+        user_map=tmp_path / "map.json",
     )
     for file in done.store.path.rglob("*"):
         if file.is_file():
@@ -138,7 +146,9 @@ def test_neither_ids_nor_text_are_in_the_store_and_the_map_is_apart_on_request(t
     assert stat.S_IMODE(os.stat(tmp_path / "map.json").st_mode) == 0o600
     assert sorted(e["user"] for e in entries) == sorted(r["who"] for r in rows)
     for split in ("train", "held_out"):
-        assert [e["number"] for e in entries if e["split"] == split] == list(range(getattr(done.store, split).num_users))
+        assert [e["number"] for e in entries if e["split"] == split] == list(
+            range(getattr(done.store, split).num_users)
+        )
 
 
 def test_the_map_names_the_user_that_has_the_tokens(tmp_path):
@@ -161,14 +171,21 @@ def test_users_are_split_by_their_ids_whatever_else_is_in_the_input(tmp_path):
 
 def test_test_posts_come_from_held_out_users_only(tmp_path):
     rule = SplitRule(held_out=0.5)
-    rows = [{"who": u, "what": "a b c" if rule.split_of(u) == "held_out" else "d e f", "when": 0} for u in map(str, range(40))]
+    rows = [
+        {"who": u, "what": "a b c" if rule.split_of(u) == "held_out" else "d e f", "when": 0}
+        for u in map(str, range(40))
+    ]
     done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), splits=rule, test_tokens=10, shards=2)
     assert sum(len(w.split()) - 1 for w in words_of(done.store, "test_posts")) == 10
     assert not {"d", "e", "f"} & set(" ".join(words_of(done.store, "test_posts")).split())
 
 
 def test_posts_under_several_users_are_counted_and_dropped_on_request(tmp_path):
-    rows = [{"who": "ann", "what": "a b a b", "when": 0}, {"who": "bob", "what": "a b a b", "when": 0}, {"who": "bob", "what": "c c c c", "when": 1}]
+    rows = [
+        {"who": "ann", "what": "a b a b", "when": 0},
+        {"who": "bob", "what": "a b a b", "when": 0},
+        {"who": "bob", "what": "c c c c", "when": 1},
+    ]
     rows += [{"who": "ann", "what": "c", "when": 2}, {"who": "bob", "what": "c", "when": 2}, rows[2]]
     file = write_jsonl(tmp_path / "x.jsonl", rows)
     kept = made(tmp_path, file, duplicate_chars=5)
@@ -196,7 +213,12 @@ def test_any_number_of_shards_and_workers_gives_the_same_users(tmp_path):
 
 
 def test_characters_and_public_words_work_through_the_whole_pipeline(tmp_path):
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), tokens=CharacterTokens(), vocabulary=PublicVocabulary(size=60))
+    done = made(
+        tmp_path,
+        write_jsonl(tmp_path / "x.jsonl", POSTS),
+        tokens=CharacterTokens(),
+        vocabulary=PublicVocabulary(size=60),
+    )
     assert words_of(done.store)[1] == "<BOS> b ,   b ! <EOS>"
     assert done.store.info["tokens"] == {"kind": "characters", "lowercase": True}
     assert done.store.info["vocabulary"]["kind"] == "public"
@@ -218,14 +240,18 @@ def test_the_price_of_another_stores_private_words_is_inherited(tmp_path):
     events = [{"kind": "gaussian", "noise_multiplier": 2.0}]
     info = {"vocabulary": {"kind": "private", "events": events}}
     write_store(tmp_path / "paid", train=[], held_out=[], vocabulary=Vocabulary.of("abc"), info=info)
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=CorpusVocabulary(path=str(tmp_path / "paid")))
+    done = made(
+        tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=CorpusVocabulary(path=str(tmp_path / "paid"))
+    )
     assert done.store.vocabulary_events == events
 
 
 def test_a_private_vocabulary_has_common_words_only_and_its_events_in_the_store(tmp_path):
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(3000)]
     choice = PrivateVocabulary(epsilon=2.0, delta=1e-6)
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=3, splits=SplitRule(held_out=0.1))
+    done = made(
+        tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=3, splits=SplitRule(held_out=0.1)
+    )
     # votes: 2,700 / sqrt(3) = 1,559 against a threshold near 13: released but for a chance below e^-1000
     assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]
     kinds = [event["kind"] for event in done.store.vocabulary_events]
@@ -273,7 +299,7 @@ def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkey
         return write(self, shard, rows)
 
     monkeypatch.setattr(WriteStreams, "__call__", watched)
-    monkeypatch.setattr(DuckDBEngine, "_scan_batch", lambda *args: 1 / 0)  # the scan was finished
+    monkeypatch.setattr("unheard.corpus.duck.scan_batch", lambda *args: 1 / 0)  # the scan was finished
     done = made(tmp_path, file, shards=4, engine=DuckDBEngine(workers=1))
     assert again == [2, 3]
     assert done.store.train.num_users == 50

@@ -1,4 +1,4 @@
-"""The private vocabulary: no user votes with more than norm 1, and what one user alone wrote stays in with probability 1 - delta."""
+"""Private vocabulary: no user votes with more than norm 1; what one user alone wrote stays in, but for delta."""
 
 import math
 
@@ -12,7 +12,7 @@ from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tasks import StreamRule
 from unheard.corpus.tokens import WordTokens
-from unheard.corpus.vocabulary_choice import PrivateVocabulary
+from unheard.corpus.vocabulary_from_text import PrivateVocabulary
 from unheard.corpus.word_counts import CountVotes, Memo
 from unheard.errors import InvalidValue
 from unheard.privacy.events import FailureProbability, Gaussian
@@ -119,7 +119,11 @@ def test_both_prices_are_recorded_and_together_are_the_budget():
 def test_a_user_who_is_held_out_or_too_short_has_no_vote(tmp_path):
     def votes(rows, **rule):
         task = CountVotes(
-            folder=tmp_path, tokens=WordTokens(), rule=StreamRule(**rule), splits=SplitRule(held_out=0.5), release=release()
+            folder=tmp_path,
+            tokens=WordTokens(),
+            rule=StreamRule(**rule),
+            splits=SplitRule(held_out=0.5),
+            release=release(),
         )
         return task.words_of(iter(rows), Memo(WordTokens()))
 
@@ -132,6 +136,10 @@ def test_a_user_who_is_held_out_or_too_short_has_no_vote(tmp_path):
 
 
 def test_a_price_that_is_none_is_refused():
-    for values in ({"epsilon": 0.0, "delta": 1e-6}, {"epsilon": 1.0, "delta": 0.0}, {"epsilon": math.inf, "delta": 1e-6}):
+    for values in (
+        {"epsilon": 0.0, "delta": 1e-6},
+        {"epsilon": 1.0, "delta": 0.0},
+        {"epsilon": math.inf, "delta": 1e-6},
+    ):
         with pytest.raises(InvalidValue):
             PrivateVocabulary(**values)

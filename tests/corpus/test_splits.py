@@ -21,7 +21,9 @@ def test_a_user_is_in_the_same_split_every_time_and_the_salt_changes_it():
 def test_the_hash_is_the_same_on_every_machine():
     # by hand: each label after its length in eight bytes, SHA-256, the first six bytes as a fraction
     message = b"\7" + bytes(7) + b"unheard" + b"\5" + bytes(7) + b"split" + b"\3" + bytes(7) + b"ann"
-    assert unit_hash("unheard", "split", "ann") == int.from_bytes(hashlib.sha256(message).digest()[:6], "little") / 2**48
+    assert (
+        unit_hash("unheard", "split", "ann") == int.from_bytes(hashlib.sha256(message).digest()[:6], "little") / 2**48
+    )
     assert unit_hash("unheard", "split", "ann") == 0.21935344510945498  # and never again another
     assert unit_hash("ab", "c") != unit_hash("a", "bc")
 

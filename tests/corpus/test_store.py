@@ -24,7 +24,11 @@ def arrays(*users):
 @pytest.fixture
 def small(tmp_path):
     return write_store(
-        tmp_path / "store", train=arrays([0, 3, 4, 1], [0, 5, 1], [0, 6, 7, 8, 1]), held_out=arrays([0, 3, 1]), vocabulary=WORDS, shards=2
+        tmp_path / "store",
+        train=arrays([0, 3, 4, 1], [0, 5, 1], [0, 6, 7, 8, 1]),
+        held_out=arrays([0, 3, 1]),
+        vocabulary=WORDS,
+        shards=2,
     )
 
 
@@ -36,7 +40,11 @@ def test_a_user_reads_back_as_written(small):
 
 
 def test_a_cohort_comes_in_the_order_asked_for_even_with_a_user_twice(small):
-    assert [u.tolist() for u in small.train.users(np.array([2, 0, 2]))] == [[0, 6, 7, 8, 1], [0, 3, 4, 1], [0, 6, 7, 8, 1]]
+    assert [u.tolist() for u in small.train.users(np.array([2, 0, 2]))] == [
+        [0, 6, 7, 8, 1],
+        [0, 3, 4, 1],
+        [0, 6, 7, 8, 1],
+    ]
     assert small.train.lengths(np.array([2, 0, 2])).tolist() == [5, 4, 5]
 
 
@@ -122,7 +130,9 @@ def test_a_finished_store_is_not_written_over(small):
     assert not partial_path(small.path).exists()
 
 
-@pytest.mark.parametrize("name", ["train/00000.tokens", "train/00001.offsets", "vocabulary.txt", "layout.json", "corpus.json"])
+@pytest.mark.parametrize(
+    "name", ["train/00000.tokens", "train/00001.offsets", "vocabulary.txt", "layout.json", "corpus.json"]
+)
 def test_a_file_cut_short_is_noticed_on_opening(small, name):
     file = small.path / name
     file.write_bytes(file.read_bytes().rstrip()[:-1])
@@ -130,7 +140,9 @@ def test_a_file_cut_short_is_noticed_on_opening(small, name):
         TokenStore.open(small.path)
 
 
-@pytest.mark.parametrize("name", ["train/00001.tokens", "train/00001.offsets", "held_out/00000.offsets", "layout.json", "vocabulary.txt"])
+@pytest.mark.parametrize(
+    "name", ["train/00001.tokens", "train/00001.offsets", "held_out/00000.offsets", "layout.json", "vocabulary.txt"]
+)
 def test_a_lost_file_is_noticed_on_opening(small, name):
     (small.path / name).unlink()
     with pytest.raises((CorpusCorrupt, CorpusMissing)):

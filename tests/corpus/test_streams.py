@@ -47,11 +47,22 @@ def test_a_post_without_any_token_leaves_no_trace():
 def test_four_byte_ids_and_characters_go_the_same_way():
     many = Vocabulary.of(["a", "b", *(f"w{i}" for i in range(70_000))])
     assert stream(["a w5 b"], vocabulary=many) == [BOS, 3, 10, 4, EOS]
-    assert stream(["ab a"], tokens=CharacterTokens(), vocabulary=Vocabulary.of(["a", "b", " "])) == [BOS, 3, 4, 5, 3, EOS]
+    assert stream(["ab a"], tokens=CharacterTokens(), vocabulary=Vocabulary.of(["a", "b", " "])) == [
+        BOS,
+        3,
+        4,
+        5,
+        3,
+        EOS,
+    ]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.text("ab .\u200b\n", max_size=12), max_size=6), st.integers(1, 12), st.sampled_from(["post", "sentence"]))
+@given(
+    st.lists(st.text("ab .\u200b\n", max_size=12), max_size=6),
+    st.integers(1, 12),
+    st.sampled_from(["post", "sentence"]),
+)
 def test_a_capped_stream_is_the_front_of_the_whole_one(posts, cap, unit):
     whole, capped = stream(posts, unit), stream(posts, unit, cap)
     assert capped == whole[: len(capped)]

@@ -20,7 +20,9 @@ def test_an_unknown_word_is_unk_and_text_cannot_spell_a_special_word():
 
 
 @settings(max_examples=50, deadline=None)
-@given(words=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), unique=True, max_size=20))
+@given(
+    words=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5), unique=True, max_size=20)
+)
 def test_any_words_survive_a_file(tmp_path_factory, words):
     vocabulary = Vocabulary.of(w for w in words if w not in SPECIALS)
     file = tmp_path_factory.mktemp("v") / "vocabulary.txt"

@@ -14,7 +14,7 @@ SRC = Path(unheard.__file__).parent
 FILES = sorted(SRC.rglob("*.py"))
 
 ORDER = ["privacy", "corpus", "models", "updates", "mechanism", "engines", "measure", "training", "cli"]
-"""Rooms from first to last in the sentence text -> tokens -> cohort -> updates -> sum -> average -> noise -> model -> numbers -> page.
+"""Rooms in the order of the sentence: text -> tokens -> cohort -> updates -> sum -> average -> noise -> model -> numbers -> page.
 A room imports only rooms before it (docs/decisions/0002-rooms.md)."""
 
 WITHOUT_TORCH = {"privacy", "corpus", "cli"}

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from unheard import CappedWeights, FixedDenominator, FlatClip, GaussianNoise, NoClip, NoNoise, PerLayerClip, Plan, PoissonSampling
+from unheard import (
+    CappedWeights,
+    FixedDenominator,
+    FlatClip,
+    GaussianNoise,
+    NoClip,
+    NoNoise,
+    PerLayerClip,
+    Plan,
+    PoissonSampling,
+)
 from unheard.mechanism.aggregation import noised_grid
 from unheard.parameters import Layout
 from unheard.updates.fedavg import FedAvg
@@ -64,7 +74,9 @@ def test_the_sum_is_bit_identical_in_any_order_and_any_chunks(users, clip, shuff
     order = list(range(len(delta)))
     shuffler.shuffle(order)
     cut = shuffler.randint(0, len(delta))
-    chunks = [door.of_users(torch.from_numpy(delta[part]), weights[part]) for part in (order[:cut], order[cut:]) if part]
+    chunks = [
+        door.of_users(torch.from_numpy(delta[part]), weights[part]) for part in (order[:cut], order[cut:]) if part
+    ]
     apart = door.sum(chunks, 6)
     assert torch.equal(together.units_P, apart.units_P)
     assert together.weight == apart.weight

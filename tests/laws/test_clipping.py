@@ -81,7 +81,7 @@ def test_impossible_norms_are_refused(norm):
 
 
 def test_a_layer_that_the_model_lacks_is_refused_with_the_nearest_name():
-    with pytest.raises(InvalidValue, match="lacks.*Known: a, b, c"):
+    with pytest.raises(InvalidValue, match=r"lacks.*Known: a, b, c"):
         PerLayerClip(norms={"x": 1.0}).balls(LAYOUT)
     with pytest.raises(InvalidValue, match="lacks b, c"):
         PerLayerClip(norms={"a": 1.0}).balls(LAYOUT)

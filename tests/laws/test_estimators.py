@@ -42,7 +42,9 @@ def round_plan(estimator, clip, noise=None, users_per_round=5.0):
 
 
 clips = st.sampled_from([FlatClip(norm=2.0), PerLayerClip(norm=3.0), PerLayerClip(norms={"a": 0.5, "b": 4.0})])
-estimators = st.sampled_from([FixedDenominator(), ClippedDenominator(min_total_weight=3.0), ClippedDenominator(min_total_weight=20.0)])
+estimators = st.sampled_from(
+    [FixedDenominator(), ClippedDenominator(min_total_weight=3.0), ClippedDenominator(min_total_weight=20.0)]
+)
 users = st.integers(1, 6).flatmap(
     lambda u: st.tuples(
         hnp.arrays("float32", (u, 5), elements=st.floats(-20, 20, width=32) | st.sampled_from([math.nan, math.inf])),

@@ -5,7 +5,17 @@ import pytest
 import torch
 from scipy import stats
 
-from unheard import ClippedDenominator, FedAvg, FixedDenominator, FlatClip, GaussianNoise, NoNoise, Plan, PoissonSampling, TrueAverage
+from unheard import (
+    ClippedDenominator,
+    FedAvg,
+    FixedDenominator,
+    FlatClip,
+    GaussianNoise,
+    NoNoise,
+    Plan,
+    PoissonSampling,
+    TrueAverage,
+)
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
@@ -75,7 +85,10 @@ def test_what_is_released_lies_on_the_public_grid(estimator):
 
 
 def test_torch_manual_seed_does_not_move_the_noise():
-    noise, average = GaussianNoise(noise_multiplier=1.0), release(FixedDenominator(), GaussianNoise(noise_multiplier=1.0))[1]
+    noise, average = (
+        GaussianNoise(noise_multiplier=1.0),
+        release(FixedDenominator(), GaussianNoise(noise_multiplier=1.0))[1],
+    )
 
     def draw():
         torch.manual_seed(0)
@@ -99,7 +112,9 @@ def test_an_average_without_a_bound_gets_no_noise_but_a_refusal():
         GaussianNoise(noise_multiplier=1.0).add(free, reproducible_generator(1))
 
 
-@pytest.mark.parametrize("bad", [{}, {"noise_multiplier": 1.0, "noise_std": 1.0}, {"noise_multiplier": 0.0}, {"noise_std": -1.0}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"noise_multiplier": 1.0, "noise_std": 1.0}, {"noise_multiplier": 0.0}, {"noise_std": -1.0}]
+)
 def test_impossible_noise_is_refused(bad):
     with pytest.raises(InvalidValue):
         GaussianNoise(**bad)

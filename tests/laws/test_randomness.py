@@ -20,7 +20,7 @@ def test_the_generator_is_aes_128_as_published_in_fips_197():
 def test_the_generator_is_aes_in_counter_mode_block_after_block():
     key = bytes(range(100, 116))
     ours = AESCounter(key=int.from_bytes(key, "little")).random_raw(2 * 1000).tobytes()
-    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305 (counter mode is built here by hand)
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     assert ours == b"".join(cipher.update(i.to_bytes(16, "little")) for i in range(1000))
 
 
@@ -41,14 +41,20 @@ def test_secure_streams_never_repeat_even_for_the_same_attempt(purpose: str):
 def test_reproducible_streams_repeat_for_one_attempt_and_purpose_and_for_nothing_else():
     streams = ReproducibleStreams(seed=1)
     assert streams.noise(3).integers(2**63) == ReproducibleStreams(seed=1).noise(3).integers(2**63)
-    drawn = [streams.noise(3), streams.noise(4), streams.sampling(3), streams.batches(3), ReproducibleStreams(seed=2).noise(3)]
+    drawn = [
+        streams.noise(3),
+        streams.noise(4),
+        streams.sampling(3),
+        streams.batches(3),
+        ReproducibleStreams(seed=2).noise(3),
+    ]
     assert len({g.integers(2**63) for g in drawn}) == 5
 
 
 def test_global_seeds_move_nothing():
     def draw() -> float:
         torch.manual_seed(0)
-        np.random.seed(0)  # noqa: NPY002 (the point of the test)
+        np.random.seed(0)
         return secure_generator().standard_normal()
 
     assert draw() != draw()

@@ -85,7 +85,9 @@ def test_more_users_than_there_are_is_refused():
         FixedSizeSampling(users_per_round=20).draw(10, 10, reproducible_generator(1))
 
 
-@pytest.mark.parametrize("bad", [{}, {"users_per_round": 1, "sampling_prob": 0.1}, {"sampling_prob": 0.0}, {"sampling_prob": 1.1}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"users_per_round": 1, "sampling_prob": 0.1}, {"sampling_prob": 0.0}, {"sampling_prob": 1.1}]
+)
 def test_impossible_sampling_is_refused(bad):
     with pytest.raises(InvalidValue):
         PoissonSampling(**bad)

@@ -54,7 +54,9 @@ def test_the_schedule_changes_what_it_names_from_its_round_on_and_nothing_else()
 
 
 def test_a_sigma_that_stays_while_s_changes_is_another_z():
-    scheduled = plan(noise=unheard.GaussianNoise(noise_std=0.15), schedule=(unheard.Change(from_round=1, clip_norm=30.0),))
+    scheduled = plan(
+        noise=unheard.GaussianNoise(noise_std=0.15), schedule=(unheard.Change(from_round=1, clip_norm=30.0),)
+    )
     assert [scheduled.at(r, LAYOUT).event().noise_multiplier for r in (0, 1)] == pytest.approx([1.0, 0.5])
 
 
@@ -82,10 +84,17 @@ def test_combinations_without_a_proof_are_refused(changes, message):
         ({"population": 0}, "population"),
         ({"population": 2**41}, "population"),
         ({"population": 50}, "declared population"),
-        ({"schedule": (unheard.Change(from_round=5, clip_norm=1), unheard.Change(from_round=5, clip_norm=2))}, "increasing"),
+        (
+            {"schedule": (unheard.Change(from_round=5, clip_norm=1), unheard.Change(from_round=5, clip_norm=2))},
+            "increasing",
+        ),
         ({"noise": unheard.NoNoise(), "schedule": (unheard.Change(from_round=5, noise_std=1.0),)}, "sets noise"),
         (
-            {"noise": unheard.NoNoise(), "clip": unheard.NoClip(), "schedule": (unheard.Change(from_round=5, clip_norm=1.0),)},
+            {
+                "noise": unheard.NoNoise(),
+                "clip": unheard.NoClip(),
+                "schedule": (unheard.Change(from_round=5, clip_norm=1.0),),
+            },
             "sets clip_norm",
         ),
     ],
@@ -95,7 +104,9 @@ def test_impossible_plans_are_refused(changes, message):
         plan(**changes)
 
 
-@pytest.mark.parametrize("bad", [{"from_round": 0, "clip_norm": 1.0}, {"from_round": 1}, {"from_round": 1, "clip_norm": -1.0}])
+@pytest.mark.parametrize(
+    "bad", [{"from_round": 0, "clip_norm": 1.0}, {"from_round": 1}, {"from_round": 1, "clip_norm": -1.0}]
+)
 def test_impossible_changes_are_refused(bad):
     with pytest.raises(InvalidValue):
         unheard.Change(**bad)
@@ -108,7 +119,10 @@ def test_the_facts_hold_every_declared_number_by_phase_and_are_plain_json():
     json.dumps(facts, allow_nan=False)
     assert facts["sampling"]["sampling_prob"] == 0.1
     assert facts["weights"]["total_weight"] == 1000
-    assert [(p["from_round"], p["clip_norm"], p["noise_multiplier"]) for p in facts["phases"]] == [(0, 15, 1), (7, 5, 1)]
+    assert [(p["from_round"], p["clip_norm"], p["noise_multiplier"]) for p in facts["phases"]] == [
+        (0, 15, 1),
+        (7, 5, 1),
+    ]
     assert facts["phases"][0]["noise_std"] == pytest.approx(0.15)
     baseline = plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).facts(LAYOUT)
     assert baseline["phases"][0]["clip_norm"] is None

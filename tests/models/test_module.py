@@ -39,7 +39,11 @@ def test_arguments_reach_the_class():
 
 @pytest.mark.parametrize(
     ("module", "message"),
-    [("no.such.place:Scores", "No module class"), (f"{__name__}:Missing", "No module class"), ("os:system", "not a torch.nn.Module")],
+    [
+        ("no.such.place:Scores", "No module class"),
+        (f"{__name__}:Missing", "No module class"),
+        ("os:system", "not a torch.nn.Module"),
+    ],
 )
 def test_what_is_not_a_module_class_is_never_called(module, message):
     with pytest.raises(ModelError, match=message):
@@ -49,8 +53,8 @@ def test_what_is_not_a_module_class_is_never_called(module, message):
 def test_wrong_arguments_and_wrong_shapes_are_named():
     with pytest.raises(ModelError, match=r"model\.arguments"):
         _ = by_name(arguments={"columns": 1}).layout
+    model = by_name(vocabulary_size=6)
     with pytest.raises(ModelError, match=r"was expected"):
-        model = by_name(vocabulary_size=6)
         model.logits(model.layout.split(torch.zeros(25)), torch.tensor([[2]]))
     with pytest.raises(InvalidValue, match=r"package\.file:Class"):
         by_name(module="Scores")

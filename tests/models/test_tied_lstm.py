@@ -41,7 +41,11 @@ def test_the_logits_are_those_of_torchs_lstm(tied, unit_norm):
     params_P = model.initial(3) * 1.7  # off the sphere, so that normalising matters
     params = model.layout.split(params_P)
     tokens = torch.randint(20, (3, 6), generator=torch.Generator().manual_seed(0))
-    rows = {name: nn.functional.normalize(params[name], dim=1) if unit_norm else params[name] for name in params if "embedding" in name}
+    rows = {
+        name: nn.functional.normalize(params[name], dim=1) if unit_norm else params[name]
+        for name in params
+        if "embedding" in name
+    }
     hidden, _ = torchs_lstm(model, params)(rows["embedding"][tokens])
     output = hidden @ params["projection_weight"] + params["projection_bias"]
     expected = output @ rows["embedding" if tied else "output_embedding"].T
@@ -98,7 +102,9 @@ def test_the_loss_is_the_mean_over_real_targets(model):
     torch.testing.assert_close(short, padded)
 
 
-@pytest.mark.parametrize("bad", [{"vocabulary_size": 3}, {"embedding_size": 0}, {"hidden_size": 0}, {"user_features": -1}])
+@pytest.mark.parametrize(
+    "bad", [{"vocabulary_size": 3}, {"embedding_size": 0}, {"hidden_size": 0}, {"user_features": -1}]
+)
 def test_impossible_sizes_are_refused(bad):
     with pytest.raises(InvalidValue):
         unheard.TiedLSTM(**bad)

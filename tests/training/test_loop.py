@@ -40,9 +40,8 @@ def test_a_run_leaves_everything_that_its_folder_promises(run, tmp_path):
     assert [r.round for r in reports] == [1, 2, 3, 4, 5, 6]
     assert [r.metrics is not None for r in reports] == [False, False, True, False, False, True]
     names = {p.name for p in (tmp_path / "r").iterdir()}
-    assert names >= {
-        "run.toml", "ledger.jsonl", "metrics.jsonl", "statement.json", "model.safetensors", "vocabulary.txt", "tokens.json", "checkpoints",
-    }  # fmt: skip
+    assert names >= {"run.toml", "ledger.jsonl", "metrics.jsonl", "statement.json", "model.safetensors", "checkpoints"}
+    assert names >= {"vocabulary.txt", "tokens.json"}
     ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
     assert [e.round for e in ledger.entries] == [0, 1, 2, 3, 4, 5]
     assert set(ledger.events) == {run.plan.at(0, run.model.layout).event()}
@@ -135,7 +134,11 @@ def test_the_engine_changes_neither_the_model_nor_the_ledger(run, tmp_path):
 
 
 def test_an_empty_cohort_still_takes_a_full_noised_step_and_is_charged(run, tmp_path):
-    nobody = replace(run, plan=replace(run.plan, sampling=unheard.PoissonSampling(sampling_prob=1e-9)), training=unheard.Training(rounds=1))
+    nobody = replace(
+        run,
+        plan=replace(run.plan, sampling=unheard.PoissonSampling(sampling_prob=1e-9)),
+        training=unheard.Training(rounds=1),
+    )
     list(unheard.train(nobody, tmp_path / "r"))
     moved = final_model(tmp_path / "r", run) - run.model.initial(0)
     assert (run.model.layout.split(moved)["output_weight"] != 0).all()

@@ -35,7 +35,11 @@ def test_every_part_survives_the_round_trip(run, store):
         {"weights": unheard.CappedWeights(weight_cap=100.0, total_weight=50.0)},
         {"update": unheard.FedSGD(batch_size=3)},
         {"update": unheard.FedSGD()},
-        {"noise": unheard.NoNoise(), "clip": unheard.NoClip(), "sampling": unheard.FixedSizeSampling(users_per_round=5)},
+        {
+            "noise": unheard.NoNoise(),
+            "clip": unheard.NoClip(),
+            "sampling": unheard.FixedSizeSampling(users_per_round=5),
+        },
         {"schedule": (unheard.Change(from_round=3, clip_norm=1.0), unheard.Change(from_round=5, noise_std=0.1))},
     ):
         changed = replace(run, plan=replace(run.plan, **changes))
@@ -75,7 +79,11 @@ def test_leaving_out_what_has_a_default_is_the_same_run(tables, run):
         (lambda t: t.update(clip=3), InvalidValue, "must be a table"),
         (lambda t: t["privacy"].update(delta=0.5), InvalidValue, "below 1 / population"),
         (lambda t: t["privacy"].update(budget_epsilon=1.0, budget_accountant="pdl"), UnheardError, "pdl"),
-        (lambda t: t.update(sampling={"kind": "fixed_size", "users_per_round": 5}), UnheardError, "Fixed-size sampling with noise"),
+        (
+            lambda t: t.update(sampling={"kind": "fixed_size", "users_per_round": 5}),
+            UnheardError,
+            "Fixed-size sampling with noise",
+        ),
     ],
 )
 def test_every_slip_is_named_with_its_cure(tables, spoil, error, message):
@@ -88,7 +96,8 @@ def test_overrides_reach_any_key(tmp_path, run):
     file = tmp_path / "run.toml"
     file.write_text(run_toml(run))
     changed, engine = read_run_file(
-        file, ["clip.norm=3", "update.learning_rate=0.25", "engine.kind=reference", "training.rounds=9", "server.kind=adam"]
+        file,
+        ["clip.norm=3", "update.learning_rate=0.25", "engine.kind=reference", "training.rounds=9", "server.kind=adam"],
     )
     assert changed.plan.clip == unheard.FlatClip(norm=3.0)
     assert changed.plan.update.learning_rate == 0.25

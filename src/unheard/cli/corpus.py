@@ -16,7 +16,7 @@ SYNTH_EXAMPLES = """Examples:
 
   unheard corpus synth --like corpora/chitchat --users 10000 --tokens-per-user 1600 --out corpora/synth
 
-  unheard corpus synth --like corpora/chitchat --users 763430 --tokens-per-user 1600 --out corpora/load    (the paper's size: 2.6 GB)
+  unheard corpus synth --like corpora/chitchat --users 763430 --tokens-per-user 1600 --out corpora/paper-size
 """
 
 app = typer.Typer(help="Look at a token store, or make a synthetic one of any size.", no_args_is_help=True)

@@ -12,7 +12,10 @@ console = Console()
 def print_store(store: TokenStore, weight_cap: int | None) -> None:
     info = store.info
     words = info["vocabulary"]
-    console.print(f"[bold]{info.get('name', store.path.name)}[/]{'  (synthetic)' if info.get('synthetic') else ''}", highlight=False)
+    console.print(
+        f"[bold]{info.get('name', store.path.name)}[/]{'  (synthetic)' if info.get('synthetic') else ''}",
+        highlight=False,
+    )
     console.print(f"vocabulary: {words['size']} words, {words['kind']}{_source(words)}", highlight=False)
     console.print(f"tokens: {info.get('tokens', {}).get('kind', 'not recorded')}", highlight=False)
     console.print("\n[bold red]Exact statistics of private users: for the owner of the data, unsafe to publish.[/]\n")
@@ -33,7 +36,8 @@ def _print_split(name: str, found: SplitStatistics) -> None:
     unit = "post" if name == "test_posts" else "user"
     console.print(
         f"[bold]{name}[/]: {found.users:,} {unit}s, {found.tokens:,} tokens, {found.posts:,} sequences, "
-        f"{100 * found.out_of_dictionary:.2f} % of words out of the dictionary, largest {unit} {100 * found.largest_user_share:.2f} %",
+        f"{100 * found.out_of_dictionary:.2f} % of words out of the dictionary, "
+        f"largest {unit} {100 * found.largest_user_share:.2f} %",
         highlight=False,
     )
     table = Table(title=f"tokens a {unit}", title_justify="left", show_edge=False)
@@ -44,7 +48,9 @@ def _print_split(name: str, found: SplitStatistics) -> None:
     most = max((n for _, _, n in found.histogram), default=0)
     for begin, end, number in found.histogram:
         if number:
-            console.print(f"  {begin:>9,} - {end:>9,} {number:>11,} {'█' * max(1, round(40 * number / most))}", highlight=False)
+            console.print(
+                f"  {begin:>9,} - {end:>9,} {number:>11,} {'█' * max(1, round(40 * number / most))}", highlight=False
+            )
     console.print()
 
 

@@ -18,6 +18,7 @@ EXAMPLES = """Examples:
 WORDS, TOKENS_PER_USER = 5_000, 400
 POPULATION = 750
 """Declared, from what the corpus's authors publish (1,315 users) and that about six in ten wrote enough: not counted."""
+USERS_PER_ROUND = 80
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
 A_MILLION = 1_000_000
 
@@ -43,7 +44,7 @@ def demo(
 
 _IN_WORDS = {
     "plain": "FedAvg as in the paper's baseline: 50 users a round, no clip, no noise.",
-    "private": "DP-FedAvg: about 100 users a round, each clipped after every local step, Gaussian noise on the average.",
+    "private": "DP-FedAvg: about 80 users a round, each clipped after every local step, Gaussian noise on the average.",
 }
 
 
@@ -88,9 +89,9 @@ def _private(corpus: Path, rounds: int) -> "Run":
 
     plan = unheard.Plan(
         population=POPULATION,
-        sampling=unheard.PoissonSampling(users_per_round=100),
+        sampling=unheard.PoissonSampling(users_per_round=USERS_PER_ROUND),
         update=unheard.FedAvg(),
-        clip=unheard.FlatClip(norm=4.0),
+        clip=unheard.FlatClip(norm=8.0),
         noise=unheard.GaussianNoise(noise_multiplier=0.5),
     )
     return _run(corpus, rounds, plan)
@@ -126,7 +127,7 @@ def _compare(out: Path) -> None:
     table = Table("", "plain", "private", title="With and without privacy, on people held out of both")
     for key, words in (("accuracy_top1", "AccuracyTop1"), ("accuracy_top3", "AccuracyTop3")):
         table.add_row(words, *(f"{100 * row[key]:.2f} %" for row in last))
-    table.add_row("perplexity", *(f"{row['perplexity']:.1f}" for row in last))
+    table.add_row("perplexity", *(f"{row['perplexity']:.4g}" for row in last))
     table.add_row("rounds", *(str(row["round"]) for row in last))
     table.add_section()
     for name, words in (("moments", "the paper's moments accountant"), ("rdp", "RDP"), ("pld", "PLD (tightest)")):
@@ -139,11 +140,12 @@ def _compare(out: Path) -> None:
     console.print()
     console.print(table)
     z = next(e.noise_multiplier for e in ledger.events if isinstance(e, PoissonGaussian))
-    many = [(PoissonGaussian(sampling_prob=100 / A_MILLION, noise_multiplier=z), len(ledger))]
+    many = [(PoissonGaussian(sampling_prob=USERS_PER_ROUND / A_MILLION, noise_multiplier=z), len(ledger))]
     would_be = epsilons(many, A_MILLION**-1.1)
     console.print(
-        f"\nHonestly: with about {POPULATION} users this ε is too large to promise anybody much. That is not the noise's fault but the "
-        f"crowd's: the same noise, clip and rounds, drawn from a million users, would cost ε = {epsilon_text(would_be['pld'])} at δ = "
-        f"{A_MILLION**-1.1:.1e} (hypothetical: that run did not happen). Try your own numbers: unheard plan --help",
+        f"\nHonestly: with about {POPULATION} users this ε is too large to promise anybody much. That is not the noise's fault "
+        f"but the crowd's: the same noise, clip and rounds, drawn from a million users, would cost ε = "
+        f"{epsilon_text(would_be['pld'])} at δ = {A_MILLION**-1.1:.1e} (hypothetical: that run did not happen). "
+        "Try your own numbers: unheard plan --help",
         highlight=False,
     )

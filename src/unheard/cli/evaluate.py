@@ -16,8 +16,12 @@ EXAMPLES = """Examples:
 
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
-    corpus: Annotated[Path | None, typer.Option(help="Another corpus with the same vocabulary; default: the run's own.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Held-out tokens to use; default: as in training.", min=1)] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="Another corpus with the same vocabulary; default: the run's own.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Held-out tokens to use; default: as in training.", min=1)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
@@ -35,7 +39,9 @@ def evaluate(
     released = Released.open(folder)
     store = TokenStore.open(corpus or released.run.corpus)
     if store.vocabulary != released.vocabulary:
-        raise ModelError(f"{store.path} has another vocabulary than {folder}: prepare it with --vocab {folder}/vocabulary.txt.")
+        raise ModelError(
+            f"{store.path} has another vocabulary than {folder}: prepare it with --vocab {folder}/vocabulary.txt."
+        )
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     with notes.status("Evaluating on held-out users"):
         users = how.choose(users_in_turn(store.held_out, released.run.model))

@@ -20,7 +20,7 @@ def finish(folder: Path, last: "RoundReport | None") -> None:
         row = rows[-1]
         console.print(
             f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
-            f"perplexity {row['perplexity']:.1f}, after round {row['round']}."
+            f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
         )
     console.print(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.", highlight=False)
     if last.stopped:

@@ -86,8 +86,9 @@ device = "auto"
 
 def init(
     run_file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[RUN.toml]")] = Path("run.toml"),
+    *,
     corpus: Annotated[Path, typer.Option(help="A corpus made by `unheard prepare`.")] = Path("corpora/chitchat"),
-    population: Annotated[int, typer.Option(help="How many users there are, as you may say in public.", min=2)] = ...,
+    population: Annotated[int, typer.Option(help="How many users there are, as you may say in public.", min=2)],
     users_per_round: Annotated[float, typer.Option(help="Expected users a round.", min=0)] = 100,
     rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1)] = 1000,
     force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,

@@ -9,33 +9,48 @@ EXAMPLES = """Examples:
 
   unheard prepare chitchat --out corpora/chitchat    (the corpus that comes with the demo)
 
-  unheard prepare comments-*.jsonl.zst --user-field author --text-field body --time-field created_utc --tokens-per-user 1600 --out corpora/reddit
+  unheard prepare posts.parquet --user-field uid --text-field msg --tokens-per-user 1600 --out corpora/posts
 
-  unheard prepare posts.parquet --user-field uid --text-field msg --min-tokens 50 --tokens-per-user 2000 --held-out 0.1 --out corpora/posts
+  unheard prepare 'RC_*.jsonl.zst' --user-field author --text-field body --time-field created_utc --out corpora/reddit
 
-  unheard prepare mail.db --table messages --user-field sender --text-field body --strip-quotes --vocab private --vocab-epsilon 1 --vocab-delta 1e-7 --out corpora/mail
+  unheard prepare mail.db --table messages --user-field sender --text-field body --strip-quotes --out corpora/mail
 """
 
 
 def prepare(
     inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="Files, globs, folders, databases, hub:NAME, or the word chitchat.")
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Files, globs, folders, databases, hub:NAME, or the word chitchat."),
     ],
     out: Annotated[Path, typer.Option(help="The folder to make for the store.")],
     user_field: Annotated[str | None, typer.Option(help="The column that says who wrote it.")] = None,
     text_field: Annotated[str | None, typer.Option(help="The column with the text.")] = None,
     time_field: Annotated[str | None, typer.Option(help="The column to order by; else the order of the input.")] = None,
-    time_format: Annotated[str | None, typer.Option(help="How to read times that are neither numbers nor ISO 8601, as in strptime.")] = None,
+    time_format: Annotated[
+        str | None, typer.Option(help="How to read times that are neither numbers nor ISO 8601, as in strptime.")
+    ] = None,
     table: Annotated[str | None, typer.Option(help="Which table of a database.")] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="jsonl, json, csv, tsv, parquet ..., if the name does not say.")] = None,
-    tokens_per_user: Annotated[int | None, typer.Option(min=1, help="Cut each user at exactly this many tokens.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(min=1, help="Leave out users with fewer; unless given, --tokens-per-user, or 1.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="jsonl, json, csv, tsv, parquet ..., if the name does not say.")
+    ] = None,
+    tokens_per_user: Annotated[
+        int | None, typer.Option(min=1, help="Cut each user at exactly this many tokens.")
+    ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out users with fewer; unless given, --tokens-per-user, or 1.")
+    ] = None,
     sequence: Annotated[str, typer.Option(help="What BOS and EOS go around: post or sentence.")] = "post",
     tokens: Annotated[str, typer.Option(help="words, characters, or the path of a tokenizer.json.")] = "words",
     punctuation: Annotated[str, typer.Option(help="tokens or drop: whether marks are tokens of their own.")] = "tokens",
-    vocab: Annotated[str, typer.Option(help="public, private, from-corpus, tokenizer, or a word list file.")] = "public",
-    vocab_corpus: Annotated[str | None, typer.Option(help="With from-corpus: another, public, corpus, raw or a store.")] = None,
-    vocab_size: Annotated[int, typer.Option(min=4, help="Words in the vocabulary, BOS, EOS and UNK among them.")] = 10_000,
+    vocab: Annotated[
+        str, typer.Option(help="public, private, from-corpus, tokenizer, or a word list file.")
+    ] = "public",
+    vocab_corpus: Annotated[
+        str | None, typer.Option(help="With from-corpus: another, public, corpus, raw or a store.")
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(min=4, help="Words in the vocabulary, BOS, EOS and UNK among them.")
+    ] = 10_000,
     vocab_language: Annotated[str, typer.Option(help="Language of the public word list.")] = "en",
     vocab_epsilon: Annotated[float | None, typer.Option(help="What a private vocabulary may cost: epsilon.")] = None,
     vocab_delta: Annotated[float | None, typer.Option(help="What a private vocabulary may cost: delta.")] = None,
@@ -43,13 +58,23 @@ def prepare(
     held_out: Annotated[float | None, typer.Option(help="Part of the users that is held out.")] = None,
     public: Annotated[float, typer.Option(help="Part of the users whose text is public.")] = 0.0,
     salt: Annotated[str, typer.Option(help="Decides who is in which part.")] = "unheard",
-    test_tokens: Annotated[int, typer.Option(min=0, help="Also a test set of random held-out posts of this size (paper: 75122).")] = 0,
+    test_tokens: Annotated[
+        int, typer.Option(min=0, help="Also a test set of random held-out posts of this size (paper: 75122).")
+    ] = 0,
     exclude_users: Annotated[Path | None, typer.Option(help="Users to leave out, one id on each line.")] = None,
     strip_quotes: Annotated[bool, typer.Option(help="Take out quoted and forwarded text.")] = False,
-    drop_duplicates: Annotated[bool, typer.Option(help="Drop posts that stand word for word under several users.")] = False,
-    duplicate_chars: Annotated[int, typer.Option(min=1, help="How long a post must be to count as such a duplicate.")] = 100,
-    canaries: Annotated[Path | None, typer.Option(help="Secrets to plant for an audit: JSON lines of text, users, repeats.")] = None,
-    user_map: Annotated[Path | None, typer.Option(help="Write who is which number to this file, outside the store.")] = None,
+    drop_duplicates: Annotated[
+        bool, typer.Option(help="Drop posts that stand word for word under several users.")
+    ] = False,
+    duplicate_chars: Annotated[
+        int, typer.Option(min=1, help="How long a post must be to count as such a duplicate.")
+    ] = 100,
+    canaries: Annotated[
+        Path | None, typer.Option(help="Secrets to plant for an audit: JSON lines of text, users, repeats.")
+    ] = None,
+    user_map: Annotated[
+        Path | None, typer.Option(help="Write who is which number to this file, outside the store.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="duckdb, or spark (extra).")] = "duckdb",
     master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
     memory: Annotated[float, typer.Option(min=0.1, help="Memory for the grouping, GiB.")] = 1.0,
@@ -59,11 +84,11 @@ def prepare(
     """Turn user-keyed text into a token store. Run it again after a stop: it goes on where it was."""
     from unheard.cli.preparing import bar, choose_tokens, choose_vocabulary, read_canaries, read_ids, report
     from unheard.corpus.chitchat import CHITCHAT
-    from unheard.corpus.grouping import DuckDBEngine
+    from unheard.corpus.duck import DuckDBEngine
     from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
-    from unheard.corpus.prepare import Preparation
+    from unheard.corpus.preparation import Preparation
     from unheard.corpus.prepare import prepare as make_store
-    from unheard.corpus.scan import Fields
+    from unheard.corpus.readers import Fields
     from unheard.corpus.sources import find_sources
     from unheard.corpus.splits import SplitRule
     from unheard.corpus.tasks import StreamRule
@@ -84,10 +109,21 @@ def prepare(
         fields=CHITCHAT_FIELDS if default else fields,
         tokens=cut,
         vocabulary=choose_vocabulary(
-            cut, vocab, vocab_corpus, vocab_size, vocab_language, vocab_epsilon, vocab_delta, vocab_words_per_user, inputs
+            cut,
+            vocab,
+            vocab_corpus,
+            vocab_size,
+            vocab_language,
+            vocab_epsilon,
+            vocab_delta,
+            vocab_words_per_user,
+            inputs,
         ),
         streams=StreamRule(
-            sequence=sequence, min_tokens=min_tokens or tokens_per_user or 1, tokens_per_user=tokens_per_user, strip_quotes=strip_quotes
+            sequence=sequence,
+            min_tokens=min_tokens or tokens_per_user or 1,
+            tokens_per_user=tokens_per_user,
+            strip_quotes=strip_quotes,
         ),
         splits=SplitRule(held_out=0.05 if held_out is None else held_out, public=public, salt=salt),
         excluded=read_ids(exclude_users),
@@ -109,6 +145,12 @@ def prepare(
     sources = [find_chitchat()] if default else find_sources(inputs, format_)
     with bar() as progress:
         done = make_store(
-            sources, out, preparation, engine=chosen, memory_bytes=int(memory * (1 << 30)), user_map=user_map, progress=progress
+            sources,
+            out,
+            preparation,
+            engine=chosen,
+            memory_bytes=int(memory * (1 << 30)),
+            user_map=user_map,
+            progress=progress,
         )
     report(done)

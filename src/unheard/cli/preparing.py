@@ -1,4 +1,4 @@
-"""What `unheard prepare` says and reads around its one call: flags into parts, files into lists, a bar, the counts at the end."""
+"""Around the one call of `unheard prepare`: flags into parts, files into lists, a bar, the counts at the end."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,24 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from unheard.corpus.canaries import Canary
 from unheard.corpus.prepare import Prepared
 from unheard.corpus.sources import find_sources
 from unheard.corpus.tokens import CharacterTokens, TokenizerFile, Tokens, WordTokens
-from unheard.corpus.vocabulary_choice import (
-    CorpusVocabulary,
-    FileVocabulary,
-    PrivateVocabulary,
-    PublicVocabulary,
-    TokenizerVocabulary,
-    VocabularyChoice,
-)
+from unheard.corpus.vocabulary_choice import FileVocabulary, PublicVocabulary, TokenizerVocabulary, VocabularyChoice
+from unheard.corpus.vocabulary_from_text import CorpusVocabulary, PrivateVocabulary
 from unheard.errors import InputError, InvalidValue, PrivacyError
 from unheard.parts import part_from_table
 
-notes = Console(stderr=True)
+notes = Console(stderr=True, soft_wrap=True)
 
 
 def choose_tokens(kind: str, punctuation: str) -> Tokens:
@@ -47,7 +49,9 @@ def choose_vocabulary(
     inputs: list[str],
 ) -> VocabularyChoice:
     if kind != "private" and (epsilon is not None or delta is not None):
-        raise InvalidValue("--vocab-epsilon and --vocab-delta go with --vocab private; a public vocabulary costs nothing.")
+        raise InvalidValue(
+            "--vocab-epsilon and --vocab-delta go with --vocab private; a public vocabulary costs nothing."
+        )
     if (kind == "from-corpus") != (other is not None):
         raise InvalidValue("--vocab from-corpus and --vocab-corpus OTHER go together.")
     if other is not None:
@@ -68,7 +72,9 @@ def _refuse_own_text(other: str, inputs: list[str]) -> None:
         return
     own = {Path(s.path).resolve() for s in find_sources(inputs) if s.format != "hub"}
     if own & {Path(s.path).resolve() for s in find_sources([other]) if s.format != "hub"}:
-        raise PrivacyError(f"{other} is the users' own text: its words are not public. Use --vocab private, which pays for them.")
+        raise PrivacyError(
+            f"{other} is the users' own text: its words are not public. Use --vocab private, which pays for them."
+        )
 
 
 def read_ids(path: Path | None) -> tuple[str, ...]:
@@ -88,13 +94,21 @@ def read_canaries(path: Path | None) -> tuple[Canary, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
         return tuple(part_from_table(Canary, json.loads(line), "canary") for line in lines if line.strip())
     except (OSError, ValueError) as trouble:
-        raise InputError(f"Cannot read --canaries {path}: {trouble}. Give JSON lines with text, users, repeats.") from None
+        raise InputError(
+            f"Cannot read --canaries {path}: {trouble}. Give JSON lines with text, users, repeats."
+        ) from None
 
 
 @contextmanager
 def bar() -> Iterator[Callable[[str, float], None]]:
     """One bar for each step, on stderr, with an estimate of the time left."""
-    columns = (TextColumn("[bold]{task.description:<14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("[bold]{task.description:<14}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=notes) as display:
         tasks: dict[str, TaskID] = {}
 
@@ -126,7 +140,9 @@ def report(done: Prepared) -> None:
             notes.print(f"  {rows[name]:>12,} {words.format(kind='JSON or CSV')}")
     if counts["duplicate_posts"]:
         dropped = "dropped" if done.store.info["drop_duplicates"] else "kept; --drop-duplicates drops them"
-        notes.print(f"  {counts['duplicate_posts']:>12,} posts that stand word for word under several users ({dropped})")
+        notes.print(
+            f"  {counts['duplicate_posts']:>12,} posts that stand word for word under several users ({dropped})"
+        )
     users = counts["users"]
     notes.print(f"  {users['users_seen']:>12,} users, {users.get('users_too_short', 0):,} too short and left out")
     for split in ("train", "held_out", "public"):

@@ -19,7 +19,8 @@ def train(
     run_file: Annotated[Path, typer.Argument(help="A run file; `unheard init` writes one.", metavar="RUN.toml")],
     out: Annotated[Path, typer.Option(help="The folder to make for this run.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one key of the run file: table.key=value. May be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Change one key of the run file: table.key=value. May be repeated."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="auto, vectorised or reference; the result is the same.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,

@@ -1,7 +1,8 @@
 """Known secrets in chosen users, so that an audit can ask later what of them the model gives away.
 
-In: phrases, how many users carry each and how often; finished training streams. Out: the streams with the phrases in them, and a record
-of who carries what, kept apart (canaries.json, mode 0600). Paper: the guarantee bounds what such a test can find.
+In: phrases, how many users carry each and how often; finished training streams. Out: the streams with the phrases in
+them, and a record of who carries what, kept apart (canaries.json, mode 0600). Paper: the guarantee bounds what such a
+test can find.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from unheard.parts import require
 from unheard.randomness import reproducible_generator
 
 if TYPE_CHECKING:
-    from unheard.corpus.prepare import Preparation
+    from unheard.corpus.preparation import Preparation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,10 @@ def _post(canary: Canary, vocabulary: Vocabulary, preparation: "Preparation") ->
     ids = vocabulary.encode_words(words)
     if UNK in ids:
         lost = [w for w, i in zip(words, ids, strict=True) if i == UNK]
-        raise InputError(f"The canary {canary.text!r} has words outside the vocabulary ({', '.join(lost)}): nobody could find it again.")
+        raise InputError(
+            f"The canary {canary.text!r} has words outside the vocabulary ({', '.join(lost)}): "
+            "a model could not say it. Use words of the vocabulary."
+        )
     return np.concatenate([[BOS], ids, [EOS]])
 
 
@@ -80,4 +84,3 @@ def _rewrite(shard: Shard, folder: Path, number: int, mine: dict[int, np.ndarray
         stream = np.concatenate([mine[k], own]) if k in mine else own
         writer.append(cut(stream, cap) if cap is not None else stream)
     writer.close()
-

@@ -1,14 +1,15 @@
 """The corpus that the software installs with: real chat, pseudonymous, MIT; small enough for a first run in seconds.
 
-In: the PyPI package `chitchat-dataset` 0.9. Out: a token store by the same pipeline as any other input. 1,315 users, two of whom wrote
-18 % of the words: users with at least 100 tokens stay, and none counts for more than 1,600.
+In: the PyPI package `chitchat-dataset` 0.9. Out: a token store by the same pipeline as any other input. 1,315 users,
+two of whom wrote 18 % of the words: users with at least 100 tokens stay, and none counts for more than 1,600.
 """
 
 import os
 
 from unheard.corpus.grouping import Progress
 from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
-from unheard.corpus.prepare import Preparation, Prepared, prepare
+from unheard.corpus.preparation import Preparation
+from unheard.corpus.prepare import Prepared, prepare
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tasks import StreamRule
 

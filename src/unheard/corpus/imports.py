@@ -1,7 +1,8 @@
-"""Sources that DuckDB cannot read itself are first turned into files that it can: SQLite, hub datasets, the default corpus.
+"""Sources that DuckDB cannot read itself become files that it can: SQLite, hub datasets, the default corpus.
 
-In: a source and the names of its fields. Out: a source of JSON lines or Parquet in the work folder, with only the fields asked for.
-SQLite goes through Python's sqlite3: DuckDB's own extension has to be downloaded, and cannot be everywhere.
+In: a source and the names of its fields. Out: a source of JSON lines or Parquet in the work folder, with only the
+fields asked for. SQLite goes through Python's sqlite3: DuckDB's own extension has to be downloaded, and cannot be
+everywhere.
 """
 
 import importlib.util
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unheard.corpus.scan import Fields, choose_table
+from unheard.corpus.readers import Fields, choose_table
 from unheard.corpus.sources import Source
 from unheard.errors import CorpusMissing, InputError
 from unheard.parts import nearest
@@ -21,7 +22,7 @@ CHITCHAT_FIELDS = Fields(user="sender", text="text", time="timestamp")
 
 
 def import_source(source: Source, number: int, work: Path, fields: Fields) -> list[Source]:
-    """The source as files that the scan reads; unchanged if it is one already. Done once: a finished file has its name."""
+    """The source as files that the scan reads; unchanged if it is one. Done once: a finished file has its name."""
     folder = work / "imports"
     if source.format == "hub":
         return _import_dataset(source, folder / f"{number:05d}", fields)
@@ -59,7 +60,9 @@ def _sqlite_rows(source: Source, fields: Fields) -> Iterator[str]:
     connection = sqlite3.connect(f"file:{Path(source.path).absolute().as_posix()}?mode=ro", uri=True)
     connection.text_factory = bytes  # SQLite does not check its UTF-8; the scan does, and counts what is not
     try:
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'")
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
+        )
         table = choose_table(source.path, [name.decode() for (name,) in tables], fields.table)
         table_sql = '"' + table.replace('"', '""') + '"'
         names = [bytes(row[1]).decode() for row in connection.execute(f"PRAGMA table_info({table_sql})")]
@@ -86,19 +89,19 @@ def _json_line(row: dict[str, Any]) -> str:
 def _import_dataset(source: Source, folder: Path, fields: Fields) -> list[Source]:
     """A Hugging Face dataset (hub name, or a folder saved to disk) as Parquet, all of its splits."""
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError("Hugging Face datasets need an extra: pip install 'unheard[hub]'.") from None
     if not folder.exists():
         name, _, config = source.path.partition("@")
         try:
             on_disk = Path(name).is_dir() and not config and any(Path(name).glob("dataset_*.json"))
-            loaded = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, config or None)
+            loaded: Any = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, config or None)
         except Exception as trouble:  # the library raises many kinds
             raise InputError(f"Cannot load the dataset {name}: {str(trouble).splitlines()[0]}") from None
         writing = folder.with_suffix(".writing")
         writing.mkdir(parents=True, exist_ok=True)
-        for split, part in loaded.items() if hasattr(loaded, "items") else [("all", loaded)]:
+        for split, part in loaded.items() if isinstance(loaded, dict) else [("all", loaded)]:
             wanted = [field for field in (fields.user, fields.text, fields.time) if field is not None]
             for field in wanted:
                 if field not in part.column_names:

@@ -1,7 +1,8 @@
 """From any user-keyed text to a token store, in one call that can be stopped and run again.
 
-In: inputs, and one `Preparation`, which is also the record that the store keeps. Out: a TokenStore and what was noticed.
-Steps, each of which leaves finished files behind and is skipped when they are there: import, scan, vocabulary, streams, extras.
+In: inputs, and one `Preparation`, which is also the record that the store keeps. Out: a TokenStore and what was
+noticed. Steps, each of which leaves finished files behind and is skipped when they are there: import, scan,
+vocabulary, streams, extras.
 """
 
 import hashlib
@@ -11,51 +12,28 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from unheard.corpus.canaries import Canary, plant
-from unheard.corpus.grouping import DuckDBEngine, Engine, Grouping, Progress
+import duckdb
+
+from unheard.corpus.canaries import plant
+from unheard.corpus.duck import DuckDBEngine
+from unheard.corpus.grouping import Engine, Grouping, Progress
 from unheard.corpus.imports import import_source
-from unheard.corpus.scan import Fields, batches
-from unheard.corpus.shards import token_dtype, write_shard
+from unheard.corpus.preparation import Preparation, public_record
+from unheard.corpus.scan import batches
+from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Source
-from unheard.corpus.splits import SplitRule, draw_test_posts
+from unheard.corpus.splits import draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
-from unheard.corpus.shards import Shard
-from unheard.corpus.tasks import StreamRule, WriteStreams
-from unheard.corpus.tokens import Tokens, WordTokens, tokens_to_table
-from unheard.corpus.vocabulary_choice import FoundVocabulary, PublicVocabulary, VocabularyChoice, choice_to_table
+from unheard.corpus.tasks import WriteStreams
+from unheard.corpus.vocabulary_choice import FoundVocabulary
 from unheard.errors import InputError
-from unheard.parts import require, table_from_part
 
 _SHARD_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """Everything that decides what is in the store. Where it runs (engine, memory, workers) decides nothing."""
-
-    fields: Fields
-    tokens: Tokens = field(default_factory=WordTokens)
-    vocabulary: VocabularyChoice = field(default_factory=PublicVocabulary)
-    streams: StreamRule = field(default_factory=StreamRule)
-    splits: SplitRule = field(default_factory=SplitRule)
-    excluded: tuple[str, ...] = ()
-    drop_duplicates: bool = False
-    duplicate_chars: int = 100
-    test_tokens: int = 0
-    canaries: tuple[Canary, ...] = ()
-    shards: int = 0
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        require(self.shards >= 0, f"shards must be 0 (choose for me) or more, not {self.shards}.")
-        require(self.test_tokens >= 0, f"test_tokens must be 0 or more, not {self.test_tokens}.")
-        require(self.duplicate_chars >= 1, f"duplicate_chars must be 1 or more, not {self.duplicate_chars}.")
-        require(not self.test_tokens or self.splits.held_out > 0, "Test posts come from held-out users: hold some out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +58,9 @@ def prepare(
     engine = engine or DuckDBEngine()
     writer = StoreWriter(out, keep_partial=True)
     work = writer.partial / "work"
-    _begin_or_resume(writer.partial, sources, [preparation, type(engine).__name__, user_map is not None])
+    _begin_or_resume(
+        writer.partial, sources, [preparation, type(engine).__name__, duckdb.__version__, user_map is not None]
+    )
     readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
     grouping = Grouping(
         work=work,
@@ -98,7 +78,9 @@ def prepare(
     counts["rows"] = dict(sorted(rows.items()))
     counts["duplicate_posts"] = engine.find_duplicates(grouping)
     found = preparation.vocabulary.find(preparation, engine, grouping, progress)
-    counts["users"] = _write_streams(engine, grouping, preparation, found, writer.partial, user_map is not None, progress)
+    counts["users"] = _write_streams(
+        engine, grouping, preparation, found, writer.partial, user_map is not None, progress
+    )
     if not counts["users"].get("train_users"):
         raise InputError(_nobody(preparation, counts["users"]))
     _extras(preparation, found, writer.partial, grouping.shards)
@@ -107,7 +89,10 @@ def prepare(
     shutil.rmtree(work)
     (writer.partial / "plan.json").unlink()
     store = writer.finish(
-        vocabulary=found.vocabulary, info=_info(preparation, found, out), counts=counts, shards=grouping.shards
+        vocabulary=found.vocabulary,
+        info=public_record(preparation, found, Path(out).name),
+        counts=counts,
+        shards=grouping.shards,
     )
     return Prepared(store=store, counts=counts)
 
@@ -132,7 +117,13 @@ def _begin_or_resume(partial: Path, sources: Sequence[Source], asked: list[Any])
 
 
 def _write_streams(
-    engine: Engine, grouping: Grouping, preparation: Preparation, found: FoundVocabulary, partial: Path, mapped: bool, progress: Progress
+    engine: Engine,
+    grouping: Grouping,
+    preparation: Preparation,
+    found: FoundVocabulary,
+    partial: Path,
+    mapped: bool,
+    progress: Progress,
 ) -> dict[str, int]:
     """Every shard's streams; a shard with a result file is finished."""
     results = grouping.work / "streams"
@@ -166,26 +157,11 @@ def _extras(preparation: Preparation, found: FoundVocabulary, partial: Path, sha
         record = plant(preparation.canaries, partial / "train", shards, found.vocabulary, preparation)
         write_private_json(partial / "canaries.json", record)
     if preparation.test_tokens:
-        held_out = UserTokens([Shard.found(partial / "held_out" / f"{s:05d}.offsets", dtype) for s in range(shards)], dtype)
+        held_out = UserTokens(
+            [Shard.found(partial / "held_out" / f"{s:05d}.offsets", dtype) for s in range(shards)], dtype
+        )
         posts = draw_test_posts(held_out, preparation.test_tokens, preparation.splits.salt)
         write_shard(partial / "test_posts", 0, posts, dtype)
-
-
-def _info(preparation: Preparation, found: FoundVocabulary, out: str | os.PathLike[str]) -> dict[str, Any]:
-    """What may be published about the store: choices, never counts."""
-    return {
-        "name": preparation.name or Path(out).name,
-        "made_by": f"unheard {version('unheard')}",
-        "synthetic": False,
-        "canaries": bool(preparation.canaries),
-        "tokens": tokens_to_table(preparation.tokens),
-        "vocabulary": {**choice_to_table(preparation.vocabulary), **found.provenance, "events": found.events},
-        "streams": table_from_part(preparation.streams),
-        "splits": table_from_part(preparation.splits),
-        "excluded_users": bool(preparation.excluded),
-        "drop_duplicates": preparation.drop_duplicates,
-        "test_tokens": preparation.test_tokens,
-    }
 
 
 def _write_user_map(path: Path, work: Path, shards: int) -> None:
@@ -207,7 +183,9 @@ def _nobody(preparation: Preparation, users: dict[str, int]) -> str:
 
 
 def _troubles(rows: Counter[str]) -> str:
-    return ", ".join(f"{rows[name]} {name.replace('_', ' ')}" for name in ("malformed", "no_user", "no_text", "excluded"))
+    return ", ".join(
+        f"{rows[name]} {name.replace('_', ' ')}" for name in ("malformed", "no_user", "no_text", "excluded")
+    )
 
 
 def _size(source: Source) -> int:
@@ -216,5 +194,3 @@ def _size(source: Source) -> int:
 
 def _changed(source: Source) -> int:
     return os.stat(source.path).st_mtime_ns if os.path.isfile(source.path) else 0
-
-

@@ -1,8 +1,9 @@
 """The users' own words, found with user-level differential privacy: bounded votes, Gaussian noise, a threshold.
 
-In: for each word the sum of its users' votes, as integers. Out: the words whose noisy sum passes the threshold, and the two events that
-this costs: a Gaussian mechanism, and the probability that a word which only one user wrote gets through at all.
-The proof is in docs/private-vocabulary.md. Paper: appendix "Model" asks for such a mechanism and leaves it out.
+In: for each word the sum of its users' votes, as integers. Out: the words whose noisy sum passes the threshold, and
+the two events that this costs: a Gaussian mechanism, and the probability that a word which only one user wrote gets
+through at all. The proof is in docs/private-vocabulary.md. Paper: appendix "Model" asks for such a mechanism and
+leaves it out.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ class WordRelease:
         return math.isqrt(UNIT * UNIT // num_words)
 
     def threshold(self) -> int:
-        """The smallest T such that the words of one user alone all stay below it with probability exp(-threshold_delta).
+        """The smallest T that the words of one user alone all stay below with probability exp(-threshold_delta).
 
         For a user with t words: t * -ln Phi((T - vote(t)) / sigma) <= threshold_delta, for the worst t.
         """

@@ -1,7 +1,8 @@
 """Where text comes from: files, globs, folders, databases and hub datasets, each named with how to read it.
 
-In: what the user typed. Out: a list of sources in a fixed order (a row's place in its source breaks ties of time). Nothing is read here
-but a few bytes at the front of a file. Databases that DuckDB cannot read itself are in imports.py.
+In: what the user typed. Out: a list of sources in a fixed order (a row's place in its source breaks ties of time).
+Nothing is read here but a few bytes at the front of a file. Databases that DuckDB cannot read itself are in
+imports.py.
 """
 
 import glob
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from unheard.corpus.pieces import piece_path
 from unheard.errors import InputError
 from unheard.parts import nearest
 
@@ -32,12 +34,20 @@ class Source:
     path: str
     format: Format
     compression: str = "none"
+    piece: tuple[int, int] | None = None  # only these bytes of it
+
+    @property
+    def sql_path(self) -> str:
+        """What DuckDB opens."""
+        return self.path if self.piece is None else piece_path(self.path, *self.piece)
 
     @property
     def text_bytes(self) -> int:
         """About how much text it holds: for choosing the number of shards, nothing else."""
         if self.format == "hub" or not os.path.isfile(self.path):
             return 0
+        if self.piece is not None:
+            return self.piece[1] - self.piece[0]
         packed = self.compression != "none" or self.format == "parquet"
         return os.path.getsize(self.path) * (_GROWTH if packed else 1)
 
@@ -65,7 +75,9 @@ def _sources_of(text: str, given: str | None) -> list[Source]:
         files = sorted(p for p in path.rglob("*") if p.is_file() and not any(s.startswith(".") for s in p.parts[-1:]))
         known = [s for s in (_source_of_file(p, given) for p in files) if s is not None]
         if not known:
-            raise InputError(f"The folder {text} holds no file of a known kind ({_kinds()}). Name the kind with --format.")
+            raise InputError(
+                f"The folder {text} holds no file of a known kind ({_kinds()}). Name the kind with --format."
+            )
         return known
     if path.is_file():
         files = [path]

@@ -1,7 +1,8 @@
 """The same grouping on a Spark cluster: Spark shuffles and sorts, the reading and the writing are the very same code.
 
-In: the plan of grouping.py. Out: the same shard files, to the byte. Every worker scans whole batches with the one reader (scan.py), and
-runs the tasks of whole shards. Inputs and --out must lie where all workers see them under one path (a shared file system).
+In: the plan of grouping.py. Out: the same shard files, to the byte. Every worker scans whole batches with the one
+reader (scan.py), and runs the tasks of whole shards. Inputs and --out must lie where all workers see them under one
+path (a shared file system).
 """
 
 import json
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from unheard.corpus.grouping import Grouping, Progress, ShardTask, count_rows
-from unheard.corpus.scan import Batch, as_refusal, open_database, rejected_rows, scan_sql
+from unheard.corpus.readers import Batch
+from unheard.corpus.scan import as_refusal, open_database, rejected_rows, scan_sql
 from unheard.errors import CorpusError, InputError, UnheardError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession  # pyright: ignore[reportMissingImports]
 
 _ROWS = "shard int, status string, user string, text string, time double, batch int, row bigint, text_hash bigint"
 _SCANNED = 1 << 14  # rows in one Arrow batch
@@ -50,16 +52,20 @@ class SparkEngine:
         return count_rows(grouping)
 
     def find_duplicates(self, grouping: Grouping) -> int:
-        from pyspark.sql import functions as f
+        from pyspark.sql import functions as f  # pyright: ignore[reportMissingImports]
 
         session = self._session(grouping)
         rows = self._kept(session, grouping).where("text_hash IS NOT NULL").groupBy("text_hash")
-        found = rows.agg(f.count("*").alias("posts"), f.min("user").alias("a"), f.max("user").alias("b")).where("a <> b")
+        found = rows.agg(f.count("*").alias("posts"), f.min("user").alias("a"), f.max("user").alias("b")).where(
+            "a <> b"
+        )
         self._run(lambda: found.select("text_hash", "posts").write.mode("overwrite").parquet(str(grouping.duplicates)))
         total = session.read.parquet(str(grouping.duplicates)).agg(f.sum("posts")).first()
         return int(total[0] or 0) if total is not None else 0
 
-    def over_shards(self, grouping: Grouping, task: ShardTask, shards: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def over_shards(
+        self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         if not shards:
             return
         session = self._session(grouping)
@@ -80,7 +86,7 @@ class SparkEngine:
 
     def _session(self, grouping: Grouping) -> "SparkSession":
         try:
-            from pyspark.sql import SparkSession
+            from pyspark.sql import SparkSession  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise InputError("--engine spark needs an extra: pip install 'unheard[spark]', and Java 17.") from None
         if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -135,10 +141,11 @@ def _scanner(grouping: Grouping, batches: dict[int, Batch]):
     """Runs on a worker: batch numbers in, their rows out."""
 
     def scan(numbers):
-        import pyarrow
+        import pyarrow  # pyright: ignore[reportMissingImports]
 
         for numbered in numbers:
             for number in numbered.column(0).to_pylist():
+                grouping.check_version()
                 batch = batches[number]
                 temp = str(grouping.work / "temp" / f"scan-{number}")
                 database = open_database(grouping.memory_bytes, 1, temp, grouping.excluded)
@@ -149,9 +156,9 @@ def _scanner(grouping: Grouping, batches: dict[int, Batch]):
                     rejected = rejected_rows(database)
                 except duckdb.Error as trouble:
                     raise as_refusal(trouble, batch) from None
-                if rejected:
-                    columns = {"shard": [-1] * rejected, "status": ["malformed"] * rejected}
-                    columns |= {name: [None] * rejected for name in ("user", "text", "time", "batch", "row", "text_hash")}
+                for reason, number in rejected.items():
+                    columns = {"shard": [-1] * number, "status": [reason] * number}
+                    columns |= {name: [None] * number for name in ("user", "text", "time", "batch", "row", "text_hash")}
                     types = ("int32", "string", "string", "string", "float64", "int32", "int64", "int64")
                     schema = pyarrow.schema(list(zip(columns, map(pyarrow.type_for_alias, types), strict=True)))
                     yield pyarrow.RecordBatch.from_pydict(columns, schema=schema)
@@ -167,13 +174,9 @@ def _runner(task: ShardTask):
         import itertools
         from operator import itemgetter
 
-        import pyarrow
+        import pyarrow  # pyright: ignore[reportMissingImports]
 
-        rows = (
-            row
-            for batch in batches
-            for row in zip(*(batch.column(i).to_pylist() for i in range(3)), strict=True)
-        )
+        rows = (row for batch in batches for row in zip(*(batch.column(i).to_pylist() for i in range(3)), strict=True))
         shards, results = [], []
         for shard, mine in itertools.groupby(rows, key=itemgetter(0)):
             shards.append(shard)

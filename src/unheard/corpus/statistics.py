@@ -39,7 +39,9 @@ def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
         tokens=tokens,
         posts=int(counts[BOS]),
         out_of_dictionary=float(counts[UNK] / words) if words else 0.0,
-        percentiles=tuple(int(p) for p in np.percentile(lengths, PERCENTILES)) if len(lengths) else (0,) * len(PERCENTILES),
+        percentiles=tuple(int(p) for p in np.percentile(lengths, PERCENTILES))
+        if len(lengths)
+        else (0,) * len(PERCENTILES),
         histogram=histogram(lengths, bins),
         largest_user_share=float(lengths.max() / tokens) if tokens else 0.0,
     )

@@ -1,11 +1,12 @@
 """A token store is a folder of users as numbers: opened in milliseconds, read where it lies, never half-written.
 
 In: token streams of users, by split. Out: `corpus.json` (what may travel into a run folder: no count of any user),
-`counts.json` and `layout.json` (exact counts and how the shards lie: for the owner only, mode 0600), `vocabulary.txt`, and
-a folder of shards for each split.
-The paper's appendix "Dataset" is one such store: 763,430 users of exactly 1,600 tokens.
+`counts.json` and `layout.json` (exact counts and how the shards lie: for the owner only, mode 0600),
+`vocabulary.txt`, and a folder of shards for each split. The paper's appendix "Dataset" is one such store: 763,430
+users of exactly 1,600 tokens.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from unheard.corpus.shards import CURE, Shard, token_dtype, write_shard
+from unheard.corpus.user_tokens import UserTokens
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 
@@ -24,65 +26,8 @@ FORMAT = 1
 SPLITS = ("train", "held_out", "public", "test_posts")
 
 
-class UserTokens:
-    """The users of one split, numbered from 0; each is a run of token ids."""
-
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype) -> None:
-        self._shards = shards
-        self._dtype = dtype
-        # first user of each shard, and at last the number of users
-        self._first = np.concatenate([[0], np.cumsum([s.num_users for s in shards], dtype=np.int64)]).astype(np.int64)
-        self.num_users = int(self._first[-1])
-        self.num_tokens = sum(s.num_tokens for s in shards)
-
-    def tokens(self, k: int) -> np.ndarray:
-        """The tokens of user k: a view of the file, nothing is copied."""
-        if not 0 <= k < self.num_users:
-            raise IndexError(f"user {k} of a split with users 0 to {self.num_users - 1}")
-        s = int(np.searchsorted(self._first, k, side="right")) - 1
-        begin, end = self._shards[s].offsets[k - self._first[s] :][:2]
-        return self._shards[s].tokens[begin:end]
-
-    def users(self, cohort: np.ndarray) -> list[np.ndarray]:
-        """The tokens of each user of a cohort, in its order, copied in one pass from the front of the disk to its end."""
-        cohort = np.asarray(cohort, dtype=np.int64)
-        begins, ends, shard_of = self._spans(cohort)
-        lengths = ends - begins
-        places = np.concatenate([[0], np.cumsum(lengths)])
-        flat = np.empty(int(places[-1]), dtype=self._dtype)
-        for s in np.unique(shard_of):
-            source = self._shards[int(s)].tokens
-            for i in _in_disk_order(np.flatnonzero(shard_of == s), begins):
-                flat[places[i] : places[i + 1]] = source[begins[i] : ends[i]]
-        return [flat[places[i] : places[i + 1]] for i in range(len(cohort))]
-
-    def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
-        """How many ids each user of the cohort (or of the whole split) has, BOS included."""
-        if cohort is None:
-            return np.concatenate([np.diff(s.offsets) for s in self._shards] or [np.empty(0, dtype=np.int64)])
-        begins, ends, _ = self._spans(np.asarray(cohort, dtype=np.int64))
-        return ends - begins
-
-    def blocks(self, tokens_per_block: int = 1 << 22):
-        """All tokens in disk order, in blocks that cut users anywhere: for whole-store counts."""
-        for shard in self._shards:
-            for begin in range(0, shard.num_tokens, tokens_per_block):
-                yield shard.tokens[begin : begin + tokens_per_block]
-
-    def _spans(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if len(cohort) and not (0 <= cohort.min() and cohort.max() < self.num_users):
-            raise IndexError(f"a cohort outside users 0 to {self.num_users - 1}")
-        shard_of = np.searchsorted(self._first, cohort, side="right") - 1
-        begins, ends = np.empty(len(cohort), dtype=np.int64), np.empty(len(cohort), dtype=np.int64)
-        for s in np.unique(shard_of):
-            mine = shard_of == s
-            local = cohort[mine] - self._first[s]
-            begins[mine], ends[mine] = self._shards[int(s)].offsets[local], self._shards[int(s)].offsets[local + 1]
-        return begins, ends, shard_of
-
-
 class TokenStore:
-    """A whole store, opened for reading. `info` is corpus.json: it holds nothing that depends on how many users there are."""
+    """A whole store, opened for reading. `info` is corpus.json: nothing in it depends on how many users there are."""
 
     def __init__(self, path: Path, info: dict[str, Any], layout: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.path = path
@@ -107,10 +52,14 @@ class TokenStore:
             )
         info, layout = _read_json(folder / "corpus.json"), _read_json(folder / "layout.json")
         if info.get("format") != FORMAT:
-            raise CorpusCorrupt(f"{folder} has store format {info.get('format')}; this version reads {FORMAT}: prepare it again.")
+            raise CorpusCorrupt(
+                f"{folder} has store format {info.get('format')}; this version reads {FORMAT}: prepare it again."
+            )
         vocabulary = Vocabulary.load(folder / "vocabulary.txt")
         if vocabulary.digest != info.get("vocabulary", {}).get("sha256"):
-            raise CorpusCorrupt(f"{folder / 'vocabulary.txt'} is not the word list that the tokens were made with. {CURE}")
+            raise CorpusCorrupt(
+                f"{folder / 'vocabulary.txt'} is not the word list that the tokens were made with. {CURE}"
+            )
         if layout.get("dtype") != token_dtype(len(vocabulary)).str or not isinstance(layout.get("shards"), int):
             raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {CURE}")
         return cls(folder, info, layout, vocabulary)
@@ -135,7 +84,7 @@ class TokenStore:
 
 
 class StoreWriter:
-    """Writes a store beside its place and moves it there when whole: what is half-written is never at the place itself."""
+    """Writes a store beside its place and moves it there when whole: nothing half-written is ever at the place."""
 
     def __init__(self, path: str | os.PathLike[str], *, keep_partial: bool = False) -> None:
         self.path = Path(path)
@@ -151,7 +100,9 @@ class StoreWriter:
     def __enter__(self) -> "StoreWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is not None and not self._keep_partial:
             shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -164,8 +115,15 @@ class StoreWriter:
         layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
         write_private_json(self.partial / "layout.json", layout)
         whole = {"format": FORMAT, **info}
-        whole["vocabulary"] = {"kind": "given", **info.get("vocabulary", {}), "size": len(vocabulary), "sha256": vocabulary.digest}
-        (self.partial / "corpus.json").write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        whole["vocabulary"] = {
+            "kind": "given",
+            **info.get("vocabulary", {}),
+            "size": len(vocabulary),
+            "sha256": vocabulary.digest,
+        }
+        (self.partial / "corpus.json").write_text(
+            json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         if self.path.exists():
             self.path.rmdir()  # empty: checked when this writer was made
         os.replace(self.partial, self.path)
@@ -190,8 +148,12 @@ def write_store(
         for name, users in splits.items():
             if users is None:
                 continue
-            cuts = np.linspace(0, len(users), shards + 1).astype(int) if name != "test_posts" else np.array([0, len(users)])
-            for number, (begin, end) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+            cuts = (
+                np.linspace(0, len(users), shards + 1).astype(int)
+                if name != "test_posts"
+                else np.array([0, len(users)])
+            )
+            for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
                 write_shard(writer.partial / name, number, users[begin:end], token_dtype(len(vocabulary)))
         return writer.finish(vocabulary=vocabulary, info=info or {}, counts=counts or {}, shards=shards)
 
@@ -218,7 +180,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 def partial_path(path: Path) -> Path:
     """Where a store is written until it is whole: a sibling, so that the last move is a rename on one disk."""
     return path.with_name(path.name + ".partial")
-
-
-def _in_disk_order(members: np.ndarray, begins: np.ndarray) -> list[int]:
-    return members[np.argsort(begins[members], kind="stable")].tolist()

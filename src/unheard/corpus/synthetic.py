@@ -1,8 +1,9 @@
 """A corpus of any size for load tests: what real words follow each other, said by users who do not exist.
 
-In: a store to follow, a number of users, tokens for each. Out: a store, marked synthetic for ever in corpus.json. Each user mixes two
-sources at a rate of their own: pairs of neighbouring words of the whole store, and the favourite words of one of a few topics.
-It is fitted to real users without noise: treat it as private as the store that it follows.
+In: a store to follow, a number of users, tokens for each. Out: a store, marked synthetic for ever in corpus.json.
+Each user mixes two sources at a rate of their own: pairs of neighbouring words of the whole store, and the favourite
+words of one of a few topics. It is fitted to real users without noise: treat it as private as the store that it
+follows.
 """
 
 import multiprocessing
@@ -11,105 +12,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from unheard.corpus.grouping import Progress
+from unheard.corpus.grouping import Progress, cores
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.store import StoreWriter, TokenStore
 from unheard.corpus.vocabulary import BOS, EOS
+from unheard.corpus.word_model import TOPICS, WordModel, fit
 from unheard.parts import require
 from unheard.randomness import reproducible_generator
 
-TOPICS = 16
-_FIT_TOKENS = 20_000_000
-_FIT_USERS = 2_000
 _SHARD_TOKENS = 1 << 26  # 128 MiB at two bytes
 _TOGETHER = 8_192  # users generated side by side
 
 
-@dataclass(frozen=True, kw_only=True)
-class WordModel:
-    """Successors of every word as one long cumulative table, and a table for each topic.
-
-    `after` holds, for word w in positions first[w]:first[w+1], w + (cumulative probability) of each successor: one search in one sorted
-    array draws the next word for any mixture of words at once.
-    """
-
-    size: int
-    after: np.ndarray
-    successors: np.ndarray
-    topics: np.ndarray
-    topic_words: np.ndarray
-    topic_weights: np.ndarray
-
-    def next_words(self, last: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        return self.successors[np.minimum(np.searchsorted(self.after, last + draw, side="right"), len(self.after) - 1)]
-
-    def topic_next(self, topic: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        return self.topic_words[np.minimum(np.searchsorted(self.topics, topic + draw, side="right"), len(self.topics) - 1)]
-
-
-def fit(store: TokenStore, seed: int = 0) -> WordModel:
-    """Count pairs over up to 20 million tokens, and sort users into topics by a few rounds of hard clustering."""
-    size = len(store.vocabulary)
-    pairs: list[np.ndarray] = []
-    seen = 0
-    for block in store.train.blocks():
-        block = block.astype(np.int64)
-        inside = block[1:] != BOS  # what follows EOS is the next post, not a word
-        pairs.append((block[:-1] * size + block[1:])[inside])
-        seen += len(block)
-        if seen >= _FIT_TOKENS:
-            break
-    # every word can end its post: no word is a dead end, whatever the store holds
-    ends = np.arange(size, dtype=np.int64) * size + EOS
-    codes, counts = np.unique(np.concatenate([*pairs, ends]), return_counts=True)
-    words, followers = np.divmod(codes, size)
-    usable = words != EOS
-    words, followers, counts = words[usable], followers[usable], counts[usable]
-    topic_counts, topic_weights = _topics(store, size, seed)
-    topics, topic_words = _cumulative(*np.nonzero(topic_counts), topic_counts[np.nonzero(topic_counts)])
-    after, successors = _cumulative(words, followers, counts)
-    return WordModel(
-        size=size, after=after, successors=successors, topics=topics, topic_words=topic_words, topic_weights=topic_weights
-    )
-
-
-def _cumulative(row: np.ndarray, column: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (sorted) of counts as row + cumulative share: one ascending array over all rows."""
-    total = np.zeros(int(row.max()) + 1)
-    np.add.at(total, row, count)
-    running = np.cumsum(count)
-    before = np.concatenate([[0], running])[np.searchsorted(row, row)]
-    return row + (running - before) / total[row], column.astype(np.int64)
-
-
-def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Word counts of each topic, and how many users it has: hard EM for a mixture of unigrams."""
-    users = store.train
-    generator = reproducible_generator(seed, "topics")
-    chosen = np.sort(generator.permutation(users.num_users)[:_FIT_USERS])
-    counts = np.stack([np.bincount(t, minlength=size).astype(np.float32) for t in users.users(chosen)])
-    counts[:, [BOS, EOS]] = 0
-    number = min(TOPICS, len(counts))
-    member = generator.integers(number, size=len(counts))
-    for _ in range(rounds):
-        sums = np.stack([counts[member == k].sum(0) for k in range(number)])
-        shares = np.log(sums + 0.1) - np.log((sums + 0.1).sum(1, keepdims=True))
-        member = np.argmax(counts @ shares.T, axis=1)
-    sums = np.stack([counts[member == k].sum(0) for k in range(number)])
-    weights = np.bincount(member, minlength=number).astype(np.float64)
-    alive = sums.sum(1) > 0
-    if not alive.any():  # a store without words: every topic is the end of the post
-        sums = np.zeros((1, size), dtype=np.float32)
-        sums[0, EOS] = 1
-        return sums, np.ones(1)
-    return sums[alive], weights[alive] / weights[alive].sum()
-
-
-def generate(model: WordModel, users: int, tokens_per_user: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def generate(
+    model: WordModel, users: int, tokens_per_user: int, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """The streams of many users side by side: all their ids end to end, and each one's length. BOS is not counted."""
     topic = generator.choice(len(model.topic_weights), size=users, p=model.topic_weights)
     rate = generator.uniform(0.05, 0.35, size=users)  # how much of a user's text is their topic's
@@ -154,8 +75,8 @@ def synthesise(
         model = fit(like, seed)
         shards = max(1, -(-users * tokens_per_user // _SHARD_TOKENS))
         jobs = [*_jobs("train", users, shards), *_jobs("held_out", held_out, shards)]
-        common = (writer.partial, model, tokens_per_user, seed)
-        for done, _ in enumerate(_run_all(common, jobs, workers), start=1):
+        task = WriteSynthetic(folder=writer.partial, model=model, tokens_per_user=tokens_per_user, seed=seed)
+        for done, _ in enumerate(_run_all(task, jobs, workers), start=1):
             progress("Synthesising", done / len(jobs))
         info = {
             "name": writer.path.name,
@@ -171,26 +92,36 @@ def synthesise(
         return writer.finish(vocabulary=like.vocabulary, info=info, counts=counts, shards=shards)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WriteSynthetic:
+    """Writes one shard, in this process or another, from a stream of random numbers that is the shard's own."""
+
+    folder: Path
+    model: WordModel
+    tokens_per_user: int
+    seed: int
+
+    def __call__(self, split: str, number: int, users: int) -> None:
+        generator = reproducible_generator(self.seed, "synthetic", split, number)
+        writer = ShardWriter(self.folder / split, number, token_dtype(self.model.size))
+        together = max(1, min(_TOGETHER, (1 << 24) // self.tokens_per_user))
+        for begin in range(0, users, together):
+            some = min(together, users - begin)
+            writer.append_many(*generate(self.model, some, self.tokens_per_user, generator))
+        writer.close()
+
+
 def _jobs(split: str, users: int, shards: int) -> list[tuple[str, int, int]]:
     cuts = [users * s // shards for s in range(shards + 1)]
     return [(split, s, cuts[s + 1] - cuts[s]) for s in range(shards)]
 
 
-def _run_all(common: tuple[Any, ...], jobs: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
-    workers = min(workers or os.cpu_count() or 1, len(jobs))
+def _run_all(task: WriteSynthetic, jobs: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
+    workers = min(workers or cores(), len(jobs))
     if workers <= 1 or sum(n for _, _, n in jobs) < _TOGETHER:
         for job in jobs:
-            yield write_synthetic_shard(*common, *job)
+            yield task(*job)
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for finished in as_completed([pool.submit(write_synthetic_shard, *common, *job) for job in jobs]):
+        for finished in as_completed([pool.submit(task, *job) for job in jobs]):
             yield finished.result()
-
-
-def write_synthetic_shard(folder, model: WordModel, tokens_per_user: int, seed: int, split: str, number: int, users: int) -> None:
-    generator = reproducible_generator(seed, "synthetic", split, number)
-    writer = ShardWriter(folder / split, number, token_dtype(model.size))
-    together = max(1, min(_TOGETHER, (1 << 24) // tokens_per_user))
-    for begin in range(0, users, together):
-        writer.append_many(*generate(model, min(together, users - begin), tokens_per_user, generator))
-    writer.close()

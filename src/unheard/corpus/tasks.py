@@ -1,7 +1,7 @@
 """What is done with one shard's users: their streams are written. The same code on a laptop and on a Spark worker.
 
-In: (user, text) in order. Out: shard files, one for each split, and counts. Nothing here holds more than one user at a time, and of a
-long user only a piece.
+In: (user, text) in order. Out: shard files, one for each split, and counts. Nothing here holds more than one user at
+a time, and of a long user only a piece.
 """
 
 import functools
@@ -76,7 +76,7 @@ class WriteStreams:
             for writer in writers.values():
                 writer.abandon()
             raise CorpusError(
-                f"Cannot write to {self.folder}: {trouble.strerror}. Make room, then run the same command again: it goes on."
+                f"Cannot write to {self.folder}: {trouble.strerror}. Make room, then run the same command again."
             ) from None
         if self.names is not None:
             (self.names / f"{shard:05d}.json").write_text(json.dumps(kept), encoding="utf-8")
@@ -85,7 +85,9 @@ class WriteStreams:
     def _write_user(self, writer: ShardWriter, encoder: Encoder, texts: Iterator[str]) -> int:
         """One user's stream. The number of its tokens, or 0 and nothing written if it is shorter than the rule asks."""
         held, count = bytearray(), 0
-        for piece, tokens in stream_pieces(self.rule.posts(texts), encoder, self.rule.sequence, self.rule.tokens_per_user):
+        for piece, tokens in stream_pieces(
+            self.rule.posts(texts), encoder, self.rule.sequence, self.rule.tokens_per_user
+        ):
             held += piece
             count += tokens
             if len(held) >= _HOLD_BYTES and count >= self.rule.min_tokens:

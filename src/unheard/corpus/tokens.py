@@ -114,7 +114,11 @@ class CharacterTokens:
     def _rules(self):
         from tokenizers import Regex, normalizers, pre_tokenizers
 
-        steps = [normalizers.NFC(), normalizers.Replace(Regex(_INVISIBLE), ""), normalizers.Replace(Regex(r"\p{Cc}+"), " ")]
+        steps = [
+            normalizers.NFC(),
+            normalizers.Replace(Regex(_INVISIBLE), ""),
+            normalizers.Replace(Regex(r"\p{Cc}+"), " "),
+        ]
         if self.lowercase:
             steps += [normalizers.Lowercase(), normalizers.NFC()]
         return normalizers.Sequence(steps), pre_tokenizers.Split(Regex(r"\X"), behavior="isolated")

@@ -1,7 +1,8 @@
 """A vocabulary is a list of words by rank: what is not in it is UNK, and where it came from is part of the guarantee.
 
-In: a public word list, a file, or words in order. Out: words <-> ids. Ids 0, 1, 2 are BOS, EOS and UNK in every store, and
-count among its size: the paper's 10,000 words are rows of one embedding, these three among them (DESIGN section 4).
+In: a public word list, a file, or words in order. Out: words <-> ids. Ids 0, 1, 2 are BOS, EOS and UNK in every
+store, and count among its size: the paper's 10,000 words are rows of one embedding, these three among them (DESIGN
+section 4).
 """
 
 import hashlib
@@ -20,8 +21,9 @@ from unheard.parts import nearest
 BOS, EOS, UNK = 0, 1, 2
 SPECIALS = ("<BOS>", "<EOS>", "<UNK>")
 
-# Marks per 1,000 English words in print, a published count (V. Cook, "Frequencies for English punctuation
-# marks", 2013); those from the brackets on are set by hand. `wordfreq` counts words only; without these a public vocabulary would have no full stop.
+# Marks per 1,000 English words in print, a published count (V. Cook, "Frequencies for English punctuation marks", 2013);
+# those from the brackets on are set by hand. `wordfreq` counts words only; without these a public vocabulary would have
+# no full stop.
 _MARKS_PER_1000_WORDS = {
     ".": 65.3, ",": 61.6, '"': 26.7, "'": 24.3, "-": 15.3, "?": 5.6, ":": 3.4, "!": 3.3, ";": 3.2,
     "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
@@ -62,7 +64,7 @@ class Vocabulary:
         return hash(self.words)
 
     def id(self, word: str) -> int:
-        """The id of a word; UNK if it has none. A text's own "<BOS>" is a word like any other, never the special one."""
+        """The id of a word; UNK if it has none. A text's own "<BOS>" is an unknown word, never the special one."""
         i = self._ids.get(word, UNK)
         return i if i > UNK else UNK
 

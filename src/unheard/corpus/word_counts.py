@@ -1,6 +1,7 @@
-"""Counting words over all users without holding them all: votes for a private vocabulary, plain counts for a public text.
+"""Counting words without holding them all: users' votes for a private vocabulary, plain counts of a public text.
 
-In: the rows of a shard, or the lines of a public text. Out: files of (word, sum) that DuckDB adds up within its memory limit.
+In: the rows of a shard, or the lines of a public text. Out: files of (word, sum) that DuckDB adds up within its
+memory limit.
 """
 
 import itertools
@@ -16,7 +17,8 @@ import numpy as np
 
 from unheard.corpus.grouping import Grouping
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
-from unheard.corpus.scan import open_database, quoted
+from unheard.corpus.readers import quoted
+from unheard.corpus.scan import open_database
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.streams import sequences
 from unheard.corpus.tasks import StreamRule
@@ -120,7 +122,10 @@ class SumFiles:
             return
         file = self._folder / f"{self._shard:05d}-{self._files:05d}.parquet"
         database = duckdb.connect(":memory:")
-        database.execute("CREATE TABLE sums AS SELECT unnest(?) AS word, unnest(?::BIGINT[]) AS total", [[*self._sums], [*self._sums.values()]])
+        database.execute(
+            "CREATE TABLE sums AS SELECT unnest(?) AS word, unnest(?::BIGINT[]) AS total",
+            [[*self._sums], [*self._sums.values()]],
+        )
         database.execute(f"COPY sums TO {quoted(str(file))} (FORMAT parquet)")
         database.close()
         self._files += 1

@@ -23,7 +23,9 @@ from unheard.updates.user import User
 class Engine(Protocol):
     """Engines are made for one model and one device, and keep no state between rounds."""
 
-    def sum_updates(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator) -> CohortSum:
+    def sum_updates(
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+    ) -> CohortSum:
         """The sum over users of w_k * Clip(delta_k). `rng` draws FedSGD's batches, nothing else."""
         ...
 
@@ -55,5 +57,7 @@ class EngineChoice:
             device = torch.device(self.device)
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise InvalidValue(f"Device '{self.device}' cannot be used here ({error}). Use device = 'auto' or 'cpu'.") from None
+            raise InvalidValue(
+                f"Device '{self.device}' cannot be used here ({error}). Use device = 'auto' or 'cpu'."
+            ) from None
         return device

@@ -24,7 +24,9 @@ class ReferenceEngine:
     model: LanguageModel
     device: torch.device = torch.device("cpu")
 
-    def sum_updates(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator) -> CohortSum:
+    def sum_updates(
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+    ) -> CohortSum:
         params_P = params_P.to(self.device)
         each = []
         for user in users:

@@ -32,7 +32,9 @@ class VectorisedEngine:
     device: torch.device = torch.device("cpu")
     users_at_once: int | None = None
 
-    def sum_updates(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator) -> CohortSum:
+    def sum_updates(
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+    ) -> CohortSum:
         params_P = params_P.to(self.device)
         batches = [plan.update.batches(user.tokens, rng) for user in users]
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
@@ -78,7 +80,9 @@ class VectorisedEngine:
             return mean_loss(self.model, params, window_BW, features_F)
 
         in_dims = (0, 0, None if features_UF is None else 0)
-        return vmap(grad(loss), in_dims=in_dims, randomness="error")(self.model.layout.split(theta_UP), window_UBW, features_UF)
+        return vmap(grad(loss), in_dims=in_dims, randomness="error")(
+            self.model.layout.split(theta_UP), window_UBW, features_UF
+        )
 
     def _features(self, users: list[User]) -> Tensor | None:
         if not self.model.user_features:

@@ -53,7 +53,10 @@ class PerLayerClip:
     norms: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
-        require((self.norm is None) != (self.norms is None), "give exactly one of norm (shared out equally) and norms (by layer).")
+        require(
+            (self.norm is None) != (self.norms is None),
+            "give exactly one of norm (shared out equally) and norms (by layer).",
+        )
         for bound in [self.norm] if self.norms is None else self.norms.values():
             require(bound is not None and 0 < bound < math.inf, "every norm must be above 0 and finite.")
 
@@ -80,13 +83,17 @@ class PerLayerClip:
             return dict.fromkeys(layout.names, self.norm / math.sqrt(len(layout)))
         for name in self.norms:
             if name not in layout.names:
-                raise InvalidValue(f"[clip.norms] names a layer '{name}' that the model lacks.{nearest(name, layout.names)}")
+                raise InvalidValue(
+                    f"[clip.norms] names a layer '{name}' that the model lacks.{nearest(name, layout.names)}"
+                )
         if missing := [name for name in layout.names if name not in self.norms]:
             raise InvalidValue(f"[clip.norms] lacks {', '.join(missing)}: every layer needs a bound.")
         return {name: self.norms[name] for name in layout.names}
 
     def __str__(self) -> str:
-        return f"per layer, S = {self.norm:g} shared equally" if self.norms is None else f"per layer, S_j = {self.norms}"
+        return (
+            f"per layer, S = {self.norm:g} shared equally" if self.norms is None else f"per layer, S_j = {self.norms}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +107,9 @@ class NoClip:
         return math.inf
 
     def at_norm(self, norm: float) -> "NoClip":
-        raise InvalidValue("A schedule sets clip_norm, but [clip] is 'none'. Start with a clip, or leave clip_norm out.")
+        raise InvalidValue(
+            "A schedule sets clip_norm, but [clip] is 'none'. Start with a clip, or leave clip_norm out."
+        )
 
     def __str__(self) -> str:
         return "none"
@@ -110,7 +119,7 @@ Clip = FlatClip | PerLayerClip | NoClip
 
 
 def clip_(delta_UP: Tensor, balls: Sequence[Ball]) -> Tensor:
-    """pi(delta, S) = delta * min(1, S / ||delta||) in place, for each ball. Norms in float64; a NaN stays a NaN, to be found later."""
+    """pi(delta, S) = delta * min(1, S / ||delta||) in place, for each ball. Norms in float64; a NaN stays one, to be found later."""
     for ball in balls:
         part_UL = delta_UP[..., ball.where]
         norm_U = torch.linalg.vector_norm(part_UL, dim=-1, keepdim=True, dtype=torch.float64)

@@ -33,7 +33,11 @@ KINDS: dict[str, dict[str, type]] = {
     "weights": {"equal": EqualWeights, "capped": CappedWeights},
     "update": {"fedavg": FedAvg, "fedsgd": FedSGD},
     "clip": {"flat": FlatClip, "per_layer": PerLayerClip, "none": NoClip},
-    "estimator": {"fixed_denominator": FixedDenominator, "clipped_denominator": ClippedDenominator, "true_average": TrueAverage},
+    "estimator": {
+        "fixed_denominator": FixedDenominator,
+        "clipped_denominator": ClippedDenominator,
+        "true_average": TrueAverage,
+    },
     "noise": {"gaussian": GaussianNoise, "none": NoNoise},
 }
 """The name of each part in a run file."""
@@ -55,7 +59,9 @@ class RoundPlan:
     @cached_property
     def expected_weight(self) -> float:
         """q W for the fixed denominator, q W_min for the clipped one."""
-        return self.sampling.probability(self.population) * self.estimator.minimum_weight(self.weights.total(self.population))
+        return self.sampling.probability(self.population) * self.estimator.minimum_weight(
+            self.weights.total(self.population)
+        )
 
     @cached_property
     def contribution(self) -> Contribution:
@@ -87,7 +93,7 @@ class Plan:
     """The parameters of Algorithm 1, and how they change over time."""
 
     population: int
-    """K as declared: a public figure of how many users there are. q, W and the check of delta come from it, never from the store."""
+    """K as declared: how many users there are, as you may say in public. q, W, the check of delta come from it, never from the store."""
     sampling: Sampling
     weights: Weighting = EqualWeights()
     update: Update
@@ -100,20 +106,24 @@ class Plan:
         if self.population < 1:
             raise InvalidValue(f"population must be at least 1, not {self.population}.")
         if self.population > LARGEST_COHORT:
-            raise InvalidValue(f"population must be at most 2^40, so that no cohort's integer sum can overflow.")
+            raise InvalidValue("population must be at most 2^40, so that no cohort's integer sum can overflow.")
         in_order(self.schedule)
         self.sampling.probability(self.population)
         if isinstance(self.noise, GaussianNoise):
             self._refuse_what_has_no_proof()
         elif any(c.noise_std or c.noise_multiplier for c in self.schedule):
-            raise InvalidValue("The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout.")
+            raise InvalidValue(
+                "The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout."
+            )
         if isinstance(self.clip, NoClip) and any(c.clip_norm for c in self.schedule):
             self.clip.at_norm(1.0)
 
     def _refuse_what_has_no_proof(self) -> None:
         self.sampling.event(self.population, 1.0)
         if isinstance(self.clip, NoClip):
-            raise UnprovenCombination("Noise without a clip proves nothing: no noise is large enough. Set [clip] kind = 'flat'.")
+            raise UnprovenCombination(
+                "Noise without a clip proves nothing: no noise is large enough. Set [clip] kind = 'flat'."
+            )
         if isinstance(self.estimator, TrueAverage):
             raise UnprovenCombination(
                 "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "

@@ -7,6 +7,7 @@ Where in the paper: section 3, "Adjusting noise and clipping as training progres
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from unheard.errors import InvalidValue
 from unheard.parts import require
@@ -23,8 +24,13 @@ class Change:
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.from_round >= 1, "from_round must be at least 1; what holds from round 0 is set in the parts themselves.")
-        require(self.noise_std is None or self.noise_multiplier is None, "give noise_std or noise_multiplier, not both.")
+        require(
+            self.from_round >= 1,
+            "from_round must be at least 1; what holds from round 0 is set in the parts themselves.",
+        )
+        require(
+            self.noise_std is None or self.noise_multiplier is None, "give noise_std or noise_multiplier, not both."
+        )
         given = (self.clip_norm, self.noise_std, self.noise_multiplier, self.learning_rate)
         require(any(v is not None for v in given), "a change must change something.")
         require(all(v is None or v > 0 for v in given), "every value must be above 0.")
@@ -32,9 +38,9 @@ class Change:
 
 def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
     """Changes as a schedule: strictly increasing rounds."""
-    for before, after in zip(changes, changes[1:], strict=False):
+    for before, after in pairwise(changes):
         if after.from_round <= before.from_round:
             raise InvalidValue(
-                f"[[schedule]] round {after.from_round} comes after round {before.from_round}: list changes by increasing from_round."
+                f"[[schedule]] from_round = {after.from_round} stands after {before.from_round}: list changes by increasing round."
             )
     return tuple(changes)

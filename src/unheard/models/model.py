@@ -53,7 +53,9 @@ def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return input_BT.clamp(min=0), target_BT.clamp(min=0), counts_BT
 
 
-def mean_loss(model: LanguageModel, params: Mapping[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:
+def mean_loss(
+    model: LanguageModel, params: Mapping[str, Tensor], window_BW: Tensor, features_F: Tensor | None
+) -> Tensor:
     """The paper's l(theta; b): cross-entropy of the next word, averaged over the targets in the batch. 0 if there are none."""
     input_BT, target_BT, counts_BT = window_targets(window_BW)
     logits_BTV = model.logits(params, input_BT, features_F)

@@ -50,7 +50,9 @@ class ModuleModel:
         try:
             cls = getattr(importlib.import_module(path), name)
         except (ImportError, AttributeError) as error:
-            raise ModelError(f"No module class at {self.module!r} ({error}). Install it, or run from its folder.") from None
+            raise ModelError(
+                f"No module class at {self.module!r} ({error}). Install it, or run from its folder."
+            ) from None
         # A run file names code to call; only module classes may be called, so that a hostile file cannot name os:system.
         if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
             raise ModelError(f"{self.module!r} is not a torch.nn.Module class.")
@@ -61,8 +63,12 @@ class ModuleModel:
         except TypeError as error:
             raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
+        return self._layout
+
+    @cached_property
+    def _layout(self) -> Layout:
         return Layout.of(dict(self._module.named_parameters()))
 
     def initial(self, seed: int) -> Tensor:

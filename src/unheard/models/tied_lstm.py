@@ -38,8 +38,12 @@ class TiedLSTM:
         require(self.hidden_size >= 1, "hidden_size must be at least 1.")
         require(self.user_features >= 0, "user_features must be 0 or more.")
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
+        return self._layout
+
+    @cached_property
+    def _layout(self) -> Layout:
         V, D, H = self.vocabulary_size, self.embedding_size, self.hidden_size
         shapes: list[tuple[str, tuple[int, ...]]] = [("embedding", (V, D))]
         for gate in GATES:
@@ -50,17 +54,24 @@ class TiedLSTM:
         return Layout(tuple(shapes))
 
     def initial(self, seed: int) -> Tensor:
-        """Weights uniform within 1/sqrt(fan-in), biases 0 but for the forget gate's 1, word vectors random on the sphere."""
+        """Every product begins with a variance of about 1: word vectors have norm 1, so the weights that meet them are drawn with
+        deviation 1, those that meet the H numbers of the state with 1/sqrt(H). Biases are 0. After 100 rounds on the blogs corpus
+        this is worth three points of accuracy over the usual 1/sqrt(fan-in) (docs/log.md, 2026-11-15)."""
         generator = torch.Generator().manual_seed(seed)
+        input_size, state_scale = self.embedding_size + self.user_features, self.hidden_size**-0.5
         params: dict[str, Tensor] = {}
         for name, shape in self.layout.shapes:
+            if name.endswith("bias"):
+                params[name] = torch.zeros(shape)
+                continue
+            drawn = torch.randn(shape, generator=generator)
             if name.endswith("embedding"):
-                rows_VD = torch.randn(shape, generator=generator)
-                params[name] = rows_VD / rows_VD.norm(dim=-1, keepdim=True)
-            elif name.endswith("weight"):
-                params[name] = (torch.rand(shape, generator=generator) * 2 - 1) / shape[0] ** 0.5
+                drawn /= drawn.norm(dim=-1, keepdim=True)
+            elif name == "projection_weight":
+                drawn *= state_scale
             else:
-                params[name] = torch.full(shape, 1.0 if name == "forget_bias" else 0.0)
+                drawn[input_size:] *= state_scale
+            params[name] = drawn
         return self.layout.join(params)
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:

@@ -64,7 +64,7 @@ def resume(
     corpus: str | Path | None = None,
     engine: EngineChoice | None = None,
 ) -> Iterator[RoundReport]:
-    """Go on from the newest checkpoint, on this machine or another; `rounds` moves the end, `corpus` says where the store is now."""
+    """Go on from the newest checkpoint, here or on another machine; `rounds` moves the end, `corpus` says where the store is."""
     folder = RunFolder.open(out)
     run, saved_engine = read_run_file(folder.run_file)
     if rounds is not None:
@@ -87,7 +87,9 @@ def resume(
 def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine_choice: EngineChoice) -> Iterator[RoundReport]:
     with folder.locked():
         ledger = Ledger.open(folder.ledger)
-        running = RunningEpsilon(run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events)
+        running = RunningEpsilon(
+            run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
+        )
         state = _where_we_were(run, folder, ledger, engine_choice)
         first_round = saved_round = state.round
         engine, streams = engine_choice.build(run.model), _streams(run)

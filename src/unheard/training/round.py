@@ -9,8 +9,8 @@ import numpy as np
 
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Engine
-from unheard.models.model import LanguageModel
 from unheard.mechanism.plan import RoundPlan
+from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
 from unheard.training.server import Server, step
 from unheard.training.state import State

@@ -36,7 +36,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "engine": {},
 }
 REQUIRED = ("corpus", "privacy", "model", "sampling", "update", "clip", "noise", "training")
-NOT_MEANING = (("training", "rounds"), ("training", "checkpoint_every"), ("training", "keep_checkpoints"), ("engine",), ("corpus", "path"))
+NOT_MEANING = (
+    ("training", "rounds"),
+    ("training", "checkpoint_every"),
+    ("training", "keep_checkpoints"),
+    ("engine",),
+    ("corpus", "path"),
+)
 """Keys that may change between a run and its resumption: they move neither a model nor its cost."""
 
 
@@ -65,7 +71,9 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidValue(f"Cannot read the run file {path}: {error.strerror}. Write one with `unheard init`.") from None
+        raise InvalidValue(
+            f"Cannot read the run file {path}: {error.strerror}. Write one with `unheard init`."
+        ) from None
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -22,7 +22,9 @@ class FedSGD:
     update_penalty = 0.0  # the first step starts at theta0, where a penalty on theta - theta0 has no gradient
 
     def __post_init__(self) -> None:
-        require(self.batch_size is None or self.batch_size >= 1, "batch_size must be at least 1; leave it out for all data.")
+        require(
+            self.batch_size is None or self.batch_size >= 1, "batch_size must be at least 1; leave it out for all data."
+        )
         require(self.unroll >= 1, "unroll must be at least 1 token.")
         require(self.learning_rate > 0, "learning_rate must be above 0.")
 

@@ -32,7 +32,7 @@ class CappedWeights:
 
     weight_cap: float
     total_weight: float
-    """The declared W: your estimate of the sum of all users' weights, from public knowledge or a private count that you paid for."""
+    """The declared W: your estimate of the sum of all users' weights, from public knowledge or a count that you paid for."""
 
     def __post_init__(self) -> None:
         require(self.weight_cap > 0, "weight_cap must be above 0.")
@@ -40,7 +40,9 @@ class CappedWeights:
 
     def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
         # DP: the minimum with 1 bounds what a user with much text can add; floor() so that rounding never raises a weight.
-        return np.floor(np.minimum(np.asarray(num_tokens_U, dtype=np.float64) / self.weight_cap, 1.0) * ONE).astype(np.int64)
+        return np.floor(np.minimum(np.asarray(num_tokens_U, dtype=np.float64) / self.weight_cap, 1.0) * ONE).astype(
+            np.int64
+        )
 
     def total(self, population: int) -> float:
         return self.total_weight

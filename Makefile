@@ -1,0 +1,46 @@
+# Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
+SHELL := bash
+.DELETE_ON_ERROR:
+.PHONY: demo test lint types tests format install clean help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# CI also runs what needs Spark; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub` for all of it.)
+EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub,dev)
+comma := ,
+
+help:  ## What there is to make
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+demo: $(VENV)/.installed  ## Train with and without privacy on a small real corpus, and compare (a few minutes)
+	$(BIN)/unheard demo
+
+test: lint types tests  ## Everything that CI checks
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	$(BIN)/pyright
+
+tests: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+format: $(VENV)/.installed  ## Put the code into the house's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/.installed  ## Only set up .venv
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Unheard needs Python 3.11 or newer; none was found. Install one, or say make PYTHON=..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+clean:  ## Remove .venv; corpora and runs stay
+	rm -rf $(VENV)

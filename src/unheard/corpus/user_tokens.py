@@ -1,0 +1,72 @@
+"""The users of one split of a store, read where they lie: any cohort in one pass over the disk.
+
+In: the shards of a split. Out: the tokens of one user (a view), or of a cohort (copied in disk order, given in the
+order asked for). Users are numbers; nothing here knows who they are.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from unheard.corpus.shards import Shard
+
+
+class UserTokens:
+    """The users of one split, numbered from 0; each is a run of token ids."""
+
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype) -> None:
+        self._shards = shards
+        self._dtype = dtype
+        # first user of each shard, and at last the number of users
+        self._first = np.concatenate([[0], np.cumsum([s.num_users for s in shards], dtype=np.int64)]).astype(np.int64)
+        self.num_users = int(self._first[-1])
+        self.num_tokens = sum(s.num_tokens for s in shards)
+
+    def tokens(self, k: int) -> np.ndarray:
+        """The tokens of user k: a view of the file, nothing is copied."""
+        if not 0 <= k < self.num_users:
+            raise IndexError(f"user {k} of a split with users 0 to {self.num_users - 1}")
+        s = int(np.searchsorted(self._first, k, side="right")) - 1
+        begin, end = self._shards[s].offsets[k - self._first[s] :][:2]
+        return self._shards[s].tokens[begin:end]
+
+    def users(self, cohort: np.ndarray) -> list[np.ndarray]:
+        """The tokens of each user of a cohort, in its order, copied in one pass from the disk's front to its end."""
+        cohort = np.asarray(cohort, dtype=np.int64)
+        begins, ends, shard_of = self._spans(cohort)
+        lengths = ends - begins
+        places = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.empty(int(places[-1]), dtype=self._dtype)
+        for s in np.unique(shard_of):
+            source = self._shards[int(s)].tokens
+            for i in _in_disk_order(np.flatnonzero(shard_of == s), begins):
+                flat[places[i] : places[i + 1]] = source[begins[i] : ends[i]]
+        return [flat[places[i] : places[i + 1]] for i in range(len(cohort))]
+
+    def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
+        """How many ids each user of the cohort (or of the whole split) has, BOS included."""
+        if cohort is None:
+            return np.concatenate([np.diff(s.offsets) for s in self._shards] or [np.empty(0, dtype=np.int64)])
+        begins, ends, _ = self._spans(np.asarray(cohort, dtype=np.int64))
+        return ends - begins
+
+    def blocks(self, tokens_per_block: int = 1 << 22) -> Iterator[np.ndarray]:
+        """All tokens in disk order, in blocks that cut users anywhere: for whole-store counts."""
+        for shard in self._shards:
+            for begin in range(0, shard.num_tokens, tokens_per_block):
+                yield shard.tokens[begin : begin + tokens_per_block]
+
+    def _spans(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if len(cohort) and not (cohort.min() >= 0 and cohort.max() < self.num_users):
+            raise IndexError(f"a cohort outside users 0 to {self.num_users - 1}")
+        shard_of = np.searchsorted(self._first, cohort, side="right") - 1
+        begins, ends = np.empty(len(cohort), dtype=np.int64), np.empty(len(cohort), dtype=np.int64)
+        for s in np.unique(shard_of):
+            mine = shard_of == s
+            local = cohort[mine] - self._first[s]
+            begins[mine], ends[mine] = self._shards[int(s)].offsets[local], self._shards[int(s)].offsets[local + 1]
+        return begins, ends, shard_of
+
+
+def _in_disk_order(members: np.ndarray, begins: np.ndarray) -> list[int]:
+    return members[np.argsort(begins[members], kind="stable")].tolist()

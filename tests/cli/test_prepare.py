@@ -1,0 +1,133 @@
+"""`unheard prepare` and `unheard corpus` as a user types them."""
+
+import json
+import re
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from unheard.cli import corpus, prepare
+from unheard.corpus.store import TokenStore
+from unheard.errors import InputError, InvalidValue, PrivacyError, UnknownKey
+
+POSTS = [{"author": f"a{i % 5}", "body": "the cat sat on the mat " * 3, "created_utc": i} for i in range(20)]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "posts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*POSTS, "x"]))
+    app = typer.Typer()
+    app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
+    app.add_typer(corpus.app, name="corpus")
+
+    def call(*words):
+        return CliRunner().invoke(app, list(words), catch_exceptions=True)
+
+    return call
+
+
+FIELDS = ("--user-field", "author", "--text-field", "body", "--held-out", "0", "--vocab-size", "50")
+
+
+def test_one_command_makes_a_store_and_says_what_was_left_out(run, tmp_path):
+    result = run(
+        "prepare", "posts.jsonl", *FIELDS, "--time-field", "created_utc", "--tokens-per-user", "40", "--out", "store"
+    )
+    assert result.exit_code == 0, result.output
+    assert TokenStore.open(tmp_path / "store").train.num_users == 5
+    assert result.stdout.strip() == "store"
+    assert re.search(r"1 rows that are no valid JSON", result.stderr)
+    assert "unsafe to publish" in " ".join(result.stderr.split())
+
+
+def test_the_paper_rule_is_the_default_of_tokens_per_user(run, tmp_path):
+    result = run("prepare", "posts.jsonl", *FIELDS, "--tokens-per-user", "1600", "--out", "store")
+    assert isinstance(result.exception, InputError)
+    assert "No user has 1600 tokens" in str(result.exception)
+    assert (
+        run(
+            "prepare", "posts.jsonl", *FIELDS, "--tokens-per-user", "1600", "--min-tokens", "2", "--out", "store"
+        ).exit_code
+        == 0
+    )
+
+
+def test_show_prints_exact_counts_under_a_warning(run):
+    run("prepare", "posts.jsonl", *FIELDS, "--out", "store")
+    result = run("corpus", "show", "store", "--weight-cap", "38")
+    assert result.exit_code == 0, result.output
+    flat = " ".join(result.stdout.split())
+    assert "unsafe to publish" in flat
+    assert "5 users, 380 tokens, 20 sequences" in flat
+    assert "mean weight 1.000, total weight 5.0" in flat
+
+
+def test_synth_makes_a_store_of_the_size_asked_for(run, tmp_path):
+    run("prepare", "posts.jsonl", *FIELDS, "--out", "store")
+    result = run("corpus", "synth", "--like", "store", "--users", "30", "--tokens-per-user", "16", "--out", "synth")
+    assert result.exit_code == 0, result.output
+    made = TokenStore.open(tmp_path / "synth")
+    assert made.train.num_users == 30
+    assert "(synthetic)" in run("corpus", "show", "synth").stdout
+
+
+def test_files_of_excluded_users_and_canaries_are_read(run, tmp_path):
+    (tmp_path / "gone.txt").write_text("a0\na1\n")
+    (tmp_path / "canaries.jsonl").write_text('{"text": "the on the", "users": 2}\n')
+    result = run(
+        "prepare",
+        "posts.jsonl",
+        *FIELDS,
+        "--exclude-users",
+        "gone.txt",
+        "--canaries",
+        "canaries.jsonl",
+        "--user-map",
+        "map.json",
+        "--out",
+        "s",
+    )
+    assert result.exit_code == 0, result.output
+    assert TokenStore.open("s").train.num_users == 3
+    assert sorted(e["user"] for e in json.loads((tmp_path / "map.json").read_text())) == ["a2", "a3", "a4"]
+    assert len(json.loads((tmp_path / "s" / "canaries.json").read_text())[0]["users"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "message"),
+    [
+        (("posts.jsonl",), InputError, "--user-field"),
+        (("posts.jsonl", *FIELDS, "--engine", "dask"), InvalidValue, "duckdb or spark"),
+        (("posts.jsonl", *FIELDS, "--sequence", "line"), InvalidValue, "post or sentence"),
+        (("posts.jsonl", *FIELDS, "--punctuation", "maybe"), InvalidValue, "tokens or drop"),
+        (("posts.jsonl", *FIELDS, "--vocab", "private"), InvalidValue, "--vocab-epsilon"),
+        (("posts.jsonl", *FIELDS, "--vocab-epsilon", "1"), InvalidValue, "--vocab private"),
+        (("posts.jsonl", *FIELDS, "--vocab", "from-corpus"), InvalidValue, "--vocab-corpus"),
+        (("posts.jsonl", *FIELDS, "--exclude-users", "nobody.txt"), InputError, "--exclude-users"),
+        (("posts.jsonl", *FIELDS, "--canaries", "posts.jsonl"), UnknownKey, "[canary]"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused_with_the_cure(run, words, kind, message):
+    result = run("prepare", *words, "--out", "store")
+    assert isinstance(result.exception, kind), result.output
+    assert message in str(result.exception)
+
+
+def test_the_users_own_text_is_not_taken_for_a_public_corpus(run):
+    result = run(
+        "prepare", "posts.jsonl", *FIELDS, "--vocab", "from-corpus", "--vocab-corpus", "posts.jsonl", "--out", "store"
+    )
+    assert isinstance(result.exception, PrivacyError)
+    assert "--vocab private" in str(result.exception)
+
+
+def test_every_option_says_what_it_is_for(run):
+    for words in (("prepare",), ("corpus", "show"), ("corpus", "synth")):
+        text = run(*words, "--help").stdout
+        assert "Examples" in text
+    import inspect
+
+    for name, parameter in inspect.signature(prepare.prepare).parameters.items():
+        assert parameter.annotation.__metadata__[0].help, name

@@ -1,0 +1,57 @@
+"""Canaries are in exactly the users that the record names, and in nobody else."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from tests.corpus.making import made, words_of, write_jsonl
+from unheard.corpus.canaries import Canary
+from unheard.corpus.tasks import StreamRule
+from unheard.errors import InputError, InvalidValue
+
+ROWS = [{"who": f"u{i}", "what": "a a a", "when": 0} for i in range(30)]
+
+
+def test_a_canary_is_in_its_carriers_as_often_as_asked_and_nowhere_else(tmp_path):
+    canaries = (Canary(text="d e f", users=3, repeats=2), Canary(text="f e d", users=1), Canary(text="e e", users=0))
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=canaries, shards=3)
+    record = json.loads((done.store.path / "canaries.json").read_text())
+    words = words_of(done.store)
+    assert [len(entry["users"]) for entry in record] == [3, 1, 0]
+    for k, text in enumerate(words):
+        assert text.count("<BOS> d e f <EOS>") == (2 if k in record[0]["users"] else 0)
+        assert text.count("<BOS> f e d <EOS>") == (1 if k in record[1]["users"] else 0)
+        assert "e e" not in text
+        assert text.endswith("<BOS> a a a <EOS>")
+    carriers = [k for entry in record for k in entry["users"]]
+    assert len(set(carriers)) == len(carriers)
+
+
+def test_the_record_is_private_and_the_store_says_that_there_are_canaries(tmp_path):
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=(Canary(text="d"),))
+    assert stat.S_IMODE(os.stat(done.store.path / "canaries.json").st_mode) == 0o600
+    assert done.store.info["canaries"] is True
+    assert "canary" not in (done.store.path / "corpus.json").read_text()
+
+
+def test_carriers_keep_the_cap(tmp_path):
+    done = made(
+        tmp_path,
+        write_jsonl(tmp_path / "x.jsonl", ROWS),
+        canaries=(Canary(text="d e", users=30),),
+        streams=StreamRule(tokens_per_user=4),
+    )
+    assert set(words_of(done.store)) == {"<BOS> d e <EOS> <BOS> a"}
+
+
+def test_canaries_that_could_not_be_found_again_are_refused(tmp_path):
+    file = write_jsonl(tmp_path / "x.jsonl", ROWS)
+    with pytest.raises(InputError, match="outside the vocabulary"):
+        made(tmp_path, file, canaries=(Canary(text="d zebra"),))
+    with pytest.raises(InputError, match="more than there are training users"):
+        made(tmp_path, file, out="other", canaries=(Canary(text="d", users=31),))
+    for values in ({"text": " "}, {"text": "a", "users": -1}, {"text": "a", "repeats": 0}):
+        with pytest.raises(InvalidValue):
+            Canary(**values)

@@ -1,0 +1,96 @@
+"""Spark and DuckDB make the same store, byte for byte, from good input and bad."""
+
+import hashlib
+import os
+import shutil
+
+import pytest
+
+from tests.corpus.making import FIELDS, made, write_csv, write_jsonl, write_with_duckdb
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.tasks import StreamRule
+from unheard.errors import InputError
+
+pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
+pytest.importorskip("pyarrow", reason="the extra `spark` is not installed")
+if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+    pytest.skip("Java is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def spark():
+    from unheard.corpus.spark import SparkEngine
+
+    yield SparkEngine(master="local[2]")
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows = [
+        {"who": f"u{i * 7 % 23}é", "what": "a b c " * (i % 5) + "d", "when": i * 31 % 11 or None} for i in range(300)
+    ]
+    copied = [
+        {"who": "u1", "what": "a copy of some length", "when": 1},
+        {"who": "u2", "what": "a copy of some length", "when": 2},
+    ]
+    broken = [
+        "not json",
+        '{"who": "u1"}',
+        '{"what": "a"}',
+        '{"who": "emoji👩\u200d👧\\u0000", "what": "ש 👍 \\u0000 a", "when": 0}',
+    ]
+    write_jsonl(folder / "a.jsonl", rows[:100] + broken)
+    write_jsonl(folder / "b.jsonl.gz", rows[100:150] + copied)
+    write_csv(folder / "c.csv", rows[150:200])
+    with open(folder / "c.csv", "ab") as file:
+        file.write(b"short\r\nu1,too,many,columns\r\nu1,\xff\xfe,1\r\n")
+    write_with_duckdb(folder / "d.parquet", rows[200:])
+    return folder
+
+
+def checksums(path):
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    return {str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_both_engines_make_the_same_store_byte_for_byte(tmp_path, inputs, spark):
+    choices = {
+        "shards": 3,
+        "splits": SplitRule(held_out=0.3, public=0.1),
+        "streams": StreamRule(min_tokens=5, tokens_per_user=40),
+        "excluded": ("u3é",),
+        "drop_duplicates": True,
+        "duplicate_chars": 15,
+        "test_tokens": 30,
+    }
+    duck = made(tmp_path, inputs, out="duck/store", user_map=tmp_path / "duck.json", **choices)
+    sparks = made(tmp_path, inputs, out="spark/store", user_map=tmp_path / "spark.json", engine=spark, **choices)
+    assert duck.counts["rows"]["malformed"] == 3
+    assert duck.counts["rows"]["no_text"] == 2
+    assert duck.counts["duplicate_posts"] >= 2
+    assert duck.store.train.num_users > 5
+    assert checksums(duck.store.path) == checksums(sparks.store.path)
+    assert (tmp_path / "duck.json").read_bytes() == (tmp_path / "spark.json").read_bytes()
+
+
+def test_a_missing_column_is_the_same_refusal_and_no_pages_of_java(tmp_path, inputs, spark):
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match=r"no column 'body'.*what"):
+        made(tmp_path, inputs, engine=spark, fields=replace(FIELDS, text="body"))
+
+
+def test_a_private_vocabulary_is_found_on_spark_too(tmp_path, spark):
+    from unheard.corpus.vocabulary_from_text import PrivateVocabulary
+
+    rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(1000)]
+    choice = PrivateVocabulary(epsilon=4.0, delta=1e-4)
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=2, engine=spark)
+    assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]
