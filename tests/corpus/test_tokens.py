@@ -46,7 +46,7 @@ def test_the_short_way_for_ascii_is_the_rules(text, lowercase):
 @given(st.text(max_size=40))
 def test_splitting_its_own_words_changes_nothing(text):
     for word in WordTokens().split(text):
-        assert "".join(WordTokens().split(word)) == "".join(WordTokens().split(" ".join(WordTokens().split(word))))
+        assert WordTokens().split(word) == [word]
         assert word
         assert not any(c.isspace() for c in word)
 

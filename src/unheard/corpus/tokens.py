@@ -89,8 +89,9 @@ class WordTokens:
         ]
         if self.lowercase:
             steps += [normalizers.Lowercase(), normalizers.NFC()]  # lower case can take a text out of NFC
-        # \X is what a reader sees as one character: a flag or a family emoji is not torn apart.
-        cut = pre_tokenizers.Split(Regex(rf"{_WORD}|\X"), behavior="isolated")
+        # \X is what a reader sees as one character: a flag or a family emoji is not torn apart. White space stands before
+        # it, alone: a mark that follows it would else become one with it.
+        cut = pre_tokenizers.Split(Regex(rf"{_WORD}|\s|\X"), behavior="isolated")
         return normalizers.Sequence(steps), cut
 
 

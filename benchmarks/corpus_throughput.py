@@ -1,0 +1,92 @@
+"""How fast and in how much memory `prepare` turns JSON lines into a store, beside the script one writes first.
+
+    python benchmarks/corpus_input.py /tmp/input.jsonl 1
+    python benchmarks/corpus_throughput.py /tmp/input.jsonl            (both, and their ratio)
+    python benchmarks/corpus_throughput.py /tmp/input.jsonl --ours     (only ours: the other needs four times its input)
+
+Both run in processes of their own, one after the other, on the same file. Memory is the sum of the proportional set
+sizes of the process and its children, read ten times a second.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+CAP = 1600
+OURS = """
+import sys
+from unheard.corpus.preparation import Preparation
+from unheard.corpus.prepare import prepare
+from unheard.corpus.readers import Fields
+from unheard.corpus.sources import find_sources
+from unheard.corpus.tasks import StreamRule
+if __name__ == "__main__":
+    fields = Fields(user="author", text="body", time="created_utc")
+    streams = StreamRule(min_tokens=1, tokens_per_user=int(sys.argv[3]))
+    done = prepare(find_sources([sys.argv[1]]), sys.argv[2], Preparation(fields=fields, streams=streams))
+    print(done.counts["users"]["train_tokens"] + done.counts["users"]["held_out_tokens"], "tokens")
+"""
+
+
+def family_memory(root: int) -> int:
+    """Bytes of a process and all its children, shared pages counted once."""
+    total, waiting = 0, [root]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            total += sum(
+                int(line.split()[1]) << 10
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                if line.startswith("Pss:")
+            )
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return total
+
+
+def timed(command: list[str]) -> tuple[float, int]:
+    """Seconds and peak bytes of a command."""
+    began, peak = time.perf_counter(), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.1):
+            peak = max(peak, family_memory(process.pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    process.wait()
+    done.set()
+    watcher.join()
+    if process.returncode:
+        raise SystemExit(f"{command[1]} failed with {process.returncode}")
+    return time.perf_counter() - began, peak
+
+
+def main(path: str, only_ours: bool) -> None:
+    megabytes = os.path.getsize(path) / 1e6
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(path))) as folder:
+        script = Path(folder) / "ours.py"
+        script.write_text(OURS)
+        seconds, peak = timed([sys.executable, str(script), path, f"{folder}/store", str(CAP)])
+        print(f"prepare: {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, peak {peak / 2**20:.0f} MiB", flush=True)
+        shutil.rmtree(f"{folder}/store")
+        if only_ours:
+            return
+        baseline = Path(__file__).with_name("corpus_baseline.py")
+        slow, heavy = timed([sys.executable, str(baseline), path, f"{folder}/plain", str(CAP)])
+        print(f"pandas and re: {slow:.1f} s, {megabytes / slow:.1f} MB/s, peak {heavy / 2**20:.0f} MiB")
+        print(f"ratio: {slow / seconds:.2f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], "--ours" in sys.argv)
