@@ -97,12 +97,13 @@ def init(
     import json
 
     from unheard.cli.display import console
+    from unheard.corpus.vocabulary import Vocabulary
     from unheard.errors import InvalidValue
 
     if run_file.exists() and not force:
         raise InvalidValue(f"{run_file} exists. Choose another name, or say --force to write over it.")
     words = corpus / "vocabulary.txt"
-    size = sum(1 for _ in words.open(encoding="utf-8")) if words.exists() else 10_000
+    size = len(Vocabulary.load(words)) if words.exists() else 10_000
     text = TEMPLATE.format(
         name=run_file,
         corpus=json.dumps(str(corpus)),

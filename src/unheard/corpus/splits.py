@@ -39,11 +39,9 @@ class SplitRule:
 
 def unit_hash(*labels: str) -> float:
     """A number in [0, 1) that is a fixed, even function of its labels (length-prefixed: no two lists read alike)."""
-    digest = hashlib.sha256()
-    for label in labels:
-        encoded = label.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return int.from_bytes(digest.digest()[:6], "little") / 2.0**48
+    encoded = [label.encode("utf-8", "surrogatepass") for label in labels]
+    message = b"".join([len(e).to_bytes(8, "little") + e for e in encoded])
+    return int.from_bytes(hashlib.sha256(message).digest()[:6], "little") / 2.0**48
 
 
 def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np.ndarray]:

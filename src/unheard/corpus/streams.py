@@ -7,6 +7,7 @@ predict, words and EOS, not BOS, which is given (decision 0020): 1,600 tokens a 
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -100,9 +101,11 @@ class Encoder:
         stream = b"".join(self._bos + body + self._eos for body in bodies)
         return stream, len(stream) // self.width - len(bodies)
 
-    def cut(self, stream: bytes, cap: int) -> bytes:
-        """The longest front part of a stream with at most `cap` predicted tokens."""
-        return cut(np.frombuffer(stream, dtype=self.dtype), cap).tobytes()
+    def cut(self, stream: bytes, count: int, cap: int) -> tuple[bytes, int]:
+        """The longest front part of a stream with at most `cap` of its `count` predicted tokens."""
+        if count <= cap:
+            return stream, count
+        return cut(np.frombuffer(stream, dtype=self.dtype), cap).tobytes(), cap
 
 
 def cut(ids: np.ndarray, cap: int) -> np.ndarray:
@@ -119,28 +122,23 @@ def sequences(texts: Iterable[str], unit: Sequence) -> Iterable[str]:
 def stream_pieces(
     posts: Iterable[str], encoder: Encoder, unit: Sequence, cap: int | None
 ) -> Iterator[tuple[bytes, int]]:
-    """The user's stream piece by piece, each with the number of its predicted tokens; stops reading at the cap."""
-    left = cap
-    for texts in _some(iter(sequences(posts, unit)), cap):
-        stream, count = encoder.encode(texts)
-        if left is not None:
-            if count >= left:
-                yield encoder.cut(stream, left), left
-                return
-            left -= count
-        yield stream, count
+    """The user's stream piece by piece, each with the number of its predicted tokens; stops reading at the cap.
 
-
-def _some(texts: Iterator[str], cap: int | None) -> Iterator[list[str]]:
-    """Texts in helpings of about what the cap needs (six characters a token), and never more than fits in memory."""
-    enough = min(_HELPING_CHARS, 6 * cap if cap is not None else _HELPING_CHARS)
-    helping: list[str] = []
+    A piece is about what the cap needs (six characters a token), and never more than fits in memory.
+    """
+    enough = _HELPING_CHARS if cap is None else min(_HELPING_CHARS, 6 * cap)
+    left = sys.maxsize if cap is None else cap
+    texts: list[str] = []
     chars = 0
-    for text in texts:
-        helping.append(text)
+    for text in sequences(posts, unit):
+        texts.append(text)
         chars += len(text)
         if chars >= enough:
-            yield helping
-            helping, chars = [], 0
-    if helping:
-        yield helping
+            stream, count = encoder.cut(*encoder.encode(texts), left)
+            yield stream, count
+            left -= count
+            if not left:
+                return
+            texts, chars = [], 0
+    if texts:
+        yield encoder.cut(*encoder.encode(texts), left)

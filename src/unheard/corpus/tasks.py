@@ -84,7 +84,7 @@ class WriteStreams:
 
     def _write_user(self, writer: ShardWriter, encoder: Encoder, texts: Iterator[str]) -> int:
         """One user's stream. The number of its tokens, or 0 and nothing written if it is shorter than the rule asks."""
-        held, count = bytearray(), 0
+        held, count = b"", 0
         for piece, tokens in stream_pieces(
             self.rule.posts(texts), encoder, self.rule.sequence, self.rule.tokens_per_user
         ):
@@ -92,7 +92,7 @@ class WriteStreams:
             count += tokens
             if len(held) >= _HOLD_BYTES and count >= self.rule.min_tokens:
                 writer.write(held)
-                held.clear()
+                held = b""
         if count < self.rule.min_tokens:
             return 0
         writer.write(held)

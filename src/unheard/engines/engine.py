@@ -23,6 +23,9 @@ from unheard.updates.user import User
 class Engine(Protocol):
     """Engines are made for one model and one device, and keep no state between rounds."""
 
+    @property
+    def device(self) -> torch.device: ...
+
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
     ) -> CohortSum:

@@ -119,7 +119,7 @@ Clip = FlatClip | PerLayerClip | NoClip
 
 
 def clip_(delta_UP: Tensor, balls: Sequence[Ball]) -> Tensor:
-    """pi(delta, S) = delta * min(1, S / ||delta||) in place, ball by ball. Norms in float64; a NaN stays one, and is found later."""
+    """delta * min(1, S / ||delta||) in place, ball by ball. Norms in float64. A NaN stays one, and is found later."""
     for ball in balls:
         part_UL = delta_UP[..., ball.where]
         norm_U = torch.linalg.vector_norm(part_UL, dim=-1, keepdim=True, dtype=torch.float64)

@@ -93,7 +93,7 @@ class Plan:
     """The parameters of Algorithm 1, and how they change over time."""
 
     population: int
-    """K as declared: how many users there are, as you may say in public. q, W, the check of delta come from it, never from the store."""
+    """K as declared: how many users there are, as you may say in public. q, W and delta come from it, never from the store."""
     sampling: Sampling
     weights: Weighting = EqualWeights()
     update: Update

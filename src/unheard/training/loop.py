@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from unheard.corpus.store import TokenStore
-from unheard.engines.engine import EngineChoice
+from unheard.engines.engine import Engine, EngineChoice
 from unheard.errors import BudgetExceeded, LedgerError
 from unheard.measure.next_word import evaluate
 from unheard.privacy.accountants import RunningEpsilon
@@ -47,6 +49,7 @@ def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -
     run = replace(run, corpus=Path(run.corpus).resolve())
     check_fits(run, store)
     first_state(run)
+    built = engine.build(run.model)
     folder = RunFolder.create(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())
     store.vocabulary.save(folder.vocabulary)
@@ -54,7 +57,7 @@ def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -
     # The ledger comes last: a folder without one never started, and `train` may take it over.
     ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
     charge_the_past(run, store, ledger)
-    return _rounds(run, folder, store, engine)
+    return _rounds(run, folder, store, built)
 
 
 def resume(
@@ -81,18 +84,18 @@ def resume(
         )
     if facts.get("corpus") != public_facts(run, store, _streams(run))["corpus"]:
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
-    return _rounds(run, folder, store, engine or saved_engine)
+    return _rounds(run, folder, store, (engine or saved_engine).build(run.model))
 
 
-def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine_choice: EngineChoice) -> Iterator[RoundReport]:
+def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine: Engine) -> Iterator[RoundReport]:
     with folder.locked():
         ledger = Ledger.open(folder.ledger)
         running = RunningEpsilon(
             run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
         )
-        state = _where_we_were(run, folder, ledger, engine_choice)
+        state = _where_we_were(run, folder, ledger, engine.device)
         first_round = saved_round = state.round
-        engine, streams = engine_choice.build(run.model), _streams(run)
+        streams = _streams(run)
         held_out = run.evaluation.choose(users_in_turn(store.held_out, run.model))
         try:
             while state.round < run.training.rounds:
@@ -128,7 +131,7 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine_choice: Engin
             write_statement(folder, ledger)
 
 
-def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, engine: EngineChoice) -> State:
+def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, device: torch.device) -> State:
     """The newest checkpoint's state, if the ledger covers it; the first state if there is none."""
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
@@ -141,7 +144,6 @@ def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, engine: EngineCh
                 "Put the right one back; without it the cost of this model cannot be known."
             )
         state = checkpoint.state
-    device = engine.torch_device()
     memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 

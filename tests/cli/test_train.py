@@ -1,0 +1,192 @@
+"""The road by command line: init, train, resume, evaluate, predict, statement; and every refusal in one message with status 2."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from unheard.cli.main import main
+from unheard.privacy.ledger import Ledger
+from unheard.training.run_file import run_toml
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def unheard(capsys, monkeypatch):
+    """The command as `main` runs it, refusals and exit status included, in this process (importing torch takes seconds)."""
+
+    def run_words(*words: object, cwd: Path | None = None, ok: bool = True) -> Done:
+        if cwd:
+            monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["unheard", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        done = Done(int(left.value.code or 0), out, err)
+        assert not ok or done.returncode == 0, done.stderr
+        return done
+
+    return run_words
+
+
+def test_the_installed_command_runs_and_says_its_version():
+    done = subprocess.run([Path(sys.executable).parent / "unheard", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("unheard 0.")
+
+
+@pytest.fixture
+def run_file(run, tmp_path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(run_toml(run))
+    return path
+
+
+def test_the_whole_road(unheard, store, tmp_path):
+    unheard(
+        "init",
+        "mine.toml",
+        "--corpus",
+        store.path,
+        "--population",
+        60,
+        "--users-per-round",
+        10,
+        "--rounds",
+        4,
+        cwd=tmp_path,
+    )
+    small = ["--set", "model.embedding_size=4", "--set", "model.hidden_size=5", "--set", "evaluation.every=2"]
+    done = unheard("train", "mine.toml", "--out", "runs/a", *small, cwd=tmp_path)
+    assert "AccuracyTop1" in done.stdout
+    assert "unheard statement runs/a" in done.stdout.replace("\n", " ")
+    numbers = json.loads(unheard("evaluate", "runs/a", "--json", cwd=tmp_path).stdout)
+    assert 0 <= numbers["accuracy_top1"] <= numbers["accuracy_top3"] <= numbers["accuracy_top5"] <= 1
+    words = json.loads(unheard("predict", "runs/a", "w1 w2", "--top", 2, "--json", cwd=tmp_path).stdout)
+    assert len(words) == 2
+    told = json.loads(unheard("statement", "runs/a", "--json", cwd=tmp_path).stdout)
+    assert told["epsilon"]["pld"] > 0
+    longer = unheard("resume", "runs/a", "--rounds", 5, cwd=tmp_path)
+    assert "after round 5" in longer.stdout
+    assert "nothing left to do" in unheard("resume", "runs/a", "--rounds", 5, cwd=tmp_path).stdout
+    for human in (["evaluate", "runs/a"], ["predict", "runs/a", "w1"], ["statement", "runs/a"]):
+        assert len(unheard(*human, cwd=tmp_path).stdout) > 50
+
+
+def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_file, tmp_path):
+    done = unheard("train", run_file, "--out", tmp_path / "r", "--set", "training.rounds=100000", "--stop-after", 1)
+    assert "Continue with: unheard resume" in done.stdout.replace("\n", " ")
+    rounds = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))
+    newest = sorted((tmp_path / "r" / "checkpoints").iterdir())[-1].name
+    assert newest == f"round-{rounds:08d}.safetensors"
+
+
+def test_a_budget_ends_training_with_a_word_and_status_0(unheard, run_file, tmp_path):
+    done = unheard(
+        "train",
+        run_file,
+        "--out",
+        tmp_path / "r",
+        "--set",
+        "privacy.budget_epsilon=12.0",
+        "--set",
+        "training.rounds=500",
+    )
+    assert "Stopped" in done.stdout
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) < 500
+    again = unheard("resume", tmp_path / "r", ok=False)
+    assert again.returncode == 2
+    assert "budget" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "clip.norn=3"], "Did you mean 'norm'"),
+        (["--set", "clip.norm=-3"], "norm must be above 0"),
+        (["--set", "clip.norm=nan"], "norm must be above 0"),
+        (["--set", "clip.norm=wide"], "must be a number"),
+        (["--set", "corpus.path=nowhere"], "unheard prepare"),
+        (["--set", "privacy.delta=0.5"], "below 1 / population"),
+        (
+            ["--set", "sampling.kind=fixed_size", "--set", "sampling.users_per_round=3"],
+            "Fixed-size sampling with noise",
+        ),
+        (["--set", "model.vocabulary_size=99"], "model.vocabulary_size = 50"),
+        (["--set", "estimator.kind=true_average"], "fixed_denominator"),
+        (["--engine", "warp"], "Unknown engine"),
+        (["--device", "abacus"], "Device 'abacus'"),
+    ],
+)
+def test_refusals_name_the_cure_exit_with_2_and_leave_nothing_behind(unheard, run_file, tmp_path, words, message):
+    done = unheard("train", run_file, "--out", tmp_path / "r", *words, ok=False)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "r" / "ledger.jsonl").exists()
+
+
+def test_a_run_folder_is_not_trained_over_and_loses_nothing(unheard, run_file, tmp_path):
+    unheard("train", run_file, "--out", tmp_path / "r")
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    done = unheard("train", run_file, "--out", tmp_path / "r", ok=False)
+    assert done.returncode == 2
+    assert "unheard resume" in done.stderr.replace("\n", " ")
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("verb", [["resume"], ["evaluate"], ["statement"], ["predict"]])
+def test_a_folder_without_a_run_is_named(unheard, tmp_path, verb):
+    done = unheard(*verb, tmp_path, *(["hello"] if verb == ["predict"] else []), ok=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_ledger_or_checkpoint_is_refused_with_status_2(unheard, run_file, tmp_path):
+    unheard("train", run_file, "--out", tmp_path / "r")
+    ledger = tmp_path / "r" / "ledger.jsonl"
+    whole = ledger.read_bytes()
+    ledger.write_bytes(whole.replace(b'"noise_multiplier":0.5', b'"noise_multiplier":9.5', 1))
+    for verb in ("resume", "statement"):
+        done = unheard(verb, tmp_path / "r", ok=False)
+        assert done.returncode == 2
+        assert "ledger.jsonl" in done.stderr.replace("\n", "")
+    ledger.write_bytes(whole)
+    newest = sorted((tmp_path / "r" / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-7])
+    done = unheard("resume", tmp_path / "r", "--rounds", 9, ok=False)
+    assert done.returncode == 2
+    assert "Delete it" in done.stderr.replace("\n", " ")
+
+
+def test_init_does_not_write_over_a_file(unheard, tmp_path):
+    (tmp_path / "run.toml").write_text("mine")
+    done = unheard("init", "--population", 100, cwd=tmp_path, ok=False)
+    assert done.returncode == 2
+    assert (tmp_path / "run.toml").read_text() == "mine"
+
+
+def test_what_is_printed_holds_nothing_private(unheard, run_file, tmp_path):
+    """No true count of users or of the cohort, no training loss: the store's 60 users were declared as 1,000."""
+    done = unheard(
+        "train", run_file, "--out", tmp_path / "r", "--set", "privacy.population=1000", "--set", "privacy.delta=1e-5"
+    )
+    written = done.stdout + done.stderr
+    for path in (tmp_path / "r").rglob("*"):
+        if path.suffix in {".json", ".jsonl", ".toml"}:
+            written += path.read_text()
+    for word in ("num_users", "train_users", "cohort_size", "training_loss", "update_norm"):
+        assert word not in written
+    metrics = json.loads((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()[0])
+    accuracies = {"accuracy_top1", "accuracy_top3", "accuracy_top5", "accuracy_top1_words"}
+    assert set(metrics) == {"round", "epsilon", "loss", "perplexity", "tokens"} | accuracies
