@@ -15,10 +15,10 @@ EXAMPLES = """Examples:
   unheard demo --rounds 20    (a quick look)
 """
 
-WORDS, TOKENS_PER_USER = 5_000, 400
+WORDS, TOKENS_PER_USER = 3_000, 320
 POPULATION = 750
 """Declared, from what the corpus's authors publish (1,315 users) and that about six in ten wrote enough: not counted."""
-USERS_PER_ROUND = 80
+USERS_PER_ROUND = 100
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
 A_MILLION = 1_000_000
 
@@ -26,7 +26,7 @@ A_MILLION = 1_000_000
 def demo(
     out: Annotated[Path, typer.Option(help="Where the two run folders go.")] = Path("runs/demo"),
     corpus: Annotated[Path, typer.Option(help="Where the corpus is prepared.")] = Path("corpora/chitchat-demo"),
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 100,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 50,
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare. Stopped half-way, it goes on where it was."""
     from unheard.cli.display import console, notes, show
@@ -44,7 +44,7 @@ def demo(
 
 _IN_WORDS = {
     "plain": "FedAvg as in the paper's baseline: 50 users a round, no clip, no noise.",
-    "private": "DP-FedAvg: about 80 users a round, each clipped after every local step, Gaussian noise on the average.",
+    "private": "DP-FedAvg: about 100 users a round, each clipped after every local step, Gaussian noise on the average.",
 }
 
 

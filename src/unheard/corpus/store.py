@@ -80,7 +80,9 @@ class TokenStore:
         wanted = 1 if name == "test_posts" else self.shards
         if [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
             raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {CURE}")
-        return UserTokens(found, self.dtype)
+        users = UserTokens(found, self.dtype)
+        file = self.path / name / "features.npy"
+        return UserTokens(found, self.dtype, _read_features(file, users.num_users)) if file.is_file() else users
 
 
 class StoreWriter:
@@ -141,8 +143,9 @@ def write_store(
     test_posts: Sequence[np.ndarray] | None = None,
     counts: Mapping[str, Any] | None = None,
     shards: int = 1,
+    features: Mapping[str, np.ndarray] | None = None,
 ) -> TokenStore:
-    """A small store from arrays in memory: tests, examples, and corpora that fit."""
+    """A small store from arrays in memory: tests, examples, and corpora that fit. `features` by split: a row for each user."""
     splits = {"train": train, "held_out": held_out, "public": public, "test_posts": test_posts}
     with StoreWriter(path) as writer:
         for name, users in splits.items():
@@ -155,7 +158,21 @@ def write_store(
             )
             for number, (begin, end) in enumerate(itertools.pairwise(cuts)):
                 write_shard(writer.partial / name, number, users[begin:end], token_dtype(len(vocabulary)))
+            if features and name in features:
+                np.save(writer.partial / name / "features.npy", np.asarray(features[name], dtype=np.float32))
         return writer.finish(vocabulary=vocabulary, info=info or {}, counts=counts or {}, shards=shards)
+
+
+def _read_features(path: Path, num_users: int) -> np.ndarray:
+    """One row of numbers for each user, as `features.npy` beside the shards; never unpickled."""
+    try:
+        features_UF = np.load(path, mmap_mode="r", allow_pickle=False)
+        fits = features_UF.ndim == 2 and len(features_UF) == num_users and features_UF.dtype == np.float32
+    except (ValueError, OSError, EOFError):
+        fits, features_UF = False, np.empty((0, 0))
+    if not fits:
+        raise CorpusCorrupt(f"{path} must be float32 with one row for each user of its split: write it again.")
+    return features_UF
 
 
 def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:

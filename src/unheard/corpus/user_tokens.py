@@ -14,8 +14,9 @@ from unheard.corpus.shards import Shard
 class UserTokens:
     """The users of one split, numbered from 0; each is a run of token ids."""
 
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype) -> None:
+    def __init__(self, shards: Sequence[Shard], dtype: np.dtype, features_UF: np.ndarray | None = None) -> None:
         self._shards = shards
+        self._features_UF = features_UF
         self._dtype = dtype
         # first user of each shard, and at last the number of users
         self._first = np.concatenate([[0], np.cumsum([s.num_users for s in shards], dtype=np.int64)]).astype(np.int64)
@@ -49,6 +50,17 @@ class UserTokens:
             return np.concatenate([np.diff(s.offsets) for s in self._shards] or [np.empty(0, dtype=np.int64)])
         begins, ends, _ = self._spans(np.asarray(cohort, dtype=np.int64))
         return ends - begins
+
+    @property
+    def num_features(self) -> int:
+        """How many numbers there are about each user; 0 for a store without `features.npy`."""
+        return 0 if self._features_UF is None else self._features_UF.shape[1]
+
+    def features(self, cohort: np.ndarray) -> np.ndarray:
+        """What is known about each user of a cohort beside their text, float32 [U, F] (the paper's appendix)."""
+        if self._features_UF is None:
+            return np.empty((len(cohort), 0), dtype=np.float32)
+        return np.asarray(self._features_UF[np.asarray(cohort, dtype=np.int64)], dtype=np.float32)
 
     def blocks(self, tokens_per_block: int = 1 << 22) -> Iterator[np.ndarray]:
         """All tokens in disk order, in blocks that cut users anywhere: for whole-store counts."""
