@@ -9,6 +9,7 @@ sizes of the process and its children, read ten times a second.
 """
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -51,9 +52,9 @@ def family_memory(root: int) -> int:
     return total
 
 
-def timed(command: list[str]) -> tuple[float, int]:
-    """Seconds and peak bytes of a command."""
-    began, peak = time.perf_counter(), 0
+def timed(command: list[str]) -> tuple[float, float, int]:
+    """Seconds, seconds of processor time over all cores, and peak bytes of a command."""
+    began, spent, peak = time.perf_counter(), processor_seconds(), 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     done = threading.Event()
 
@@ -69,7 +70,12 @@ def timed(command: list[str]) -> tuple[float, int]:
     watcher.join()
     if process.returncode:
         raise SystemExit(f"{command[1]} failed with {process.returncode}")
-    return time.perf_counter() - began, peak
+    return time.perf_counter() - began, processor_seconds() - spent, peak
+
+
+def processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main(path: str, only_ours: bool) -> None:
@@ -77,15 +83,23 @@ def main(path: str, only_ours: bool) -> None:
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(path))) as folder:
         script = Path(folder) / "ours.py"
         script.write_text(OURS)
-        seconds, peak = timed([sys.executable, str(script), path, f"{folder}/store", str(CAP)])
-        print(f"prepare: {seconds:.1f} s, {megabytes / seconds:.1f} MB/s, peak {peak / 2**20:.0f} MiB", flush=True)
+        seconds, ours, peak = timed([sys.executable, str(script), path, f"{folder}/store", str(CAP)])
+        _print("prepare", megabytes, seconds, ours, peak)
         shutil.rmtree(f"{folder}/store")
         if only_ours:
             return
         baseline = Path(__file__).with_name("corpus_baseline.py")
-        slow, heavy = timed([sys.executable, str(baseline), path, f"{folder}/plain", str(CAP)])
-        print(f"pandas and re: {slow:.1f} s, {megabytes / slow:.1f} MB/s, peak {heavy / 2**20:.0f} MiB")
-        print(f"ratio: {slow / seconds:.2f}")
+        slow, theirs, heavy = timed([sys.executable, str(baseline), path, f"{folder}/plain", str(CAP)])
+        _print("pandas and re", megabytes, slow, theirs, heavy)
+        cores = os.cpu_count() or 1
+        print(
+            f"ratio: {slow / seconds:.2f}; with {cores} cores to itself, by processor time: {theirs / (ours / cores):.2f}"
+        )
+
+
+def _print(name: str, megabytes: float, seconds: float, processor: float, peak: int) -> None:
+    rate = megabytes / seconds
+    print(f"{name}: {seconds:.1f} s, {rate:.1f} MB/s, processor {processor:.1f} s, peak {peak >> 20} MiB", flush=True)
 
 
 if __name__ == "__main__":
