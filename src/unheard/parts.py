@@ -19,6 +19,8 @@ P = TypeVar("P")
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the nearest known word if one is near, and in any case all of them."""
     known = sorted(known)
+    if not known:
+        return " It takes no keys."
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return f"{hint} Known: {', '.join(known)}."

@@ -115,8 +115,8 @@ def test_zstd_windows_of_27_and_31_bits_as_the_program_writes_them(tmp_path):
 
 
 def test_one_user_with_half_the_data_is_one_user(tmp_path, monkeypatch):
-    monkeypatch.setattr("unheard.corpus.tasks._HOLD_BYTES", 64)  # so that the user arrives in many pieces
-    monkeypatch.setattr("unheard.corpus.streams._HELPING_CHARS", 40)
+    for module in ("tasks", "streams"):  # so that the user arrives in many pieces
+        monkeypatch.setattr(f"unheard.corpus.{module}.HELPING_CHARS", 40)
     rows = [{"who": "giant", "what": "a b c", "when": i} for i in range(300)] + [
         {"who": f"u{i}", "what": "a", "when": 0} for i in range(20)
     ]

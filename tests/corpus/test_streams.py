@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unheard.corpus.cleaning import strip_quotes
-from unheard.corpus.streams import Encoder, cut, stream_pieces
+from unheard.corpus.streams import Encoder, cut, sequences, stream_pieces
 from unheard.corpus.tokens import CharacterTokens, WordTokens
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 
@@ -16,8 +16,9 @@ A, B, C, DOT, UNK = 3, 4, 5, 6, 2
 
 def stream(posts, unit="post", cap=None, tokens=None, vocabulary=WORDS):
     encoder = Encoder(tokens or WordTokens(), vocabulary)
-    pieces = list(stream_pieces(posts, encoder, unit, cap))
-    ids = np.frombuffer(b"".join(piece for piece, _ in pieces), dtype=encoder.dtype)
+    pieces = list(stream_pieces(sequences(posts, unit), encoder, cap))
+    ids = np.concatenate([piece for piece, _ in pieces] or [np.empty(0, dtype=encoder.dtype)])
+    assert ids.dtype == encoder.dtype
     assert sum(count for _, count in pieces) == np.count_nonzero(ids != BOS)
     return ids.tolist()
 
@@ -81,8 +82,35 @@ def test_the_quick_encoder_gives_what_splitting_and_looking_up_gives(posts):
 
 
 def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.streams._MEMO_ENTRIES", 2)
-    assert stream(["a b c a b c", "b"]) == [BOS, A, B, C, A, B, C, EOS, BOS, B, EOS]
+    monkeypatch.setattr("unheard.corpus.chunk_table._LIMIT", 2)
+    encoder = Encoder(WordTokens(), WORDS)
+    for _ in range(3):
+        ids, begins = encoder.encode(["a b, c a b c", "b"])
+        assert ids.tolist() == [BOS, A, B, UNK, C, A, B, C, EOS, BOS, B, EOS]
+        assert begins.tolist() == [0, 9, 12]
+
+
+def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
+    monkeypatch.setattr("unheard.corpus.chunk_table._SLOT_BITS", 8)  # 200 chunks in 256 slots: most collide
+    names = [f"w{i}" for i in range(200)]
+    vocabulary = Vocabulary.of(names)
+    encoder = Encoder(WordTokens(), vocabulary)
+    for words in (names[:50], names, names[::-1]):
+        assert encoder.encode([" ".join(words)])[0][1:-1].tolist() == vocabulary.encode_words(words).tolist()
+
+
+def test_chunks_of_every_length_are_told_apart():
+    names = ["x" * n for n in range(1, 40)] + ["x" * n + "y" for n in range(1, 40)]
+    vocabulary = Vocabulary.of(names)
+    encoder = Encoder(WordTokens(), vocabulary)
+    for _ in range(2):
+        assert encoder.encode([" ".join(names)])[0][1:-1].tolist() == list(range(3, 3 + len(names)))
+
+
+def test_each_text_begins_where_it_says_even_with_a_break_character_inside():
+    ids, begins = Encoder(WordTokens(), WORDS).encode(["a", "\u200b", "b \x01 c", "\x01", "c"])
+    assert ids.tolist() == [BOS, A, EOS, BOS, B, C, EOS, BOS, C, EOS]
+    assert begins.tolist() == [0, 3, 3, 7, 7, 10]
 
 
 def test_cut_keeps_no_bos_at_the_end():

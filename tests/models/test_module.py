@@ -58,3 +58,30 @@ def test_wrong_arguments_and_wrong_shapes_are_named():
         model.logits(model.layout.split(torch.zeros(25)), torch.tensor([[2]]))
     with pytest.raises(InvalidValue, match=r"package\.file:Class"):
         by_name(module="Scores")
+
+
+def test_a_module_in_hand_begins_with_the_weights_that_it_has():
+    mine = Scores()
+    model = unheard.ModuleModel.wrap(mine, vocabulary_size=5)
+    assert torch.equal(model.initial(0), mine.words.weight.detach().flatten())
+    assert torch.equal(model.initial(1), model.initial(0))
+
+
+class WithDropout(Scores):
+    def forward(self, tokens):
+        return nn.functional.dropout(self.words(tokens), 0.5, training=self.training)
+
+
+def test_a_private_round_is_a_function_of_parameters_and_tokens_alone_so_dropout_is_off():
+    model = unheard.ModuleModel.wrap(WithDropout(), vocabulary_size=5)
+    params, tokens = model.layout.split(model.initial(0)), torch.arange(5).view(1, 5)
+    assert torch.equal(model.logits(params, tokens), model.logits(params, tokens))
+
+
+def test_a_module_in_the_working_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_own_file.py").write_text("from torch import nn\n\n\nclass Mine(nn.Embedding):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    model = unheard.ModuleModel(
+        module="my_own_file:Mine", arguments={"num_embeddings": 5, "embedding_dim": 5}, vocabulary_size=5
+    )
+    assert model.layout.total == 25

@@ -84,8 +84,8 @@ def test_a_known_seed_is_said_loudly():
     assert "!! REPRODUCIBLE NOISE" in render(told)
 
 
-def test_unsafe_diagnostics_are_said():
-    assert "unsafe diagnostics" in statement({**FACTS, "unsafe_diagnostics": True}, [ROUND])["warnings"][0]
+def test_dropped_duplicates_are_said():
+    assert "several users were dropped" in statement({**FACTS, "drop_duplicates": True}, [ROUND])["warnings"][0]
 
 
 def test_a_delta_that_says_little_is_said():

@@ -120,3 +120,13 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):
     (tmp_path / "bad.toml").write_text("[clip\nnorm = 3")
     with pytest.raises(InvalidValue, match="not valid TOML"):
         read_run_file(tmp_path / "bad.toml")
+
+
+def test_another_kind_by_override_drops_what_only_the_old_one_had(tmp_path, run):
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(run))
+    baseline, _ = read_run_file(file, ["clip.kind=none", "noise.kind=none"])
+    assert baseline.plan.clip == unheard.NoClip()
+    assert baseline.plan.noise == unheard.NoNoise()
+    per_layer, _ = read_run_file(file, ["clip.kind=per_layer"])
+    assert per_layer.plan.clip == unheard.PerLayerClip(norm=2.0)

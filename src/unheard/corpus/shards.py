@@ -41,6 +41,12 @@ class ShardWriter:
     def end_user(self) -> None:
         self._ends.append(self._written // self._dtype.itemsize)
 
+    def take_back(self) -> None:
+        """Forget what was written since the last user ended."""
+        self._written = self._ends[-1] * self._dtype.itemsize
+        self._tokens.seek(self._written)
+        self._tokens.truncate()
+
     def append(self, tokens: np.ndarray) -> None:
         """One whole user."""
         self.write(np.ascontiguousarray(tokens, dtype=self._dtype).tobytes())

@@ -1,7 +1,7 @@
 """What is done with one shard's users: their streams are written. The same code on a laptop and on a Spark worker.
 
-In: (user, text) in order. Out: shard files, one for each split, and counts. Nothing here holds more than one user at
-a time, and of a long user only a piece.
+In: (user, text) in order. Out: shard files, one for each split, and counts. Many short users are encoded together, a long
+one in pieces: never more than some hundred kilobytes of text at a time.
 """
 
 import functools
@@ -9,7 +9,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ import numpy as np
 from unheard.corpus.cleaning import strip_quotes
 from unheard.corpus.shards import Shard, ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.streams import Encoder, Sequence, stream_pieces
+from unheard.corpus.streams import HELPING_CHARS, Encoder, Sequence, cut, sequences, stream_pieces
 from unheard.corpus.tokens import Tokens
 from unheard.corpus.vocabulary import UNK, Vocabulary
 from unheard.errors import CorpusError
-
-_HOLD_BYTES = 1 << 20
+from unheard.parts import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,15 @@ class StreamRule:
     tokens_per_user: int | None = None
     strip_quotes: bool = False
 
-    def posts(self, texts: Iterator[str]) -> Iterator[str]:
-        return map(strip_quotes, texts) if self.strip_quotes else texts
+    def __post_init__(self) -> None:
+        cap = self.tokens_per_user
+        require(self.min_tokens >= 1, f"min_tokens must be 1 or more, not {self.min_tokens}.")
+        require(
+            cap is None or cap >= self.min_tokens, f"tokens_per_user = {cap} is below min_tokens = {self.min_tokens}."
+        )
+
+    def texts(self, posts: Iterator[str]) -> Iterator[str]:
+        return iter(sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +59,18 @@ class WriteStreams:
 
     def __call__(self, shard: int, rows: Iterator[tuple[str, str]]) -> dict[str, Any]:
         dtype = token_dtype(len(self.vocabulary))
-        encoder = _encoder(self.tokens, self.vocabulary)
         writers = {name: ShardWriter(self.folder / name, shard, dtype) for name in self.splits.names()}
-        counts: Counter[str] = Counter()
-        kept: dict[str, list[str]] = {name: [] for name in writers}
+        out = _Output(
+            rule=self.rule, splits=self.splits, writers=writers, encoder=_encoder(self.tokens, self.vocabulary)
+        )
         try:
             for user, posts in itertools.groupby(rows, key=itemgetter(0)):
-                split = self.splits.split_of(user)
-                tokens = self._write_user(writers[split], encoder, map(itemgetter(1), posts))
-                counts["users_seen"] += 1
-                if not tokens:
-                    counts["users_too_short"] += 1
-                    continue
-                counts[f"{split}_users"] += 1
-                counts[f"{split}_tokens"] += tokens
-                if self.names is not None:
-                    kept[split].append(user)
+                out.take(user, self.rule.texts(map(itemgetter(1), posts)))
+            out.write_waiting()
             for split, writer in writers.items():
                 writer.close()
-                counts[f"{split}_unknown"] = _unknown(Shard.found(self.folder / split / f"{shard:05d}.offsets", dtype))
+                found = Shard.found(self.folder / split / f"{shard:05d}.offsets", dtype)
+                out.counts[f"{split}_unknown"] = _unknown(found)
         except OSError as trouble:
             for writer in writers.values():
                 writer.abandon()
@@ -79,25 +78,85 @@ class WriteStreams:
                 f"Cannot write to {self.folder}: {trouble.strerror}. Make room, then run the same command again."
             ) from None
         if self.names is not None:
-            (self.names / f"{shard:05d}.json").write_text(json.dumps(kept), encoding="utf-8")
-        return dict(counts)
+            (self.names / f"{shard:05d}.json").write_text(json.dumps(out.kept), encoding="utf-8")
+        return dict(out.counts)
 
-    def _write_user(self, writer: ShardWriter, encoder: Encoder, texts: Iterator[str]) -> int:
-        """One user's stream. The number of its tokens, or 0 and nothing written if it is shorter than the rule asks."""
-        held, count = b"", 0
-        for piece, tokens in stream_pieces(
-            self.rule.posts(texts), encoder, self.rule.sequence, self.rule.tokens_per_user
+
+@dataclass(kw_only=True)
+class _Output:
+    """Users on their way into a shard: short ones wait until there are enough to encode together."""
+
+    rule: StreamRule
+    splits: SplitRule
+    writers: dict[str, ShardWriter]
+    encoder: Encoder
+    counts: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, list[str]] = field(default_factory=dict)
+    waiting: list[tuple[str, int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    chars: int = 0
+
+    def take(self, user: str, texts: Iterator[str]) -> None:
+        """Twice what the cap needs is encoded whole and cut; more than that is read only as far as the cap."""
+        cap = self.rule.tokens_per_user
+        short = HELPING_CHARS if cap is None else min(HELPING_CHARS, 12 * cap)
+        own, chars = [], 0
+        for text in texts:
+            own.append(text)
+            chars += len(text)
+            if chars > short:
+                self.write_waiting()
+                self._write_long(user, itertools.chain(own, texts))
+                return
+        self.waiting.append((user, len(own)))
+        self.texts += own
+        self.chars += chars
+        if self.chars >= HELPING_CHARS:
+            self.write_waiting()
+
+    def write_waiting(self) -> None:
+        """Encode all that wait in one go, and give each user their own part."""
+        ids, begins = self.encoder.encode(self.texts)
+        first = np.concatenate([[0], np.cumsum([number for _, number in self.waiting])]).astype(np.int64)
+        posts = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
+        edges = begins[first]
+        counts = (np.diff(edges) - np.diff(posts)).tolist()
+        for (user, _), begin, end, count in zip(
+            self.waiting, edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True
         ):
-            held += piece
-            count += tokens
-            if len(held) >= _HOLD_BYTES and count >= self.rule.min_tokens:
-                writer.write(held)
-                held = b""
+            self._write_short(user, ids[begin:end], count)
+        self.waiting, self.texts, self.chars = [], [], 0
+
+    def _write_short(self, user: str, ids: np.ndarray, count: int) -> None:
+        cap = self.rule.tokens_per_user
+        if cap is not None and count > cap:
+            ids, count = cut(ids, cap), cap
+        split = self.splits.split_of(user)
+        if count >= self.rule.min_tokens:
+            self.writers[split].append(ids)
+        self._count(user, split, count)
+
+    def _write_long(self, user: str, texts: Iterator[str]) -> None:
+        """A user in pieces; what is written of one who turns out too short is taken back."""
+        split = self.splits.split_of(user)
+        writer, count = self.writers[split], 0
+        for ids, number in stream_pieces(texts, self.encoder, self.rule.tokens_per_user):
+            writer.write(ids.tobytes())
+            count += number
+        if count >= self.rule.min_tokens:
+            writer.end_user()
+        else:
+            writer.take_back()
+        self._count(user, split, count)
+
+    def _count(self, user: str, split: str, count: int) -> None:
+        self.counts["users_seen"] += 1
         if count < self.rule.min_tokens:
-            return 0
-        writer.write(held)
-        writer.end_user()
-        return count
+            self.counts["users_too_short"] += 1
+            return
+        self.counts[f"{split}_users"] += 1
+        self.counts[f"{split}_tokens"] += count
+        self.kept.setdefault(split, []).append(user)
 
 
 @functools.lru_cache(maxsize=1)

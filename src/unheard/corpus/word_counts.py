@@ -20,7 +20,6 @@ from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
 from unheard.corpus.readers import quoted
 from unheard.corpus.scan import open_database
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.streams import sequences
 from unheard.corpus.tasks import StreamRule
 from unheard.corpus.tokens import Tokens, WordTokens
 from unheard.corpus.vocabulary import SPECIALS
@@ -55,7 +54,7 @@ class CountVotes:
         words: set[str] = set()
         left = self.rule.tokens_per_user
         count = 0
-        for text in sequences(self.rule.posts(texts), self.rule.sequence):
+        for text in self.rule.texts(texts):
             found = split(text)
             if not found:
                 continue

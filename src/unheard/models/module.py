@@ -1,12 +1,15 @@
 """Any torch.nn.Module from tokens [B, T] to logits [B, T, V], made into a pure function by torch.func.
 
-In: the module as you wrote it. Out: a LanguageModel for either engine. The module's own parameters are its starting point.
+In: the module as you wrote it, by name or in hand. Out: a LanguageModel for either engine.
 """
 
 import copy
 import importlib
 import inspect
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -42,13 +45,15 @@ class ModuleModel:
         kind = type(module)
         model = cls(module=f"{kind.__module__}:{kind.__qualname__}", vocabulary_size=vocabulary_size)
         model.__dict__["_module"] = copy.deepcopy(module).eval().requires_grad_(False)
+        model.__dict__["_begins_as_it_is"] = True
         return model
 
     @cached_property
     def _module(self) -> nn.Module:
         path, _, name = self.module.partition(":")
         try:
-            cls = getattr(importlib.import_module(path), name)
+            with _working_folder_importable():
+                cls = getattr(importlib.import_module(path), name)
         except (ImportError, AttributeError) as error:
             raise ModelError(
                 f"No module class at {self.module!r} ({error}). Install it, or run from its folder."
@@ -72,9 +77,11 @@ class ModuleModel:
         return Layout.of(dict(self._module.named_parameters()))
 
     def initial(self, seed: int) -> Tensor:
-        """The module's own initialisation, drawn again from the seed by each layer that has `reset_parameters` (all of
-        torch's have); other parameters start as the class makes them."""
+        """Of a module in hand, its parameters as they are. Of one by name, its own initialisation, drawn from the seed by each
+        layer that has `reset_parameters` (all of torch's have); other parameters start as the class makes them."""
         fresh = copy.deepcopy(self._module)
+        if "_begins_as_it_is" in self.__dict__:
+            return self.layout.join(dict(fresh.named_parameters())).detach()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for layer in fresh.modules():
@@ -95,3 +102,14 @@ class ModuleModel:
 
     def project(self, params_P: Tensor) -> Tensor:
         return params_P
+
+
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """As `python -m` would have it; an installed script starts without."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

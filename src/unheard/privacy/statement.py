@@ -143,8 +143,11 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
             "REPRODUCIBLE NOISE: the noise was drawn from a known seed. "
             "THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
         )
-    if facts.get("unsafe_diagnostics"):
-        found.append("unsafe diagnostics were printed or stored: they show private values and are not covered.")
+    if facts.get("drop_duplicates"):
+        found.append(
+            "posts that stood under several users were dropped before training, so one user's posts could depend on another's: "
+            "the guarantee is about the corpus after dropping."
+        )
     population = facts.get("population")
     if isinstance(population, int) and population > 0 and delta >= 1 / population:
         found.append(

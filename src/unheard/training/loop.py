@@ -48,7 +48,7 @@ def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve())
     check_fits(run, store)
-    first_state(run)
+    state = first_state(run)
     built = engine.build(run.model)
     folder = RunFolder.create(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())
@@ -57,6 +57,7 @@ def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -
     # The ledger comes last: a folder without one never started, and `train` may take it over.
     ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
     charge_the_past(run, store, ledger)
+    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
     return _rounds(run, folder, store, built)
 
 

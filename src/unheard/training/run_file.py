@@ -4,6 +4,7 @@ In: TOML text and `key=value` overrides. Out: a Run and the choice of engine; or
 An unknown or mistyped key is an error that names the nearest right one.
 """
 
+import dataclasses
 import hashlib
 import json
 import tomllib
@@ -176,3 +177,7 @@ def _set(tables: dict[str, Any], override: str) -> None:
     if not isinstance(place, dict):
         raise InvalidValue(f"--set {override}: [{table}] is not a table of keys.")
     place[last] = value
+    kinds = {**KINDS, "model": MODELS, "server": SERVERS}.get(table, {})
+    if last == "kind" and value in kinds:  # another kind: what only the old one had goes
+        kept = {field.name for field in dataclasses.fields(kinds[value])} | {"kind"}
+        tables[table] = {key: item for key, item in place.items() if key in kept}

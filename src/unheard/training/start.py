@@ -84,6 +84,7 @@ def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any
         "delta": run.claimed_delta,
         "randomness": streams.describe(),
         "vocabulary": vocabulary,
+        "drop_duplicates": bool(store.info.get("drop_duplicates")),
         "start": {"from": f"seed {run.training.init_seed}"} if run.training.init_from is None else start,
         "parameters": run.model.layout.total,
         "corpus": hashlib.sha256(json.dumps(store.info, sort_keys=True).encode()).hexdigest(),
