@@ -1,6 +1,7 @@
 """The narrow door: what comes through is bounded, weighted, whole numbers, whatever went in."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -120,14 +121,29 @@ def test_an_update_of_exactly_the_bound_is_kept_whole():
     assert (total.units_P.double() * door.grid).tolist() == [3.0, 4.0, 0, 0, 0, 0]
 
 
-def test_a_user_whose_integers_exceed_the_bound_is_dropped(monkeypatch: pytest.MonkeyPatch):
+def test_an_update_beyond_the_bound_is_scaled_and_not_dropped():
+    door = contribution(FlatClip(norm=5.0))
+    total = door.of_users(torch.tensor([[30.0, 40.0, 0, 0, 0, 0]]), np.array([ONE]))
+    assert (total.units_P.double() * door.grid).tolist() == pytest.approx([3.0, 4.0, 0, 0, 0, 0], abs=2 * door.grid)
+
+
+@given(hnp.arrays("float64", (1, 6), elements=st.floats(-1e3, 1e3)), st.integers(0, ONE))
+def test_the_door_leaves_what_it_was_given_as_it_was(delta, weight):
+    before = torch.from_numpy(delta.copy())
+    contribution(FlatClip(norm=0.5)).of_users(torch.from_numpy(delta), np.array([weight]))
+    assert torch.equal(torch.from_numpy(delta), before)
+
+
+def test_a_user_whose_integers_exceed_the_bound_is_dropped():
     """The check on the integers stands on its own: it holds even if the float clip before it were wrong."""
     door = contribution(FlatClip(norm=1.0))
     object.__setattr__(door, "balls", ())  # a broken clip
-    delta = torch.tensor([[0.9, 0, 0, 0, 0, 0], [0, 1.1, 0, 0, 0, 0]])
-    total = door.of_users(delta, np.array([ONE, ONE]))
+    delta = torch.tensor([[0.9, 0, 0, 0, 0, 0], [0, 1.1, 0, 0, 0, 0], [0, 0, 1.5, 0, 0, 0], [0, 0, 0, 0.9, 0, 0]])
+    total = door.of_users(delta, np.array([ONE, ONE, ONE // 2, ONE // 2]))
     assert total.units_P[0] > 0
     assert total.units_P[1] == 0
+    assert total.units_P[2] == 0  # 0.75 is below S, but not below half of it
+    assert total.units_P[3] > 0
 
 
 @pytest.mark.parametrize("num_tokens", [*range(12), 10**9])
@@ -135,6 +151,7 @@ def test_weights_are_the_papers_and_never_above_one(num_tokens):
     units = CappedWeights(weight_cap=7, total_weight=10).units(np.array([num_tokens]))[0]
     assert units <= ONE
     assert units / ONE == pytest.approx(min(num_tokens / 7, 1), abs=2**-29)
+    assert Fraction(int(units), ONE) <= Fraction(num_tokens, 7)  # rounding never raises a weight
 
 
 def test_an_empty_cohort_sums_to_nothing():

@@ -1,6 +1,7 @@
 """How far one user may move the model."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -50,6 +51,12 @@ def test_the_bound_of_per_layer_clipping_is_the_root_of_the_sum_of_squares():
     assert PerLayerClip(norms={"a": 3.0, "b": 4.0, "c": 12.0}).l2_bound(LAYOUT) == pytest.approx(13.0)
     assert PerLayerClip(norm=5.0).l2_bound(LAYOUT) == pytest.approx(5.0)
     assert PerLayerClip(norm=5.0).l2_bound(LAYOUT) >= 5.0 / math.sqrt(3)
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3))
+def test_the_bound_of_per_layer_clipping_is_never_below_the_exact_root(radii):
+    clip = PerLayerClip(norms=dict(zip("abc", radii, strict=True)))
+    assert Fraction(clip.l2_bound(LAYOUT)) ** 2 >= sum(Fraction(r) ** 2 for r in radii)
 
 
 def test_per_layer_clipping_by_hand():

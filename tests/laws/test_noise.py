@@ -106,6 +106,29 @@ def test_noise_is_added_to_the_average_and_not_put_in_its_place():
     assert (with_some - with_zero).tolist() == (units * 0.5).tolist()
 
 
+def test_noise_comes_from_the_stream_that_it_is_given_and_from_nowhere_else():
+    noise, average = (
+        GaussianNoise(noise_multiplier=1.0),
+        release(FixedDenominator(), GaussianNoise(noise_multiplier=1.0))[1],
+    )
+    assert torch.equal(*(noise.add(average, reproducible_generator(8)).average_P for _ in range(2)))
+
+
+def test_noise_is_drawn_finely_enough_to_fill_the_grid_even_when_it_is_wide():
+    """At z = 1000 the noise spans 2^30 units: single precision would leave the last bits of most of them empty."""
+    _, average, released = release(FixedDenominator(), GaussianNoise(noise_multiplier=1000.0))
+    last_bits = np.bincount((np.rint(released / average.unit).astype(np.int64) % 16), minlength=16)
+    assert stats.chisquare(last_bits).pvalue > 1e-4
+
+
+def test_noise_is_rounded_to_the_nearest_unit_and_not_towards_zero():
+    """Only then is it a rounding of the continuous mechanism. With a deviation of 0.8 units, 47 % of draws round to 0."""
+    average = BoundedAverage(units_P=torch.zeros(MANY, dtype=torch.int64), unit=1.0, sensitivity=0.8)
+    released = GaussianNoise(noise_multiplier=1.0).add(average, reproducible_generator(6)).average_P
+    expected = 1 - 2 * stats.norm.sf(0.5 / 0.8)
+    assert (released == 0).double().mean().item() == pytest.approx(expected, abs=0.003)
+
+
 def test_an_average_without_a_bound_gets_no_noise_but_a_refusal():
     free = TrueAverage().average(release(FixedDenominator(), NoNoise())[0].contribution.sum([], MANY), 1.0)
     with pytest.raises(UnprovenCombination, match="bounded sensitivity"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import unheard
+from unheard.corpus.store import write_store
 from unheard.errors import (
     BudgetExceeded,
     CheckpointCorrupt,
@@ -238,6 +239,21 @@ def test_an_edited_run_file_is_refused(run, tmp_path):
     file.write_text(file.read_text().replace("noise_multiplier = 0.5", "noise_multiplier = 0.1"))
     with pytest.raises(LedgerError, match="changed after the run began"):
         unheard.resume(tmp_path / "r")
+
+
+def test_resuming_on_another_corpus_is_refused(run, store, tmp_path):
+    other = write_store(
+        tmp_path / "other",
+        train=[store.train.tokens(0)],
+        held_out=[store.held_out.tokens(0)],
+        vocabulary=store.vocabulary,
+        info={**store.info, "name": "another"},
+    )
+    list(unheard.train(run, tmp_path / "r"))
+    with pytest.raises(LedgerError, match="not the corpus"):
+        unheard.resume(tmp_path / "r", rounds=9, corpus=other.path)
+    moved = shutil.copytree(store.path, tmp_path / "moved")
+    assert len(list(unheard.resume(tmp_path / "r", rounds=9, corpus=moved))) == 3
 
 
 def test_a_corpus_that_is_missing_or_does_not_fit_is_refused_before_anything_is_made(run, tmp_path):

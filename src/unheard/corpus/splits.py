@@ -6,6 +6,7 @@ measurement on held-out text never meets a person that the model was trained on.
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,20 +29,31 @@ class SplitRule:
         require(self.held_out + self.public < 1, "held_out and public together leave no user to train on.")
 
     def split_of(self, user: str) -> str:
-        point = unit_hash(self.salt, "split", user)
+        point = unit_hash(user, after=self._front)
         if point < self.held_out:
             return "held_out"
         return "public" if point < self.held_out + self.public else "train"
+
+    @cached_property
+    def _front(self) -> bytes:
+        return labels_bytes(self.salt, "split")
 
     def names(self) -> tuple[str, ...]:
         return ("train", "held_out", "public") if self.public else ("train", "held_out")
 
 
-def unit_hash(*labels: str) -> float:
-    """A number in [0, 1) that is a fixed, even function of its labels (length-prefixed: no two lists read alike)."""
-    encoded = [label.encode("utf-8", "surrogatepass") for label in labels]
-    message = b"".join([len(e).to_bytes(8, "little") + e for e in encoded])
-    return int.from_bytes(hashlib.sha256(message).digest()[:6], "little") / 2.0**48
+def unit_hash(*labels: str, after: bytes = b"") -> float:
+    """A number in [0, 1) that is a fixed, even function of its labels (and of those `after` which they come)."""
+    return int.from_bytes(hashlib.sha256(after + labels_bytes(*labels)).digest()[:6], "little") / 2.0**48
+
+
+def labels_bytes(*labels: str) -> bytes:
+    """Each label after its length: no two lists of labels read alike."""
+    message = b""
+    for label in labels:
+        encoded = label.encode("utf-8", "surrogatepass")
+        message += len(encoded).to_bytes(8, "little") + encoded
+    return message
 
 
 def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np.ndarray]:

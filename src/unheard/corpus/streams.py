@@ -53,10 +53,18 @@ class Encoder:
         return ids, np.concatenate([[0], np.cumsum([len(body) + 2 for body in bodies])])
 
 
+def front_parts(ids: np.ndarray, edges: np.ndarray, cap: int | None) -> np.ndarray:
+    """Which ids stay when every user, from edge to edge, is cut at `cap` tokens. BOS is not counted, and none is last."""
+    if cap is None:
+        return np.ones(len(ids), dtype=bool)
+    counted = ids != BOS
+    before = np.concatenate([[0], np.cumsum(counted)])  # counted ids in front of each place, over all users
+    return before[:-1] - np.repeat(before[edges[:-1]], np.diff(edges)) < cap
+
+
 def cut(ids: np.ndarray, cap: int) -> np.ndarray:
-    """The longest front part with at most `cap` tokens, not counting BOS; a BOS with nothing after it goes too."""
-    end = int(np.searchsorted(np.cumsum(ids != BOS), cap, side="right"))
-    return ids[: end - 1] if end and ids[end - 1] == BOS else ids[:end]
+    """The longest front part of one stream with at most `cap` tokens, not counting BOS."""
+    return ids[front_parts(ids, np.array([0, len(ids)]), cap)]
 
 
 def sequences(texts: Iterable[str], unit: Sequence) -> Iterable[str]:

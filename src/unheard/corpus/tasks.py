@@ -19,9 +19,9 @@ import numpy as np
 from unheard.corpus.cleaning import strip_quotes
 from unheard.corpus.shards import Shard, ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.streams import HELPING_CHARS, Encoder, Sequence, cut, sequences, stream_pieces
+from unheard.corpus.streams import HELPING_CHARS, Encoder, Sequence, front_parts, sequences, stream_pieces
 from unheard.corpus.tokens import Tokens
-from unheard.corpus.vocabulary import UNK, Vocabulary
+from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
 from unheard.errors import CorpusError
 from unheard.parts import require
 
@@ -115,26 +115,24 @@ class _Output:
             self.write_waiting()
 
     def write_waiting(self) -> None:
-        """Encode all that wait in one go, and give each user their own part."""
+        """Encode all that wait in one go, cut each user at the cap, and write those who stay, split by split."""
         ids, begins = self.encoder.encode(self.texts)
         first = np.concatenate([[0], np.cumsum([number for _, number in self.waiting])]).astype(np.int64)
-        posts = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
-        edges = begins[first]
-        counts = (np.diff(edges) - np.diff(posts)).tolist()
-        for (user, _), begin, end, count in zip(
-            self.waiting, edges[:-1].tolist(), edges[1:].tolist(), counts, strict=True
-        ):
-            self._write_short(user, ids[begin:end], count)
+        keep = front_parts(ids, begins[first], self.rule.tokens_per_user)
+        ids = ids[keep]
+        edges = np.concatenate([[0], np.cumsum(keep)])[begins[first]]  # where each user's kept part begins
+        lengths = np.diff(edges)
+        counts = np.diff(np.concatenate([[0], np.cumsum(ids != BOS)])[edges])
+        users = [user for user, _ in self.waiting]
+        split_of = np.array([self.splits.split_of(user) for user in users], dtype=object)
+        stay = counts >= self.rule.min_tokens
+        for split, writer in self.writers.items():
+            mine = stay & (split_of == split)
+            writer.append_many(ids[np.repeat(mine, lengths)], lengths[mine])
+            self._count(split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()))
+        self.counts["users_seen"] += len(users)
+        self.counts["users_too_short"] += len(users) - int(stay.sum())
         self.waiting, self.texts, self.chars = [], [], 0
-
-    def _write_short(self, user: str, ids: np.ndarray, count: int) -> None:
-        cap = self.rule.tokens_per_user
-        if cap is not None and count > cap:
-            ids, count = cut(ids, cap), cap
-        split = self.splits.split_of(user)
-        if count >= self.rule.min_tokens:
-            self.writers[split].append(ids)
-        self._count(user, split, count)
 
     def _write_long(self, user: str, texts: Iterator[str]) -> None:
         """A user in pieces; what is written of one who turns out too short is taken back."""
@@ -143,20 +141,18 @@ class _Output:
         for ids, number in stream_pieces(texts, self.encoder, self.rule.tokens_per_user):
             writer.write(ids.tobytes())
             count += number
+        self.counts["users_seen"] += 1
         if count >= self.rule.min_tokens:
             writer.end_user()
+            self._count(split, [user], count)
         else:
             writer.take_back()
-        self._count(user, split, count)
-
-    def _count(self, user: str, split: str, count: int) -> None:
-        self.counts["users_seen"] += 1
-        if count < self.rule.min_tokens:
             self.counts["users_too_short"] += 1
-            return
-        self.counts[f"{split}_users"] += 1
-        self.counts[f"{split}_tokens"] += count
-        self.kept.setdefault(split, []).append(user)
+
+    def _count(self, split: str, users: list[str], tokens: int) -> None:
+        self.counts[f"{split}_users"] += len(users)
+        self.counts[f"{split}_tokens"] += tokens
+        self.kept.setdefault(split, []).extend(users)
 
 
 @functools.lru_cache(maxsize=1)

@@ -46,7 +46,7 @@ class CorpusVocabulary:
             words = other.vocabulary.words[: self.size]
             provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
             # DP: words that cost somebody something keep their price: the users may be the same people.
-            return FoundVocabulary(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
+            return FoundVocabulary(vocabulary=Vocabulary(words), provenance=provenance)
         folder = grouping.work / "public-words"
         shutil.rmtree(folder, ignore_errors=True)
         count_public(

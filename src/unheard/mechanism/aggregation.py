@@ -72,24 +72,22 @@ class Contribution:
 
     def _whole_units(self, delta_UP: Tensor, weight_U1: Tensor, weight_units_U: np.ndarray) -> Tensor:
         """n_k for each user, int64 [U, P]."""
-        bounded_UP = delta_UP.double()
-        # DP: a user with any number that is not finite contributes exactly zero (0 * NaN is NaN, so select, never multiply).
-        finite_U1 = bounded_UP.isfinite().all(dim=1, keepdim=True)
-        bounded_UP = torch.where(finite_U1, bounded_UP, 0.0)
-        # DP: the clip of what is returned, in float64, after the last cast; the guarantee rests on this one.
+        bounded_UP = delta_UP.to(torch.float64, copy=True)
+        # DP: the clip of what is returned, after the last cast, in float64 so that the check below finds nothing to drop.
         for ball in self.balls:
             norm_U1 = torch.linalg.vector_norm(bounded_UP[:, ball.where], dim=1, keepdim=True)
             bounded_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
         # DP: towards zero, after weighting: truncation cannot raise a norm.
         units_UP = torch.trunc(bounded_UP * weight_U1 / self.grid)
-        fits_U1 = self._fits(units_UP, weight_units_U)
-        return torch.where(fits_U1, units_UP, 0.0).to(torch.int64)
+        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so select, never multiply).
+        return torch.where(self._fits(units_UP, weight_units_U), units_UP, 0.0).to(torch.int64)
 
     def _fits(self, units_UP: Tensor, weight_units_U: np.ndarray) -> Tensor:
-        """Whether g * ||n_k|| <= w_k * S, decided without rounding: squares below 2^53 are exact in float64."""
+        """Whether g * ||n_k|| <= w_k * S, decided without rounding: squares below 2^53 are exact in float64. A NaN or an
+        infinity anywhere makes the comparison false."""
         if not self.is_noised:
             return (units_UP.abs() <= LARGEST_UNNOISED_UNITS).all(dim=1, keepdim=True)
-        # DP: the bound is checked on the integers themselves; a user who does not fit contributes zero.
+        # DP: the bound is checked on the integers themselves, with the user's own weight.
         bound = Fraction(self.l2_bound) / Fraction(self.grid) / ONE
         largest_U = [math.floor((int(w) * bound) ** 2) for w in weight_units_U]
         return units_UP.square().sum(dim=1, keepdim=True) <= torch.tensor(
