@@ -15,6 +15,9 @@ from unheard.errors import InvalidValue, UnknownKey
 
 P = TypeVar("P")
 
+LARGEST_NUMBER = 1e15
+"""No setting needs a larger one, and every whole number up to here is exact as a float."""
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an error sentence: the nearest known word if one is near, and in any case all of them."""
@@ -57,7 +60,7 @@ def part_of_kind(kinds: Mapping[str, type], table: Mapping[str, Any], where: str
     if not isinstance(table, Mapping):
         raise InvalidValue(f"[{where}] must be a table of keys, not {table!r}.")
     kind = table.get("kind")
-    if kind is None:
+    if not isinstance(kind, str):
         raise InvalidValue(f"[{where}] lacks 'kind'. Known kinds: {', '.join(sorted(kinds))}.")
     if kind not in kinds:
         raise UnknownKey(f"Unknown kind '{kind}' in [{where}].{nearest(str(kind), kinds)}")
@@ -74,6 +77,15 @@ def table_from_part(part: Any, kinds: Mapping[str, type] | None = None) -> dict[
         if f.init and value is not None:
             table[f.name] = dict(value) if isinstance(value, Mapping) else value
     return table
+
+
+def require_positive(**values: float | None) -> None:
+    """What most settings need: a number above 0, neither so small nor so large that arithmetic with it would fail."""
+    for name, value in values.items():
+        require(
+            value is None or 1 / LARGEST_NUMBER <= value <= LARGEST_NUMBER,
+            f"{name} must be above 0, from 1e-15 to 1e15.",
+        )
 
 
 def require(condition: bool, message: str) -> None:
@@ -94,10 +106,9 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
         if origin is typing.Literal:
             if value in typing.get_args(one):
                 return value
-        elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        elif origin is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
+        elif origin in (float, int) and isinstance(value, int | float) and not isinstance(value, bool):
+            if abs(value) <= LARGEST_NUMBER and isinstance(value, origin | int):
+                return origin(value)
         elif origin is tuple and isinstance(value, list | tuple):
             inner = (typing.get_args(one) or (Any,))[0]
             return tuple(

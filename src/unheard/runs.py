@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,20 +60,23 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @classmethod
-    def create(cls, path: str | Path) -> "RunFolder":
-        """A new folder; one that already holds a run is left alone."""
-        folder = cls(Path(path))
-        if folder.ledger.exists() or any(folder.checkpoints.glob("*.safetensors")):
+    def begin(cls, path: str | Path) -> "RunFolder":
+        """A new folder beside its place, to be filled and then moved there by `settle`: a half-made run is never a run."""
+        place = Path(path)
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise RunFolderExists(
-                f"{path} already holds a run. Continue it with `unheard resume {path}`, or choose another --out."
+                f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else choose another --out."
             )
-        try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(
-                f"Cannot make the run folder {path}: {error.strerror}. Choose another --out."
-            ) from None
-        return folder
+        beside = place.with_name(f".{place.name}.new")
+        shutil.rmtree(beside, ignore_errors=True)
+        (beside / "checkpoints").mkdir(parents=True)
+        return cls(beside)
+
+    def settle(self, path: str | Path) -> "RunFolder":
+        """Move a filled folder to its place, in one step."""
+        os.replace(self.path, path)
+        _sync_folder(Path(path).absolute().parent)
+        return RunFolder(Path(path))
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
@@ -81,8 +85,7 @@ class RunFolder:
             raise RunFolderMissing(f"{path} is not a run folder: it has no run.toml. Make one with `unheard train`.")
         if not folder.ledger.exists():
             raise RunFolderMissing(
-                f"{path} has no ledger: its run never started, or its ledger was lost. Begin again with `unheard train`; if a "
-                "model was ever released from it, put the ledger back first: without it nobody can say what that cost."
+                f"{path} has lost its ledger: put it back. Without it nobody can say what this run has cost its users."
             )
         return folder
 
@@ -103,10 +106,10 @@ class RunFolder:
         """Evaluations by round; of a round that was done again, the latest."""
         by_round: dict[int, dict[str, Any]] = {}
         if self.metrics.exists():
-            for line in self.metrics.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):  # the last line may be torn by a crash
+            for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # a line may be torn by a crash
                     row = json.loads(line)
-                    by_round[row["round"]] = row
+                    by_round[int(row["round"])] = row
         return [by_round[r] for r in sorted(by_round)]
 
     def append_metrics(self, row: dict[str, Any]) -> None:

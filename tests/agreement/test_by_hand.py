@@ -113,7 +113,7 @@ def test_without_clip_and_noise_the_true_average_is_plain_fedavg(store, model):
     for user in users:
         theta = theta0.clone().requires_grad_()
         sgd = torch.optim.SGD([theta], lr=0.5)
-        for batch in plan.update.batches(user.tokens, reproducible_generator(0)):
+        for batch in plan.update.batches(user, 0):
             sgd.zero_grad()
             windows = torch.tensor(batch)
             logits = model.logits(model.layout.split(theta), windows[:, :-1].clamp(min=0), None)

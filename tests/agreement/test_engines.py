@@ -27,10 +27,8 @@ UPDATES = [
 
 def users(features: int = 0) -> list[User]:
     rng = np.random.default_rng(5)
-    return [
-        User(counting_user(rng, n), rng.standard_normal(features).astype("float32") if features else None)
-        for n in LENGTHS
-    ]
+    about = [rng.standard_normal(features).astype("float32") if features else None for _ in LENGTHS]
+    return [User(counting_user(rng, n), f, k) for k, (n, f) in enumerate(zip(LENGTHS, about, strict=True))]
 
 
 def both(model, update, clip, features=0, weights=None, users_at_once=3):
@@ -142,3 +140,24 @@ def test_in_float64_the_two_engines_agree_to_the_last_unit_of_the_grid(clip):
     )
     assert (fast - plain).abs().max() <= len(LENGTHS)  # a unit for each user whose last bit fell the other way
     assert (fast - plain).double().norm() / plain.double().norm() < 1e-6
+
+
+@pytest.mark.parametrize("engine", [ReferenceEngine, VectorisedEngine])
+@pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
+def test_what_one_user_adds_does_not_depend_on_who_else_is_there(model, update, engine):
+    """To the bit: otherwise removing one user would move the others, and the sum by more than S."""
+    plan = unheard.Plan(
+        population=50,
+        sampling=unheard.PoissonSampling(users_per_round=7),
+        update=update,
+        clip=unheard.FlatClip(norm=0.7),
+        noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    ).at(0, model.layout)
+
+    def total(some):
+        return engine(model).sum_updates(model.initial(1), some, plan, reproducible_generator(1)).units_P
+
+    everybody = users()
+    for gone in (0, 4, 6):
+        rest = [user for user in everybody if user.number != gone]
+        assert torch.equal(total(everybody), total(rest) + total([everybody[gone]]))

@@ -114,7 +114,7 @@ def test_a_budget_ends_training_with_a_word_and_status_0(unheard, run_file, tmp_
     [
         (["--set", "clip.norn=3"], "Did you mean 'norm'"),
         (["--set", "clip.norm=-3"], "norm must be above 0"),
-        (["--set", "clip.norm=nan"], "norm must be above 0"),
+        (["--set", "clip.norm=nan"], "must be a number"),
         (["--set", "clip.norm=wide"], "must be a number"),
         (["--set", "corpus.path=nowhere"], "unheard prepare"),
         (["--set", "privacy.delta=0.5"], "below 1 / population"),

@@ -86,6 +86,7 @@ def test_an_empty_file_is_refused_alone_and_no_trouble_beside_others(tmp_path, n
 def test_a_missing_column_is_refused_with_the_columns_there_are(tmp_path, name, write):
     with pytest.raises(InputError, match=r"no column 'whom'.*Did you mean 'who'\?.*what, when, who"):
         made(tmp_path, write(tmp_path / name, POSTS), fields=replace(FIELDS, user="whom"))
+    assert not (tmp_path / "store.partial").exists()
 
 
 def test_a_json_path_reaches_into_a_row(tmp_path):

@@ -55,3 +55,22 @@ def test_canaries_that_could_not_be_found_again_are_refused(tmp_path):
     for values in ({"text": " "}, {"text": "a", "users": -1}, {"text": "a", "repeats": 0}):
         with pytest.raises(InvalidValue):
             Canary(**values)
+
+
+def test_a_stop_while_planting_does_not_plant_twice(tmp_path, monkeypatch):
+    from unheard.corpus import canaries as module
+
+    file = write_jsonl(tmp_path / "x.jsonl", ROWS)
+    wanted = (Canary(text="d e f", users=20),)
+    rewrite, calls = module._rewrite, []
+
+    def stop_at_the_second(*arguments):
+        calls.append(1)
+        return rewrite(*arguments) if len(calls) < 2 else 1 / 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_rewrite", stop_at_the_second)
+        with pytest.raises(ZeroDivisionError):
+            made(tmp_path, file, canaries=wanted, shards=3)
+    done = made(tmp_path, file, canaries=wanted, shards=3)
+    assert sum(text.count("d e f") for text in words_of(done.store)) == 20

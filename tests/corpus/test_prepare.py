@@ -247,11 +247,12 @@ def test_the_price_of_another_stores_private_words_is_inherited(tmp_path):
 
 
 def test_a_private_vocabulary_has_common_words_only_and_its_events_in_the_store(tmp_path):
+    rule = SplitRule(held_out=0.1)
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(3000)]
+    # every held-out user writes one word more: if they had votes, some 300 / 2 of them would carry it over the threshold
+    rows += [{"who": r["who"], "what": "elsewhere", "when": 1} for r in rows if rule.split_of(r["who"]) == "held_out"]
     choice = PrivateVocabulary(epsilon=2.0, delta=1e-6)
-    done = made(
-        tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=3, splits=SplitRule(held_out=0.1)
-    )
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=3, splits=rule)
     # votes: 2,700 / sqrt(3) = 1,559 against a threshold near 13: released but for a chance below e^-1000
     assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]
     kinds = [event["kind"] for event in done.store.vocabulary_events]
@@ -342,3 +343,14 @@ def test_the_default_corpus_is_the_installed_package_through_the_same_pipeline(t
     assert lengths.min() >= 100
     assert lengths.max() == 1600
     assert word_list(tmp_path).path  # the folder is still writable: nothing was left locked
+
+
+def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_path, monkeypatch):
+    class Loud:
+        def standard_normal(self, n):
+            return np.full(n, 1e6)  # so much that every word passes
+
+    monkeypatch.setattr("unheard.corpus.vocabulary_from_text.secure_generator", Loud)
+    choice = PrivateVocabulary(epsilon=1.0, delta=1e-6)
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=choice)
+    assert {"a", "b", "c"} <= set(done.store.vocabulary.words)

@@ -197,12 +197,34 @@ def test_a_folder_that_holds_a_run_is_not_written_over(run, tmp_path):
     assert (tmp_path / "r" / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_folder_whose_making_was_interrupted_can_be_taken_over(run, tmp_path):
-    (tmp_path / "r" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "r" / "run.toml").write_text("[clip]")
-    with pytest.raises(RunFolderMissing, match="never started"):
+def test_a_run_whose_making_was_interrupted_leaves_nothing_that_looks_like_one(run, tmp_path, monkeypatch):
+    def power_loss(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "charge_the_past", power_loss)
+    with pytest.raises(KeyboardInterrupt):
+        unheard.train(run, tmp_path / "r")
+    with pytest.raises(RunFolderMissing):
         unheard.resume(tmp_path / "r")
+    monkeypatch.undo()
     assert len(list(unheard.train(run, tmp_path / "r"))) == 6
+
+
+def test_a_run_goes_on_from_the_model_that_it_began_with_whatever_became_of_its_source(run, tmp_path):
+    list(unheard.train(run, tmp_path / "parent"))
+    child = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "parent"), init_is_public=True))
+    unheard.train(child, tmp_path / "child").close()
+    shutil.rmtree(tmp_path / "parent")
+    assert [r.round for r in unheard.resume(tmp_path / "child")] == [1, 2]
+
+
+def test_no_statement_of_fewer_rounds_stands_beside_a_newer_model(run, tmp_path):
+    list(unheard.train(run, tmp_path / "r"))
+    going = unheard.resume(tmp_path / "r", rounds=8)
+    next(going)
+    assert not (tmp_path / "r" / "statement.json").exists()
+    going.close()
+    assert json.loads((tmp_path / "r" / "statement.json").read_text())["rounds"]
 
 
 def test_resuming_nothing_is_refused(tmp_path):

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 import unheard
 from unheard.errors import InvalidValue
 from unheard.models.model import PAD
-from unheard.randomness import reproducible_generator
-from unheard.updates.user import batches_of, windows_of
+from unheard.updates.user import User, batches_of, windows_of
 
-RNG = reproducible_generator(0)
+SEED = 5
 
 
 @given(st.integers(0, 60), st.integers(1, 12), st.integers(1, 5))
@@ -31,7 +30,7 @@ def test_the_input_of_every_target_is_the_token_before_it(n, unroll):
 
 
 def test_the_papers_user_takes_20_steps_of_80_tokens():
-    batches = unheard.FedAvg().batches(np.arange(1601), RNG)
+    batches = unheard.FedAvg().batches(User(np.arange(1601)), SEED)
     assert batches.shape == (20, 8, 11)
     assert (batches != PAD).all()
 
@@ -39,18 +38,18 @@ def test_the_papers_user_takes_20_steps_of_80_tokens():
 def test_nothing_to_predict_is_no_step():
     for tokens in (np.array([]), np.array([7])):
         for update in (unheard.FedAvg(), unheard.FedSGD(), unheard.FedSGD(batch_size=3)):
-            assert len(update.batches(tokens, RNG)) == 0
+            assert len(update.batches(User(tokens), SEED)) == 0
 
 
 def test_epochs_repeat_the_same_batches():
-    once, twice = (unheard.FedAvg(epochs=e).batches(np.arange(200), RNG) for e in (1, 2))
+    once, twice = (unheard.FedAvg(epochs=e).batches(User(np.arange(200)), SEED) for e in (1, 2))
     assert (twice == np.concatenate([once, once])).all()
 
 
 def test_fedsgd_takes_all_the_data_in_one_batch_or_a_random_part_of_it():
     tokens = np.arange(101)
-    assert unheard.FedSGD(unroll=10).batches(tokens, RNG).shape == (1, 10, 11)
-    drawn = [unheard.FedSGD(unroll=10, batch_size=3).batches(tokens, RNG)[0, :, 0] for _ in range(40)]
+    assert unheard.FedSGD(unroll=10).batches(User(tokens), SEED).shape == (1, 10, 11)
+    drawn = [unheard.FedSGD(unroll=10, batch_size=3).batches(User(tokens, number=k), SEED)[0, :, 0] for k in range(40)]
     assert all(len(set(d)) == 3 for d in drawn)
     assert len({tuple(d) for d in drawn}) > 10
     assert {int(start) for d in drawn for start in d} == set(range(0, 100, 10))

@@ -38,8 +38,10 @@ def demo(
         notes.print(f"\n[bold]{name}[/]: {_IN_WORDS[name]}")
         show(resume(folder, rounds=rounds) if (folder / "ledger.jsonl").exists() else train(run, folder), name)
     _compare(out)
-    console.print(f"\nRun folders: {out / 'plain'}  {out / 'private'}", highlight=False)
-    console.print(f"What the private one guarantees, in full:  unheard statement {out / 'private'}", highlight=False)
+    console.print(f"\nRun folders: {out / 'plain'}  {out / 'private'}", highlight=False, markup=False)
+    console.print(
+        f"What the private one guarantees, in full:  unheard statement {out / 'private'}", highlight=False, markup=False
+    )
 
 
 _IN_WORDS = {
@@ -148,4 +150,5 @@ def _compare(out: Path) -> None:
         f"{epsilon_text(would_be['pld'])} at δ = {A_MILLION**-1.1:.1e} (hypothetical: that run did not happen). "
         "Try your own numbers: unheard plan --help",
         highlight=False,
+        markup=False,
     )

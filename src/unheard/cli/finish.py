@@ -13,18 +13,26 @@ def finish(folder: Path, last: "RoundReport | None") -> None:
     from unheard.runs import RunFolder
 
     if last is None:
-        console.print(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
+        console.print(
+            f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N",
+            markup=False,
+        )
         return
     rows = RunFolder.open(folder).read_metrics()
     if rows:
         row = rows[-1]
         console.print(
             f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
-            f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
+            f"perplexity {row['perplexity']:.4g}, after round {row['round']}.",
+            markup=False,
         )
-    console.print(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.", highlight=False)
+    console.print(
+        f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.", highlight=False, markup=False
+    )
     if last.stopped:
-        console.print(f"Stopped: {last.stopped}", highlight=False)
+        console.print(f"Stopped: {last.stopped}", highlight=False, markup=False)
     elif last.round < last.rounds:
-        console.print(f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}")
-    console.print(f"Run folder: {folder}. What it guarantees: unheard statement {folder}")
+        console.print(
+            f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}", markup=False
+        )
+    console.print(f"Run folder: {folder}. What it guarantees: unheard statement {folder}", markup=False)

@@ -88,7 +88,9 @@ def init(
     run_file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[RUN.toml]")] = Path("run.toml"),
     *,
     corpus: Annotated[Path, typer.Option(help="A corpus made by `unheard prepare`.")] = Path("corpora/chitchat"),
-    population: Annotated[int, typer.Option(help="How many users there are, as you may say in public.", min=2)],
+    population: Annotated[
+        int, typer.Option(help="How many users there are, as you may say in public.", min=2, max=2**40)
+    ],
     users_per_round: Annotated[float, typer.Option(help="Expected users a round.", min=0)] = 100,
     rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1)] = 1000,
     force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
@@ -117,6 +119,8 @@ def init(
         run_file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
-    console.print(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run", highlight=False)
+    console.print(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run", highlight=False, markup=False)
     if not words.exists():
-        console.print(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.", highlight=False)
+        console.print(
+            f"There is no corpus at {corpus} yet: make it with `unheard prepare`.", highlight=False, markup=False
+        )

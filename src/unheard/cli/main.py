@@ -56,9 +56,19 @@ def main() -> None:
     try:
         app()
     except UnheardError as refusal:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]unheard:[/] {_escaped(str(refusal))}", highlight=False)
-        sys.exit(2)
+        _refuse(str(refusal))
+    except OSError as trouble:
+        _refuse(
+            f"{trouble.strerror or trouble}: {trouble.filename or '?'}. Check the path, its permissions and the disk."
+        )
+    except (MemoryError, RuntimeError) as trouble:
+        if not isinstance(trouble, MemoryError) and "memory" not in str(trouble):
+            raise
+        _refuse(f"Not enough memory: {str(trouble)[:200]} Lower engine.users_at_once, the batch or the model.")
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", r"\[")
+def _refuse(message: str) -> None:
+    console = Console(stderr=True, soft_wrap=True)
+    console.print("unheard: ", style="bold red", end="")
+    console.print(message, markup=False, highlight=False)
+    sys.exit(2)

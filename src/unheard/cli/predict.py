@@ -26,7 +26,7 @@ def predict(
     from unheard.cli.display import console
     from unheard.training.released import Released
 
-    words = Released.open(folder).predict(text, top)
+    words = Released.open(folder).predict(text.encode("utf-8", "replace").decode("utf-8"), top)
     if as_json:
         print(json.dumps([{"word": word, "probability": probability} for word, probability in words]))
         return

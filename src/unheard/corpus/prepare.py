@@ -57,10 +57,25 @@ def prepare(
     """Make a store of what the sources hold. The same call again after a stop goes on where it was."""
     engine = engine or DuckDBEngine()
     writer = StoreWriter(out, keep_partial=True)
-    work = writer.partial / "work"
-    _begin_or_resume(
-        writer.partial, sources, [preparation, type(engine).__name__, duckdb.__version__, user_map is not None]
-    )
+    try:
+        return _prepare(sources, writer, preparation, engine, memory_bytes, user_map, progress)
+    except InputError:
+        # The same call would be refused again: nothing to go on with, and raw text should not lie about.
+        shutil.rmtree(writer.partial, ignore_errors=True)
+        raise
+
+
+def _prepare(
+    sources: Sequence[Source],
+    writer: StoreWriter,
+    preparation: Preparation,
+    engine: Engine,
+    memory_bytes: int,
+    user_map: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> Prepared:
+    work, mapped = writer.partial / "work", user_map is not None
+    _begin_or_resume(work, sources, [preparation, type(engine).__name__, duckdb.__version__, mapped])
     readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
     grouping = Grouping(
         work=work,
@@ -78,22 +93,17 @@ def prepare(
     counts["rows"] = dict(sorted(rows.items()))
     counts["duplicate_posts"] = engine.find_duplicates(grouping)
     found = preparation.vocabulary.find(preparation, engine, grouping, progress)
-    counts["users"] = _write_streams(
-        engine, grouping, preparation, found, writer.partial, user_map is not None, progress
-    )
+    counts["users"] = _write_streams(engine, grouping, preparation, found, writer.partial, mapped, progress)
     if not counts["users"].get("train_users"):
         raise InputError(_nobody(preparation, counts["users"]))
-    _extras(preparation, found, writer.partial, grouping.shards)
     if user_map is not None:
         _write_user_map(Path(user_map), work, grouping.shards)
-    shutil.rmtree(work)
-    (writer.partial / "plan.json").unlink()
-    store = writer.finish(
-        vocabulary=found.vocabulary,
-        info=public_record(preparation, found, Path(out).name),
-        counts=counts,
-        shards=grouping.shards,
-    )
+    # From here on a stop means to begin again: what follows changes finished shards.
+    os.replace(work, writer.partial / "gone")
+    shutil.rmtree(writer.partial / "gone")
+    _extras(preparation, found, writer.partial, grouping.shards)
+    record = public_record(preparation, found, writer.path.name)
+    store = writer.finish(vocabulary=found.vocabulary, info=record, counts=counts, shards=grouping.shards)
     return Prepared(store=store, counts=counts)
 
 
@@ -103,16 +113,16 @@ def choose_shards(sources: Sequence[Source]) -> int:
     return max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
 
 
-def _begin_or_resume(partial: Path, sources: Sequence[Source], asked: list[Any]) -> None:
+def _begin_or_resume(work: Path, sources: Sequence[Source], asked: list[Any]) -> None:
     """Go on only with exactly the same question: other inputs or options begin again from nothing."""
     question = repr([*asked, version("unheard"), [(s, _size(s), _changed(s)) for s in sources]])
     plan = {"question": hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()}
-    file = partial / "plan.json"
+    file = work / "plan.json"
     if not file.is_file() or json.loads(file.read_text()) != plan:
-        shutil.rmtree(partial)
-        (partial / "work" / "streams").mkdir(parents=True)
-        (partial / "work" / "names").mkdir()
-        os.chmod(partial, 0o700)
+        for old in work.parent.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        (work / "streams").mkdir(parents=True)
+        (work / "names").mkdir()
         file.write_text(json.dumps(plan))
 
 

@@ -1,8 +1,7 @@
 """Where the words come from: each choice finds its vocabulary and says what it cost the users.
 
-In: the choice (a public list, a file, a tokenizer, another corpus, or the users' own text under differential
-privacy). Out: the vocabulary, its provenance and its events. "DP: vocabulary is public, or paid for" (DESIGN, 3.11):
-only the private choice reads users.
+In: the choice (a public list, a file, a tokenizer; vocabulary_from_text.py has those that count words). Out: the
+vocabulary, its provenance and its events. A vocabulary is public, or paid for (DESIGN, 3.11).
 """
 
 from dataclasses import dataclass, field

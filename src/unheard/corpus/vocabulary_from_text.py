@@ -46,7 +46,7 @@ class CorpusVocabulary:
             words = other.vocabulary.words[: self.size]
             provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
             # DP: words that cost somebody something keep their price: the users may be the same people.
-            return FoundVocabulary(vocabulary=Vocabulary(words), provenance=provenance)
+            return FoundVocabulary(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
         folder = grouping.work / "public-words"
         shutil.rmtree(folder, ignore_errors=True)
         count_public(
@@ -111,7 +111,7 @@ class PrivateVocabulary:
         )
         for done, _ in enumerate(engine.over_shards(grouping, task, range(grouping.shards)), start=1):
             progress("Finding words", done / grouping.shards)
-        generator = secure_generator()
+        generator = secure_generator()  # DP: keyed by the operating system, known to nobody
         found: list[tuple[int, str]] = []
         for words, sums in summed(folder, grouping):
             passed, noisy = release.release(sums, generator)

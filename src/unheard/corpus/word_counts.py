@@ -41,6 +41,7 @@ class CountVotes:
         split = _splitter(self.tokens)
         sums = SumFiles(self.folder, shard)
         for user, posts in itertools.groupby(rows, key=itemgetter(0)):
+            # DP: only training users have a vote: the event is charged to runs on them, and to nobody else.
             if self.splits.split_of(user) != "train":
                 continue
             words = self.words_of(map(itemgetter(1), posts), split)

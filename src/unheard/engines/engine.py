@@ -29,7 +29,7 @@ class Engine(Protocol):
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
     ) -> CohortSum:
-        """The sum over users of w_k * Clip(delta_k). `rng` draws FedSGD's batches, nothing else."""
+        """The sum over users of w_k * Clip(delta_k). `rng` seeds FedSGD's batches, nothing else."""
         ...
 
 
@@ -58,6 +58,8 @@ class EngineChoice:
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             device = torch.device(self.device)
+            if device.type not in ("cpu", "cuda"):
+                raise RuntimeError("only cpu and cuda are known here")
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as error:
             raise InvalidValue(

@@ -28,18 +28,19 @@ class ReferenceEngine:
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
     ) -> CohortSum:
         params_P = params_P.to(self.device)
+        seed = int(rng.integers(2**63))
         each = []
         for user in users:
-            delta_P = self.user_update(params_P, user, plan, rng)
+            delta_P = self.user_update(params_P, user, plan, seed)
             weight_units = plan.weights.units(np.array([len(user.tokens)]))
             each.append(plan.contribution.of_users(delta_P[None], weight_units))
         return plan.contribution.sum(each, self.model.layout.total)
 
-    def user_update(self, theta0_P: Tensor, user: User, plan: RoundPlan, rng: np.random.Generator) -> Tensor:
+    def user_update(self, theta0_P: Tensor, user: User, plan: RoundPlan, seed: int) -> Tensor:
         """UserUpdateFedAvg(k, theta0, ClipFn); FedSGD is the same with one batch."""
         features_F = None if user.features is None else torch.as_tensor(user.features, device=self.device)
         theta_P = theta0_P.clone()
-        for batch_BW in plan.update.batches(user.tokens, rng):
+        for batch_BW in plan.update.batches(user, seed):
             gradient_P = self._gradient(theta_P, torch.as_tensor(batch_BW, device=self.device), features_F)
             gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
             theta_P = theta_P - plan.update.learning_rate * gradient_P

@@ -36,7 +36,8 @@ class VectorisedEngine:
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
     ) -> CohortSum:
         params_P = params_P.to(self.device)
-        batches = [plan.update.batches(user.tokens, rng) for user in users]
+        seed = int(rng.integers(2**63))
+        batches = [plan.update.batches(user, seed) for user in users]
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
 
         def chunk_sum(chunk: list[int]) -> CohortSum:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unheard.errors import InvalidValue
 from unheard.parameters import Layout
-from unheard.parts import nearest, require
+from unheard.parts import nearest, require, require_positive
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FlatClip:
     norm: float
 
     def __post_init__(self) -> None:
-        require(0 < self.norm < math.inf, "norm must be above 0 and finite; for no clip say kind = 'none'.")
+        require_positive(norm=self.norm)
 
     def balls(self, layout: Layout) -> list[Ball]:
         return [Ball(slice(0, layout.total), self.norm)]
@@ -57,8 +57,9 @@ class PerLayerClip:
             (self.norm is None) != (self.norms is None),
             "give exactly one of norm (shared out equally) and norms (by layer).",
         )
-        for bound in [self.norm] if self.norms is None else self.norms.values():
-            require(bound is not None and 0 < bound < math.inf, "every norm must be above 0 and finite.")
+        require_positive(norm=self.norm)
+        for bound in (self.norms or {}).values():
+            require_positive(norms=bound)
 
     def __hash__(self) -> int:
         return hash((self.norm, tuple(sorted((self.norms or {}).items()))))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from unheard.mechanism.values import BoundedAverage, CohortSum
-from unheard.parts import require
+from unheard.parts import require_positive
 
 QUOTIENT_GRID_BITS = 20
 """The clipped denominator's quotient is rounded to about its sensitivity / 2^20."""
@@ -43,7 +43,7 @@ class ClippedDenominator:
     """W_min, declared."""
 
     def __post_init__(self) -> None:
-        require(self.min_total_weight > 0, "min_total_weight (W_min) must be above 0.")
+        require_positive(min_total_weight=self.min_total_weight)
 
     def minimum_weight(self, total_weight: float) -> float:
         return self.min_total_weight

@@ -13,7 +13,7 @@ import torch
 
 from unheard.errors import UnprovenCombination
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
-from unheard.parts import require
+from unheard.parts import require, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         given = [v for v in (self.noise_multiplier, self.noise_std) if v is not None]
         require(len(given) == 1, "give exactly one of noise_multiplier (z) and noise_std (sigma).")
-        require(0 < given[0] < math.inf, "noise must be above 0 and finite; for no noise say kind = 'none'.")
+        require_positive(noise_multiplier=self.noise_multiplier, noise_std=self.noise_std)
 
     def multiplier(self, sensitivity: float) -> float:
         """z, the noise in units of the sensitivity."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.parts import require
+from unheard.parts import require, require_positive
 from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
 
 
@@ -23,7 +23,7 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         given = [v for v in (self.users_per_round, self.sampling_prob) if v is not None]
         require(len(given) == 1, "give exactly one of users_per_round and sampling_prob.")
-        require(self.users_per_round is None or self.users_per_round > 0, "users_per_round must be above 0.")
+        require_positive(users_per_round=self.users_per_round)
         require(self.sampling_prob is None or 0 < self.sampling_prob <= 1, "sampling_prob must be in (0, 1].")
 
     def probability(self, population: int) -> float:
@@ -56,7 +56,7 @@ class FixedSizeSampling:
     users_per_round: int
 
     def __post_init__(self) -> None:
-        require(self.users_per_round >= 1, "users_per_round must be at least 1.")
+        require(1 <= self.users_per_round <= 2**40, "users_per_round must be at least 1.")
 
     def probability(self, population: int) -> float:
         return min(self.users_per_round / population, 1.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from unheard.errors import InvalidValue
-from unheard.parts import require
+from unheard.parts import require, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,8 @@ class Change:
         )
         given = (self.clip_norm, self.noise_std, self.noise_multiplier, self.learning_rate)
         require(any(v is not None for v in given), "a change must change something.")
-        require(all(v is None or v > 0 for v in given), "every value must be above 0.")
+        for value in given:
+            require_positive(**{"every value": value})
 
 
 def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:

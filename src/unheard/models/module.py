@@ -54,7 +54,7 @@ class ModuleModel:
         try:
             with _working_folder_importable():
                 cls = getattr(importlib.import_module(path), name)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # whatever the file does when it is imported
             raise ModelError(
                 f"No module class at {self.module!r} ({error}). Install it, or run from its folder."
             ) from None
@@ -65,7 +65,7 @@ class ModuleModel:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return cls(**self.arguments).eval().requires_grad_(False)
-        except TypeError as error:
+        except Exception as error:  # whatever the class does with its arguments
             raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
 
     @property
@@ -74,7 +74,10 @@ class ModuleModel:
 
     @cached_property
     def _layout(self) -> Layout:
-        return Layout.of(dict(self._module.named_parameters()))
+        parameters = dict(self._module.named_parameters())
+        if not parameters:
+            raise ModelError(f"{self.module} has no parameters: there is nothing to train.")
+        return Layout.of(parameters)
 
     def initial(self, seed: int) -> Tensor:
         """Of a module in hand, its parameters as they are. Of one by name, its own initialisation, drawn from the seed by each
@@ -92,7 +95,10 @@ class ModuleModel:
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
         if (buffer := next(self._module.buffers(), None)) is not None and buffer.device != tokens_BT.device:
             self._module.to(tokens_BT.device)
-        logits_BTV = torch.func.functional_call(self._module, dict(params), (tokens_BT,))
+        try:
+            logits_BTV = torch.func.functional_call(self._module, dict(params), (tokens_BT,))
+        except (IndexError, ValueError, TypeError, RuntimeError) as error:
+            raise ModelError(f"{self.module} fails on tokens of shape {tuple(tokens_BT.shape)}: {error}.") from error
         if logits_BTV.shape != (*tokens_BT.shape, self.vocabulary_size):
             raise ModelError(
                 f"{self.module} gave logits of shape {tuple(logits_BTV.shape)} for tokens {tuple(tokens_BT.shape)}; "

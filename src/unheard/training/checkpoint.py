@@ -41,11 +41,13 @@ def save_checkpoint(folder: RunFolder, model: LanguageModel, state: State, ledge
     return path
 
 
-def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """The newest state, or None if the run never saved one."""
+def newest_checkpoint(folder: RunFolder) -> Checkpoint:
+    """The newest state; every run has one from its beginning on."""
     paths = sorted(folder.checkpoints.glob("round-*.safetensors"))
     if not paths:
-        return None
+        raise CheckpointCorrupt(
+            f"{folder.checkpoints} holds no checkpoint to go on from. Put one back, or begin a new run."
+        )
     cure = "Delete it to resume from the one before (the rounds done again are charged again)."
     tensors, facts = _load(paths[-1], cure)
     try:
@@ -66,7 +68,7 @@ def save_model(path: Path, model: LanguageModel, params_P: Tensor, facts: dict[s
 
 def load_model(path: Path, model: LanguageModel) -> Tensor:
     """params_P of a released model, checked against the model that it should fit."""
-    tensors, _ = _load(path, "Resume the run to write it again.")
+    tensors, _ = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
     return model.layout.join(tensors)
 
 

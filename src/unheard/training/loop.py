@@ -50,15 +50,15 @@ def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -
     check_fits(run, store)
     state = first_state(run)
     built = engine.build(run.model)
-    folder = RunFolder.create(out)
+    folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())
     store.vocabulary.save(folder.vocabulary)
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    # The ledger comes last: a folder without one never started, and `train` may take it over.
     ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
     charge_the_past(run, store, ledger)
     save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
-    return _rounds(run, folder, store, built)
+    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
+    return _rounds(run, folder.settle(out), store, built)
 
 
 def resume(
@@ -98,6 +98,7 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine: Engine) -> I
         first_round = saved_round = state.round
         streams = _streams(run)
         held_out = run.evaluation.choose(users_in_turn(store.held_out, run.model))
+        folder.statement.unlink(missing_ok=True)  # it would be of fewer rounds than the model, should we be killed
         try:
             while state.round < run.training.rounds:
                 plan = run.plan.at(state.round, run.model.layout)
@@ -133,18 +134,15 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine: Engine) -> I
 
 
 def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, device: torch.device) -> State:
-    """The newest checkpoint's state, if the ledger covers it; the first state if there is none."""
+    """The newest checkpoint's state, if the ledger covers it."""
     checkpoint = newest_checkpoint(folder)
-    if checkpoint is None:
-        state = first_state(run)
-    else:
-        # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
-        if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
-            raise LedgerError(
-                f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
-                "Put the right one back; without it the cost of this model cannot be known."
-            )
-        state = checkpoint.state
+    # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
+    if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
+        raise LedgerError(
+            f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
+            "Put the right one back; without it the cost of this model cannot be known."
+        )
+    state = checkpoint.state
     memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unheard.corpus.tokens import Tokens, WordTokens, tokens_from_table
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import RunFolderMissing
+from unheard.errors import RunFolderError, RunFolderMissing
 from unheard.measure.prediction import predict
 from unheard.runs import RunFolder
 from unheard.training.checkpoint import load_model
@@ -34,7 +34,10 @@ class Released:
         if not folder.model.exists():
             raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
         run, _ = read_run_file(folder.run_file)
-        table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
+        try:
+            table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
+        except (ValueError, OSError):
+            raise RunFolderError(f"{folder.tokens} does not read back as written: copy it from the corpus.") from None
         return cls(
             run=run,
             params_P=load_model(folder.model, run.model),

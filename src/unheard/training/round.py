@@ -40,8 +40,8 @@ def read_users(users: UserTokens, cohort: np.ndarray, model: LanguageModel) -> l
     """The cohort's text, and features if the model takes them."""
     tokens = users.users(cohort)
     if not model.user_features:
-        return [User(t) for t in tokens]
-    return [User(t, f) for t, f in zip(tokens, users.features(cohort), strict=True)]
+        return [User(t, None, int(k)) for t, k in zip(tokens, cohort, strict=True)]
+    return [User(t, f, int(k)) for t, f, k in zip(tokens, users.features(cohort), cohort, strict=True)]
 
 
 def users_in_turn(users: UserTokens, model: LanguageModel) -> Iterator[User]:

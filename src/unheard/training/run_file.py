@@ -22,7 +22,7 @@ from unheard.mechanism.plan import KINDS, Plan
 from unheard.mechanism.schedule import Change
 from unheard.models.module import ModuleModel
 from unheard.models.tied_lstm import TiedLSTM
-from unheard.parts import nearest, part_from_table, part_of_kind, require, table_from_part
+from unheard.parts import nearest, part_from_table, part_of_kind, require, require_positive, table_from_part
 from unheard.privacy.accountants import Budget
 from unheard.training.run import Run, Training
 from unheard.training.server import SERVERS
@@ -53,6 +53,9 @@ class Corpus:
 
     path: str
 
+    def __post_init__(self) -> None:
+        require(bool(self.path.strip()), "path must name the folder of a corpus.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
@@ -65,6 +68,7 @@ class Privacy:
 
     def __post_init__(self) -> None:
         require(self.population >= 1, "population must be at least 1.")
+        require_positive(budget_epsilon=self.budget_epsilon)
 
 
 def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, EngineChoice]:
@@ -74,6 +78,10 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
     except OSError as error:
         raise InvalidValue(
             f"Cannot read the run file {path}: {error.strerror}. Write one with `unheard init`."
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidValue(
+            f"The run file {path} is not UTF-8 text. Save it as UTF-8, or write one with `unheard init`."
         ) from None
     try:
         tables = tomllib.loads(text)
@@ -92,6 +100,8 @@ def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
     if missing := [name for name in REQUIRED if name not in tables]:
         raise InvalidValue(f"The run file lacks [{'], ['.join(missing)}]. `unheard init` writes a complete one.")
     tables = {**DEFAULTS, **tables}
+    if not isinstance(tables.get("schedule", []), list):
+        raise InvalidValue("[[schedule]] is a list of changes: write it with two pairs of brackets.")
     privacy = part_from_table(Privacy, tables["privacy"], "privacy")
     plan = Plan(
         population=privacy.population,
@@ -178,6 +188,6 @@ def _set(tables: dict[str, Any], override: str) -> None:
         raise InvalidValue(f"--set {override}: [{table}] is not a table of keys.")
     place[last] = value
     kinds = {**KINDS, "model": MODELS, "server": SERVERS}.get(table, {})
-    if last == "kind" and value in kinds:  # another kind: what only the old one had goes
+    if last == "kind" and isinstance(value, str) and value in kinds:  # another kind: what only the old one had goes
         kept = {field.name for field in dataclasses.fields(kinds[value])} | {"kind"}
         tables[table] = {key: item for key, item in place.items() if key in kept}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unheard.parts import require
-from unheard.updates.user import batches_of, windows_of
+from unheard.parts import LARGEST_NUMBER, require, require_positive
+from unheard.updates.user import User, batches_of, windows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +24,15 @@ class FedAvg:
     """lambda of an L2 penalty lambda/2 ||theta - theta0||^2 on the update, which the paper tried without effect (appendix)."""
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, "batch_size must be at least 1.")
-        require(self.unroll >= 1, "unroll must be at least 1 token.")
-        require(self.epochs >= 1, "epochs must be at least 1.")
-        require(self.learning_rate > 0, "learning_rate must be above 0.")
-        require(self.update_penalty >= 0, "update_penalty must be 0 or more.")
+        require(1 <= self.batch_size <= 10**6, "batch_size must be at least 1, and at most a million.")
+        require(1 <= self.unroll <= 10**6, "unroll must be at least 1 token, and at most a million.")
+        require(1 <= self.epochs <= 1000, "epochs must be at least 1, and at most 1000.")
+        require_positive(learning_rate=self.learning_rate)
+        require(0 <= self.update_penalty <= LARGEST_NUMBER, "update_penalty must be 0 or more.")
 
-    def batches(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def batches(self, user: User, seed: int) -> np.ndarray:
         """E passes over the user's batches, in the order in which they wrote: [S, B, T + 1]. Nothing here is drawn."""
-        once_SBW = batches_of(windows_of(tokens, self.unroll), self.batch_size)
+        once_SBW = batches_of(windows_of(user.tokens, self.unroll), self.batch_size)
         return np.tile(once_SBW, (self.epochs, 1, 1))
 
     def at_learning_rate(self, learning_rate: float) -> "FedAvg":

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unheard.parts import require
-from unheard.updates.user import batches_of, windows_of
+from unheard.parts import require, require_positive
+from unheard.randomness import reproducible_generator
+from unheard.updates.user import User, batches_of, windows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +23,17 @@ class FedSGD:
     update_penalty = 0.0  # the first step starts at theta0, where a penalty on theta - theta0 has no gradient
 
     def __post_init__(self) -> None:
-        require(
-            self.batch_size is None or self.batch_size >= 1, "batch_size must be at least 1; leave it out for all data."
-        )
-        require(self.unroll >= 1, "unroll must be at least 1 token.")
-        require(self.learning_rate > 0, "learning_rate must be above 0.")
+        in_range = self.batch_size is None or 1 <= self.batch_size <= 10**6
+        require(in_range, "batch_size must be at least 1, and at most a million; leave it out for all data.")
+        require(1 <= self.unroll <= 10**6, "unroll must be at least 1 token, and at most a million.")
+        require_positive(learning_rate=self.learning_rate)
 
-    def batches(self, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """One batch, [1, B, T + 1], or none if the user has nothing to predict."""
-        windows_KW = windows_of(tokens, self.unroll)
+    def batches(self, user: User, seed: int) -> np.ndarray:
+        """One batch, [1, B, T + 1], or none if the user has nothing to predict. `seed` is the round's."""
+        windows_KW = windows_of(user.tokens, self.unroll)
         if self.batch_size is not None and len(windows_KW) > self.batch_size:
+            # DP: a stream for each user, so that what one draws does not move what another draws.
+            rng = reproducible_generator(seed, "batch", user.number)
             windows_KW = windows_KW[np.sort(rng.choice(len(windows_KW), size=self.batch_size, replace=False))]
         return batches_of(windows_KW, self.batch_size or max(len(windows_KW), 1))
 

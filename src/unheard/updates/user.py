@@ -18,6 +18,8 @@ class User:
 
     tokens: np.ndarray
     features: np.ndarray | None = None
+    number: int = 0
+    """Which user of the store this is."""
 
 
 def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:

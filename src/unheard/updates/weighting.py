@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unheard.parts import require
+from unheard.parts import require_positive
 
 ONE = 2**30
 """The weight 1, in fixed-point units."""
@@ -35,8 +35,7 @@ class CappedWeights:
     """The declared W: your estimate of the sum of all users' weights, from public knowledge or a count that you paid for."""
 
     def __post_init__(self) -> None:
-        require(self.weight_cap > 0, "weight_cap must be above 0.")
-        require(self.total_weight > 0, "total_weight must be above 0.")
+        require_positive(weight_cap=self.weight_cap, total_weight=self.total_weight)
 
     def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
         # DP: the minimum with 1 bounds what a user with much text can add; floor() so that rounding never raises a weight.
