@@ -41,6 +41,8 @@ def test_secure_streams_never_repeat_even_for_the_same_attempt(purpose: str):
 def test_reproducible_streams_repeat_for_one_attempt_and_purpose_and_for_nothing_else():
     streams = ReproducibleStreams(seed=1)
     assert streams.noise(3).integers(2**63) == ReproducibleStreams(seed=1).noise(3).integers(2**63)
+    for purpose in (streams.sampling, streams.batches, streams.noise):
+        assert len({purpose(attempt).integers(2**63) for attempt in range(20)}) == 20
     drawn = [
         streams.noise(3),
         streams.noise(4),

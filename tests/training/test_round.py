@@ -1,0 +1,58 @@
+"""One round: who is drawn, who is measured, what is written down about them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+import unheard
+from unheard.corpus.vocabulary import BOS
+from unheard.mechanism.values import CohortSum
+from unheard.privacy.ledger import Ledger
+from unheard.randomness import ReproducibleStreams
+from unheard.training.round import run_round
+from unheard.training.server import AddServer
+from unheard.training.state import State
+
+
+class CountingEngine:
+    """Adds nothing up, and remembers who came."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.cohorts: list[list[int]] = []
+
+    def sum_updates(self, params_P, users, plan, rng) -> CohortSum:
+        self.cohorts.append([user.number for user in users])
+        return plan.contribution.sum([], len(params_P))
+
+
+def test_a_cohort_is_drawn_with_the_declared_q_and_not_with_one_counted_in_the_store(store, model, plan):
+    """12 expected of 600 declared: of the store's 60 users 1.2 come to a round, not 12."""
+    declared = replace(plan, population=600).at(0, model.layout)
+    engine, streams, state = CountingEngine(), ReproducibleStreams(seed=3), State(round=0, params_P=model.initial(0))
+    for attempt in range(400):
+        run_round(state, declared, model, AddServer(), store.train, engine, streams, attempt)
+    assert 0.9 < np.mean([len(cohort) for cohort in engine.cohorts]) < 1.5
+    assert {k for cohort in engine.cohorts for k in cohort} == set(range(store.train.num_users))
+
+
+def test_a_run_is_measured_on_held_out_users_and_never_on_those_it_learned_from(run, store, tmp_path):
+    everybody = replace(run, evaluation=unheard.Evaluation(every=6, unroll=20))
+    last = list(unheard.train(everybody, tmp_path / "r"))[-1]
+    held_out = [store.held_out.tokens(k) for k in range(store.held_out.num_users)]
+    assert last.metrics is not None
+    assert last.metrics["tokens"] == sum(int((tokens[1:] != BOS).sum()) for tokens in held_out)
+
+
+def test_the_ledger_writes_down_these_facts_and_no_others(run, store, tmp_path):
+    """All declared or public. A new one must be thought about: does it depend on the users?"""
+    list(unheard.train(run, tmp_path / "r"))
+    facts = Ledger.read(tmp_path / "r" / "ledger.jsonl").facts
+    assert set(facts) == {
+        *("population", "sampling", "weights", "estimator", "update", "phases", "delta", "randomness", "vocabulary"),
+        *("drop_duplicates", "start", "parameters", "corpus", "software", "run_hash"),
+    }
+    assert str(store.train.num_tokens) not in json.dumps(facts)
