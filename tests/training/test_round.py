@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
+from torch import nn
 
 import unheard
 from unheard.corpus.vocabulary import BOS
+from unheard.errors import ModelError
 from unheard.mechanism.values import CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
@@ -56,3 +59,33 @@ def test_the_ledger_writes_down_these_facts_and_no_others(run, store, tmp_path):
         *("drop_duplicates", "start", "parameters", "corpus", "software", "run_hash"),
     }
     assert str(store.train.num_tokens) not in json.dumps(facts)
+
+
+class Remembers(nn.Module):
+    """Adds what it saw last to what it sees now, as careless recurrent models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(50, 50), None
+
+    def forward(self, tokens):
+        scores = self.words(tokens)
+        seen, self.last = self.last, scores.detach().mean((0, 1))
+        return scores if seen is None else scores + seen
+
+
+class AlwaysDrops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 50)
+
+    def forward(self, tokens):
+        return nn.functional.dropout(self.words(tokens), 0.5, training=True)
+
+
+@pytest.mark.parametrize("kind", [Remembers, AlwaysDrops])
+def test_a_model_that_remembers_or_draws_is_refused(run, tmp_path, kind):
+    careless = replace(run, model=unheard.ModuleModel.wrap(kind(), vocabulary_size=50))
+    with pytest.raises(ModelError, match="function of parameters and tokens alone"):
+        unheard.train(careless, tmp_path / "r")
+    assert not (tmp_path / "r").exists()

@@ -14,6 +14,7 @@ import torch
 from unheard.corpus.store import TokenStore
 from unheard.errors import CorpusError, InvalidValue, ModelError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
+from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
@@ -40,10 +41,23 @@ def check_fits(run: Run, store: TokenStore) -> None:
                     f"The model takes {run.model.user_features} features of each user, the corpus has {split.num_features}. "
                     f"Set model.user_features = {split.num_features}."
                 )
-    one_word = torch.zeros(1, 1, dtype=torch.int64)
-    features = torch.zeros(run.model.user_features) if run.model.user_features else None
-    run.model.logits(run.model.layout.split(run.model.initial(0)), one_word, features)
+    check_forgets(run.model)
     run.plan.at(0, run.model.layout).event()
+
+
+def check_forgets(model: LanguageModel) -> None:
+    """A model that draws (dropout that is always on) or remembers (a state kept from call to call) is refused."""
+    params = model.layout.split(model.initial(0))
+    features_F = torch.zeros(model.user_features) if model.user_features else None
+    one_14, other_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
+    before = model.logits(params, one_14, features_F).clone()
+    model.logits(params, other_14, features_F)
+    # DP: what one user adds must be a function of the parameters and their own text, not of who came before them.
+    if not torch.equal(before, model.logits(params, one_14, features_F)):
+        raise ModelError(
+            "The model gives different scores for the same words: it draws random numbers, or keeps something from call to call, "
+            "which would carry one user's text into another's update. Make it a function of parameters and tokens alone."
+        )
 
 
 def first_state(run: Run) -> State:
