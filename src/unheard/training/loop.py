@@ -52,7 +52,7 @@ def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -
     built = engine.build(run.model)
     folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())
-    store.vocabulary.save(folder.vocabulary)
+    replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
     ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
     charge_the_past(run, store, ledger)
