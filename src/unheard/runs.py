@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,20 +63,26 @@ class RunFolder:
     @classmethod
     def begin(cls, path: str | Path) -> "RunFolder":
         """A new folder beside its place, to be filled and then moved there by `settle`: a half-made run is never a run."""
-        place = Path(path)
+        place = Path(path).resolve()
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise RunFolderExists(
                 f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else choose another --out."
             )
-        beside = place.with_name(f".{place.name}.new")
-        shutil.rmtree(beside, ignore_errors=True)
-        (beside / "checkpoints").mkdir(parents=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # DP: a name of its own: two processes that begin in one place must not fill one folder.
+        beside = Path(tempfile.mkdtemp(prefix=f".{place.name[:50]}.", suffix=".new", dir=place.parent))
+        (beside / "checkpoints").mkdir()
         return cls(beside)
 
     def settle(self, path: str | Path) -> "RunFolder":
-        """Move a filled folder to its place, in one step."""
-        os.replace(self.path, path)
-        _sync_folder(Path(path).absolute().parent)
+        """Move a filled folder to its place, in one step; another run that got there first stays."""
+        place = Path(path).resolve()
+        try:
+            os.replace(self.path, place)
+        except OSError as error:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise RunFolderExists(f"{path} cannot be made here ({error.strerror}): choose another --out.") from None
+        _sync_folder(place.parent)
         return RunFolder(Path(path))
 
     @classmethod

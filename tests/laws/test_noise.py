@@ -141,3 +141,14 @@ def test_an_average_without_a_bound_gets_no_noise_but_a_refusal():
 def test_impossible_noise_is_refused(bad):
     with pytest.raises(InvalidValue):
         GaussianNoise(**bad)
+
+
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 1e13}, {"noise_std": 1e9}])
+def test_noise_too_wide_for_the_integers_is_refused_and_the_widest_allowed_still_fills_them(noise):
+    """Beyond int64 a cast gives one constant for every draw: no noise at all, at an epsilon of 0."""
+    average = BoundedAverage(units_P=torch.zeros(MANY, dtype=torch.int64), unit=2.0**-21, sensitivity=1.0)
+    with pytest.raises(InvalidValue, match="at most"):
+        GaussianNoise(**noise).add(average, reproducible_generator(1))
+    widest = GaussianNoise(noise_multiplier=2.0**19).add(average, reproducible_generator(1)).average_P.numpy()
+    assert widest.std() == pytest.approx(2.0**19, rel=0.005)
+    assert stats.chisquare(np.bincount(np.rint(widest * 2.0**21).astype(np.int64) % 16)).pvalue > 1e-4

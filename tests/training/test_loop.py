@@ -14,6 +14,7 @@ from unheard.errors import (
     BudgetExceeded,
     CheckpointCorrupt,
     CorpusMissing,
+    InvalidValue,
     LedgerError,
     ModelError,
     RunFolderExists,
@@ -322,3 +323,40 @@ def test_a_released_model_predicts(run, tmp_path):
     words = unheard.Released.open(tmp_path / "r").predict("w3 w4", top=4)
     assert len(words) == 4
     assert words == sorted(words, key=lambda pair: -pair[1])
+
+
+def test_two_that_begin_in_one_place_never_fill_one_folder(run, tmp_path):
+    one, other = RunFolder.begin(tmp_path / "r"), RunFolder.begin(tmp_path / "r")
+    assert one.path != other.path
+    (one.path / "mine").touch()
+    one.settle(tmp_path / "r")
+    with pytest.raises(RunFolderExists):
+        other.settle(tmp_path / "r")
+    assert (tmp_path / "r" / "mine").exists()
+
+
+def test_a_run_cannot_begin_from_one_whose_ledger_was_shortened(run, tmp_path):
+    list(unheard.train(run, tmp_path / "first"))
+    file = tmp_path / "first" / "ledger.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-3]))
+    child = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first")))
+    with pytest.raises(LedgerError, match="shortened"):
+        unheard.train(child, tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_seeded_parent_or_a_model_declared_public_is_said_in_the_childs_statement(run, tmp_path):
+    list(unheard.train(reproducible(run), tmp_path / "first"))
+    child = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first")))
+    for name, training, said in (
+        ("a", child.training, "REPRODUCIBLE"),
+        ("b", replace(child.training, init_is_public=True), "trust"),
+    ):
+        list(unheard.train(replace(child, training=training), tmp_path / name))
+        assert said in json.loads((tmp_path / name / "statement.json").read_text())["warnings"][0]
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_chunk_of_no_users_is_refused(number):
+    with pytest.raises(InvalidValue, match="at least 1"):
+        unheard.EngineChoice(users_at_once=number)

@@ -39,9 +39,7 @@ def evaluate(
     released = Released.open(folder)
     store = TokenStore.open(corpus or released.run.corpus)
     if store.vocabulary != released.vocabulary:
-        raise ModelError(
-            f"{store.path} has another vocabulary than {folder}: prepare it with --vocab {folder}/vocabulary.txt."
-        )
+        raise ModelError(f"{store.path} has another vocabulary than {folder}: prepare it with --vocab from-corpus.")
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     with notes.status("Evaluating on held-out users"):
         users = how.choose(users_in_turn(store.held_out, released.run.model))

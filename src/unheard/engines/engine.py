@@ -16,7 +16,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
-from unheard.parts import nearest
+from unheard.parts import nearest, require
 from unheard.updates.user import User
 
 
@@ -41,6 +41,12 @@ class EngineChoice:
     device: str = "auto"
     users_at_once: int | None = None
     """Users in a chunk. None: as many as fit a stated amount of memory."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.users_at_once is None or self.users_at_once >= 1,
+            "users_at_once must be at least 1; leave it out to choose.",
+        )
 
     def build(self, model: LanguageModel) -> Engine:
         from unheard.engines.reference import ReferenceEngine

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unheard.errors import UnprovenCombination
+from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
 from unheard.parts import require, require_positive
+
+LARGEST_MULTIPLIER = 2.0**19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,14 @@ class GaussianNoise:
                 "Gaussian noise needs an average of bounded sensitivity: a clip ([clip] kind = 'flat' or 'per_layer') and "
                 "[estimator] kind = 'fixed_denominator' or 'clipped_denominator'."
             )
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
-        assert self.noise_std is not None
-        return self.noise_std / sensitivity
+        z = self.noise_multiplier if self.noise_multiplier is not None else (self.noise_std or 0.0) / sensitivity
+        # DP: with the grid at 2^-21 of the sensitivity or coarser, wider noise would overflow the integers or leave their low
+        # bits bare; float64 fills 2^40 units evenly.
+        if not 0 < z <= LARGEST_MULTIPLIER:
+            raise InvalidValue(
+                f"The noise is {z:g} times the sensitivity; at most 2^19 can be added exactly. Lower it."
+            )
+        return z
 
     def std(self, sensitivity: float) -> float:
         """sigma, the noise in units of the model's parameters."""

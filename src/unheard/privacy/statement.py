@@ -58,6 +58,7 @@ def statement(
             "composed": [{**to_record(event), "times": times} for event, times in _counted(kept)],
             "vocabulary": facts.get("vocabulary", NOT_DECLARED),
             "vocabulary_cost": _vocabulary_cost(kept, delta),
+            "start": facts.get("start", NOT_DECLARED),
             "randomness": facts.get("randomness", NOT_DECLARED),
             "released": RELEASED,
             "not_covered": NOT_COVERED,
@@ -137,16 +138,23 @@ def _counted(events: Sequence[Event]) -> list[tuple[Event, int]]:
 
 def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
     found = []
-    randomness = facts.get("randomness")
-    if isinstance(randomness, Mapping) and randomness.get("mode") == "reproducible":
+    start = facts.get("start")
+    start = start if isinstance(start, Mapping) else {}
+    for where, source in (("", facts), (" of the run that this one began from", start)):
+        randomness = source.get("randomness")
+        if isinstance(randomness, Mapping) and randomness.get("mode") == "reproducible":
+            found.append(
+                f"REPRODUCIBLE NOISE: the noise{where} was drawn from a known seed. "
+                "THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
+            )
+        if source.get("drop_duplicates"):
+            found.append(
+                "posts that stood under several users were dropped before training, so one user's posts could depend on "
+                "another's: the guarantee is about the corpus after dropping."
+            )
+    if start.get("from") == "a model declared public":
         found.append(
-            "REPRODUCIBLE NOISE: the noise was drawn from a known seed. "
-            "THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
-        )
-    if facts.get("drop_duplicates"):
-        found.append(
-            "posts that stood under several users were dropped before training, so one user's posts could depend on another's: "
-            "the guarantee is about the corpus after dropping."
+            "it began from a model that was declared public: that no user here had a part in it is taken on trust."
         )
     population = facts.get("population")
     if isinstance(population, int) and population > 0 and delta >= 1 / population:

@@ -25,7 +25,7 @@ from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.round import run_round, users_in_turn
 from unheard.training.run import Run
 from unheard.training.run_file import read_run_file, run_hash, run_toml
-from unheard.training.start import charge_the_past, check_fits, first_state, public_facts
+from unheard.training.start import charge_the_past, check_fits, corpus_name, first_state, public_facts
 from unheard.training.state import State
 
 
@@ -83,7 +83,7 @@ def resume(
             f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back (rounds "
             "may change), or begin a new run in another folder."
         )
-    if facts.get("corpus") != public_facts(run, store, _streams(run))["corpus"]:
+    if facts.get("corpus") != corpus_name(store):
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
     return _rounds(run, folder, store, (engine or saved_engine).build(run.model))
 

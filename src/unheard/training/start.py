@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.errors import CorpusError, InvalidValue, ModelError, UnprovenCombination
+from unheard.errors import CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions
@@ -20,7 +20,7 @@ from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import Streams
 from unheard.runs import RunFolder
-from unheard.training.checkpoint import load_model
+from unheard.training.checkpoint import load_model, newest_checkpoint
 from unheard.training.run import Run
 from unheard.training.state import State
 
@@ -42,7 +42,8 @@ def check_fits(run: Run, store: TokenStore) -> None:
                     f"Set model.user_features = {split.num_features}."
                 )
     check_forgets(run.model)
-    run.plan.at(0, run.model.layout).event()
+    for _, plan in run.plan.phases(run.model.layout):
+        plan.event()
 
 
 def check_forgets(model: LanguageModel) -> None:
@@ -85,22 +86,46 @@ def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
         ledger.charge(from_record(record), 0)
     if run.training.init_from is not None and Path(run.training.init_from).is_dir() and not run.training.init_is_public:
         # DP: the earlier run had the same users, unless declared otherwise; its cost is part of this model's.
-        for event in Ledger.read(RunFolder(Path(run.training.init_from)).ledger).events:
+        parent = RunFolder(Path(run.training.init_from))
+        spent, reached = Ledger.read(parent.ledger), newest_checkpoint(parent)
+        if not spent.contains(reached.ledger_length, reached.ledger_head):
+            raise LedgerError(
+                f"{parent.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
+            )
+        for event in spent.events:
             ledger.charge(event, 0)
 
 
 def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:
     """The ledger's header: declared numbers, resolved, and versions. No count of any private user."""
     vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
-    start = {"from": "a model declared public" if run.training.init_is_public else "an earlier run"}
     return {
         **run.plan.facts(run.model.layout),
         "delta": run.claimed_delta,
         "randomness": streams.describe(),
         "vocabulary": vocabulary,
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
-        "start": {"from": f"seed {run.training.init_seed}"} if run.training.init_from is None else start,
+        "start": _start(run),
         "parameters": run.model.layout.total,
-        "corpus": hashlib.sha256(json.dumps(store.info, sort_keys=True).encode()).hexdigest(),
+        "corpus": corpus_name(store),
         "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
     }
+
+
+def corpus_name(store: TokenStore) -> str:
+    """Names a corpus by how it was prepared; corpus.json holds no count and no text."""
+    return hashlib.sha256(json.dumps(store.info, sort_keys=True).encode()).hexdigest()
+
+
+def _start(run: Run) -> dict[str, Any]:
+    """Where the first model came from, and whether what it cost rests on something that must be said."""
+    if run.training.init_from is None:
+        return {"from": f"seed {run.training.init_seed}"}
+    if run.training.init_is_public:
+        return {"from": "a model declared public"}
+    parent = Path(run.training.init_from)
+    if not parent.is_dir():
+        return {"from": "a model file of unknown cost"}
+    facts = Ledger.read(RunFolder(parent).ledger).facts
+    kept = {key: facts.get(key) for key in ("randomness", "drop_duplicates")}
+    return {"from": "an earlier run", **kept}
