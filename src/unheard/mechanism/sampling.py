@@ -56,7 +56,7 @@ class FixedSizeSampling:
     users_per_round: int
 
     def __post_init__(self) -> None:
-        require(1 <= self.users_per_round <= 2**40, "users_per_round must be at least 1.")
+        require(1 <= self.users_per_round <= 2**40, "users_per_round must be at least 1, and at most 2^40.")
 
     def probability(self, population: int) -> float:
         return min(self.users_per_round / population, 1.0)

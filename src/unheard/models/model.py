@@ -19,7 +19,7 @@ PAD = -1
 
 
 class LanguageModel(Protocol):
-    """Any frozen object with these: TiedLSTM, GRU, or ModuleModel around a torch.nn.Module."""
+    """Any frozen object with these: TiedLSTM, or ModuleModel around a torch.nn.Module."""
 
     @property
     def layout(self) -> Layout: ...

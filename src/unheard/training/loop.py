@@ -44,7 +44,7 @@ class RoundReport:
 
 
 def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -> Iterator[RoundReport]:
-    """Begin a run in a new folder. Everything that can be refused is refused here, before the first round."""
+    """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears."""
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve())
     check_fits(run, store)
