@@ -50,7 +50,8 @@ class ClippedDenominator:
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
         """expected_weight is q W_min here. Rounding each of d coordinates to a grid h can add h sqrt(d) to the distance of two
-        averages; the last factor covers the float64 error of the division, which is far below a grid step for any cohort of fewer than 2^10 sqrt(d) users."""
+        averages; the last factor covers the float64 error of the division, which stays far below it for any cohort of
+        fewer than 2^10 sqrt(d) users."""
         if math.isinf(l2_bound):
             return math.inf
         rounding = self._quotient_grid(l2_bound, expected_weight) * math.sqrt(num_parameters) * (1 + 2.0**-20)
