@@ -134,6 +134,15 @@ def test_the_door_leaves_what_it_was_given_as_it_was(delta, weight):
     assert torch.equal(torch.from_numpy(delta), before)
 
 
+def test_the_last_clip_is_done_in_double_precision():
+    """By hand in numpy: single precision would put some of these 1,200 coordinates on another unit."""
+    door, rng = contribution(FlatClip(norm=5.0)), np.random.default_rng(3)
+    for delta in rng.standard_normal((200, 6)).astype("float32") * 100:
+        exact = delta.astype(np.float64) * (5.0 / np.linalg.norm(delta.astype(np.float64))) / door.grid
+        units = door.of_users(torch.from_numpy(delta[None]), np.array([ONE])).units_P.numpy()
+        assert units.tolist() == np.trunc(exact).tolist()
+
+
 def test_a_user_whose_integers_exceed_the_bound_is_dropped():
     """The check on the integers stands on its own: it holds even if the float clip before it were wrong."""
     door = contribution(FlatClip(norm=1.0))

@@ -73,6 +73,14 @@ def test_no_budget_pays_for_a_round_without_noise():
         budget.check(budget.running(), NonPrivate(reason="no noise"), 0)
 
 
+def test_an_epsilon_that_is_not_a_number_does_not_pass_for_one_that_fits(monkeypatch):
+    monkeypatch.setattr(RunningEpsilon, "epsilon_after", lambda self, event: math.nan)
+    with pytest.raises(BudgetExceeded):
+        Budget(epsilon=5.0, delta=1e-6).check(
+            RunningEpsilon(1e-6), PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.0), 0
+        )
+
+
 def test_a_budget_is_checked_by_its_own_delta_and_accountant():
     budget = Budget(epsilon=1, delta=1e-6)
     for other in (RunningEpsilon(1e-5), RunningEpsilon(1e-6, "moments")):
