@@ -91,6 +91,6 @@ def test_a_private_vocabulary_is_found_on_spark_too(tmp_path, spark):
     from unheard.corpus.vocabulary_from_text import PrivateVocabulary
 
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(1000)]
-    choice = PrivateVocabulary(epsilon=4.0, delta=1e-4)
+    choice = PrivateVocabulary(epsilon=4.0, delta=1e-9)
     done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=2, engine=spark)
     assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]
