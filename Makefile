@@ -1,15 +1,15 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint types tests format install clean help
+.PHONY: demo test lint types tests chromium format install clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
 # The first Python that is new enough.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# CI also runs what needs Spark; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub` for all of it.)
-EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub,dev)
+# CI also runs what needs Spark or a browser; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub,browser` for all of it.)
+EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub$(comma)browser,dev)
 comma := ,
 
 help:  ## What there is to make
@@ -27,8 +27,12 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/pyright
 
-tests: $(VENV)/.installed
+tests: $(VENV)/.installed $(if $(CI),chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+chromium:  ## Chromium for the tests of pages, from Debian (as root), unless there is one
+	@command -v chromium >/dev/null || { apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
 format: $(VENV)/.installed  ## Put the code into the house's format
 	$(BIN)/ruff check --fix .
