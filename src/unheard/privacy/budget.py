@@ -72,7 +72,7 @@ class Budget:
         """The running epsilon that this budget is checked against."""
         return RunningEpsilon(self.delta, self.accountant, events)
 
-    def check(self, running: RunningEpsilon, event: Event, round: int) -> None:
+    def check(self, running: RunningEpsilon, event: Event, round: int, whose: str = "this run") -> None:
         """Raise BudgetExceeded if charging `event` for `round` would spend more than the budget."""
         if (running.delta, running.accountant) != (self.delta, self.accountant):
             raise InvalidValue("The running epsilon must have the budget's own delta and accountant.")
@@ -81,7 +81,7 @@ class Budget:
         if not after <= self.epsilon:
             raise BudgetExceeded(
                 f"Round {round} would bring epsilon to {after:.4f} at delta {self.delta:g} ({self.accountant}); "
-                f"the budget is {self.epsilon:g} and {running.epsilon:.4f} is spent. Training stops here: "
+                f"the budget of {whose} is {self.epsilon:g} and {running.epsilon:.4f} is spent. Training stops here: "
                 "keep this model, or declare a larger budget in a new run."
             )
 

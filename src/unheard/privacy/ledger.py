@@ -96,6 +96,10 @@ class Ledger:
         """The hash of the last line; together with len(ledger) it names everything charged so far."""
         return self._hashes[-1]
 
+    def hash_at(self, length: int) -> str:
+        """The hash of the line after which the ledger had `length` entries; of 0, the header's."""
+        return self._hashes[length]
+
     def __len__(self) -> int:
         return len(self._entries)
 
