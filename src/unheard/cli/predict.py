@@ -11,11 +11,16 @@ EXAMPLES = """Examples:
   unheard predict runs/first "how are"
 
   unheard predict runs/first "see you" --top 10 --json
+
+  unheard predict exports/first/model.int8.onnx "see you"    (an export; needs no torch)
 """
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="A run folder, an export (or one of its .onnx files), a personal model.", metavar="DIR"),
+    ],
     text: Annotated[str, typer.Argument(help="Some words; the model says what comes next.")],
     top: Annotated[int, typer.Option(help="How many suggestions.", min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output.")] = False,
@@ -24,9 +29,8 @@ def predict(
     from rich.table import Table
 
     from unheard.cli.display import console
-    from unheard.training.released import Released
 
-    words = Released.open(folder).predict(text.encode("utf-8", "replace").decode("utf-8"), top)
+    words = _open(folder).predict(text.encode("utf-8", "replace").decode("utf-8"), top)
     if as_json:
         print(json.dumps([{"word": word, "probability": probability} for word, probability in words]))
         return
@@ -34,3 +38,17 @@ def predict(
     for word, probability in words:
         table.add_row(word.replace("[", r"\["), f"{100 * probability:.1f} %")
     console.print(table)
+
+
+def _open(folder: Path):
+    """A run is opened without working out its statement, which takes seconds and is not asked for here."""
+    from unheard.deploy.device import is_export
+    from unheard.deploy.personal_folder import is_personal
+
+    if is_export(folder) or is_personal(folder):
+        from unheard.deploy.opening import open_finished
+
+        return open_finished(folder)
+    from unheard.training.released import Released
+
+    return Released.open(folder)

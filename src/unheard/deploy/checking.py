@@ -1,0 +1,111 @@
+"""Does an exported graph say what the trained model says: both read the same contexts, and their first choices are compared.
+
+In: a model in torch, graphs in onnxruntime. Out: how often they agree, and how far apart their scores are at most. The contexts
+are drawn from the model itself: no user's text is needed, and none is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.corpus.vocabulary import BOS, UNK
+from unheard.deploy.device import OnnxSteps
+from unheard.models.model import LanguageModel
+from unheard.randomness import reproducible_generator
+
+TEXTS, LENGTH, AT_ONCE = 256, 40, 32
+CONTEXTS = TEXTS * LENGTH
+"""10,240: 256 texts of 40 words, each with all its beginnings."""
+SAME = 1e-3
+"""Scores this near are one score in float32, after 40 steps of rounding in another order."""
+
+
+@dataclass
+class Agreement:
+    """Of one graph with the trained model."""
+
+    contexts: int = 0
+    top1: int = 0
+    """Contexts with the same first choice, or one whose scores are the same."""
+    top3: int = 0
+    """Of three suggestions each, how many both make."""
+    furthest: float = 0.0
+    """The largest difference of any two scores."""
+
+    def add(self, right_NV: np.ndarray, found_NV: np.ndarray) -> None:
+        rows_N = np.arange(len(right_NV))
+        right_N3, found_N3 = _best(right_NV), _best(found_NV)
+        gap_N = right_NV[rows_N, right_N3[:, 0]] - right_NV[rows_N, found_N3[:, 0]]
+        self.contexts += len(right_NV)
+        self.top1 += int((gap_N <= SAME * 0.1).sum())
+        self.top3 += int((right_N3[:, :, None] == found_N3[:, None, :]).sum())
+        difference = np.abs(right_NV - found_NV).max()
+        self.furthest = max(self.furthest, float(difference) if np.isfinite(difference) else np.inf)
+
+    @property
+    def is_equal(self) -> bool:
+        return self.top1 == self.contexts and self.furthest <= SAME
+
+    def numbers(self) -> dict[str, Any]:
+        return {
+            "contexts": self.contexts,
+            "same_first_choice": self.top1 / self.contexts,
+            "same_suggestions_of_three": self.top3 / (3 * self.contexts),
+            "furthest_scores_apart": self.furthest,
+        }
+
+
+@dataclass
+class Comparison:
+    """Any number of graphs against one model."""
+
+    model: LanguageModel
+    params_P: Tensor
+    graphs: dict[str, OnnxSteps]
+    found: dict[str, Agreement] = field(default_factory=dict)
+
+    def run(self, progress: Callable[[int, int], None] = lambda done, of: None) -> dict[str, Agreement]:
+        """Draw texts from the first graph, and have all of them read by every graph and by torch."""
+        self.found = {name: Agreement() for name in self.graphs}
+        generator = reproducible_generator(0, "contexts of an export")
+        for done in range(0, TEXTS, AT_ONCE):
+            words_NT = draw_texts(next(iter(self.graphs.values())), AT_ONCE, LENGTH, generator)
+            self.add(words_NT)
+            progress(done + AT_ONCE, TEXTS)
+        return self.found
+
+    @torch.no_grad()
+    def add(self, words_NT: np.ndarray) -> None:
+        """Compare after every word of these texts."""
+        features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
+        params = self.model.layout.split(self.params_P)
+        right_NTV = self.model.logits(params, torch.as_tensor(words_NT), features_F).float().numpy()
+        for name, steps in self.graphs.items():
+            agreement, states = self.found.setdefault(name, Agreement()), None
+            for t in range(words_NT.shape[1]):
+                states, found_NV = steps.read_many(states, words_NT[:, t])
+                agreement.add(right_NTV[:, t], found_NV)
+
+
+def draw_texts(steps: OnnxSteps, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
+    """Texts as the model would write them, each from BOS on, [N, T]."""
+    words_NT = np.full((number, length), BOS, dtype=np.int64)
+    states = None
+    for t in range(length - 1):
+        states, logits_NV = steps.read_many(states, words_NT[:, t])
+        # the largest of score + Gumbel noise is a draw from the softmax
+        words_NT[:, t + 1] = (np.nan_to_num(logits_NV) + generator.gumbel(size=logits_NV.shape)).argmax(axis=1)
+    return words_NT
+
+
+def _best(logits_NV: np.ndarray) -> np.ndarray:
+    """Three best words of each row, as `predict` shows them: without BOS and UNK."""
+    shown_NV = logits_NV.copy()
+    shown_NV[:, [BOS, UNK]] = -np.inf
+    best_N3 = np.argpartition(-shown_NV, 2, axis=1)[:, :3]
+    order_N3 = np.argsort(-np.take_along_axis(shown_NV, best_N3, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(best_N3, order_N3, axis=1)
