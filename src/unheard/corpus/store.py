@@ -6,6 +6,7 @@ In: token streams of users, by split. Out: `corpus.json` (what may travel into a
 users of exactly 1,600 tokens.
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -63,6 +64,11 @@ class TokenStore:
         if layout.get("dtype") != token_dtype(len(vocabulary)).str or not isinstance(layout.get("shards"), int):
             raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {CURE}")
         return cls(folder, info, layout, vocabulary)
+
+    @property
+    def name(self) -> str:
+        """Names a corpus by how it was prepared; corpus.json holds no count and no text."""
+        return hashlib.sha256(json.dumps(self.info, sort_keys=True).encode()).hexdigest()
 
     @property
     def counts(self) -> dict[str, Any]:

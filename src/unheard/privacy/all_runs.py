@@ -4,14 +4,17 @@ In: the population's ledger. Out: epsilon of everything that was ever charged to
 Composition holds for runs chosen in the light of earlier results too: each round's bound holds whatever was seen before.
 """
 
+import json
 import math
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import best_epsilon, epsilon, epsilons, versions
 from unheard.privacy.events import NonPrivate
-from unheard.privacy.population import Member, Population
+from unheard.privacy.population import FILE, FORMAT, Member, Population
 from unheard.privacy.statement import plain
 
 NOT_COVERED = [
@@ -42,6 +45,36 @@ def all_runs(population: Population, *, delta: float | None = None) -> dict[str,
             "versions": versions(),
         }
     )
+
+
+def people_behind(path: Path, wanted: bool) -> Population | None:
+    """The population of a ledger file: the file itself if it is a store's; for a run's, if wanted, that of its store."""
+    first = _first_line(path)
+    if first.get("ledger") == FORMAT:
+        return Population.read(path)
+    if not wanted:
+        return None
+    try:
+        tables = tomllib.loads((path.parent / "run.toml").read_text(encoding="utf-8"))
+        place = Path(tables["privacy"].get("ledger") or Path(tables["corpus"]["path"]) / FILE)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise LedgerError(
+            f"{path.parent / 'run.toml'} does not say where the run's store lies. Name the store itself."
+        ) from None
+    place = place / FILE if place.is_dir() else place
+    if not place.is_file():
+        raise LedgerError(f"The store's ledger is not at {place}. Name the store itself: unheard statement STORE.")
+    return Population.read(place)
+
+
+def _first_line(path: Path) -> dict[str, Any]:
+    """Enough to tell whose ledger it is; whoever reads it properly checks it."""
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.readline(1 << 24))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def render_all_runs(told: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unheard.errors import CheckpointCorrupt
 from unheard.models.model import LanguageModel
+from unheard.privacy.account import Account
 from unheard.privacy.ledger import Ledger
 from unheard.runs import RunFolder, replace_file
 from unheard.training.state import State
@@ -27,38 +28,64 @@ class Checkpoint:
     state: State
     ledger_length: int
     ledger_head: str
+    people: dict[str, Any] | None = None
+    """Where the ledger of the store's people stood, for a run that is charged to one."""
 
 
-def save_checkpoint(folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger, keep: int) -> Path:
+def save_checkpoint(folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | Account, keep: int) -> Path:
     """Save the state and the released model; forget all but the newest `keep` checkpoints."""
-    path = folder.checkpoints / f"round-{state.round:08d}.safetensors"
+    path = folder.checkpoints / _name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
-    facts = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
+    facts: dict[str, Any] = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
+    if isinstance(ledger, Account):
+        facts["people"] = ledger.position
     _save(path, tensors, facts)
     save_model(folder.model, model, state.params_P, {"round": state.round})
-    for old in sorted(folder.checkpoints.glob("round-*.safetensors"))[:-keep]:
+    for old in checkpoint_files(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint:
     """The newest state; every run has one from its beginning on."""
-    paths = sorted(folder.checkpoints.glob("round-*.safetensors"))
+    paths = checkpoint_files(folder)
     if not paths:
         raise CheckpointCorrupt(
             f"{folder.checkpoints} holds no checkpoint to go on from. Put one back, or begin a new run."
         )
+    return read_checkpoint(paths[-1])
+
+
+def checkpoint_files(folder: RunFolder) -> list[Path]:
+    """Oldest first."""
+    return sorted(folder.checkpoints.glob("round-*.safetensors"))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """One checkpoint, every byte of it checked."""
     cure = "Delete it to resume from the one before (the rounds done again are charged again)."
-    tensors, facts = _load(paths[-1], cure)
+    tensors, facts = _load(path, cure)
     try:
+        people = facts.get("people")
         state = State(
             round=int(facts["round"]),
             params_P=tensors.pop("params"),
             server_memory={name.removeprefix("server."): t for name, t in tensors.items()},
         )
-        return Checkpoint(state=state, ledger_length=int(facts["ledger_length"]), ledger_head=facts["ledger_head"])
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointCorrupt(f"{paths[-1]} is not a checkpoint of this version. {cure}") from None
+        if (
+            path.name != _name(state.round)
+            or state.params_P.ndim != 1
+            or not (people is None or set(people) == {"ledger", "length", "head"})
+        ):
+            raise ValueError
+        return Checkpoint(
+            state=state,
+            ledger_length=int(facts["ledger_length"]),
+            ledger_head=str(facts["ledger_head"]),
+            people=people,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CheckpointCorrupt(f"{path} is not a checkpoint of this version, or has another's name. {cure}") from None
 
 
 def save_model(path: Path, model: LanguageModel, params_P: Tensor, facts: dict[str, Any]) -> None:
@@ -68,8 +95,17 @@ def save_model(path: Path, model: LanguageModel, params_P: Tensor, facts: dict[s
 
 def load_model(path: Path, model: LanguageModel) -> Tensor:
     """params_P of a released model, checked against the model that it should fit."""
-    tensors, _ = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
-    return model.layout.join(tensors)
+    return released_model(path, model)[0]
+
+
+def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
+    """params_P of a released model, and the round after which it was released."""
+    tensors, facts = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
+    return model.layout.join(tensors), int(facts.get("round", 0))
+
+
+def _name(round: int) -> str:
+    return f"round-{round:08d}.safetensors"
 
 
 def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -86,13 +122,17 @@ def _load(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
         text = metadata["unheard"]
         intact = metadata["sha256"] == _digest(tensors, text)
+        facts = json.loads(text)
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{path} is missing. {cure}") from None
-    except (safetensors.SafetensorError, KeyError, OSError) as error:
-        raise CheckpointCorrupt(f"{path} cannot be read ({error}). {cure}") from None
-    if not intact:
+    except (safetensors.SafetensorError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{path} cannot be read ({str(error)[:200]}). {cure}") from None
+    if not intact or not isinstance(facts, dict):
         raise CheckpointCorrupt(f"{path} does not read back as it was written. {cure}")
-    return tensors, json.loads(text)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise CheckpointCorrupt(f"{path}: '{name}' holds what is not a finite real number. {cure}")
+    return tensors, facts
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:

@@ -52,6 +52,8 @@ class Run:
     delta: float | None = None
     """The delta at which epsilon is shown and claimed; None: population^-1.1, as in the paper."""
     budget: Budget | None = None
+    ledger: Path | str | None = None
+    """Where all runs on these people are charged; None: in the store's own folder."""
     server: Server = AddServer()
     evaluation: Evaluation = Evaluation()
 

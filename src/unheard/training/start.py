@@ -3,8 +3,6 @@
 In: a Run and its store. Out: the first State, and the public facts and past events with which a ledger begins.
 """
 
-import hashlib
-import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,11 @@ from unheard.corpus.store import TokenStore
 from unheard.errors import CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.models.model import LanguageModel
+from unheard.privacy.account import Account, open_population
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population import Population
 from unheard.randomness import Streams
 from unheard.runs import RunFolder
 from unheard.training.checkpoint import load_model, newest_checkpoint
@@ -84,16 +84,33 @@ def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
     # DP: a vocabulary found in the users' own text is paid for in this ledger too.
     for record in store.vocabulary_events:
         ledger.charge(from_record(record), 0)
-    if run.training.init_from is not None and Path(run.training.init_from).is_dir() and not run.training.init_is_public:
+    spent = _parent(run)
+    for event in spent.events if spent is not None else ():
         # DP: the earlier run had the same users, unless declared otherwise; its cost is part of this model's.
-        parent = RunFolder(Path(run.training.init_from))
-        spent, reached = Ledger.read(parent.ledger), newest_checkpoint(parent)
-        if not spent.contains(reached.ledger_length, reached.ledger_head):
-            raise LedgerError(
-                f"{parent.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
-            )
-        for event in spent.events:
-            ledger.charge(event, 0)
+        ledger.charge(event, 0)
+
+
+def people_of(run: Run, store: TokenStore) -> Population:
+    """The ledger of the store's people, to which every run on them is charged. Refused here if it cannot be written."""
+    return open_population(store.path, corpus_name(store), store.vocabulary_events, run.ledger)
+
+
+def enter(run: Run, ledger: Ledger, people: Population, name: str) -> None:
+    """Tell the people's ledger that a run begins, and make sure that it holds the run that this one begins from."""
+    Account.begin(ledger, people, name, _parent(run))
+
+
+def _parent(run: Run) -> Ledger | None:
+    """The ledger of the run that this one begins from, if its users are these, checked against its model."""
+    if run.training.init_from is None or not Path(run.training.init_from).is_dir() or run.training.init_is_public:
+        return None
+    parent = RunFolder(Path(run.training.init_from))
+    spent, reached = Ledger.read(parent.ledger), newest_checkpoint(parent)
+    if not spent.contains(reached.ledger_length, reached.ledger_head):
+        raise LedgerError(
+            f"{parent.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
+        )
+    return spent
 
 
 def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:
@@ -105,7 +122,7 @@ def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any
         "randomness": streams.describe(),
         "vocabulary": vocabulary,
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
-        "start": _start(run),
+        "start": {**_start(run), "charges": len(store.vocabulary_events) + len(_parent(run) or ())},
         "parameters": run.model.layout.total,
         "corpus": corpus_name(store),
         "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
@@ -113,8 +130,7 @@ def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any
 
 
 def corpus_name(store: TokenStore) -> str:
-    """Names a corpus by how it was prepared; corpus.json holds no count and no text."""
-    return hashlib.sha256(json.dumps(store.info, sort_keys=True).encode()).hexdigest()
+    return store.name
 
 
 def _start(run: Run) -> dict[str, Any]:

@@ -1,0 +1,206 @@
+"""`verify` believes a true folder and names what does not fit in any other."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import unheard
+from unheard.audit.verification import verify
+from unheard.errors import RunFolderMissing
+from unheard.privacy import chain
+from unheard.privacy.ledger import Ledger
+from unheard.runs import RunFolder
+from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+
+
+def wrong(folder, **more) -> dict[str, str]:
+    return {finding.name: finding.words for finding in verify(folder, **more) if finding.fits is False}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, store, model, plan):
+    run = unheard.Run(
+        corpus=store.path,
+        model=model,
+        plan=plan,
+        training=unheard.Training(rounds=6, checkpoint_every=2),
+        evaluation=unheard.Evaluation(every=3, max_tokens=200, unroll=20),
+    )
+    folder = tmp_path_factory.mktemp("runs") / "r"
+    list(unheard.train(run, folder))
+    return folder
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "r")
+
+
+def resealed(lines: list[bytes], change) -> bytes:
+    """A ledger written anew from changed records: every hash fits, as a forger would have it."""
+    records, head, out = [json.loads(line) for line in lines], "", b""
+    for record in records:
+        record.pop("hash")
+    for record in change(records):
+        line, head = chain.seal(record, head)
+        out += line
+    return out
+
+
+def lines_of(folder) -> list[bytes]:
+    return (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def test_a_true_folder_fits_and_nothing_is_written(folder):
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    found = verify(folder)
+    assert [f.name for f in found if f.fits is not True] == []
+    assert "6 charges" in next(f.words for f in found if f.name == "ledger")
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_epsilon_is_recomputed_from_the_ledger(folder):
+    told = json.loads((folder / "statement.json").read_text())
+    said = next(f.words for f in verify(folder) if f.name == "epsilon")
+    assert said.startswith(f"{told['claimed']['epsilon']:.6g} at delta")
+
+
+@pytest.mark.parametrize("change", ["edit", "swap", "drop one", "cut at a line", "repeat"])
+def test_a_ledger_that_was_touched_does_not_fit(folder, change):
+    lines = lines_of(folder)
+    (folder / "ledger.jsonl").write_bytes(
+        b"".join(
+            {
+                "edit": [*lines[:2], lines[2].replace(b"0.5", b"5.0"), *lines[3:]],
+                "swap": [*lines[:2], lines[3], lines[2], *lines[4:]],
+                "drop one": [*lines[:2], *lines[3:]],
+                "cut at a line": lines[:-2],
+                "repeat": [*lines, lines[-1]],
+            }[change]
+        )
+    )
+    found = wrong(folder)
+    assert ("checkpoints" if change == "cut at a line" else "ledger") in found
+
+
+def test_a_torn_last_line_is_told_and_is_no_fault(folder):
+    file = folder / "ledger.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"round":6,"eve')
+    (folder / "statement.json").unlink()
+    assert wrong(folder) == {}
+    assert any("torn" in f.words for f in verify(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda r: [r[0], *({**x, "event": {**x["event"], "sampling_prob": 0.01}} for x in r[1:])], "charges"),
+        (lambda r: [r[0], *({**x, "event": {**x["event"], "noise_multiplier": 5.0}} for x in r[1:])], "charges"),
+        (lambda r: r[:-1], "checkpoints"),
+        (lambda r: [r[0], *r[2:]], "charges"),
+        (lambda r: [{**r[0], "facts": {**r[0]["facts"], "population": 10**9}}, *r[1:]], "facts"),
+        (lambda r: [{**r[0], "facts": {**r[0]["facts"], "delta": 1e-3}}, *r[1:]], "facts"),
+        (lambda r: [{**r[0], "facts": {**r[0]["facts"], "run_hash": "0" * 64}}, *r[1:]], "configuration"),
+    ],
+)
+def test_a_ledger_that_was_written_anew_does_not_fit_its_run_file_or_checkpoints(folder, change, where):
+    file = folder / "ledger.jsonl"
+    file.write_bytes(resealed(lines_of(folder), change))
+    found = wrong(folder)
+    assert where in found
+    assert "checkpoints" in found  # whose hashes are of the true one
+
+
+def test_an_edited_run_file_does_not_fit(folder):
+    file = folder / "run.toml"
+    file.write_text(file.read_text().replace("noise_multiplier = 0.5", "noise_multiplier = 0.1"))
+    assert "changed after the run began" in wrong(folder)["configuration"]
+
+
+def test_a_checkpoint_of_a_round_that_was_never_charged_does_not_fit(folder, model):
+    place = RunFolder(folder)
+    ledger, newest = Ledger.read(place.ledger), newest_checkpoint(place)
+    save_checkpoint(place, model, replace(newest.state, round=9), ledger, keep=9)
+    assert "round 6 was never charged" in wrong(folder)["checkpoints"]
+
+
+@pytest.mark.parametrize("how", ["rename", "flip", "empty"])
+def test_a_damaged_or_renamed_checkpoint_does_not_fit(folder, how):
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    if how == "rename":
+        newest.rename(newest.with_name("round-00000900.safetensors"))
+    else:
+        content = bytearray(newest.read_bytes())
+        content[-3] ^= 1
+        newest.write_bytes(bytes(content) if how == "flip" else b"")
+    assert "checkpoints read back" in wrong(folder)
+
+
+def test_a_model_that_was_replaced_does_not_fit(folder, model):
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        facts = file.metadata()
+    tensors = load_file(folder / "model.safetensors")
+    tensors["embedding"] += 1e-3
+    save_file(tensors, folder / "model.safetensors", facts)
+    assert "does not read back" in wrong(folder)["model"]
+    from unheard.training.checkpoint import save_model
+
+    save_model(folder / "model.safetensors", model, torch.zeros(model.layout.total), {"round": 6})
+    assert "it was replaced" in wrong(folder)["model"]
+    save_model(folder / "model.safetensors", model, torch.zeros(model.layout.total), {"round": 7})
+    assert "no checkpoint" in wrong(folder)["model"]
+
+
+def test_a_stop_between_checkpoint_and_model_is_told_and_is_no_fault(folder, model):
+    from unheard.training.checkpoint import checkpoint_files, read_checkpoint, save_model
+
+    older = read_checkpoint(checkpoint_files(RunFolder(folder))[0]).state
+    save_model(folder / "model.safetensors", model, older.params_P, {"round": older.round})
+    assert wrong(folder) == {}
+    assert any("stopped between two writes" in f.words for f in verify(folder))
+
+
+def test_a_statement_that_says_something_else_does_not_fit(folder):
+    file = folder / "statement.json"
+    told = json.loads(file.read_text())
+    told["epsilon"]["pld"] = 0.1
+    file.write_text(json.dumps(told))
+    assert "epsilon" in wrong(folder)["statement"]
+    file.write_text("{")
+    assert "not JSON" in wrong(folder)["statement"]
+    file.unlink()
+    assert wrong(folder) == {}
+
+
+def test_other_words_or_metrics_of_no_round_do_not_fit(folder):
+    words = (folder / "vocabulary.txt").read_text()
+    (folder / "vocabulary.txt").write_text(words.replace("w7\n", "seven\n"))
+    (folder / "metrics.jsonl").write_text('{"round": 99, "epsilon": 1.0}\n')
+    assert {"vocabulary", "metrics"} <= set(wrong(folder))
+
+
+def test_what_is_lost_is_named_and_the_rest_is_still_checked(folder):
+    (folder / "ledger.jsonl").unlink()
+    found = {f.name: f.fits for f in verify(folder)}
+    assert found["ledger"] is False
+    assert found["model"] is True
+    assert found["statement"] is None
+    shutil.rmtree(folder)
+    with pytest.raises(RunFolderMissing):
+        verify(folder)
+
+
+def test_a_run_that_began_from_another_fits_before_its_first_round_and_after(run, tmp_path):
+    list(unheard.train(run, tmp_path / "first"))
+    other = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.8))
+    child = replace(run, plan=other, training=unheard.Training(rounds=2, init_from=str(tmp_path / "first")))
+    unheard.train(child, tmp_path / "second").close()
+    assert wrong(tmp_path / "second") == {}
+    list(unheard.resume(tmp_path / "second"))
+    assert wrong(tmp_path / "second") == {}
+    assert any("6 charges from before the first round" in f.words for f in verify(tmp_path / "second"))
