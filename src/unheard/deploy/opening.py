@@ -3,6 +3,8 @@
 In: a path. Out: a Finished model. An export is opened without torch.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,17 @@ def open_finished(path: str | Path) -> Finished:
         tokens=released.tokens,
         statement=run_statement(RunFolder.open(place)),
     )
+
+
+def open_together(paths: Sequence[str | Path]) -> list[Finished]:
+    """Several at once, each with a name of its own: as much of its path as tells it from the others."""
+    models, places = [open_finished(path) for path in paths], [Path(path).resolve() for path in paths]
+    names = [model.name for model in models]
+    for depth in range(2, 12):
+        if len(set(names)) == len(names):
+            break
+        names = ["/".join(place.parts[-depth:]) for place in places]
+    return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
 
 
 def run_statement(folder: RunFolder) -> dict[str, Any]:
