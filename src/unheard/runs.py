@@ -4,12 +4,14 @@
     metrics.jsonl       held-out evaluations by round        statement.json    the privacy statement, as of the last save
     model.safetensors   the newest released model            vocabulary.txt    its words
     tokens.json         how text was split into tokens       checkpoints/      states to resume from
+    measures.json       the newest model's full measures     tensorboard/      the evaluations again, as event files
 
 Every whole file is replaced in one step (write beside, fsync, rename), so a crash leaves the old one or the new one.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -59,6 +61,14 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def measures(self) -> Path:
+        return self.path / "measures.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
 
     @classmethod
     def begin(cls, path: str | Path) -> "RunFolder":
@@ -118,6 +128,21 @@ class RunFolder:
                     row = json.loads(line)
                     by_round[int(row["round"])] = row
         return [by_round[r] for r in sorted(by_round)]
+
+    def model_digest(self) -> str:
+        """Names the released model, so that what was measured of an older one is not shown for a newer."""
+        try:
+            return hashlib.sha256(self.model.read_bytes()).hexdigest()
+        except OSError as error:
+            raise RunFolderMissing(f"{self.model} cannot be read: {error.strerror}.") from None
+
+    def read_measures(self) -> dict[str, Any] | None:
+        """The full measures of the newest model; None if it was not measured yet."""
+        try:
+            content = json.loads(self.measures.read_text(encoding="utf-8"))
+            return content if content["model_sha256"] == self.model_digest() else None
+        except (OSError, ValueError, TypeError, KeyError, RunFolderMissing):
+            return None
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         with open(self.metrics, "ab+") as file:

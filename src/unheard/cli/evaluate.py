@@ -1,14 +1,16 @@
-"""`unheard evaluate`: how well a run's newest model guesses the next word of held-out users."""
+"""`unheard evaluate`: how well the newest model of a run guesses the next word of held-out users."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 EXAMPLES = """Examples:
 
   unheard evaluate runs/first
+
+  unheard evaluate runs/first --full    (by user, by word frequency, head words, baselines)
 
   unheard evaluate runs/first --corpus corpora/other --max-tokens 1000000 --json
 """
@@ -22,14 +24,28 @@ def evaluate(
     max_tokens: Annotated[
         int | None, typer.Option(help="Held-out tokens to use; default: as in training.", min=1)
     ] = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="All measures, kept in DIR/measures.json: by user, by band, head words, baselines."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
+    numbers = _full(folder, corpus, max_tokens) if full else _quick(folder, corpus, max_tokens)
+    if as_json:
+        print(json.dumps(numbers))
+    elif full:
+        _show_full(folder, numbers)
+    else:
+        _show_quick(folder, numbers)
+
+
+def _quick(folder: Path, corpus: Path | None, max_tokens: int | None) -> dict[str, Any]:
     from dataclasses import replace
 
-    from rich.table import Table
-
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import notes
     from unheard.corpus.store import TokenStore
     from unheard.errors import ModelError
     from unheard.measure.next_word import evaluate as measure
@@ -43,11 +59,35 @@ def evaluate(
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     with notes.status("Evaluating on held-out users"):
         users = how.choose(users_in_turn(store.held_out, released.run.model))
-        numbers = measure(released.run.model, released.params_P, users, unroll=how.unroll)
-    if as_json:
-        print(json.dumps(numbers))
-        return
+        return measure(released.run.model, released.params_P, users, unroll=how.unroll)
+
+
+def _full(folder: Path, corpus: Path | None, max_tokens: int | None) -> dict[str, Any]:
+    from unheard.cli.measuring import measured
+
+    return measured(folder, corpus=corpus, max_tokens=max_tokens, again=True)
+
+
+def _show_quick(folder: Path, numbers: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from unheard.cli.display import console
+
     table = Table("measure", "held-out users", title=str(folder))
     for name, value in numbers.items():
         table.add_row(name, f"{100 * value:.2f} %" if name.startswith("accuracy") else f"{value:,.6g}")
     console.print(table)
+
+
+def _show_full(folder: Path, numbers: dict[str, Any]) -> None:
+    from unheard.cli.tables import print_table
+    from unheard.report import tables
+
+    run = {folder.name: numbers}
+    for table in (
+        tables.accuracies(run),
+        tables.users(run),
+        tables.bands(run),
+        tables.head_words(run),
+    ):
+        print_table(table)

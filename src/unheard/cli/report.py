@@ -1,0 +1,50 @@
+"""`unheard report`: one page about one or more runs, to be opened from disk, sent around, printed."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """Examples:
+
+  unheard report runs/first --out page
+
+  unheard report runs/plain runs/private --out page --title "Keyboard model, autumn"
+
+  unheard report runs/private --out page --as-if-users 1000000    (adds a hypothetical ε)
+"""
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")],
+    out: Annotated[Path, typer.Option(help="The folder for the page.")],
+    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The run to be as accurate as; default: the first without privacy.")
+    ] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Words to continue. May be repeated.")] = None,
+    as_if_users: Annotated[
+        int | None, typer.Option(help="Also the hypothetical ε of the same run drawn from so many users.", min=2)
+    ] = None,
+    as_if_users_per_round: Annotated[
+        float | None, typer.Option(help="And with so many users a round (the noise on the average stays).", min=1)
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option(help="Take the full measures of runs that have none yet. --no-measure: show what is there.")
+    ] = True,
+) -> None:
+    """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
+    from unheard.cli.display import console, notes
+    from unheard.cli.measuring import measured_if_possible
+    from unheard.report.comparison import Comparison
+    from unheard.report.page import write_page
+
+    if measure:
+        for folder in folders:
+            measured_if_possible(folder, prompts=prompt)
+    with notes.status("Working out what each run cost, and writing the page"):
+        compared = Comparison.of(
+            folders, baseline=baseline, as_if_users=as_if_users, as_if_users_per_round=as_if_users_per_round
+        )
+        page = write_page(compared, out, title=title)
+    console.print(f"The page is written: {page.resolve().as_uri()}", highlight=False, markup=False, soft_wrap=True)
