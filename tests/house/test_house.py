@@ -13,11 +13,11 @@ import unheard
 SRC = Path(unheard.__file__).parent
 FILES = sorted(SRC.rglob("*.py"))
 
-ORDER = ["privacy", "corpus", "models", "updates", "mechanism", "engines", "measure", "training", "cli"]
+ORDER = ["privacy", "corpus", "models", "updates", "mechanism", "engines", "measure", "training", "audit", "deploy", "report", "cli"]
 """Rooms in the order of the sentence: text -> tokens -> cohort -> updates -> sum -> average -> noise -> model -> numbers -> page.
 A room imports only rooms before it (docs/decisions/0002-rooms.md)."""
 
-WITHOUT_TORCH = {"privacy", "corpus", "cli"}
+WITHOUT_TORCH = {"privacy", "corpus", "report", "cli"}
 """An auditor runs the accounting on a laptop; `unheard --help` must be quick."""
 
 
