@@ -17,11 +17,12 @@ from unheard.deploy.device import OnnxSteps
 from unheard.models.model import LanguageModel
 from unheard.randomness import reproducible_generator
 
-TEXTS, LENGTH, AT_ONCE = 256, 40, 32
+TEXTS, LENGTH, AT_ONCE = 256, 40, 16
 CONTEXTS = TEXTS * LENGTH
 """10,240: 256 texts of 40 words, each with all its beginnings."""
-SAME = 1e-3
-"""Scores this near are one score in float32, after 40 steps of rounding in another order."""
+ROUNDING = 1e-4
+"""Of the largest score: as far as float32 may move one. A model whose own rounding in PyTorch moves it further (a noisy recurrent
+one magnifies it from word to word) is given eight times as much as that."""
 
 
 @dataclass
@@ -35,20 +36,24 @@ class Agreement:
     """Of three suggestions each, how many both make."""
     furthest: float = 0.0
     """The largest difference of any two scores."""
+    too_far: int = 0
+    """Contexts in which some score is further off than rounding explains."""
 
-    def add(self, right_NV: np.ndarray, found_NV: np.ndarray) -> None:
+    def add(self, right_NV: np.ndarray, found_NV: np.ndarray, allowed: float = ROUNDING) -> None:
+        """Scores in the same contexts; `allowed` is how far apart two may be and still be one."""
         rows_N = np.arange(len(right_NV))
         right_N3, found_N3 = _best(right_NV), _best(found_NV)
         gap_N = right_NV[rows_N, right_N3[:, 0]] - right_NV[rows_N, found_N3[:, 0]]
         self.contexts += len(right_NV)
-        self.top1 += int((gap_N <= SAME * 0.1).sum())
+        self.top1 += int((gap_N <= allowed).sum())
         self.top3 += int((right_N3[:, :, None] == found_N3[:, None, :]).sum())
-        difference = np.abs(right_NV - found_NV).max()
-        self.furthest = max(self.furthest, float(difference) if np.isfinite(difference) else np.inf)
+        apart_N = np.nan_to_num(np.abs(right_NV - found_NV).max(axis=1), nan=np.inf)
+        self.too_far += int((~(apart_N <= allowed)).sum())
+        self.furthest = max(self.furthest, float(apart_N.max()))
 
     @property
     def is_equal(self) -> bool:
-        return self.top1 == self.contexts and self.furthest <= SAME
+        return self.top1 == self.contexts and not self.too_far
 
     def numbers(self) -> dict[str, Any]:
         return {
@@ -82,13 +87,18 @@ class Comparison:
     def add(self, words_NT: np.ndarray) -> None:
         """Compare after every word of these texts."""
         features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
-        params = self.model.layout.split(self.params_P)
-        right_NTV = self.model.logits(params, torch.as_tensor(words_NT), features_F).float().numpy()
+        right_NTV = self._logits(self.params_P.float(), words_NT, features_F)
+        exact_NTV = self._logits(self.params_P.double(), words_NT, None if features_F is None else features_F.double())
+        rounding_T = np.abs(right_NTV - exact_NTV).max(axis=(0, 2))
+        allowed_T = ROUNDING * max(1.0, float(np.abs(right_NTV).max())) + 8 * np.maximum.accumulate(rounding_T)
         for name, steps in self.graphs.items():
             agreement, states = self.found.setdefault(name, Agreement()), None
             for t in range(words_NT.shape[1]):
                 states, found_NV = steps.read_many(states, words_NT[:, t])
-                agreement.add(right_NTV[:, t], found_NV)
+                agreement.add(right_NTV[:, t], found_NV, float(allowed_T[t]))
+
+    def _logits(self, params_P: Tensor, words_NT: np.ndarray, features_F: Tensor | None) -> np.ndarray:
+        return self.model.logits(self.model.layout.split(params_P), torch.as_tensor(words_NT), features_F).numpy()
 
 
 def draw_texts(steps: OnnxSteps, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
@@ -97,8 +107,10 @@ def draw_texts(steps: OnnxSteps, number: int, length: int, generator: np.random.
     states = None
     for t in range(length - 1):
         states, logits_NV = steps.read_many(states, words_NT[:, t])
-        # the largest of score + Gumbel noise is a draw from the softmax
-        words_NT[:, t + 1] = (np.nan_to_num(logits_NV) + generator.gumbel(size=logits_NV.shape)).argmax(axis=1)
+        scores_NV = np.nan_to_num(logits_NV)
+        sums_NV = np.cumsum(np.exp(scores_NV - scores_NV.max(axis=1, keepdims=True)), axis=1)
+        drawn_N1 = generator.random((number, 1)) * sums_NV[:, -1:]
+        words_NT[:, t + 1] = np.minimum((sums_NV < drawn_N1).sum(axis=1), sums_NV.shape[1] - 1)
     return words_NT
 
 

@@ -144,8 +144,8 @@ function changed() {
   const began = performance.now();
   state.spaceIsOurs = false;
   setShift(beginsSentence(before()));
-  count();
   ask(began);
+  count(); // while the question is on its way
 }
 
 async function ask(began) {
@@ -229,8 +229,9 @@ function count() {
   state.models.forEach((model, m) => {
     const { saved, keys } = counts[m];
     const share = keys ? Math.round((100 * saved) / keys) : 0;
-    model.meter.value = share;
-    model.saved.textContent = keys ? `${saved} of ${keys} keystrokes saved (${share} %)` : "No finished word yet";
+    model.meter.setAttribute("aria-valuenow", share);
+    model.meter.firstChild.style.inlineSize = `${share}%`;
+    model.saved.textContent = keys ? `Would have saved ${saved} of ${keys} keystrokes (${share} %)` : "No finished word yet";
   });
   const letters = [...text.value].length;
   $("taps").textContent = letters ? `${state.taps} taps for ${letters} characters` : "No key yet";
@@ -265,9 +266,11 @@ function drawModel(about, m) {
   const head = make("div", "head");
   const badge = make("span", `badge ${about.grade}`, `ε = ${about.epsilon}`);
   head.append(make("h2", "", about.name), badge);
-  const meter = make("meter");
-  Object.assign(meter, { min: 0, max: 100, value: 0 });
-  meter.setAttribute("aria-label", `Share of keystrokes that ${about.name} would have saved`);
+  const meter = make("div", "meter");
+  meter.append(make("span"));
+  const described = { role: "meter", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": 0 };
+  described["aria-label"] = `Share of keystrokes that ${about.name} would have saved, in percent`;
+  for (const [name, value] of Object.entries(described)) meter.setAttribute(name, value);
   const saved = make("p", "saved", "No finished word yet");
   const promise = make("div", "promise");
   promise.append(make("h3", "", about.headline), ...about.sentences.map((one) => make("p", "", one)));
