@@ -1,0 +1,57 @@
+"""The store's own people among the canaries: they are drawn, learn and are charged as in training.
+
+In: a run, its store and an engine. Out: for each round the sum of canaries and people together. What the audit then shows is a
+function of noisy averages, a release like any other: every round is charged to the people's ledger before anybody is drawn.
+"""
+
+from dataclasses import dataclass, field
+
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import Engine
+from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.values import CohortSum, NoisyAverage
+from unheard.privacy.account import new_run_id
+from unheard.privacy.events import Event
+from unheard.privacy.population import Population
+from unheard.randomness import Streams
+from unheard.training.round import read_users
+from unheard.training.run import Run
+from unheard.training.server import step
+from unheard.training.start import first_state
+from unheard.training.state import State
+
+
+@dataclass
+class Company:
+    """Goes through the rounds with the audit."""
+
+    run: Run
+    store: TokenStore
+    engine: Engine
+    streams: Streams
+    people: Population
+    name: str
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = first_state(self.run)
+        self.id = new_run_id()
+        facts = {
+            "name": f"an audit of {self.name}",
+            "delta": self.run.claimed_delta,
+            "population": self.run.plan.population,
+        }
+        self.people.register(self.id, facts, held=0)
+
+    def join(self, canaries: CohortSum, plan: RoundPlan, event: Event, round: int) -> CohortSum:
+        # DP: an audit among people is a run on them: charged before anybody is drawn.
+        self.people.charge(self.id, round, event, round)
+        users = self.store.train
+        # Another stream than the canaries': one generator must not be asked for two cohorts.
+        rng = self.streams.batches(round)
+        cohort = plan.sampling.draw(users.num_users, plan.population, rng)
+        people = self.engine.sum_updates(self.state.params_P, read_users(users, cohort, self.run.model), plan, rng)
+        return plan.contribution.sum([canaries, people], plan.layout.total)
+
+    def learn(self, noisy: NoisyAverage) -> None:
+        self.state = step(self.run.server, self.run.model, self.state, noisy)

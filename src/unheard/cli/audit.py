@@ -1,0 +1,123 @@
+"""`unheard audit`: what a run gave away, by planted secrets and by canary users."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from unheard.audit.exposure import Exposure
+    from unheard.audit.one_run import OneRunAudit
+    from unheard.training.run import Run
+
+EXAMPLES = """Examples:
+
+  unheard audit runs/first
+
+  unheard audit runs/first --canaries 2000 --rounds 200 --json
+
+  unheard audit runs/first --skip-one-run    (only: was a planted secret learned by heart?)
+"""
+
+
+def audit(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
+    out: Annotated[Path | None, typer.Option(help="Where audit.json and scores.svg go (DIR/audit).")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Where the run's store lies now.")] = None,
+    canaries: Annotated[int, typer.Option(help="Canary users of the one-run audit.", min=2)] = 1000,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the one-run audit; default: the run's.", min=1)] = None,
+    candidates: Annotated[int, typer.Option(help="Random phrases to rank planted secrets among.", min=100)] = 10_000,
+    with_users: Annotated[
+        bool,
+        typer.Option("--with-users", help="Put the canary users among the store's people. They are charged for it."),
+    ] = False,
+    skip_one_run: Annotated[bool, typer.Option("--skip-one-run", help="Only rank planted secrets.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Attack a run as an auditor would: are planted secrets learned by heart, and is a lower bound on epsilon above the claim?
+
+    Exit status 2 if the claim is refuted."""
+    import json
+
+    from unheard.audit.plot import score_plot
+    from unheard.audit.verdict import as_data
+    from unheard.cli.display import console, notes
+    from unheard.runs import replace_file
+    from unheard.training.released import Released
+
+    released = Released.open(folder)
+    store = Path(corpus or released.run.corpus)
+    found = _exposures(released, store, candidates)
+    one = None if skip_one_run else _one_run(released.run, store, folder.name, canaries, rounds, with_users)
+    told = as_data(found, one)
+    place = out or folder / "audit"
+    place.mkdir(parents=True, exist_ok=True)
+    replace_file(place / "audit.json", json.dumps(told, indent=2, allow_nan=False).encode())
+    if one is not None:
+        replace_file(place / "scores.svg", score_plot(one, folder.name).encode())
+    if as_json:
+        print(json.dumps(told, allow_nan=False))
+    else:
+        for sentence in told["verdict"]:
+            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        if found is None:
+            notes.print(f"No canaries were planted in {store}: `unheard canaries --help`.", markup=False)
+        console.print(f"Written to {place}", highlight=False, markup=False)
+    if not told["holds"]:
+        raise typer.Exit(2)
+
+
+def _exposures(released, store: Path, candidates: int) -> "list[Exposure] | None":
+    from unheard.audit.exposure import exposures, read_canaries
+    from unheard.randomness import secure_generator
+
+    if not (store / "canaries.json").is_file():
+        return None
+    planted = read_canaries(store, released.run.model.vocabulary_size)
+    found = []
+    with _bar("Ranking planted secrets", len(planted)) as advance:
+        for one in exposures(released.run.model, released.params_P, planted, secure_generator(), candidates=candidates):
+            found.append(one)
+            advance(len(found))
+    return found
+
+
+def _one_run(run: "Run", store: Path, name: str, canaries: int, rounds: int | None, with_users: bool) -> "OneRunAudit":
+    from unheard.audit.one_run import OneRunAudit, one_run
+    from unheard.randomness import SecureStreams
+
+    streams = SecureStreams()
+    company = None
+    if with_users:
+        from unheard.audit.company import Company
+        from unheard.corpus.store import TokenStore
+        from unheard.engines.engine import EngineChoice
+        from unheard.training.start import people_of
+
+        opened = TokenStore.open(store)
+        engine = EngineChoice().build(run.model)
+        company = Company(run, opened, engine, streams, people_of(run, opened), name)
+    with _bar("One run with canary users", rounds or run.training.rounds) as advance:
+        for step in one_run(run, streams, canaries=canaries, rounds=rounds, company=company):
+            if isinstance(step, OneRunAudit):
+                return step
+            advance(step)
+    raise AssertionError("an audit ends with its result")
+
+
+def _bar(title: str, total: int):
+    """A progress bar on stderr, as a function of how much is done."""
+    from contextlib import contextmanager
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from unheard.cli.display import notes
+
+    @contextmanager
+    def showing():
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=notes, refresh_per_second=4) as progress:
+            task = progress.add_task(title, total=total)
+            yield lambda done: progress.update(task, completed=done)
+
+    return showing()
