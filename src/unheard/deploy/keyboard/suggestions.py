@@ -83,20 +83,18 @@ class Suggester:
                 known -= 1
             if known < 0:
                 known = 0
-                state, scores_V = self.model.steps.read(None, BOS)
-                self._keep((), state, probabilities(scores_V))
+                self._keep((), *self.model.steps.read(None, BOS))
             state, probs_V = self._states[tuple(words[:known])]
             self._states.move_to_end(tuple(words[:known]))
             for i in range(known, len(words)):
-                state, scores_V = self.model.steps.read(state, words[i])
-                probs_V = probabilities(scores_V)
-                self._keep(tuple(words[: i + 1]), state, probs_V)
+                state, probs_V = self._keep(tuple(words[: i + 1]), *self.model.steps.read(state, words[i]))
             return probs_V
 
-    def _keep(self, words: tuple[int, ...], state: Any, probs_V: np.ndarray) -> None:
-        self._states[words] = (state, probs_V.astype(np.float32))
+    def _keep(self, words: tuple[int, ...], state: Any, scores_V: np.ndarray) -> tuple[Any, np.ndarray]:
+        kept = self._states[words] = (state, probabilities(scores_V).astype(np.float32))
         while len(self._states) > REMEMBERED:
             self._states.popitem(last=False)
+        return kept
 
 
 def split_at_cursor(text: str) -> tuple[str, str]:
