@@ -95,7 +95,7 @@ def personalize(
     for done in range(chosen):
         params_P = one_pass(released, params_P, earlier, rate, unroll)
         progress(how.passes + done + 1, how.passes + chosen)
-    params_P = model.project(params_P)
+    params_P = model.project(params_P) if chosen else params_P
     return Personalized(
         params_P=params_P, before=loss_on(released.params_P, later), after=loss_on(params_P, later), passes=chosen
     )

@@ -154,7 +154,8 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
             )
     if start.get("from") == "a model declared public":
         found.append(
-            "it began from a model that was declared public: that no user here had a part in it is taken on trust."
+            "it began from a model that was declared public: that no user here had a part in it is taken on trust. "
+            "The people of that public corpus are not protected by this guarantee."
         )
     population = facts.get("population")
     if isinstance(population, int) and population > 0 and delta >= 1 / population:

@@ -1,0 +1,95 @@
+"""A public start, from end to end: trained without privacy on public text, then privately, and what is said about it."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import unheard
+from tests.conftest import WORDS, counting_user
+from unheard.corpus.store import write_store
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.statement import render, statement
+from unheard.training.checkpoint import load_model
+
+
+@pytest.fixture(scope="module")
+def public_store(tmp_path_factory):
+    """Other people, who count in the same words."""
+    rng = np.random.default_rng(99)
+    return write_store(
+        tmp_path_factory.mktemp("public") / "corpus",
+        train=[counting_user(rng, 200) for _ in range(40)],
+        held_out=[counting_user(rng, 60) for _ in range(5)],
+        vocabulary=Vocabulary.of([f"w{i}" for i in range(WORDS)]),
+        info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "a test's own words"}},
+    )
+
+
+@pytest.fixture(scope="module")
+def public_run(public_store, model, tmp_path_factory):
+    plan = unheard.Plan(
+        population=40,
+        sampling=unheard.FixedSizeSampling(users_per_round=10),
+        update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=2.0),
+        clip=unheard.NoClip(),
+        estimator=unheard.TrueAverage(),
+        noise=unheard.NoNoise(),
+    )
+    run = unheard.Run(
+        corpus=public_store.path,
+        model=model,
+        plan=plan,
+        training=unheard.Training(rounds=40),
+        evaluation=unheard.Evaluation(every=40, max_tokens=200, unroll=20),
+    )
+    folder = tmp_path_factory.mktemp("runs") / "public"
+    for _ in unheard.train(run, folder):
+        pass
+    return folder
+
+
+def finished(run, folder) -> dict:
+    """The last evaluation of a run, trained to its end."""
+    for _ in unheard.train(run, folder):
+        pass
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_public_start_helps_costs_nothing_and_is_said(run, public_run, tmp_path):
+    start = unheard.Training(rounds=3, init_from=str(public_run), init_is_public=True)
+    begun = finished(replace(run, training=start), tmp_path / "from-public")
+    alone = finished(replace(run, training=unheard.Training(rounds=3)), tmp_path / "from-seed")
+    assert begun["loss"] < alone["loss"]
+    assert begun["epsilon"] == alone["epsilon"]  # three rounds, and nothing for the start
+    ledger = Ledger.read(tmp_path / "from-public" / "ledger.jsonl")
+    assert len(ledger) == 3
+    told = statement(ledger.facts, ledger.entries)
+    assert math.isfinite(told["claimed"]["epsilon"])
+    assert told["start"]["from"] == "a model declared public"
+    page = render(told)
+    assert "declared public" in page
+    assert "The people of that public corpus are not protected" in page
+
+
+def test_a_private_run_goes_on_from_the_very_parameters(run, public_run, model, tmp_path):
+    start = replace(run.training, rounds=1, init_from=str(public_run), init_is_public=True)
+    reports = unheard.train(replace(run, training=start), tmp_path / "r")
+    right = load_model(public_run / "model.safetensors", model)
+    assert (load_model(tmp_path / "r" / "model.safetensors", model) == right).all()
+    del reports
+
+
+def test_undeclared_the_public_run_is_charged_and_epsilon_is_infinite(run, public_run, tmp_path):
+    start = replace(run.training, rounds=1, init_from=str(public_run))
+    assert finished(replace(run, training=start), tmp_path / "r")["epsilon"] is None
+    told = statement(*_ledger(tmp_path / "r"))
+    assert told["claimed"]["epsilon"] == "infinity"
+
+
+def _ledger(folder):
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    return ledger.facts, ledger.entries
