@@ -19,29 +19,25 @@ WORDS, TOKENS_PER_USER = 3_000, 320
 POPULATION = 750
 """Declared, from what the corpus's authors publish (1,315 users) and that about six in ten wrote enough: not counted."""
 USERS_PER_ROUND = 100
-PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
 A_MILLION = 1_000_000
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the two run folders go.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Where the two run folders and the page go.")] = Path("runs/demo"),
     corpus: Annotated[Path, typer.Option(help="Where the corpus is prepared.")] = Path("corpora/chitchat-demo"),
     rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 50,
 ) -> None:
-    """Prepare a small chat corpus, train with and without privacy, and compare. Stopped half-way, it goes on where it was."""
-    from unheard.cli.display import console, notes, show
+    """Prepare a small chat corpus, train with and without privacy, compare on a page. Stopped half-way, it goes on."""
+    from unheard.cli.display import notes, show
     from unheard.training.loop import resume, train
 
     _prepare(corpus)
     for name, run in (("plain", _plain(corpus, rounds)), ("private", _private(corpus, rounds))):
         folder = out / name
         notes.print(f"\n[bold]{name}[/]: {_IN_WORDS[name]}")
-        show(resume(folder, rounds=rounds) if (folder / "ledger.jsonl").exists() else train(run, folder), name)
+        reports = resume(folder, rounds=rounds) if (folder / "ledger.jsonl").exists() else train(run, folder)
+        show(reports, name, folder=folder)
     _compare(out)
-    console.print(f"\nRun folders: {out / 'plain'}  {out / 'private'}", highlight=False, markup=False)
-    console.print(
-        f"What the private one guarantees, in full:  unheard statement {out / 'private'}", highlight=False, markup=False
-    )
 
 
 _IN_WORDS = {
@@ -112,43 +108,31 @@ def _run(corpus: Path, rounds: int, plan) -> "Run":
 
 
 def _compare(out: Path) -> None:
-    """The closing table, from what the two run folders hold."""
-    from rich.table import Table
+    """The closing tables and the page, from what the two run folders hold."""
+    from unheard.cli.display import console, notes
+    from unheard.cli.measuring import measured
+    from unheard.cli.tables import print_table
+    from unheard.report import tables
+    from unheard.report.comparison import Comparison
+    from unheard.report.page import write_page
 
-    from unheard.cli.display import console, epsilon_text
-    from unheard.privacy.accountants import epsilons
-    from unheard.privacy.events import PoissonGaussian
-    from unheard.privacy.ledger import Ledger
-    from unheard.runs import RunFolder
-    from unheard.training.released import Released
-
-    plain, private = (out / name for name in ("plain", "private"))
-    last = [RunFolder(folder).read_metrics()[-1] for folder in (plain, private)]
-    ledger = Ledger.read(RunFolder(private).ledger)
-    delta, spent = ledger.facts["delta"], epsilons(ledger.events, ledger.facts["delta"])
-    table = Table("", "plain", "private", title="With and without privacy, on people held out of both")
-    for key, words in (("accuracy_top1", "AccuracyTop1"), ("accuracy_top3", "AccuracyTop3")):
-        table.add_row(words, *(f"{100 * row[key]:.2f} %" for row in last))
-    table.add_row("perplexity", *(f"{row['perplexity']:.4g}" for row in last))
-    table.add_row("rounds", *(str(row["round"]) for row in last))
-    table.add_section()
-    for name, words in (("moments", "the paper's moments accountant"), ("rdp", "RDP"), ("pld", "PLD (tightest)")):
-        table.add_row(f"ε at δ = {delta:.1e}, by {words}", "∞", epsilon_text(spent[name]))
-    table.add_section()
-    models = [Released.open(folder) for folder in (plain, private)]
-    for prompt in PROMPTS:
-        guesses = (", ".join(word for word, _ in model.predict(prompt)) for model in models)
-        table.add_row(f"“{prompt} …”", *(guess.replace("[", r"\[") for guess in guesses))
-    console.print()
-    console.print(table)
-    z = next(e.noise_multiplier for e in ledger.events if isinstance(e, PoissonGaussian))
-    many = [(PoissonGaussian(sampling_prob=USERS_PER_ROUND / A_MILLION, noise_multiplier=z), len(ledger))]
-    would_be = epsilons(many, A_MILLION**-1.1)
-    console.print(
+    folders = [out / "plain", out / "private"]
+    for folder in folders:
+        measured(folder)
+    with notes.status("Working out what each run cost, and writing the page"):
+        compared = Comparison.of(folders, as_if_users=A_MILLION)
+        page = write_page(compared, out / "page")
+    for table in (
+        tables.summary(compared),
+        tables.accuracies(compared.measured),
+        tables.predictions(compared.measured),
+    ):
+        print_table(table)
+    for line in (
         f"\nHonestly: with about {POPULATION} users this ε is too large to promise anybody much. That is not the noise's fault "
-        f"but the crowd's: the same noise, clip and rounds, drawn from a million users, would cost ε = "
-        f"{epsilon_text(would_be['pld'])} at δ = {A_MILLION**-1.1:.1e} (hypothetical: that run did not happen). "
-        "Try your own numbers: unheard plan --help",
-        highlight=False,
-        markup=False,
-    )
+        "but the crowd's: see the hypothetical ε above. Try your own numbers: unheard plan --help",
+        f"\nRun folders: {folders[0]}  {folders[1]}",
+        f"What the private one guarantees, in full:  unheard statement {folders[1]}",
+        f"The same as a page, to open in a browser:  {page.resolve().as_uri()}",
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

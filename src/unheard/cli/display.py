@@ -1,8 +1,10 @@
 """What training looks like in a terminal: one bar with the round, held-out accuracy and the epsilon spent so far."""
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -21,8 +23,13 @@ def epsilon_text(epsilon: float | None) -> str:
     return f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:.0f}"
 
 
-def show(reports: Iterator["RoundReport"], title: str, stop_after: float | None = None) -> "RoundReport | None":
-    """Draw the bar while the rounds go by; leave at a round's end when the time is up. The last report comes back."""
+def show(
+    reports: Iterator["RoundReport"], title: str, stop_after: float | None = None, *, folder: Path | None = None
+) -> "RoundReport | None":
+    """Draw the bar while the rounds go by; leave at a round's end when the time is up. The last report comes back.
+
+    With the run's `folder`, TensorBoard's event files follow each evaluation.
+    """
     began, last, accuracy = time.monotonic(), None, None
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -41,9 +48,20 @@ def show(reports: Iterator["RoundReport"], title: str, stop_after: float | None 
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
                 shown = "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
                 figures = f"{shown}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
+                if last.metrics and folder:
+                    _follow(folder)
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
                 if stop_after is not None and time.monotonic() - began >= stop_after:
                     break
         finally:
             reports.close()  # pyright: ignore[reportAttributeAccessIssue]
     return last
+
+
+def _follow(folder: Path) -> None:
+    """TensorBoard's files, if they can be had. Rounds cost people's privacy: no plot that fails may end a run."""
+    from unheard.report.tensorboard import mirror
+    from unheard.runs import RunFolder
+
+    with contextlib.suppress(Exception):
+        mirror(RunFolder(folder))

@@ -35,5 +35,5 @@ def resume(
 
     _, choice = read_run_file(RunFolder.open(folder).run_file)
     choice = replace(choice, kind=engine or choice.kind, device=device or choice.device)
-    last = show(go_on(folder, rounds=rounds, corpus=corpus, engine=choice), folder.name, stop_after)
+    last = show(go_on(folder, rounds=rounds, corpus=corpus, engine=choice), folder.name, stop_after, folder=folder)
     finish(folder, last)

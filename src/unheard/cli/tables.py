@@ -52,5 +52,8 @@ def curves(points: Sequence[dict[str, Any]], field: str, *, width: int, height: 
         colour = COLOURS[i % len(COLOURS)]
         x, y = [point["round"] for point in mine], [times * point[field] for point in mine]
         plotext.plot(x, y, label=name if len(names) > 1 else None, marker="braille", color=colour)
+    rounds = [point["round"] for point in points]
+    low, high = min(rounds), max(rounds)
+    plotext.xticks(sorted({round(low + i * (high - low) / 4) for i in range(5)}))
     plotext.xlabel("round")
     return Text.from_ansi(plotext.build())

@@ -38,5 +38,5 @@ def train(
     overrides += [f"engine.kind={engine}"] if engine else []
     overrides += [f"engine.device={device}"] if device else []
     run, engine_choice = read_run_file(run_file, overrides)
-    last = show(begin(run, out, engine=engine_choice), out.name, stop_after)
+    last = show(begin(run, out, engine=engine_choice), out.name, stop_after, folder=out)
     finish(out, last)

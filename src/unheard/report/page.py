@@ -5,6 +5,7 @@ In: a Comparison. Out: index.html, whole: text, plots, their library, colours of
 
 from collections.abc import Mapping
 from datetime import date
+from functools import cache
 from html import escape
 from importlib.metadata import version
 from importlib.resources import files
@@ -75,6 +76,7 @@ def _file(name: str) -> str:
     return files("unheard.report").joinpath(name).read_text(encoding="utf-8")
 
 
+@cache
 def _library() -> str:
     """Vega, Vega-Lite and vega-embed (BSD-3-Clause), as vl-convert carries them: 0.9 MB."""
     import vl_convert

@@ -181,7 +181,10 @@ def _share(count: int, counts: Sequence[int]) -> str:
 
 
 def _suggestions(words: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{shown_word(word['word'])} {100 * word['probability']:.0f} %" for word in words) or NOTHING
+    return (
+        ", ".join(f"{shown_word(word['word'])}\u00a0{100 * word['probability']:.0f}\u00a0%" for word in words)
+        or NOTHING
+    )
 
 
 def _last(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:

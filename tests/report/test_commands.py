@@ -1,0 +1,153 @@
+"""evaluate --full, compare, report, watch and the demo's end, by command line: what they print, write and refuse."""
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from unheard.cli import demo
+from unheard.cli.main import main
+from unheard.runs import RunFolder
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def unheard(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run_words(*words: object, ok: bool = True) -> Done:
+        monkeypatch.setattr(sys, "argv", ["unheard", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        done = Done(int(left.value.code or 0), out, err)
+        assert not ok or done.returncode == 0, done.stderr
+        return done
+
+    return run_words
+
+
+@pytest.fixture
+def copies(runs, tmp_path) -> list[Path]:
+    return [Path(shutil.copytree(run, tmp_path / run.name)) for run in runs]
+
+
+def test_evaluate_full_prints_and_keeps_what_it_measured(unheard, copies):
+    (copies[1] / "measures.json").unlink()
+    numbers = json.loads(unheard("evaluate", copies[1], "--full", "--json").stdout)
+    kept = RunFolder(copies[1]).read_measures()
+    assert kept is not None
+    assert kept["tokens"] == numbers["tokens"]
+    quick = json.loads(unheard("evaluate", copies[1], "--json").stdout)
+    assert numbers["tokens"] == pytest.approx(quick)
+    shown = unheard("evaluate", copies[1], "--full").stdout
+    for words in ("bigram with back-off", "ranks 1–10", "not in the dictionary", "95th", "10 · private"):
+        assert words in shown
+
+
+def test_measures_of_another_corpus_are_not_kept_as_the_runs_own(unheard, copies, store, tmp_path):
+    other = shutil.copytree(store.path, tmp_path / "other")
+    (copies[1] / "measures.json").unlink()
+    json.loads(unheard("evaluate", copies[1], "--full", "--corpus", other, "--json").stdout)
+    assert RunFolder(copies[1]).read_measures() is None
+
+
+def test_compare_shows_every_table_and_writes_plots_and_page(unheard, copies, tmp_path):
+    done = unheard(
+        "compare",
+        *copies,
+        "--prompt",
+        "w1",
+        "--as-if-users",
+        10**6,
+        "--png",
+        tmp_path / "png",
+        "--html",
+        tmp_path / "html",
+    )
+    for words in (
+        "At one look",
+        "AccuracyTop1 by round",
+        "ε by round",
+        "What it took",
+        "by word frequency",
+        "Head words",
+        "w1 …",
+        "∞",
+        "hypothetical",
+    ):
+        assert words in done.stdout
+    assert "w1 w2" not in done.stdout  # the prompt asked for, in place of those measured before
+    assert len(list((tmp_path / "png").glob("*.png"))) == 7
+    assert (tmp_path / "html" / "index.html").exists()
+
+
+def test_compare_as_data(unheard, copies):
+    data = json.loads(unheard("compare", *copies, "--json", "--baseline", "private", "--accuracy", 0.0).stdout)
+    assert data["baseline"] == "private"
+    assert [run["epsilon"] == "infinity" for run in data["runs"]] == [True, False]
+    assert [line["rounds"] for line in data["reach"]] == [2, 2]  # the first evaluation is as good as nothing
+    assert data["reach"][0]["times"] == 0.5  # 6 users a round, in units of 12
+    assert data["hypothetical"] == []
+
+
+def test_report_writes_the_page_and_names_its_address(unheard, copies, tmp_path):
+    done = unheard("report", *copies, "--out", tmp_path / "page", "--title", "Ours")
+    (address,) = re.findall(r"file://\S+", done.stdout)
+    assert address == (tmp_path / "page" / "index.html").as_uri()
+    assert "<h1>Ours</h1>" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_a_run_whose_corpus_is_gone_is_shown_with_what_is_there(unheard, copies, tmp_path):
+    (copies[1] / "measures.json").unlink()
+    run_file = copies[1] / "run.toml"
+    run_file.write_text(re.sub(r'path = ".*"', 'path = "nowhere"', run_file.read_text()))
+    done = unheard("report", copies[1], "--out", tmp_path / "page")
+    assert "not measured" in done.stderr
+    assert "unheard evaluate --full" in (tmp_path / "page" / "index.html").read_text()
+    assert unheard("evaluate", copies[1], "--full", ok=False).returncode == 2
+
+
+def test_watch_looks_once_and_leaves_a_finished_run(unheard, copies):
+    for words in (["--once"], []):
+        shown = unheard("watch", copies[1], *words).stdout
+        assert "complete" in shown
+        assert "12/12" in shown
+        assert "ε so far" in shown
+    assert list((copies[1] / "tensorboard").glob("*tfevents*"))
+
+
+@pytest.mark.parametrize("verb", [["compare"], ["watch"], ["report", "--out", "page"], ["evaluate", "--full"]])
+def test_a_folder_without_a_run_is_refused_with_a_word(unheard, tmp_path, verb):
+    done = unheard(*verb, tmp_path, ok=False)
+    assert done.returncode == 2
+    assert "not a run folder" in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_training_leaves_event_files_beside_the_metrics(unheard, run, tmp_path):
+    from unheard.training.run_file import run_toml
+
+    (tmp_path / "run.toml").write_text(run_toml(run))
+    unheard("train", tmp_path / "run.toml", "--out", tmp_path / "r", "--set", "training.rounds=3")
+    assert list((tmp_path / "r" / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_the_demo_ends_with_the_page_and_its_address(copies, capsys):
+    demo._compare(copies[0].parent)
+    shown = capsys.readouterr().out
+    page = copies[0].parent / "page" / "index.html"
+    assert page.as_uri() in shown.replace("\n", "")
+    assert "did not happen" in " ".join(shown.split())
+    assert page.exists()
