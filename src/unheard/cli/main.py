@@ -34,7 +34,28 @@ def _options(
 
 def _gather_verbs() -> None:
     """Each verb's module imports only Typer at its top, so that `unheard --help` stays quick."""
-    from unheard.cli import corpus, demo, evaluate, init, plan, predict, prepare, resume, statement, train
+    from unheard.cli import (
+        audit,
+        budget,
+        canaries,
+        compare,
+        corpus,
+        demo,
+        evaluate,
+        export,
+        init,
+        keyboard,
+        personalize,
+        plan,
+        predict,
+        prepare,
+        report,
+        resume,
+        statement,
+        train,
+        verify,
+        watch,
+    )
 
     app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
     app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
@@ -43,9 +64,19 @@ def _gather_verbs() -> None:
     app.command("train", epilog=train.EXAMPLES)(train.train)
     app.command("resume", epilog=resume.EXAMPLES)(resume.resume)
     app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+    app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
+    app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
+    app.command("report", epilog=report.EXAMPLES)(report.report)
     app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
+    app.command("keyboard", epilog=keyboard.EXAMPLES)(keyboard.keyboard)
+    app.command("export", epilog=export.EXAMPLES)(export.export)
+    app.command("personalize", epilog=personalize.EXAMPLES)(personalize.personalize)
     app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
     app.command("statement", epilog=statement.EXAMPLES)(statement.statement)
+    app.command("budget", epilog=budget.EXAMPLES)(budget.budget)
+    app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
+    app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
+    app.command("canaries", epilog=canaries.EXAMPLES)(canaries.canaries)
 
 
 _gather_verbs()
