@@ -23,7 +23,7 @@ OURS = """
 import sys
 from unheard.corpus.preparation import Preparation
 from unheard.corpus.prepare import prepare
-from unheard.corpus.readers import Fields
+from unheard.corpus.fields import Fields
 from unheard.corpus.sources import find_sources
 from unheard.corpus.tasks import StreamRule
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import duckdb
 
+from unheard.corpus.fields import Fields
 from unheard.corpus.preparation import Preparation
 from unheard.corpus.prepare import prepare
-from unheard.corpus.readers import Fields
 from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.vocabulary_choice import FileVocabulary

@@ -28,8 +28,14 @@ def by_hand(posts, cap, minimum):
 
 
 @settings(max_examples=150, deadline=None)
-@given(users=USERS, cap=st.one_of(st.none(), st.integers(1, 9)), minimum=st.integers(1, 5), helping=st.integers(1, 60))
-def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap, minimum, helping):
+@given(
+    users=USERS,
+    cap=st.one_of(st.none(), st.integers(1, 9)),
+    minimum=st.integers(1, 5),
+    helping=st.integers(1, 60),
+    rows_at_once=st.integers(1, 9),
+)
+def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap, minimum, helping, rows_at_once):
     folder = tmp_path_factory.mktemp("shard")
     minimum = minimum if cap is None else min(cap, minimum)
     rule = StreamRule(tokens_per_user=cap, min_tokens=minimum)
@@ -39,7 +45,7 @@ def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap
         mock.patch("unheard.corpus.tasks.HELPING_CHARS", helping),
         mock.patch("unheard.corpus.streams.HELPING_CHARS", helping),
     ):
-        counts = task(0, iter(rows))
+        counts = task(0, (tuple(zip(*some, strict=True)) for some in in_parts(rows, rows_at_once)))
     wanted = {"train": [], "held_out": []}
     for i, posts in enumerate(users):
         stream = by_hand(posts, cap, minimum)
@@ -52,6 +58,10 @@ def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap
         assert counts.get(f"{split}_users", 0) == len(streams)
         assert counts.get(f"{split}_tokens", 0) == sum(i != BOS for s in streams for i in s)
     assert counts.get("users_seen", 0) == len(users)
+
+
+def in_parts(rows, number):
+    return (rows[i : i + number] for i in range(0, len(rows), number))
 
 
 def task_dtype():

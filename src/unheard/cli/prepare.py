@@ -88,7 +88,7 @@ def prepare(
     from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.preparation import Preparation
     from unheard.corpus.prepare import prepare as make_store
-    from unheard.corpus.readers import Fields
+    from unheard.corpus.fields import Fields
     from unheard.corpus.sources import find_sources
     from unheard.corpus.splits import SplitRule
     from unheard.corpus.tasks import StreamRule

@@ -1,140 +1,149 @@
 """Chunks of text to ids, thousands at once: what the tokens' rules make of a chunk is worked out once and remembered.
 
 In: texts. Out: the ids of all their words. A chunk is what stands between white space; running text repeats its chunks,
-and the rules of WordTokens look at one chunk at a time, so a table gives the same as the rules. It is a hash table of
-numpy arrays: a chunk of up to 16 bytes is its own key, as two 64-bit numbers. Looking up many at once lets memory answer
-many at once: three times the speed of a Python dictionary, some fifty times that of the rules (decision 0026).
+and the rules of WordTokens look at one chunk at a time, so a table gives the same as the rules. A chunk of up to 16 bytes
+is its own key, as one or two 64-bit numbers: no two can be mistaken for each other (slots.py). What each look costs, and
+what else was tried: decision 0026.
 """
+
+from itertools import repeat
 
 import numpy as np
 
 from unheard.corpus.shards import token_dtype
+from unheard.corpus.slots import Slots
 from unheard.corpus.tokens import WordTokens
-from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
+from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 
-BREAK = "\x01"  # a chunk that stands between two texts: EOS, BOS
-_LIMIT = 1 << 20  # remembered chunks, then forget all and begin again
-_SLOT_BITS = 21
-_KEY_BYTES = 16
-_SPACE = np.isin(np.arange(256), [*range(0x21), 0x7F]) & (np.arange(256) != ord(BREAK))  # control characters part words
+BREAK = "\x7f"  # a chunk that stands between two texts: EOS, BOS
+_SPACE = 0x20  # it and all below part words, white space or control characters; BREAK is one, too, when a text holds it
+_LIMIT = 1 << 20  # remembered chunks, and 16 ids for each; then forget all and begin again
+_COUNT_BITS = 31  # a value in the table: where a chunk's ids begin, and in its last bits how many they are
+_COUNT = (1 << _COUNT_BITS) - 1
+_END = -1  # behind the ids of a chunk that is being learned
 _MASK = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
-_MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))  # odd: multiplication loses nothing
 
 
 class Chunks:
-    """Where the chunks of a text are, and their keys."""
+    """Where the chunks of a text are, and the keys of the short ones. Two white spaces in a row have an empty chunk
+    between them, of key 0."""
 
     def __init__(self, text: bytes) -> None:
-        self.bytes = b" " + text + b" " * (_KEY_BYTES + 1)
-        space = _SPACE[np.frombuffer(self.bytes, dtype=np.uint8)]
-        edges = np.flatnonzero(space[1:] != space[:-1]) + 1
-        self.begin, self.length = edges[0::2], edges[1::2] - edges[0::2]
-        eight = np.ndarray((len(self.bytes) - 7,), dtype="<u8", buffer=self.bytes, strides=(1,))  # at every byte
-        self.low = eight[self.begin] & _MASK[np.minimum(self.length, 8)]
-        self.high = eight[np.minimum(self.begin + 8, len(eight) - 1)] & _MASK[np.clip(self.length - 8, 0, 8)]
-        mixed = (self.low ^ (self.high * _MIX[0])) * _MIX[1]
-        self.slot = (mixed >> np.uint64(64 - _SLOT_BITS)).astype(np.int64)
+        self.bytes = b" %b%b" % (text, b" " * 17)  # a key is read as 8 or 16 bytes, however short its chunk
+        space = np.flatnonzero(np.frombuffer(self.bytes, dtype=np.uint8)[:-16] <= _SPACE)
+        self.begin = space[:-1] + 1
+        self.length = space[1:] - self.begin
+        self._eight = np.ndarray((len(self.bytes) - 7,), dtype="<u8", buffer=self.bytes, strides=(1,))  # at every byte
+        self.low = self._eight[self.begin]
+        self.low &= _MASK.take(self.length, mode="clip")
 
-    def __getitem__(self, i: int) -> bytes:
-        return self.bytes[self.begin[i] : self.begin[i] + self.length[i]]
+    def high(self, i: np.ndarray) -> np.ndarray:
+        """The second number of the keys of chunks with 9 to 16 bytes."""
+        return self._eight[self.begin[i] + 8] & _MASK[self.length[i] - 8]
+
+    def some(self, i: "np.ndarray | list[int]") -> list[bytes]:
+        begin = self.begin[i]
+        return [self.bytes[b:e] for b, e in zip(begin.tolist(), (begin + self.length[i]).tolist(), strict=True)]
 
 
 class ChunkTable:
     """Remembers the ids of chunks; what it does not know it asks the tokens."""
 
     def __init__(self, tokens: WordTokens, vocabulary: Vocabulary) -> None:
-        self._tokens, self._vocabulary = tokens, vocabulary
+        self._tokens = tokens
         self._dtype = token_dtype(len(vocabulary))
+        # A text's own "<BOS>" is no special word; a line end is in no chunk
+        self._id_of = {word: i for i, word in enumerate(vocabulary.words) if i > UNK} | {"\n": _END}
         self._forget()
 
     def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """BOS words EOS for each text, end to end, and where each begins (at last, where the last ends)."""
-        if self._known > _LIMIT:
+        if self._short.known + self._middle.known + len(self._long) > _LIMIT or self._used > 16 * _LIMIT:
             self._forget()
-        joined = f" {BREAK} ".join(texts)
-        if joined.count(BREAK) != len(texts) - 1:
-            joined = f" {BREAK} ".join(text.replace(BREAK, " ") for text in texts)
-        chunks = Chunks(joined.encode("utf-8", "surrogatepass"))
-        entry = self._entries(chunks)
-        count = self._count[entry]
-        end = np.cumsum(count)
-        total = int(end[-1]) if len(end) else 0
-        ids = np.empty(total + 2, dtype=self._dtype)
-        ids[0], ids[-1] = BOS, EOS
-        ids[1:-1] = self._ids[np.repeat(self._offset[entry] - (end - count), count) + np.arange(total)]
-        # a break is entry 0; its EOS ends the text before it, its BOS begins the next
-        return ids, np.concatenate([[0], end[entry == 0], [total + 2]])
+        values = self._look_up(Chunks(_joined(texts)))
+        count = values & _COUNT
+        end = count.cumsum()
+        total = int(end[-1])
+        values >>= _COUNT_BITS
+        values -= end
+        values += count
+        place = values.repeat(count)  # of each id among those remembered
+        place += self._numbers(total)
+        ids = np.empty(total, dtype=self._dtype)
+        ids[0], ids[1:] = BOS, self._ids[place[:-1]]  # the last break's BOS begins nothing
+        return ids, np.append(np.flatnonzero(ids == BOS), total)
 
-    def _entries(self, chunks: Chunks) -> np.ndarray:
-        """The number of every chunk's entry; new chunks get one."""
-        entry, unknown = self._find(chunks, np.flatnonzero(chunks.length <= _KEY_BYTES))
-        new: dict[bytes, int] = {}
-        for i in unknown.tolist():
-            new.setdefault(chunks[i], i)
-        if new:
-            first = np.fromiter(new.values(), dtype=np.int64, count=len(new))
-            self._insert(chunks, first, np.array([self._learn(chunk) for chunk in new]))
-            entry[unknown] = self._find(chunks, unknown)[0][unknown]
-        for i in np.flatnonzero(chunks.length > _KEY_BYTES).tolist():
-            chunk = chunks[i]
-            if chunk not in self._long:
-                self._long[chunk] = self._learn(chunk)
-            entry[i] = self._long[chunk]
-        return entry
+    def _look_up(self, chunks: Chunks) -> np.ndarray:
+        """The value of every chunk; new chunks get one."""
+        values, unknown = self._short.find(chunks.low)
+        long = np.flatnonzero(chunks.length > 8)
+        unknown = unknown[chunks.length[unknown] <= 8]
+        if len(unknown):
+            new, learned = self._learn(chunks, unknown)
+            self._short.put(learned, chunks.low[new])
+            values[unknown], _ = self._short.find(chunks.low[unknown])
+        if len(long):
+            length = chunks.length[long]
+            middle, rest = long[length <= 16], long[length > 16].tolist()
+            values[middle] = self._look_up_middle(chunks, middle)
+            for i, chunk in zip(rest, chunks.some(rest), strict=True):
+                if chunk not in self._long:
+                    self._long[chunk] = int(self._learn(chunks, np.array([i]))[1][0])
+                values[i] = self._long[chunk]
+        return values
 
-    def _find(self, chunks: Chunks, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Entries of the wanted chunks, and which of these have none: linear probing, all of them a step at a time."""
-        entry = np.zeros(len(chunks.begin), dtype=np.int64)
-        slot = chunks.slot[wanted]
-        unknown = []
-        while len(wanted):
-            here = self._entry[slot]
-            same = (self._low[slot] == chunks.low[wanted]) & (self._high[slot] == chunks.high[wanted]) & (here >= 0)
-            entry[wanted[same]] = here[same]
-            unknown.append(wanted[here < 0])
-            on = ~same & (here >= 0)
-            wanted, slot = wanted[on], (slot[on] + 1) & ((1 << _SLOT_BITS) - 1)
-        return entry, np.concatenate(unknown) if unknown else wanted
+    def _look_up_middle(self, chunks: Chunks, middle: np.ndarray) -> np.ndarray:
+        """The same for chunks of 9 to 16 bytes, whose keys are two numbers."""
+        low, high = chunks.low[middle], chunks.high(middle)
+        values, unknown = self._middle.find(low, high)
+        if len(unknown):
+            new, learned = self._learn(chunks, middle[unknown])
+            self._middle.put(learned, chunks.low[new], chunks.high(new))
+            values[unknown], _ = self._middle.find(low[unknown], high[unknown])
+        return values
 
-    def _insert(self, chunks: Chunks, new: np.ndarray, entries: np.ndarray) -> None:
-        """Give different new chunks their slots; of several that want one slot, the first gets it."""
-        slot = chunks.slot[new]
-        while len(new):
-            places, first = np.unique(slot, return_index=True)
-            first = first[self._entry[places] < 0]
-            put = slot[first]
-            self._low[put], self._high[put], self._entry[put] = (
-                chunks.low[new[first]],
-                chunks.high[new[first]],
-                entries[first],
-            )
-            rest = np.ones(len(new), dtype=bool)
-            rest[first] = False
-            new, entries, slot = new[rest], entries[rest], (slot[rest] + 1) & ((1 << _SLOT_BITS) - 1)
+    def _learn(self, chunks: Chunks, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the rules make of chunks not known: where each different one stands, and its value."""
+        new = dict(zip(chunks.some(unknown), unknown.tolist(), strict=True))
+        texts = [chunk.decode("utf-8", "surrogatepass") for chunk in new]
+        plain = np.array([text.isascii() for text in texts])
+        flat = self._tokens.split_ascii([text for text in texts if text.isascii()])
+        for text in texts:
+            if not text.isascii():
+                flat += [*self._tokens.split_chunk(text), "\n"]
+        ids = np.fromiter(map(self._id_of.get, flat, repeat(UNK)), dtype=np.int64, count=len(flat))
+        where = np.array([*new.values()])
+        return np.concatenate([where[plain], where[~plain]]), self._remember(ids)
 
-    def _learn(self, chunk: bytes) -> int:
-        """A new entry: what the rules make of the chunk."""
-        words = self._tokens.split_chunk(chunk.decode("utf-8", "surrogatepass"))
-        return self._add([self._vocabulary.id(word) for word in words])
-
-    def _add(self, ids: list[int]) -> int:
-        entry, self._known = self._known, self._known + 1
+    def _remember(self, ids: np.ndarray) -> np.ndarray:
+        """Values for the ids of chunks, of which _END closes each."""
+        end = np.flatnonzero(ids == _END)
+        count = np.diff(end, prepend=-1) - 1
+        begin = self._used + count.cumsum() - count
+        ids = ids[ids != _END]
         while self._used + len(ids) > len(self._ids):
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-        if entry == len(self._count):
-            self._count = np.concatenate([self._count, np.zeros_like(self._count)])
-            self._offset = np.concatenate([self._offset, np.zeros_like(self._offset)])
         self._ids[self._used : self._used + len(ids)] = ids
-        self._count[entry], self._offset[entry] = len(ids), self._used
         self._used += len(ids)
-        return entry
+        return (begin << _COUNT_BITS) + count
+
+    def _numbers(self, total: int) -> np.ndarray:
+        """0, 1, 2 ... made once."""
+        if total > len(self._counting):
+            self._counting = np.arange(2 * total)
+        return self._counting[:total]
 
     def _forget(self) -> None:
-        self._low, self._high = np.zeros(1 << _SLOT_BITS, dtype=np.uint64), np.zeros(1 << _SLOT_BITS, dtype=np.uint64)
-        self._entry = np.full(1 << _SLOT_BITS, -1, dtype=np.int32)
-        self._count, self._offset = np.zeros(1 << 16, dtype=np.int64), np.zeros(1 << 16, dtype=np.int64)
-        self._ids = np.empty(1 << 16, dtype=self._dtype)
+        self._short, self._middle = Slots(1), Slots(2)
         self._long: dict[bytes, int] = {}
-        self._known = self._used = 0
-        chunks = Chunks(BREAK.encode())
-        self._insert(chunks, np.array([0]), np.array([self._add([EOS, BOS])]))
+        self._ids, self._used = np.empty(1 << 16, dtype=self._dtype), 0
+        self._counting = np.empty(0, dtype=np.int64)
+        self._short.put(self._remember(np.array([EOS, BOS, _END])), np.array([ord(BREAK)], dtype=np.uint64))
+
+
+def _joined(texts: list[str]) -> bytes:
+    """Texts with breaks between and behind. Each is encoded alone: one emoji makes a joined text four times as wide."""
+    joined = f" {BREAK} ".encode().join([text.encode("utf-8", "surrogatepass") for text in [*texts, ""]])
+    if joined.count(BREAK.encode()) == len(texts):
+        return joined
+    return _joined([text.replace(BREAK, " ") for text in texts])

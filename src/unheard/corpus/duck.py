@@ -4,6 +4,7 @@ In: the plan of grouping.py. Out: rows in Parquet files by shard, then each shar
 their names: a repeated scan does not read them again.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -17,9 +18,9 @@ from typing import Any
 
 import duckdb
 
-from unheard.corpus.grouping import ORDER, Grouping, Progress, ShardTask, cores, count_rows
-from unheard.corpus.readers import Batch, quoted, sql_list
-from unheard.corpus.scan import as_refusal, open_database, rejected_rows, scan_sql
+from unheard.corpus.fields import Batch, quoted, sql_list
+from unheard.corpus.grouping import ORDER, Grouping, Progress, Rows, ShardTask, cores, count_rows
+from unheard.corpus.scan import UNUSABLE, as_refusal, open_database, scan_sql, uncounted_rows
 from unheard.errors import CorpusError
 
 _FETCH_ROWS = 4096
@@ -77,7 +78,9 @@ class DuckDBEngine:
                 yield item, function(grouping, item, 1, *more)
             return
         # spawn: a forked copy of a process with DuckDB's threads in it may hang
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        # gc.disable: rows are tuples and texts, millions of them and never in a circle; looking for circles is a tenth
+        with ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable) as pool:
             waiting = {pool.submit(function, grouping, item, workers, *more): item for item in items}
             try:
                 for finished in as_completed(waiting):
@@ -104,7 +107,8 @@ def scan_batch(
         options = f"FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {_ROW_GROUP}"
         options += ", PARTITION_BY (shard), OVERWRITE_OR_IGNORE"
         _run_watched(database, f"COPY ({query}) TO {quoted(str(writing))} ({options})", report)
-        rejected = rejected_rows(database)
+        unusable = (writing / f"shard={UNUSABLE}").is_dir()
+        rejected = uncounted_rows(database, batch, grouping.fields, unusable)
     except duckdb.Error as trouble:
         raise as_refusal(trouble, batch) from None
     finally:
@@ -118,8 +122,8 @@ def run_on_shard(grouping: Grouping, shard: int, sharers: int, task: ShardTask) 
     return task(shard, sorted_rows(grouping, shard, sharers))
 
 
-def sorted_rows(grouping: Grouping, shard: int, sharers: int) -> Iterator[tuple[str, str]]:
-    """(user, text) of one shard in the fixed order. Sorting spills to disk: one user may have half of all text."""
+def sorted_rows(grouping: Grouping, shard: int, sharers: int) -> Rows:
+    """Users and texts of one shard in the fixed order. Sorting spills to disk: one user may have half of all text."""
     files = grouping.shard_files(shard)
     if not files:
         return
@@ -135,7 +139,8 @@ def sorted_rows(grouping: Grouping, shard: int, sharers: int) -> Iterator[tuple[
             f'SELECT "user", text FROM read_parquet({sql_list(files)}) {unwanted} ORDER BY {ORDER}'
         )
         while rows := result.fetchmany(_FETCH_ROWS):
-            yield from rows
+            users, texts = zip(*rows, strict=True)
+            yield users, texts
     except duckdb.Error as trouble:
         first = str(trouble).strip().split("\n")[0]
         raise CorpusError(

@@ -1,32 +1,35 @@
 """Everything one user wrote, in one place and in time order: scanned once, cut into shards by user, each shard sorted.
 
-In: batches of files. Out: for each shard a stream of (user, text): users in order of their ids, posts in order of
+In: batches of files. Out: for each shard its rows, user and text: users in order of their ids, posts in order of
 time, then of their place in the input. This is the plan; two engines follow it, DuckDB (duck.py) and Spark
 (spark.py), with the same result to the byte.
 """
 
+import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import duckdb
 
-from unheard.corpus.readers import Batch, Fields, sql_list
+from unheard.corpus.fields import Batch, Fields, sql_list
 from unheard.corpus.scan import UNUSABLE, open_database
 from unheard.errors import CorpusError
 
 ORDER = '"user", "time" NULLS LAST, batch, row'
 Progress = Callable[[str, float], None]
+Rows = Iterator[tuple[Sequence[str], Sequence[str]]]  # users and texts, some thousand at a time: columns are quick
 
 
 class ShardTask(Protocol):
     """What is done with the users of one shard. It may run in another process or on another machine: picklable."""
 
-    def __call__(self, shard: int, rows: Iterator[tuple[str, str]]) -> dict[str, Any]: ...
+    def __call__(self, shard: int, rows: Rows) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +98,28 @@ def count_rows(grouping: Grouping) -> Counter[str]:
                 f"SELECT status, count(*), count(*) - count(time) FROM read_parquet({sql_list(files)}) GROUP BY status"
             )
             for status, rows, timeless in database.execute(query).fetchall():
-                counts[status] += rows
+                if status in reasons:  # what is undecided was counted apart
+                    counts[status] += rows
                 if status == "kept" and grouping.fields.time is not None:
                     counts["no_time"] += timeless
     database.close()
     counts["rows"] = sum(counts[reason] for reason in reasons)
     return counts
+
+
+def by_user(rows: Rows) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
+    """Every user with their texts, in one or more lists. Python's work is a step for each user, not for each row."""
+    pieces = ((user, texts[part]) for users, texts in rows for user, part in runs(users))
+    for user, lists in itertools.groupby(pieces, key=itemgetter(0)):
+        yield user, map(itemgetter(1), lists)
+
+
+def runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
+    """Where equal values stand in a row."""
+    place = 0
+    for value, equal in itertools.groupby(values):
+        begin, place = place, place + len(list(equal))
+        yield value, slice(begin, place)
 
 
 def cores() -> int:

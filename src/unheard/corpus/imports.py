@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unheard.corpus.readers import Fields, choose_table
+from unheard.corpus.fields import Fields
+from unheard.corpus.readers import choose_table
 from unheard.corpus.sources import Source
 from unheard.errors import CorpusMissing, InputError
 from unheard.parts import nearest

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.corpus.canaries import Canary
-from unheard.corpus.readers import Fields
+from unheard.corpus.fields import Fields
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tasks import StreamRule
 from unheard.corpus.tokens import Tokens, WordTokens, tokens_to_table

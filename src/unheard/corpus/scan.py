@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import duckdb
 
+from unheard.corpus.fields import Batch, Fields, quoted
+from unheard.corpus.json_rows import count_undecided, is_quick
 from unheard.corpus.pieces import PieceFiles, cut_places
-from unheard.corpus.readers import Batch, Fields, quoted, rows_sql
+from unheard.corpus.readers import rows_sql
 from unheard.corpus.sources import Source
 from unheard.errors import CorpusError, InputError
 
@@ -76,14 +78,16 @@ def scan_sql(
     """The query for one batch. Raises InputError, with the columns there are, if a field is in none of its rows."""
     rows = rows_sql(database, batch, fields)
     usable = "status = 'kept'"
+    ((excluded,),) = database.execute("SELECT count(*) FROM excluded").fetchall()
     return f"""
       WITH raw AS ({rows}),
       numbered AS (SELECT *, row_number() OVER () AS row FROM raw),
-      cleaned AS (SELECT row, malformed, text, time, {_user('"user"')} AS id FROM numbered),
+      cleaned AS (SELECT row, trouble, text, time, {_user('"user"')} AS id FROM numbered),
       judged AS (
-        SELECT *, CASE WHEN malformed THEN 'malformed' WHEN id IS NULL OR id = '' THEN 'no_user'
+        SELECT *, CASE WHEN trouble IS NOT NULL THEN trouble WHEN id IS NULL OR id = '' THEN 'no_user'
                        WHEN text IS NULL OR NOT regexp_matches(text, {quoted(_INK)}) THEN 'no_text'
-                       WHEN id IN (SELECT id FROM excluded) THEN 'excluded' ELSE 'kept' END AS status FROM cleaned)
+                       {"WHEN id IN (SELECT id FROM excluded) THEN 'excluded'" if excluded else ""}
+                       ELSE 'kept' END AS status FROM cleaned)
       SELECT CASE WHEN {usable} THEN CAST(hash(id) % {shards} AS INTEGER) ELSE {UNUSABLE} END AS shard,
              status,
              CASE WHEN {usable} THEN id END AS "user",
@@ -91,13 +95,22 @@ def scan_sql(
              {_time_sql(fields)} AS time,
              CAST({batch.number} AS INTEGER) AS batch,
              CAST(row AS BIGINT) AS row,
-             CASE WHEN {usable} AND length(text) >= {duplicate_chars}
+             CASE WHEN {usable} AND {_at_least(duplicate_chars)}
                   THEN CAST(hash(text) >> 1 AS BIGINT) END AS text_hash
       FROM judged"""
 
 
-def rejected_rows(database: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Rows that the CSV reader gave up on in the last query, by reason: they reach no query at all."""
+def uncounted_rows(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, unusable: bool) -> dict[str, int]:
+    """After the scan: rows that it could not count, by reason. `unusable` says whether it met any unusable row."""
+    rejected = _rejected_rows(database)
+    if unusable and is_quick(batch, fields):
+        for reason, number in count_undecided(database, batch, fields).items():
+            rejected[reason] = rejected.get(reason, 0) + number
+    return rejected
+
+
+def _rejected_rows(database: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Rows that the CSV reader gave up on in the last query: they reach no query at all."""
     if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'").fetchall():
         return {}
     by_line = "SELECT bool_and(error_type = 'MISSING COLUMNS') AS short FROM reject_errors GROUP BY file_id, line"
@@ -123,6 +136,11 @@ def as_refusal(trouble: Exception, batch: Batch) -> CorpusError:
     if "too much memory for decoding" in lowered:
         return InputError(f"{names} needs a zstd window above 27 bits: pack it again with `zstd --long=27`.")
     return InputError(f"Cannot read {names}: {first}")
+
+
+def _at_least(chars: int) -> str:
+    """Whether a text has so many characters. Bytes are known, characters (1 to 4 bytes) have to be counted."""
+    return f"(strlen(text) >= {4 * chars} OR (strlen(text) >= {chars} AND length(text) >= {chars}))"
 
 
 def _time_sql(fields: Fields) -> str:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from unheard.corpus.grouping import Grouping, Progress, ShardTask, count_rows
-from unheard.corpus.readers import Batch
-from unheard.corpus.scan import as_refusal, open_database, rejected_rows, scan_sql
+from unheard.corpus.fields import Batch
+from unheard.corpus.grouping import Grouping, Progress, ShardTask, count_rows, runs
+from unheard.corpus.scan import UNUSABLE, as_refusal, open_database, scan_sql, uncounted_rows
 from unheard.errors import CorpusError, InputError, UnheardError
 
 if TYPE_CHECKING:
@@ -151,9 +151,11 @@ def _scanner(grouping: Grouping, batches: dict[int, Batch]):
                 database = open_database(grouping.memory_bytes, 1, temp, grouping.excluded)
                 try:
                     query = scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
-                    rows = database.sql(query)
-                    yield from rows.to_arrow_reader(_SCANNED)
-                    rejected = rejected_rows(database)
+                    unusable = False
+                    for rows in database.sql(query).to_arrow_reader(_SCANNED):
+                        unusable |= UNUSABLE in rows.column("shard").unique().to_pylist()
+                        yield rows
+                    rejected = uncounted_rows(database, batch, grouping.fields, unusable)
                 except duckdb.Error as trouble:
                     raise as_refusal(trouble, batch) from None
                 for reason, number in rejected.items():
@@ -176,11 +178,12 @@ def _runner(task: ShardTask):
 
         import pyarrow  # pyright: ignore[reportMissingImports]
 
-        rows = (row for batch in batches for row in zip(*(batch.column(i).to_pylist() for i in range(3)), strict=True))
+        columns = ([batch.column(i).to_pylist() for i in range(3)] for batch in batches)
+        rows = ((shard, users[part], texts[part]) for numbers, users, texts in columns for shard, part in runs(numbers))
         shards, results = [], []
         for shard, mine in itertools.groupby(rows, key=itemgetter(0)):
             shards.append(shard)
-            results.append(json.dumps(task(shard, ((user, text) for _, user, text in mine))))
+            results.append(json.dumps(task(shard, ((users, texts) for _, users, texts in mine))))
         if shards:
             yield pyarrow.RecordBatch.from_pydict({"shard": pyarrow.array(shards, "int32"), "result": results})
 

@@ -84,7 +84,7 @@ class TokenStore:
     def _split(self, name: str) -> UserTokens:
         found = [Shard.found(p, self.dtype) for p in sorted((self.path / name).glob("*.offsets"))]
         wanted = 1 if name == "test_posts" else self.shards
-        if [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
+        if len(found) != wanted or [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
             raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {CURE}")
         users = UserTokens(found, self.dtype)
         file = self.path / name / "features.npy"

@@ -20,7 +20,7 @@ from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 Sequence = Literal["post", "sentence"]
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
-HELPING_CHARS = 1 << 18  # text encoded at once
+HELPING_CHARS = 1 << 19  # text encoded at once
 
 
 class Encoder:
@@ -53,18 +53,12 @@ class Encoder:
         return ids, np.concatenate([[0], np.cumsum([len(body) + 2 for body in bodies])])
 
 
-def front_parts(ids: np.ndarray, edges: np.ndarray, cap: int | None) -> np.ndarray:
-    """Which ids stay when every user, from edge to edge, is cut at `cap` tokens. BOS is not counted, and none is last."""
-    if cap is None:
-        return np.ones(len(ids), dtype=bool)
-    counted = ids != BOS
-    before = np.concatenate([[0], np.cumsum(counted)])  # counted ids in front of each place, over all users
-    return before[:-1] - np.repeat(before[edges[:-1]], np.diff(edges)) < cap
-
-
 def cut(ids: np.ndarray, cap: int) -> np.ndarray:
-    """The longest front part of one stream with at most `cap` tokens, not counting BOS."""
-    return ids[front_parts(ids, np.array([0, len(ids)]), cap)]
+    """The longest front part of one stream with at most `cap` tokens. BOS is not counted, and none is last."""
+    counted = np.flatnonzero(ids != BOS)
+    if len(counted) <= cap:
+        return ids
+    return ids[: int(counted[cap - 1]) + 1 if cap else 0]
 
 
 def sequences(texts: Iterable[str], unit: Sequence) -> Iterable[str]:
@@ -79,7 +73,7 @@ def stream_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) -> It
     """
     enough = HELPING_CHARS if cap is None else min(HELPING_CHARS, 6 * cap)
     left = sys.maxsize if cap is None else cap
-    for some in helpings(iter(texts), enough):
+    for some in helpings(texts, enough):
         ids, begins = encoder.encode(some)
         count = len(ids) - int(np.count_nonzero(np.diff(begins)))
         yield (ids, count) if count <= left else (cut(ids, left), left)
@@ -88,7 +82,7 @@ def stream_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) -> It
             return
 
 
-def helpings(texts: Iterator[str], enough: int) -> Iterator[list[str]]:
+def helpings(texts: Iterable[str], enough: int) -> Iterator[list[str]]:
     """Texts in lists of about so many characters."""
     some: list[str] = []
     chars = 0

@@ -1,6 +1,6 @@
 """What is done with one shard's users: their streams are written. The same code on a laptop and on a Spark worker.
 
-In: (user, text) in order. Out: shard files, one for each split, and counts. Many short users are encoded together, a long
+In: users and texts in order. Out: shard files, one for each split, and counts. Many short users are encoded together, a long
 one in pieces: never more than some hundred kilobytes of text at a time.
 """
 
@@ -8,20 +8,20 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unheard.corpus.cleaning import strip_quotes
-from unheard.corpus.shards import Shard, ShardWriter, token_dtype
+from unheard.corpus.grouping import Rows, by_user
+from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.streams import HELPING_CHARS, Encoder, Sequence, front_parts, sequences, stream_pieces
+from unheard.corpus.streams import HELPING_CHARS, Encoder, Sequence, cut, sequences, stream_pieces
 from unheard.corpus.tokens import Tokens
-from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
+from unheard.corpus.vocabulary import UNK, Vocabulary
 from unheard.errors import CorpusError
 from unheard.parts import require
 
@@ -42,8 +42,8 @@ class StreamRule:
             cap is None or cap >= self.min_tokens, f"tokens_per_user = {cap} is below min_tokens = {self.min_tokens}."
         )
 
-    def texts(self, posts: Iterator[str]) -> Iterator[str]:
-        return iter(sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence))
+    def texts(self, posts: Iterable[str]) -> Iterable[str]:
+        return sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +57,19 @@ class WriteStreams:
     splits: SplitRule
     names: Path | None = None
 
-    def __call__(self, shard: int, rows: Iterator[tuple[str, str]]) -> dict[str, Any]:
+    def __call__(self, shard: int, rows: Rows) -> dict[str, Any]:
         dtype = token_dtype(len(self.vocabulary))
         writers = {name: ShardWriter(self.folder / name, shard, dtype) for name in self.splits.names()}
         out = _Output(
             rule=self.rule, splits=self.splits, writers=writers, encoder=_encoder(self.tokens, self.vocabulary)
         )
         try:
-            for user, posts in itertools.groupby(rows, key=itemgetter(0)):
-                out.take(user, self.rule.texts(map(itemgetter(1), posts)))
+            for user, lists in by_user(rows):
+                out.take(user, (self.rule.texts(posts) for posts in lists))
             out.write_waiting()
             for split, writer in writers.items():
                 writer.close()
-                found = Shard.found(self.folder / split / f"{shard:05d}.offsets", dtype)
-                out.counts[f"{split}_unknown"] = _unknown(found)
+                out.counts[f"{split}_unknown"] += 0  # named, even if there is none
         except OSError as trouble:
             for writer in writers.values():
                 writer.abandon()
@@ -96,17 +95,19 @@ class _Output:
     texts: list[str] = field(default_factory=list)
     chars: int = 0
 
-    def take(self, user: str, texts: Iterator[str]) -> None:
+    def take(self, user: str, lists: Iterator[Iterable[str]]) -> None:
         """Twice what the cap needs is encoded whole and cut; more than that is read only as far as the cap."""
         cap = self.rule.tokens_per_user
         short = HELPING_CHARS if cap is None else min(HELPING_CHARS, 12 * cap)
-        own, chars = [], 0
-        for text in texts:
-            own.append(text)
-            chars += len(text)
+        own: list[str] = []
+        chars = 0
+        for texts in lists:
+            known = len(own)
+            own.extend(texts)
+            chars += sum(map(len, own[known:] if known else own))
             if chars > short:
                 self.write_waiting()
-                self._write_long(user, itertools.chain(own, texts))
+                self._write_long(user, itertools.chain(own, itertools.chain.from_iterable(lists)))
                 return
         self.waiting.append((user, len(own)))
         self.texts += own
@@ -118,18 +119,25 @@ class _Output:
         """Encode all that wait in one go, cut each user at the cap, and write those who stay, split by split."""
         ids, begins = self.encoder.encode(self.texts)
         first = np.concatenate([[0], np.cumsum([number for _, number in self.waiting])]).astype(np.int64)
-        keep = front_parts(ids, begins[first], self.rule.tokens_per_user)
-        ids = ids[keep]
-        edges = np.concatenate([[0], np.cumsum(keep)])[begins[first]]  # where each user's kept part begins
+        edges = begins[first]  # where each user begins
         lengths = np.diff(edges)
-        counts = np.diff(np.concatenate([[0], np.cumsum(ids != BOS)])[edges])
+        posts = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
+        counts = lengths - np.diff(posts)  # each post has one BOS, which is not counted
+        cap = self.rule.tokens_per_user
+        if cap is not None and (counts > cap).any():
+            keep = np.ones(len(ids), dtype=bool)
+            for i in np.flatnonzero(counts > cap).tolist():
+                lengths[i] = len(cut(ids[edges[i] : edges[i + 1]], cap))
+                keep[edges[i] + lengths[i] : edges[i + 1]] = False
+            ids, counts = ids[keep], np.minimum(counts, cap)
         users = [user for user, _ in self.waiting]
         split_of = np.array([self.splits.split_of(user) for user in users], dtype=object)
         stay = counts >= self.rule.min_tokens
         for split, writer in self.writers.items():
             mine = stay & (split_of == split)
-            writer.append_many(ids[np.repeat(mine, lengths)], lengths[mine])
-            self._count(split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()))
+            own = ids[np.repeat(mine, lengths)]
+            writer.append_many(own, lengths[mine])
+            self._count(split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()), _unknown(own))
         self.counts["users_seen"] += len(users)
         self.counts["users_too_short"] += len(users) - int(stay.sum())
         self.waiting, self.texts, self.chars = [], [], 0
@@ -137,21 +145,23 @@ class _Output:
     def _write_long(self, user: str, texts: Iterator[str]) -> None:
         """A user in pieces; what is written of one who turns out too short is taken back."""
         split = self.splits.split_of(user)
-        writer, count = self.writers[split], 0
+        writer, count, unknown = self.writers[split], 0, 0
         for ids, number in stream_pieces(texts, self.encoder, self.rule.tokens_per_user):
             writer.write(ids.tobytes())
             count += number
+            unknown += _unknown(ids)
         self.counts["users_seen"] += 1
         if count >= self.rule.min_tokens:
             writer.end_user()
-            self._count(split, [user], count)
+            self._count(split, [user], count, unknown)
         else:
             writer.take_back()
             self.counts["users_too_short"] += 1
 
-    def _count(self, split: str, users: list[str], tokens: int) -> None:
+    def _count(self, split: str, users: list[str], tokens: int, unknown: int) -> None:
         self.counts[f"{split}_users"] += len(users)
         self.counts[f"{split}_tokens"] += tokens
+        self.counts[f"{split}_unknown"] += unknown
         self.kept.setdefault(split, []).extend(users)
 
 
@@ -161,6 +171,5 @@ def _encoder(tokens: Tokens, vocabulary: Vocabulary) -> Encoder:
     return Encoder(tokens, vocabulary)
 
 
-def _unknown(shard: Shard) -> int:
-    blocks = range(0, shard.num_tokens, 1 << 22)
-    return sum(int(np.count_nonzero(shard.tokens[b : b + (1 << 22)] == UNK)) for b in blocks)
+def _unknown(ids: np.ndarray) -> int:
+    return int(np.count_nonzero(ids == UNK))

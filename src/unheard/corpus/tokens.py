@@ -33,7 +33,7 @@ class Tokens(Protocol):
 _LETTERS = r"[\p{L}\p{M}\p{N}]+"
 _WORD = rf"{_LETTERS}(?:['\x{{200c}}\x{{200d}}]{_LETTERS})*"
 _INVISIBLE = r"[\x{ad}\x{200b}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2060}-\x{2069}\x{feff}]"  # directions, soft hyphens
-_ASCII_WORD = re.compile(r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*|.")
+_ASCII_WORD = re.compile(r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*|.", re.DOTALL)
 _NO_SPACE_BEFORE = frozenset(".,!?;:)]}%…")
 _NO_SPACE_AFTER = frozenset("([{$#@")
 
@@ -61,6 +61,12 @@ class WordTokens:
         if self.punctuation == "drop":
             words = [w for w in words if any(c.isalnum() for c in w)]
         return words
+
+    def split_ascii(self, chunks: list[str]) -> list[str]:
+        """The words of many printable ASCII chunks in one go, with "\\n" behind the words of each."""
+        text = "\n".join([*chunks, ""])
+        words = _ASCII_WORD.findall(text.lower() if self.lowercase else text)
+        return words if self.punctuation == "tokens" else [w for w in words if w == "\n" or w[0].isalnum()]
 
     def split_by_rules(self, chunk: str) -> list[str]:
         """The definition: normalise, then cut."""

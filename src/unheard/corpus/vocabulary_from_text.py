@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import duckdb
 import numpy as np
 
+from unheard.corpus.fields import Fields
 from unheard.corpus.grouping import Engine, Grouping, Progress
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
-from unheard.corpus.readers import Fields
 from unheard.corpus.scan import as_refusal, batches, open_database, scan_sql
 from unheard.corpus.sources import find_sources
 from unheard.corpus.store import TokenStore

@@ -8,16 +8,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 
-from unheard.corpus.grouping import Grouping
+from unheard.corpus.fields import quoted
+from unheard.corpus.grouping import Grouping, Rows, by_user
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
-from unheard.corpus.readers import quoted
 from unheard.corpus.scan import open_database
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tasks import StreamRule
@@ -37,14 +36,14 @@ class CountVotes:
     splits: SplitRule
     release: WordRelease
 
-    def __call__(self, shard: int, rows: Iterator[tuple[str, str]]) -> dict[str, Any]:
+    def __call__(self, shard: int, rows: Rows) -> dict[str, Any]:
         split = _splitter(self.tokens)
         sums = SumFiles(self.folder, shard)
-        for user, posts in itertools.groupby(rows, key=itemgetter(0)):
+        for user, lists in by_user(rows):
             # DP: only training users have a vote: the event is charged to runs on them, and to nobody else.
             if self.splits.split_of(user) != "train":
                 continue
-            words = self.words_of(map(itemgetter(1), posts), split)
+            words = self.words_of(itertools.chain.from_iterable(lists), split)
             if words:
                 chosen = self.release.choose(words, self.splits.salt, user)
                 sums.add(dict.fromkeys(chosen, self.release.vote(len(chosen))))
