@@ -124,7 +124,7 @@ class RunFolder:
         by_round: dict[int, dict[str, Any]] = {}
         if self.metrics.exists():
             for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, TypeError, KeyError):  # a line may be torn by a crash
+                with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):  # a line may be torn
                     row = json.loads(line)
                     by_round[int(row["round"])] = row
         return [by_round[r] for r in sorted(by_round)]

@@ -172,8 +172,10 @@ def _statement(folder: Folder) -> Iterator[str]:
         return
     try:
         kept = json.loads(folder.path.statement.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Trouble("statement.json is not JSON.") from None
+    if not isinstance(kept, dict):
+        raise Trouble("statement.json is no statement.")
     made = statement(ledger.facts, ledger.entries)
     wrong = sorted(key for key in made if key not in ("versions", "software") and not _agree(kept.get(key), made[key]))
     if wrong:
@@ -192,7 +194,7 @@ def _epsilon(folder: Folder) -> Iterator[str]:
     ledger = _needed(folder.ledger, "the ledger")
     delta = ledger.facts.get("delta")
     if not isinstance(delta, float) or not 0 < delta < 1:
-        raise Trouble("the ledger declares no delta.")
+        raise Trouble("the ledger declares no delta between 0 and 1.")
     bound = best_epsilon(ledger.events, delta)
     yield f"{bound.epsilon:.6g} at delta {delta:.3g} by {bound.accountant}, recomputed from the ledger"
 

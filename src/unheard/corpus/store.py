@@ -86,9 +86,12 @@ class TokenStore:
         wanted = 1 if name == "test_posts" else self.shards
         if len(found) != wanted or [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
             raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {CURE}")
-        users = UserTokens(found, self.dtype)
+        users = UserTokens(found, self.dtype, vocabulary_size=len(self.vocabulary))
         file = self.path / name / "features.npy"
-        return UserTokens(found, self.dtype, _read_features(file, users.num_users)) if file.is_file() else users
+        if not file.is_file():
+            return users
+        features_UF = _read_features(file, users.num_users)
+        return UserTokens(found, self.dtype, features_UF, vocabulary_size=len(self.vocabulary))
 
 
 class StoreWriter:
@@ -193,9 +196,9 @@ def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not all(isinstance(content.get(k, {}), dict) for k in ("tokens", "vocabulary")):
         raise CorpusCorrupt(f"{path} is missing or does not read back as written. {CURE}")
     return content
 

@@ -8,14 +8,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from unheard.corpus.shards import Shard
+from unheard.corpus.shards import CURE, Shard
+from unheard.errors import CorpusCorrupt
 
 
 class UserTokens:
     """The users of one split, numbered from 0; each is a run of token ids."""
 
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype, features_UF: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        dtype: np.dtype,
+        features_UF: np.ndarray | None = None,
+        vocabulary_size: int | None = None,
+    ) -> None:
         self._shards = shards
+        self._vocabulary_size = vocabulary_size
         self._features_UF = features_UF
         self._dtype = dtype
         # first user of each shard, and at last the number of users
@@ -42,7 +50,16 @@ class UserTokens:
             source = self._shards[int(s)].tokens
             for i in _in_disk_order(np.flatnonzero(shard_of == s), begins):
                 flat[places[i] : places[i + 1]] = source[begins[i] : ends[i]]
+        if self._vocabulary_size is not None and flat.size and int(flat.max()) >= self._vocabulary_size:
+            raise CorpusCorrupt(f"{self._shards[0].stem} and its like hold words outside the vocabulary. {CURE}")
         return [flat[places[i] : places[i + 1]] for i in range(len(cohort))]
+
+    def check_boundaries(self) -> None:
+        """Refuse a split in which one user's text runs into another's. Reads every offset, so training asks once."""
+        for shard in self._shards:
+            # DP: one person's text under two users would be two users' worth of influence.
+            if int(shard.offsets[0]) != 0 or (np.diff(shard.offsets) < 0).any():
+                raise CorpusCorrupt(f"{shard.stem}.offsets does not rise from 0: users would overlap. {CURE}")
 
     def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
         """How many ids each user of the cohort (or of the whole split) has, BOS included."""

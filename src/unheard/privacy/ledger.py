@@ -17,6 +17,15 @@ from unheard.privacy import chain
 from unheard.privacy.events import Event, from_record, to_record
 
 FORMAT = "unheard-ledger-1"
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("delta",), (int, float)),
+    **dict.fromkeys(("population", "parameters"), int),
+    **dict.fromkeys(("run_id", "run_hash", "corpus"), str),
+    **dict.fromkeys(
+        ("sampling", "weights", "estimator", "update", "vocabulary", "start", "randomness", "software"), dict
+    ),
+}
+"""What a header's facts must be where they are given, so that nobody downstream has to wonder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +162,13 @@ class Ledger:
         record, head = _unsealed(line, "", path, 1)
         if record.keys() != {"ledger", "facts"} or record["ledger"] != FORMAT or not isinstance(record["facts"], dict):
             raise LedgerError(f"{path}, line 1: not the header of a '{FORMAT}' file. Use the version that wrote it.")
+        for name, kind in _FACTS.items():
+            if (fact := record["facts"].get(name)) is not None and (
+                not isinstance(fact, kind) or isinstance(fact, bool)
+            ):
+                raise LedgerError(
+                    f"{path}, line 1: '{name}' is {str(fact)[:50]!r}, which no run declares. {chain.CURE}"
+                )
         return cls(path, record["facts"], head, len(line) + 1)
 
     def _read_line(self, line: bytes, number: int) -> None:

@@ -36,12 +36,18 @@ class Released:
         run, _ = read_run_file(folder.run_file)
         try:
             table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
-        except (ValueError, OSError):
+        except (ValueError, OSError, RecursionError):
             raise RunFolderError(f"{folder.tokens} does not read back as written: copy it from the corpus.") from None
+        vocabulary = Vocabulary.load(folder.vocabulary)
+        if len(vocabulary) != run.model.vocabulary_size:
+            raise RunFolderError(
+                f"{folder.vocabulary} has {len(vocabulary)} words, the model {run.model.vocabulary_size} rows: "
+                "copy it from the corpus."
+            )
         return cls(
             run=run,
             params_P=load_model(folder.model, run.model),
-            vocabulary=Vocabulary.load(folder.vocabulary),
+            vocabulary=vocabulary,
             tokens=tokens_from_table(table) if table else WordTokens(),
         )
 

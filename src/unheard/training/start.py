@@ -34,6 +34,8 @@ def check_fits(run: Run, store: TokenStore) -> None:
         )
     if not store.train.num_users or not store.held_out.num_users:
         raise CorpusError(f"{store.path} needs users to train on and others held out. Prepare it with more users.")
+    for split in (store.train, store.held_out):
+        split.check_boundaries()
     if run.model.user_features:
         for split in (store.train, store.held_out):
             if split.num_features != run.model.user_features:
