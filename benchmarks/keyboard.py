@@ -59,7 +59,7 @@ def time_page(address: str) -> list[float]:
         page.wait_for_selector("[data-ready=yes]")
         page.locator("#text").press_sequentially("Warming up. ", delay=KEY_EVERY_MS)
         page.evaluate("performance.clearMeasures()")
-        page.locator("#text").press_sequentially(SENTENCES, delay=KEY_EVERY_MS)
+        page.locator("#text").press_sequentially(SENTENCES, delay=KEY_EVERY_MS, timeout=300_000)
         page.wait_for_timeout(300)
         found = page.evaluate("performance.getEntriesByName('keystroke').map((one) => one.duration)")
         chromium.close()

@@ -81,6 +81,16 @@ def test_a_typed_sentence_gets_suggestions_that_follow_each_key(keyboard):
     assert len(set(words(page))) == 3
 
 
+def test_a_key_that_was_foreseen_is_answered_before_the_server_hears_of_it(keyboard):
+    page = keyboard()
+    page.locator("#text").press_sequentially("how")
+    settled(page)
+    page.route("**/suggest", lambda route: None)  # no answer ever comes
+    page.locator("#text").press_sequentially(" ")
+    assert len(words(page)) == 3
+    page.unroute("**/suggest")
+
+
 def test_a_tap_puts_the_word_in_and_a_full_stop_sits_tight(keyboard):
     page = keyboard(**PHONE)
     page.locator("#text").press_sequentially("How are you doi")

@@ -64,6 +64,10 @@ def test_a_text_gets_three_suggestions_of_each_model(server):
     found = json.loads(body)["suggestions"]
     assert [len(row) for row in found] == [3, 3]
     assert all(set(one) == {"word", "share"} for row in found for one in row)
+    foreseen = json.loads(body)["ahead"]
+    assert [row["t"][0] for row in foreseen] == [
+        row[0] for row in json.loads(ask(server, body='{"text": "how are t"}')[2])["suggestions"]
+    ]
 
 
 def test_it_listens_on_the_loopback_address_only(server):

@@ -109,6 +109,20 @@ def test_a_key_within_a_word_costs_no_step_and_a_finished_word_costs_one(countin
     assert steps.calls == 4
 
 
+@pytest.mark.parametrize(
+    "text", ["", "t", "th", "Do", "how are ", "how are y", "how are you", "today, to", "don", "xq", "'", "a\n"]
+)
+def test_what_is_foreseen_for_a_key_is_what_is_suggested_after_it(two_models, text):
+    for model in two_models:
+        foreseen = Suggester(model).ahead(text)
+        for letter in "abcdefghijklmnopqrstuvwxyzé7":
+            assert foreseen.get(letter, []) == Suggester(model).suggest(text + letter)
+        if split_at_cursor(text)[1]:
+            assert foreseen[" "] == Suggester(model).suggest(text + " ")
+        else:
+            assert " " not in foreseen
+
+
 def test_what_is_remembered_is_bounded_and_carried_states_are_right(counting, two_models):
     suggester, _ = counting
     for i in range(3 * REMEMBERED):

@@ -25,8 +25,12 @@ def keyboard(
 ) -> None:
     """Open a phone's keyboard on a web page: three suggestions at each key. For this machine only; nothing typed is kept."""
     import contextlib
-    import sys
+    import os
     import webbrowser
+
+    # Before torch is imported, since each of the server's threads asks anew. A step is small: two threads would wait for each other
+    # ten times longer than they work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from unheard.cli.display import console, notes
     from unheard.deploy.keyboard.server import KeyboardServer
@@ -36,10 +40,6 @@ def keyboard(
     with notes.status("Opening the models and working out what may be said about them"):
         models = open_together([folder] if other is None else [folder, other])
         server = KeyboardServer([Suggester(model) for model in models], port)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(
-            1
-        )  # a step is small: threads would wait for each other longer than they work
     console.print(f"The keyboard is at {server.address} for this machine only. Ctrl-C ends it.", highlight=False)
     if open_browser:
         webbrowser.open(server.address)

@@ -11,12 +11,11 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from unheard.deploy.keyboard.suggestions import Suggester
+from unheard.deploy.keyboard.suggestions import Suggester, Suggestion
 from unheard.deploy.keyboard.words import about
 from unheard.errors import InvalidValue
 
@@ -118,7 +117,9 @@ class KeyboardHandler(BaseHTTPRequestHandler):
     server: KeyboardServer  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout = SECONDS_IDLE
-    wbufsize = -1  # head and body in one packet: in two, the second may wait 40 ms for the first to be acknowledged
+    wbufsize = (
+        1 << 18
+    )  # head and body in one packet: in two, the second may wait 40 ms for the first to be acknowledged
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
@@ -159,8 +160,10 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         text = self._text()
         if text is None:
             return None
-        answer = [[asdict(one) for one in suggester.suggest(text)] for suggester in self.server.suggesters]
-        return self._answer(200, json.dumps({"suggestions": answer}).encode(), "application/json")
+        now = [_plain(suggester.suggest(text)) for suggester in self.server.suggesters]
+        ahead = [{k: _plain(v) for k, v in suggester.ahead(text).items()} for suggester in self.server.suggesters]
+        answer = json.dumps({"suggestions": now, "ahead": ahead}).encode()
+        return self._answer(200, answer, "application/json")
 
     def _text(self) -> str | None:
         """The text of a well-formed request; None after a refusal."""
@@ -208,3 +211,7 @@ class KeyboardHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged: a log of requests is a record of typing."""
+
+
+def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
+    return [{"word": one.word, "share": round(one.share, 4)} for one in suggestions]

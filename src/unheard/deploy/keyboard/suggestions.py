@@ -1,7 +1,8 @@
 """Three suggestions after each key: the word being typed is completed from the dictionary, the next one comes from the model.
 
 In: the text up to the cursor. Out: words with their shares. Either way the model ranks them. Its state after each word is
-kept for a while, in memory only, so that a key costs one step of the model at most and not the whole text again.
+kept for a while, in memory only, so that a key costs one step of the model at most and not the whole text again. And with each
+answer goes one for each key that may come next: the page has it before the key is pressed.
 """
 
 import bisect
@@ -50,18 +51,32 @@ class Suggester:
         self._spellings = [spelling for spelling, _ in by_spelling]
         self._ids_by_spelling = np.array([i for _, i in by_spelling], dtype=np.int64)
         self._usable = np.array(usable, dtype=np.int64)
+        self._letters = sorted({letter for spelling in self._spellings for letter in spelling})
 
     def suggest(self, text: str, top: int = 3) -> list[Suggestion]:
         """The best words for this place; fewer than `top` if the dictionary has no more that begin so."""
         before, begun = split_at_cursor(text)
-        candidates = self._beginning_with(begun) if begun else self._usable
+        return self._best(self._beginning_with(begun) if begun else self._usable, self._after(before), top)
+
+    def ahead(self, text: str, top: int = 3) -> dict[str, list[Suggestion]]:
+        """The same for this text and one more key: each letter that some word goes on with, and the space after a word."""
+        before, begun = split_at_cursor(text)
+        probs_V = self._after(before)
+        found = {letter: self._best(self._beginning_with(begun + letter), probs_V, top) for letter in self._letters}
+        if begun:
+            found[" "] = self._best(self._usable, self._after(f"{before}{begun} "), top)
+        return {key: suggestions for key, suggestions in found.items() if suggestions}
+
+    def _best(self, candidates: np.ndarray, probs_V: np.ndarray, top: int) -> list[Suggestion]:
+        """Stable: of two equal words the more frequent one (the lower id) comes first, every time."""
         if not len(candidates):
             return []
-        words = self.model.vocabulary.encode_words(self.model.tokens.split(before)).tolist()
-        probs_V = self._after(words)
-        # stable: of two equal words the more frequent one (the lower id) comes first, every time
-        best = candidates[np.argsort(-probs_V[candidates], kind="stable")[:top]]
-        whole = float(probs_V[candidates].sum()) or 1.0
+        probs_C = probs_V[candidates]
+        whole = float(probs_C.sum()) or 1.0
+        if len(candidates) > top:  # sorting all of them would take ten times as long
+            enough = np.partition(probs_C, -top)[-top]
+            candidates, probs_C = candidates[probs_C >= enough], probs_C[probs_C >= enough]
+        best = candidates[np.argsort(-probs_C, kind="stable")[:top]]
         return [Suggestion(word=self.model.vocabulary.word(i), share=float(probs_V[i]) / whole) for i in best.tolist()]
 
     def _beginning_with(self, begun: str) -> np.ndarray:
@@ -73,8 +88,9 @@ class Suggester:
             first += 1
         return self._ids_by_spelling[first:last]
 
-    def _after(self, words: list[int]) -> np.ndarray:
-        """Probabilities of every word after these, from the longest beginning whose state is still known."""
+    def _after(self, before: str) -> np.ndarray:
+        """Probabilities of every word after a text of whole words, from its longest beginning whose state is still known."""
+        words = self.model.vocabulary.encode_words(self.model.tokens.split(before)).tolist()
         if len(words) >= 2 * WINDOW:
             words = words[len(words) // WINDOW * WINDOW - WINDOW :]
         with self._one_at_a_time:

@@ -1,4 +1,5 @@
-// The page: keys and suggestions as buttons, one question to the server at a time, and the latest answer on the screen.
+// The page: keys and suggestions as buttons, one question to the server at a time, and the latest answer on the screen. With an
+// answer come those for every key that may follow, so most keys are answered before the server hears of them.
 
 import { accept, beginsSentence, cased, tally, typed, wordAt } from "/typing.js";
 
@@ -13,6 +14,7 @@ const $ = (id) => document.getElementById(id);
 const text = $("text");
 const state = { models: [], layer: "letters", shift: true, held: false, taps: 0, spaceIsOurs: false };
 const offers = new Map(); // what was suggested after each beginning; in this page's memory only
+let ahead = { text: null, keys: [] };
 
 function make(tag, className, content) {
   const made = document.createElement(tag);
@@ -144,8 +146,23 @@ function changed() {
   const began = performance.now();
   state.spaceIsOurs = false;
   setShift(beginsSentence(before()));
+  foresee(before());
+  if (offers.has(before())) shown(began);
   ask(began);
   count(); // while the question is on its way
+}
+
+/** If the last answer foresaw this key, its suggestions are known. */
+function foresee(left) {
+  const key = left.slice(-1).toLowerCase();
+  if (left.slice(0, -1) !== ahead.text || !/[\p{L}\p{N} ]/u.test(key)) return;
+  if (key === " " && !ahead.keys.every((keys) => keys[" "])) return; // a second space
+  remember(left, ahead.keys.map((keys) => keys[key] ?? []));
+}
+
+function shown(began) {
+  drawSuggestions();
+  performance.measure("keystroke", { start: began });
 }
 
 async function ask(began) {
@@ -156,6 +173,7 @@ async function ask(began) {
   }
   waiting = true;
   const question = asked;
+  let fresh = false;
   try {
     const answer = await fetch("/suggest", {
       method: "POST",
@@ -163,16 +181,16 @@ async function ask(began) {
       body: JSON.stringify({ text: question }),
     });
     if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-    remember(question, (await answer.json()).suggestions);
+    const known = await answer.json();
+    ahead = { text: question, keys: known.ahead };
+    fresh = !offers.has(question);
+    remember(question, known.suggestions);
     trouble("");
   } catch {
     trouble("The keyboard's server does not answer. Is `unheard keyboard` still running?");
   }
   waiting = false;
-  if (question === before()) {
-    drawSuggestions();
-    performance.measure("keystroke", { start: began });
-  }
+  if (question === before() && fresh) shown(began);
   if (behind !== null) {
     const next = behind;
     behind = null;
