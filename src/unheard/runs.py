@@ -23,6 +23,8 @@ from typing import Any
 
 from unheard.errors import RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
 
+MEASURES_FORMAT = 1
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -124,7 +126,9 @@ class RunFolder:
         by_round: dict[int, dict[str, Any]] = {}
         if self.metrics.exists():
             for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):  # a line may be torn
+                with contextlib.suppress(
+                    ValueError, TypeError, KeyError, OverflowError, RecursionError
+                ):  # a line may be torn
                     row = json.loads(line)
                     by_round[int(row["round"])] = row
         return [by_round[r] for r in sorted(by_round)]
@@ -140,7 +144,8 @@ class RunFolder:
         """The full measures of the newest model; None if it was not measured yet."""
         try:
             content = json.loads(self.measures.read_text(encoding="utf-8"))
-            return content if content["model_sha256"] == self.model_digest() else None
+            is_current = content["model_sha256"] == self.model_digest() and content["format"] == MEASURES_FORMAT
+            return content if is_current else None
         except (OSError, ValueError, TypeError, KeyError, RunFolderMissing):
             return None
 

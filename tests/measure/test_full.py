@@ -223,6 +223,16 @@ def test_measures_are_of_the_newest_model_or_of_none(tmp_path, measures):
     assert folder.read_measures() is None
 
 
+def test_a_model_that_has_diverged_has_no_loss_and_breaks_nothing(what, tmp_path):
+    lost = replace(what, params_P=torch.full_like(what.params_P, float("nan")))
+    found = full_measures(lost, unheard.Evaluation(unroll=UNROLL), prompts=["w1"])
+    assert found["tokens"]["loss"] is None
+    assert found["prompts"] == [{"text": "w1", "words": []}]
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    write_measures(RunFolder(tmp_path), found)
+    assert RunFolder(tmp_path).read_measures()
+
+
 def test_features_of_each_user_are_used():
     model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
     vocabulary = Vocabulary.of([f"w{i}" for i in range(17)])

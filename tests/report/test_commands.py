@@ -63,6 +63,22 @@ def test_measures_of_another_corpus_are_not_kept_as_the_runs_own(unheard, copies
     assert RunFolder(copies[1]).read_measures() is None
 
 
+def test_no_measure_and_no_baseline_looks_at_a_training_user(unheard, copies, monkeypatch):
+    """Counting in their text, or measuring on it, would be a release outside the ledger."""
+    from unheard.corpus.store import TokenStore
+
+    opened = TokenStore.open.__func__
+
+    def without_training_users(cls, path):
+        store = opened(cls, path)
+        store.train = None  # whatever is asked of it fails
+        return store
+
+    monkeypatch.setattr(TokenStore, "open", classmethod(without_training_users))
+    (copies[1] / "measures.json").unlink()
+    assert json.loads(unheard("evaluate", copies[1], "--full", "--json").stdout)["baselines"]
+
+
 def test_compare_shows_every_table_and_writes_plots_and_page(unheard, copies, tmp_path):
     done = unheard(
         "compare",

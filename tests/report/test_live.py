@@ -68,6 +68,13 @@ def test_a_run_that_was_stopped_and_one_that_fell_silent(folder):
     assert LiveRun(folder.path).look().state == "silent"
 
 
+def test_a_run_that_its_budget_stopped_is_not_told_to_go_on(folder):
+    text, spent = folder.run_file.read_text(), LiveRun(folder.path).look().epsilon
+    folder.run_file.write_text(text.replace("[privacy]", f"[privacy]\nbudget_epsilon = {spent + 0.01}"))
+    folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:4]))
+    assert LiveRun(folder.path).look().state == "spent"
+
+
 def test_a_ledger_that_is_replaced_by_a_shorter_one_is_noticed(folder):
     live = LiveRun(folder.path)
     live.look()

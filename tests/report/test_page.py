@@ -196,6 +196,20 @@ def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
     assert tables.summary(compared).rows[0][1] == "—"
 
 
+def test_a_run_that_has_diverged_has_a_page(runs, tmp_path):
+    lost = tmp_path / "lost"
+    shutil.copytree(runs[1], lost)
+    text = (lost / "metrics.jsonl").read_text()
+    (lost / "metrics.jsonl").write_text(re.sub(r'"(loss|perplexity)": [\d.]+', r'"\1": NaN', text))
+    measures = json.loads((lost / "measures.json").read_text())
+    measures["tokens"]["perplexity"] = measures["users"]["perplexity"]["mean"] = None
+    measures["prompts"] = [{"text": "w1", "words": []}]
+    (lost / "measures.json").write_text(json.dumps(measures))
+    compared = Comparison.of([lost])
+    assert "NaN" not in re.sub(r"<script>.*?</script>", "", render_page(compared), flags=re.DOTALL)
+    json.dumps(compared.as_json(), allow_nan=False)
+
+
 def test_an_edited_ledger_makes_no_page(runs, tmp_path):
     edited = tmp_path / "edited"
     shutil.copytree(runs[1], edited)

@@ -15,6 +15,8 @@ EXAMPLES = """Examples:
   unheard watch runs/first --once    (one look, for scripts)
 """
 
+ENDED = ("complete", "stopped", "spent")
+
 
 def watch(
     folder: Annotated[Path, typer.Argument(help="A run folder; it may be written to meanwhile.", metavar="DIR")],
@@ -33,11 +35,11 @@ def watch(
     run = LiveRun(folder)
     standing = run.look()
     mirrored = _mirrored(mirror, run.folder)
-    if once or standing.state in ("complete", "stopped"):
+    if once or standing.state in ENDED:
         console.print(_view(folder, standing))
         return
     with Live(_view(folder, standing), console=console, auto_refresh=False) as live:
-        while standing.state not in ("complete", "stopped"):
+        while standing.state not in ENDED:
             try:
                 time.sleep(every)
             except KeyboardInterrupt:
@@ -119,6 +121,7 @@ def _in_words(standing: "Standing") -> str:
         "training": "training",
         "silent": f"no round for {_duration(standing.seconds_since)}: killed, or its rounds are long",
         "stopped": "stopped; unheard resume goes on",
+        "spent": "stopped: its budget allows no further round",
         "complete": "complete",
     }[standing.state]
 

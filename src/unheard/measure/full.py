@@ -6,6 +6,7 @@ noise, and those people no guarantee. Nothing here looks at a training user.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +22,9 @@ from unheard.measure.next_word import Evaluation
 from unheard.measure.prediction import predict
 from unheard.measure.scores import score
 from unheard.models.model import LanguageModel
-from unheard.runs import RunFolder, replace_file
+from unheard.runs import MEASURES_FORMAT, RunFolder, replace_file
 from unheard.updates.user import User
 
-FORMAT = 1
 SUGGESTIONS = 5
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
 
@@ -55,8 +55,8 @@ def full_measures(
     scores, heads = score(what.model, what.params_P, users, unroll=how.unroll, progress=progress)
     others = what.public or [user.tokens for user in what.held_out]
     baselines = score_baselines(users, others, size, are_public=bool(what.public))
-    return {
-        "format": FORMAT,
+    found = {
+        "format": MEASURES_FORMAT,
         "max_tokens": how.max_tokens,
         "unroll": how.unroll,
         "tokens": by_token(scores),
@@ -70,6 +70,7 @@ def full_measures(
         "baselines_fitted_on": "the corpus's public users" if what.public else "other held-out users",
         "prompts": [{"text": text, "words": _said(what, text)} for text in prompts],
     }
+    return _finite(found)
 
 
 def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
@@ -80,4 +81,13 @@ def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
 
 def _said(what: Measured, text: str) -> list[dict[str, Any]]:
     words = predict(what.model, what.params_P, what.vocabulary, what.tokens.split(text), SUGGESTIONS)
-    return [{"word": word, "probability": probability} for word, probability in words]
+    return [{"word": word, "probability": p} for word, p in words if math.isfinite(p)]
+
+
+def _finite(value: Any) -> Any:
+    """A model that has diverged has no loss: JSON knows no NaN, and a figure that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

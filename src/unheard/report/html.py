@@ -58,8 +58,6 @@ def figure(plot: Plot, *, alternative: str = "", inside: bool = False) -> str:
 
 def legend(plot: Plot) -> str:
     """Which colour and dash is which run, outside the plot: it wraps on a phone and can be read aloud."""
-    if len(plot.legend) < 2 and plot.zoom:
-        return ""
     items = "".join(
         f'<li><svg width="26" height="10" aria-hidden="true"><line x1="2" y1="5" x2="24" y2="5" style="stroke:{look.colour}" '
         f'stroke-width="{3 if plot.zoom else 9}" stroke-dasharray="{" ".join(map(str, look.dash)) if plot.zoom else ""}"/></svg>'

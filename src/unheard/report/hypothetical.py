@@ -34,6 +34,14 @@ class Hypothetical:
             f"{self.users:,}, would cost ε = {epsilon_text(self.epsilon)} at δ = {small(self.delta)}. That run did not happen."
         )
 
+    @property
+    def words_for_several(self) -> str:
+        """The same above a column of several runs' figures."""
+        return (
+            f"Hypothetical: the same rounds, clip and noise of each run, with users drawn from {self.users:,}, at δ = "
+            f"{small(self.delta)}. Those runs did not happen."
+        )
+
 
 def as_if(record: RunRecord, users: int, users_per_round: float | None = None) -> Hypothetical | None:
     """None for a run without a finite epsilon, or with events that more users would not dilute."""

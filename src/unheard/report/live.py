@@ -11,7 +11,7 @@ from typing import Any
 
 from unheard.errors import LedgerError
 from unheard.privacy.budget import RunningEpsilon
-from unheard.privacy.events import NonPrivate, PoissonGaussian
+from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.report.curves import accuracy_points
 from unheard.report.record import RunRecord
@@ -26,7 +26,7 @@ class Standing:
     """Where a run stands."""
 
     state: str
-    """training, silent, stopped or complete."""
+    """training, silent, stopped, spent (its budget allows no further round) or complete."""
     round: int
     rounds: int
     epsilon: float
@@ -60,6 +60,7 @@ class LiveRun:
         self._accountant = privacy.get("budget_accountant", "rdp")
         self._running = RunningEpsilon(self._record.facts["delta"], self._accountant)
         self._seen = self._round = 0
+        self._last: Event = NonPrivate(reason="nothing was charged yet")
         self._size = -1
         self._began: tuple[float, int] | None = None
 
@@ -100,13 +101,15 @@ class LiveRun:
         for entry in entries[self._seen :]:
             self._running.charge(entry.event)
             if isinstance(entry.event, PoissonGaussian | NonPrivate):
-                self._round = entry.round + 1
+                self._round, self._last = entry.round + 1, entry.event
         self._seen, self._size = len(entries), size
 
     def _state(self, evaluated: int, rounds: int, since: float) -> str:
         # The loop removes the statement when it begins and writes it when it is left, however it is left.
         if self.folder.statement.exists():
-            return "complete" if evaluated >= rounds else "stopped"
+            if evaluated >= rounds:
+                return "complete"
+            return "spent" if self._budget and self._running.epsilon_after(self._last) > self._budget else "stopped"
         return "training" if since < SILENT_AFTER else "silent"
 
     def _pace(self, done: int) -> float | None:

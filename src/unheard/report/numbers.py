@@ -30,7 +30,7 @@ def raised(power: int) -> str:
 
 
 def number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.4g}"
+    return NOTHING if value is None or math.isnan(value) else f"{value:,.4g}"
 
 
 def shown_word(word: str) -> str:

@@ -6,6 +6,7 @@ In: a Comparison. Out: sections of HTML. A part that there are no numbers for is
 from dataclasses import dataclass
 from html import escape
 
+from unheard.privacy.wording import render
 from unheard.report import html, tables
 from unheard.report.comparison import Comparison
 from unheard.report.curves import accuracy_points, epsilon_points, final
@@ -85,10 +86,11 @@ def _promise(compared: Comparison, record: RunRecord) -> str:
         f'<p class="soft">{escape(one.words)}</p>' for one in compared.hypotheticals if one.run == record.name
     )
     warnings = html.paragraphs(words.warnings, "warning")
+    whole = f"<details><summary>The whole statement</summary><pre>{escape(render(record.told))}</pre></details>"
     return (
         f'<article class="card promise" style="--of:var(--series-{number})"><div><p class="run"><span class="dot"></span>'
         f'{escape(record.name)}</p><p class="figure"><b>ε = {epsilon_text(record.epsilon)}</b><span>{escape(at)}</span></p></div>'
-        f"<div><h3>{escape(words.headline)}</h3>{warnings}{html.paragraphs(words.paragraphs)}{would}</div></article>"
+        f"<div><h3>{escape(words.headline)}</h3>{warnings}{html.paragraphs(words.paragraphs)}{would}{whole}</div></article>"
     )
 
 
@@ -175,12 +177,13 @@ def _suggestions(compared: Comparison) -> Section | None:
     for row in plain.rows:
         text = row[0].removesuffix(" …")
         cells = "".join(
-            f'<td style="--of:var(--series-{names.index(name) % SERIES + 1})">{html.suggestions(said[name].get(text, []))}</td>'
+            f'<td data-run="{escape(name)}" style="--of:var(--series-{names.index(name) % SERIES + 1})">'
+            f"{html.suggestions(said[name].get(text, []))}</td>"
             for name in measured
         )
         rows += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
     made = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Suggestions"><table class="data text"><thead><tr>{head}'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Suggestions"><table class="data text says"><thead><tr>{head}'
         f"</tr></thead><tbody>{rows}</tbody></table></div>"
     )
     return Section(anchor="suggestions", title="What it suggests", html=made)

@@ -47,7 +47,7 @@ def summary(compared: Comparison) -> Table:
         some = next(iter(would.values()))
         cells = [f"{epsilon_text(would[r.name].epsilon)}" if r.name in would else NOTHING for r in records]
         rows.insert(7, [f"ε hypothetical, as if {some.users:,} users", *cells])
-        note = " ".join(one.words for one in would.values()) if len(would) > 1 else some.words
+        note = some.words if len(would) == 1 else some.words_for_several
     return Table(title="At one look", columns=["", *(r.name for r in records)], rows=rows, note=note)
 
 
