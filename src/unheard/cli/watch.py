@@ -1,5 +1,6 @@
 """`unheard watch`: a run while it trains, in the terminal: how far, how good, how much privacy is spent."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,24 +39,18 @@ def watch(
     if once or standing.state in ENDED:
         console.print(_view(folder, standing))
         return
-    with Live(_view(folder, standing), console=console, auto_refresh=False) as live:
+    with Live(_view(folder, standing), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while standing.state not in ENDED:
-            try:
-                time.sleep(every)
-            except KeyboardInterrupt:
-                break
+            time.sleep(every)
             standing = run.look()
             if len(standing.points) != mirrored:
-                mirrored = len(standing.points)
-                _mirrored(mirror, run.folder)
+                mirrored = _mirrored(mirror, run.folder)
             live.update(_view(folder, standing), refresh=True)
 
 
 def _mirrored(mirror: Any, folder: Any) -> int:
     """TensorBoard's files follow; a folder that may only be read is watched all the same."""
-    import contextlib
-
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         mirror(folder)
     return len(folder.read_metrics())
 
@@ -71,8 +66,9 @@ def _view(folder: Path, standing: "Standing") -> Any:
     width = min(console.width, 110)
     parts: list[Any] = [_progress(standing, width), Text(), _figures(standing)]
     if len(standing.points) > 1:
-        drawn = curves(standing.points, "smoothed", width=width - 4, height=14, times=100)
-        parts += [Text(), Text("AccuracyTop1 in %, smoothed over 5 evaluations", style="dim"), drawn]
+        drawn = curves(standing.points, "smoothed", width=width - 4, height=min(16, console.height - 10), times=100)
+        title = Text("AccuracyTop1 in %, smoothed over 5 evaluations", style="dim")
+        parts += [Text(), title, drawn] if drawn is not None else []
     title = Text.assemble((folder.name, "bold"), f"  {_in_words(standing)}")
     return Panel(Group(*parts), title=title, title_align="left", width=width)
 

@@ -3,7 +3,6 @@
 In: a Comparison. Out: sections of HTML. A part that there are no numbers for is left out, and the page says why.
 """
 
-from dataclasses import dataclass
 from html import escape
 
 from unheard.privacy.wording import render
@@ -13,16 +12,10 @@ from unheard.report.curves import accuracy_points, epsilon_points, final
 from unheard.report.numbers import epsilon_text, percent, small
 from unheard.report.plots import Plot, plots
 from unheard.report.record import RunRecord
+from unheard.report.sections_of_models import Section, check, configuration, people, suggestions, words
 from unheard.report.style import SERIES
 from unheard.report.tables import Table
 from unheard.report.words import in_words
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    anchor: str
-    title: str
-    html: str
 
 
 def heading(compared: Comparison) -> str:
@@ -50,11 +43,11 @@ def all_of(compared: Comparison) -> list[Section]:
         _privacy(compared),
         _accuracy(compared, drawn),
         _cost(compared, drawn),
-        _words(compared, drawn),
-        _people(compared, drawn),
-        _suggestions(compared),
-        _configuration(compared),
-        _check(compared),
+        words(compared, drawn),
+        people(compared, drawn),
+        suggestions(compared),
+        configuration(compared),
+        check(compared),
     ]
     return [section for section in made if section is not None]
 
@@ -75,7 +68,7 @@ def _privacy(compared: Comparison) -> Section:
 
 
 def _promise(compared: Comparison, record: RunRecord) -> str:
-    words = in_words(record)
+    said = in_words(record)
     number = [r.name for r in compared.records].index(record.name) % SERIES + 1
     at = (
         f"at δ = {small(record.delta)}, for {record.population:,} declared users"
@@ -85,12 +78,12 @@ def _promise(compared: Comparison, record: RunRecord) -> str:
     would = "".join(
         f'<p class="soft">{escape(one.words)}</p>' for one in compared.hypotheticals if one.run == record.name
     )
-    warnings = html.paragraphs(words.warnings, "warning")
+    warnings = html.paragraphs(said.warnings, "warning")
     whole = f"<details><summary>The whole statement</summary><pre>{escape(render(record.told))}</pre></details>"
     return (
         f'<article class="card promise" style="--of:var(--series-{number})"><div><p class="run"><span class="dot"></span>'
         f'{escape(record.name)}</p><p class="figure"><b>ε = {epsilon_text(record.epsilon)}</b><span>{escape(at)}</span></p></div>'
-        f"<div><h3>{escape(words.headline)}</h3>{warnings}{html.paragraphs(words.paragraphs)}{would}{whole}</div></article>"
+        f"<div><h3>{escape(said.headline)}</h3>{warnings}{html.paragraphs(said.paragraphs)}{would}{whole}</div></article>"
     )
 
 
@@ -128,87 +121,6 @@ def _cost(compared: Comparison, drawn: dict[str, Plot]) -> Section:
     if len(compared.records) > 1 and compared.reached:
         parts.append(html.table(tables.computation(compared)))
     return Section(anchor="cost", title="What it cost", html="".join(parts))
-
-
-def _words(compared: Comparison, drawn: dict[str, Plot]) -> Section | None:
-    if "accuracy-by-band" not in drawn:
-        return None
-    bands = html.figure(drawn["accuracy-by-band"], alternative=html.table(tables.bands(compared.measured)))
-    heads = "".join(html.figure(drawn[f"head-words-{head}"], inside=True) for head in ("10", "50", "100"))
-    legend = html.legend(drawn["head-words-10"])
-    numbers = html.table(tables.head_words(compared.measured), classes="wide")
-    return Section(
-        anchor="words",
-        title="Which words",
-        html=(
-            "<p>Noise could take the rare words first and leave a model that only says the common ones. Here is whether it "
-            f"did.</p>{bands}<figure><div class='head'><h3>Head words among ten suggestions</h3></div>{legend}"
-            f"<div class='three'>{heads}</div><details><summary>The same as a table</summary>{numbers}"
-            '</details></figure><p class="note">The paper’s head-word histograms: of a model’s ten best suggestions at each '
-            "place of the held-out text, how many are among the most frequent words. More mass to the right: more clichés.</p>"
-        ),
-    )
-
-
-def _people(compared: Comparison, drawn: dict[str, Plot]) -> Section | None:
-    if "accuracy-by-user" not in drawn:
-        return None
-    numbers = html.table(tables.users(compared.measured))
-    return Section(
-        anchor="people",
-        title="For whom it works",
-        html=(
-            "<p>An average hides whom a model serves badly. Every held-out person counts once here, however much they wrote."
-            f"</p>{html.figure(drawn['accuracy-by-user'], alternative=numbers)}"
-            '<p class="note">Line: 5th to 95th percentile of people. Bar: the middle half. Tick: the median.</p>'
-        ),
-    )
-
-
-def _suggestions(compared: Comparison) -> Section | None:
-    measured = compared.measured
-    if not any(m["prompts"] for m in measured.values()):
-        return None
-    plain = tables.predictions(measured)
-    said = {name: {p["text"]: p["words"] for p in m["prompts"]} for name, m in measured.items()}
-    names = [record.name for record in compared.records]
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in plain.columns)
-    rows = ""
-    for row in plain.rows:
-        text = row[0].removesuffix(" …")
-        cells = "".join(
-            f'<td data-run="{escape(name)}" style="--of:var(--series-{names.index(name) % SERIES + 1})">'
-            f"{html.suggestions(said[name].get(text, []))}</td>"
-            for name in measured
-        )
-        rows += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
-    made = (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Suggestions"><table class="data text says"><thead><tr>{head}'
-        f"</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-    return Section(anchor="suggestions", title="What it suggests", html=made)
-
-
-def _configuration(compared: Comparison) -> Section:
-    differ, same = tables.configuration(compared)
-    note = '<p class="note">What each name means: docs/guide.md and docs/glossary.md.</p>'
-    shared = html.table(same, classes="text")
-    if differ.rows:
-        shared = f"<details><summary>The same in all runs</summary>{shared}</details>"
-        shared = html.table(differ, classes="text") + shared
-    return Section(anchor="configuration", title="How it was trained", html=shared + note)
-
-
-def _check(compared: Comparison) -> Section:
-    names = [record.name for record in compared.records]
-    lines = [f"unheard statement {name}" for name in names] + [
-        f"unheard evaluate {name} --full --json" for name in names
-    ]
-    said = (
-        "<p>Every ε here was worked out from the run’s ledger, which is hash-chained and charged before each round; every "
-        "accuracy from the released model and the held-out users. Both can be had again, with the run folders:</p>"
-    )
-    return Section(anchor="check", title="Check it yourself", html=f"{said}<pre>{escape(chr(10).join(lines))}</pre>")
 
 
 def _by_round(title: str, rows: dict[str, dict[int, float]], shown) -> Table:
