@@ -1,5 +1,6 @@
 """Spark and DuckDB make the same store, byte for byte, from good input and bad."""
 
+import gzip
 import hashlib
 import os
 import shutil
@@ -44,13 +45,18 @@ def inputs(tmp_path):
         "not json",
         '{"who": "u1"}',
         '{"what": "a"}',
+        '{"other": 1}',
         '{"who": "emoji👩\u200d👧\\u0000", "what": "ש 👍 \\u0000 a", "when": 0}',
     ]
     write_jsonl(folder / "a.jsonl", rows[:100] + broken)
     write_jsonl(folder / "b.jsonl.gz", rows[100:150] + copied)
     write_csv(folder / "c.csv", rows[150:200])
     with open(folder / "c.csv", "ab") as file:
-        file.write(b"short\r\nu1,too,many,columns\r\nu1,\xff\xfe,1\r\n")
+        file.write(b'short\r\nu1,too,many,columns\r\nu1,\xff\xfe,1\r\nu1,"never closed\r\nu1,a,1\r\n')
+    whole = gzip.compress(
+        "".join(f'{{"who": "u{i}", "what": "a {i * 7919}", "when": 1}}\n' for i in range(99)).encode()
+    )
+    (folder / "torn.jsonl.gz").write_bytes(whole[:-200])
     write_with_duckdb(folder / "d.parquet", rows[200:])
     return folder
 
@@ -72,8 +78,15 @@ def test_both_engines_make_the_same_store_byte_for_byte(tmp_path, inputs, spark)
     }
     duck = made(tmp_path, inputs, out="duck/store", user_map=tmp_path / "duck.json", **choices)
     sparks = made(tmp_path, inputs, out="spark/store", user_map=tmp_path / "spark.json", engine=spark, **choices)
-    assert duck.counts["rows"]["malformed"] == 3
-    assert duck.counts["rows"]["no_text"] == 2
+    assert (duck.counts["rows"]["malformed"], duck.counts["rows"]["no_text"], duck.counts["rows"]["no_user"]) == (
+        5,
+        2,
+        2,
+    )
+    assert [s.split(":")[0].split("/")[-1] for s in duck.counts["noticed"]] == [
+        "c.csv, line 55",
+        "torn.jsonl.gz breaks off",
+    ]
     assert duck.counts["duplicate_posts"] >= 2
     assert duck.store.train.num_users > 5
     assert checksums(duck.store.path) == checksums(sparks.store.path)

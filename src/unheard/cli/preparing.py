@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -138,6 +139,8 @@ def report(done: Prepared) -> None:
     for name, words in _ROWS.items():
         if rows.get(name):
             notes.print(f"  {rows[name]:>12,} {words.format(kind='JSON or CSV')}")
+    for sentence in counts["noticed"]:
+        notes.print(f"[bold yellow]Notice:[/] {escape(sentence)}")
     if counts["duplicate_posts"]:
         dropped = "dropped" if done.store.info["drop_duplicates"] else "kept; --drop-duplicates drops them"
         notes.print(

@@ -14,13 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import duckdb
 
 from unheard.corpus.fields import Batch, quoted, sql_list
 from unheard.corpus.grouping import ORDER, Grouping, Progress, Rows, ShardTask, cores, count_rows
-from unheard.corpus.scan import UNUSABLE, as_refusal, open_database, scan_sql, uncounted_rows
+from unheard.corpus.scan import UNUSABLE, Aftermath, after_scan, as_refusal, open_database, scan_sql
+from unheard.corpus.torn import as_far_as_they_go, is_tear
 from unheard.errors import CorpusError
 
 _FETCH_ROWS = 4096
@@ -96,6 +98,27 @@ def scan_batch(
     """One batch's rows into files by shard: written apart, named when whole."""
     folder = grouping.batch_folder(batch)
     writing = folder.with_suffix(".writing")
+    unpacked = grouping.work / "temp" / f"unpacked-{batch.number}"
+    readable, torn = as_far_as_they_go(batch, unpacked, gzip_too=False)
+    try:
+        after = _scan_into(writing, grouping, readable, sharers, report)
+    except duckdb.Error as trouble:
+        if not is_tear(trouble):
+            raise as_refusal(trouble, batch) from None
+        readable, torn = as_far_as_they_go(batch, unpacked, gzip_too=True)
+        try:
+            after = _scan_into(writing, grouping, readable, sharers, report)
+        except duckdb.Error as again:
+            raise as_refusal(again, batch) from None
+    grouping.notice(batch, [*torn, *after.noticed])
+    (writing / "rejected.json").write_text(json.dumps(after.rows))
+    os.replace(writing, folder)
+    shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _scan_into(
+    writing: Path, grouping: Grouping, batch: Batch, sharers: int, report: Callable[[float], None]
+) -> Aftermath:
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
     temp = str(grouping.work / "temp" / f"batch-{batch.number}")
@@ -107,14 +130,9 @@ def scan_batch(
         options = f"FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {_ROW_GROUP}"
         options += ", PARTITION_BY (shard), OVERWRITE_OR_IGNORE"
         _run_watched(database, f"COPY ({query}) TO {quoted(str(writing))} ({options})", report)
-        unusable = (writing / f"shard={UNUSABLE}").is_dir()
-        rejected = uncounted_rows(database, batch, grouping.fields, unusable)
-    except duckdb.Error as trouble:
-        raise as_refusal(trouble, batch) from None
+        return after_scan(database, batch, grouping.fields, (writing / f"shard={UNUSABLE}").is_dir())
     finally:
         database.close()
-    (writing / "rejected.json").write_text(json.dumps(rejected))
-    os.replace(writing, folder)
 
 
 def run_on_shard(grouping: Grouping, shard: int, sharers: int, task: ShardTask) -> dict[str, Any]:

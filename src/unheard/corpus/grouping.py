@@ -59,6 +59,16 @@ class Grouping:
     def shard_files(self, shard: int) -> list[str]:
         return sorted(str(p) for p in self.rows.glob(f"*/shard={shard}/*.parquet"))
 
+    def notice(self, batch: Batch, sentences: Sequence[str]) -> None:
+        """Keep what the owner should hear about a batch's files; scanned again, it is said once."""
+        folder = self.work / "noticed"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{batch.number:05d}.json").write_text(json.dumps(list(sentences)))
+
+    def noticed(self) -> list[str]:
+        files = sorted((self.work / "noticed").glob("*.json"))
+        return [sentence for file in files for sentence in json.loads(file.read_text())]
+
     def check_version(self) -> None:
         """A user's shard is DuckDB's hash of their id, which may differ between versions and would split the user."""
         if duckdb.__version__ != self.duckdb_version:

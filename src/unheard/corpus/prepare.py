@@ -89,8 +89,10 @@ def _prepare(
     counts: dict[str, Any] = {"inputs": [{"path": s.path, "bytes": _size(s)} for s in sources]}
     rows = engine.scan(grouping, batches(readable), progress)
     if not rows["kept"]:
-        raise InputError(f"No usable row in the input: {_troubles(rows)}. Check --user-field and --text-field.")
+        told = "".join(f" {sentence}" for sentence in grouping.noticed())
+        raise InputError(f"No usable row in the input: {_troubles(rows)}. Check --user-field and --text-field.{told}")
     counts["rows"] = dict(sorted(rows.items()))
+    counts["noticed"] = grouping.noticed()
     counts["duplicate_posts"] = engine.find_duplicates(grouping)
     found = preparation.vocabulary.find(preparation, engine, grouping, progress)
     counts["users"] = _write_streams(engine, grouping, preparation, found, writer.partial, mapped, progress)

@@ -7,10 +7,11 @@ its text.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import duckdb
 
+from unheard.corpus.csv_rows import rejected_rows
 from unheard.corpus.fields import Batch, Fields, quoted
 from unheard.corpus.json_rows import count_undecided, is_quick
 from unheard.corpus.pieces import PieceFiles, cut_places
@@ -100,26 +101,20 @@ def scan_sql(
       FROM judged"""
 
 
-def uncounted_rows(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, unusable: bool) -> dict[str, int]:
-    """After the scan: rows that it could not count, by reason. `unusable` says whether it met any unusable row."""
-    rejected = _rejected_rows(database)
+@dataclass(frozen=True, kw_only=True)
+class Aftermath:
+    """What only the end of a scan can tell: rows that it could not count, by reason, and sentences for the owner."""
+
+    rows: dict[str, int]
+    noticed: list[str]
+
+
+def after_scan(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, unusable: bool) -> Aftermath:
+    """To be asked once the scan's query is done; `unusable` says whether it met any unusable row."""
+    rows, noticed = rejected_rows(database, batch)
     if unusable and is_quick(batch, fields):
-        for reason, number in count_undecided(database, batch, fields).items():
-            rejected[reason] = rejected.get(reason, 0) + number
-    return rejected
-
-
-def _rejected_rows(database: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Rows that the CSV reader gave up on in the last query: they reach no query at all."""
-    if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'").fetchall():
-        return {}
-    by_line = "SELECT bool_and(error_type = 'MISSING COLUMNS') AS short FROM reject_errors GROUP BY file_id, line"
-    rows = database.execute(
-        f"SELECT if(short, 'no_text', 'malformed'), count(*) FROM ({by_line}) GROUP BY 1"
-    ).fetchall()
-    database.execute("DROP TABLE reject_errors")
-    database.execute("DROP TABLE IF EXISTS reject_scans")
-    return {str(reason): int(number) for reason, number in rows}
+        rows = count_undecided(database, batch, fields)
+    return Aftermath(rows=rows, noticed=noticed)
 
 
 def as_refusal(trouble: Exception, batch: Batch) -> CorpusError:

@@ -19,7 +19,8 @@ import duckdb
 
 from unheard.corpus.fields import Batch
 from unheard.corpus.grouping import Grouping, Progress, ShardTask, count_rows, runs
-from unheard.corpus.scan import UNUSABLE, as_refusal, open_database, scan_sql, uncounted_rows
+from unheard.corpus.scan import UNUSABLE, after_scan, as_refusal, open_database, scan_sql
+from unheard.corpus.torn import as_far_as_they_go, is_tear
 from unheard.errors import CorpusError, InputError, UnheardError
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def _check_fields(grouping: Grouping, batches: Sequence[Batch]) -> None:
         try:
             scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
         except duckdb.Error as trouble:
-            raise as_refusal(trouble, batch) from None
+            if not is_tear(trouble):  # its worker will read it as far as it goes
+                raise as_refusal(trouble, batch) from None
     database.close()
 
 
@@ -146,7 +148,8 @@ def _scanner(grouping: Grouping, batches: dict[int, Batch]):
         for numbered in numbers:
             for number in numbered.column(0).to_pylist():
                 grouping.check_version()
-                batch = batches[number]
+                unpacked = grouping.work / "temp" / f"unpacked-{number}"
+                batch, torn = as_far_as_they_go(batches[number], unpacked, gzip_too=True)  # rows cannot be called back
                 temp = str(grouping.work / "temp" / f"scan-{number}")
                 database = open_database(grouping.memory_bytes, 1, temp, grouping.excluded)
                 try:
@@ -155,10 +158,12 @@ def _scanner(grouping: Grouping, batches: dict[int, Batch]):
                     for rows in database.sql(query).to_arrow_reader(_SCANNED):
                         unusable |= UNUSABLE in rows.column("shard").unique().to_pylist()
                         yield rows
-                    rejected = uncounted_rows(database, batch, grouping.fields, unusable)
+                    after = after_scan(database, batch, grouping.fields, unusable)
                 except duckdb.Error as trouble:
                     raise as_refusal(trouble, batch) from None
-                for reason, number in rejected.items():
+                grouping.notice(batch, [*torn, *after.noticed])
+                shutil.rmtree(unpacked, ignore_errors=True)
+                for reason, number in after.rows.items():
                     columns = {"shard": [-1] * number, "status": [reason] * number}
                     columns |= {name: [None] * number for name in ("user", "text", "time", "batch", "row", "text_hash")}
                     types = ("int32", "string", "string", "string", "float64", "int32", "int64", "int64")
