@@ -16,6 +16,7 @@ from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.html import data
 from unheard.report.images import write_images
+from unheard.report.numbers import epsilon_text, small
 from unheard.report.page import render_page, write_page
 from unheard.report.record import RunRecord, read_all
 from unheard.report.style import DARK, LIGHT
@@ -98,6 +99,7 @@ def test_the_promise_stands_before_everything_else(page):
             "moderate",
             "right at most 75.1 times in 100",
         ),  # 75 and a little for delta: rounded up, never down
+        (math.log(2.001), "strong", "more than 2.01 times as likely"),
         (0.1, "strong", "right at most 52.6 times in 100"),
         (20.0, "weak", "promises little"),
     ],
@@ -121,7 +123,9 @@ def test_warnings_of_the_statement_are_on_the_page(compared):
     private = compared.records[1]
     told = {**private.told, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
     warned = Comparison(records=[_with(private, told)], baseline=private)
-    assert "REPRODUCIBLE NOISE" in text_of(render_page(warned))
+    seen = text_of(render_page(warned))
+    assert "REPRODUCIBLE NOISE" in seen
+    assert "no guarantee against whoever knows the seed" in seen
 
 
 def test_the_page_loads_nothing_and_sends_nothing(page):
@@ -235,6 +239,11 @@ def test_head_words_and_bands_hold_the_measures_own_numbers(compared):
     bands = tables.bands(compared.measured)
     assert bands.rows[-1][0] == "not in the dictionary"
     assert bands.columns[2:] == ["plain", "private"]
+
+
+def test_small_numbers_are_written_as_people_do():
+    assert [small(1e-9), small(2e-5), small(6.88e-4)] == ["10⁻⁹", "2 × 10⁻⁵", "6.9 × 10⁻⁴"]
+    assert [epsilon_text(e) for e in (1.0, 39.28, 108.2, 4321.0, math.inf)] == ["1.00", "39.3", "108", "4,321", "∞"]
 
 
 def luminance(colour: str) -> float:

@@ -22,7 +22,8 @@ def epsilon_text(value: float) -> str:
 def small(value: float) -> str:
     """1.6e-9 as people write it."""
     digits, _, power = f"{value:.1e}".partition("e")
-    return f"{digits} × 10{raised(int(power))}"
+    digits = digits.removesuffix(".0")
+    return f"10{raised(int(power))}" if digits == "1" else f"{digits} × 10{raised(int(power))}"
 
 
 def raised(power: int) -> str:

@@ -40,11 +40,14 @@ def in_words(record: RunRecord) -> InWords:
         )
     epsilon, delta = record.epsilon, record.delta
     grade = "strong" if epsilon <= STRONG else "moderate" if epsilon <= WEAK else "weak"
+    if any("REPRODUCIBLE NOISE" in warning for warning in warnings):
+        grade = "none"  # a seed is known: the sentences below hold against those who do not know it, and the warning says so
     return InWords(
         headline={
             "strong": "A strong guarantee for every single person",
             "moderate": "A guarantee for every single person",
             "weak": "A guarantee, but a weak one",
+            "none": "An experiment: no guarantee against whoever knows the seed",
         }[grade],
         grade=grade,
         paragraphs=(
@@ -70,24 +73,25 @@ def _promise(epsilon: float, delta: float) -> tuple[str, ...]:
             "fewer rounds make it smaller; unheard plan says by how much.",
         )
     return (
-        f"{one} Had any one of them never taken part, whoever sees every model of this run would have seen nearly the same: no "
-        f"outcome becomes more than {_factor(epsilon)} times as likely, or as unlikely, by one person's presence (but for a "
-        f"remainder of δ = {small(delta)}).",
+        f"{one} Whether any one of them took part changes the odds of anything that can be seen of this run, all its models "
+        f"included, by a bounded factor: no outcome becomes more than {_factor(epsilon)} times as likely, or as unlikely, by "
+        f"one person's presence (but for a remainder of δ = {small(delta)}).",
         f"As a bet: {coin[0].lower()}{coin[1:]} Even {given}, they are right at most {_bet(epsilon, delta)}.",
     )
 
 
 def _factor(epsilon: float) -> str:
-    factor = math.exp(min(epsilon, 700.0))
-    if factor < 100:
-        return f"{factor:.3g}"
-    return f"{factor:,.0f}" if factor < 1e6 else f"10{raised(math.ceil(epsilon / math.log(10)))}"
+    """e^epsilon in three digits, rounded up: a bound that is rounded down is no bound."""
+    if epsilon > math.log(1e6):
+        return f"10{raised(math.ceil(epsilon / math.log(10)))}"
+    factor = math.exp(epsilon)
+    digits = 10.0 ** (math.floor(math.log10(factor)) - 2)
+    return f"{math.ceil(factor / digits - 1e-9) * digits:,.10g}"
 
 
 def _bet(epsilon: float, delta: float) -> str:
     """The best success of a guess at even odds under (epsilon, delta): (e^epsilon + delta) / (1 + e^epsilon)."""
     wrong = (1.0 - delta) / (1.0 + math.exp(min(epsilon, 700.0)))
     if wrong > 0.005:
-        # rounded up: a bound that is rounded down is no bound
         return f"{math.ceil(1000 * (1 - wrong)) / 10:g} times in 100"
     return "nearly always"
