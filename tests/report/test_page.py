@@ -144,6 +144,16 @@ def test_nothing_private_and_no_place_is_on_the_page(page, store, runs):
         assert word not in seen
 
 
+def test_a_seed_is_never_on_a_page(compared):
+    private = compared.records[1]
+    seeded = {**private.tables, "training": {**private.tables["training"], "reproducible_seed": 987_654_321}}
+    fields = ("name", "facts", "entries", "metrics", "measures")
+    record = RunRecord(**{field: getattr(private, field) for field in fields}, tables=seeded)
+    page = render_page(Comparison(records=[record], baseline=record))
+    assert "987654321" not in page.replace(",", "")
+    assert "set, and not shown" in page
+
+
 def test_every_plot_has_a_table_with_its_numbers(page):
     assert page.count('class="plot"') == 7
     assert page.count("The same as a table") == 5  # the three histograms share one

@@ -62,6 +62,7 @@ def _measure(folder: Any, corpus: Path | None, max_tokens: int | None, prompts: 
         )
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     counted = replace(how, max_tokens=max(how.max_tokens, FIT_TOKENS))
+    # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.
     what = Measured(
         model=released.run.model,
         params_P=released.params_P,

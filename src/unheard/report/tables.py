@@ -154,13 +154,18 @@ def _claim(record: RunRecord) -> str:
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, str]:
-    """table.key and its value; a folder is named without its place, which is nobody's business."""
+    """table.key and its value. A folder is named without its place, which is nobody's business."""
     found = {}
     for table, keys in tables.items():
         for key, value in keys.items() if isinstance(keys, Mapping) else [("", keys)]:
             name = f"{table}.{key}" if key else table
-            is_place = (table, key) in (("corpus", "path"), ("training", "init_from"))
-            found[name] = str(value).rstrip("/").rsplit("/", 1)[-1] if is_place else _plain(value)
+            if name in ("corpus.path", "training.init_from"):
+                found[name] = str(value).rstrip("/").rsplit("/", 1)[-1]
+            elif name == "training.reproducible_seed":
+                # DP: whoever knows the seed can take the noise off; a page is sent around.
+                found[name] = "set, and not shown"
+            else:
+                found[name] = _plain(value)
     return found
 
 
