@@ -123,7 +123,7 @@ def test_sampling_and_both_estimators_are_audited_as_they_are(run, estimator):
     assert audit.bound <= audit.claimed
 
 
-def test_noise_at_a_tenth_of_what_is_charged_is_refuted(run, monkeypatch):
+def test_noise_at_a_fortieth_of_what_is_charged_is_refuted(run, monkeypatch):
     private = with_plan(run, noise=GaussianNoise(noise_multiplier=4.0), sampling=EVERYBODY)
     assert audited(private, canaries=200, rounds=3).holds
     real = GaussianNoise.add

@@ -14,7 +14,7 @@ RELEASED = [
     "anything computed from those models without looking at the users again",
 ]
 NOT_COVERED = [
-    "tuning: every other run on these users has a cost of its own, to be added to this one",
+    "tuning and other runs on these users: this is about one run; `unheard statement --all-runs` adds up all of them",
     "evaluation: metrics on held-out users are computed without noise; those users have no guarantee",
     "other uses of these people's text, in other runs or elsewhere",
     "what is true of many users at once: the guarantee is about any one of them taking part or not",

@@ -13,15 +13,16 @@ from unheard.corpus.store import TokenStore
 from unheard.errors import CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.models.model import LanguageModel
-from unheard.privacy.account import Account, open_population
+from unheard.privacy.account import Account, new_run_id, open_population
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population import Population
 from unheard.randomness import Streams
 from unheard.runs import RunFolder
-from unheard.training.checkpoint import load_model, newest_checkpoint
+from unheard.training.checkpoint import Checkpoint, load_model, newest_checkpoint
 from unheard.training.run import Run
+from unheard.training.run_file import run_hash
 from unheard.training.state import State
 
 
@@ -100,6 +101,22 @@ def people_of(run: Run, store: TokenStore) -> Population:
 def enter(run: Run, ledger: Ledger, people: Population, name: str) -> None:
     """Tell the people's ledger that a run begins, and make sure that it holds the run that this one begins from."""
     Account.begin(ledger, people, name, _parent(run))
+
+
+def names(run: Run) -> dict[str, str]:
+    """How a ledger's header names its run: what it means, and which of the runs with that meaning it is."""
+    meaning = run_hash(run)
+    return {"run_hash": meaning, "run_id": new_run_id(None if run.training.reproducible_seed is None else meaning)}
+
+
+def check_people(account: Account, checkpoint: Checkpoint) -> None:
+    """A people's ledger that has lost lines since the checkpoint was saved is not gone on with."""
+    # DP: a shortened ledger would make these people look less spent than they are.
+    if checkpoint.people is not None and account.population.contains(checkpoint.people) is False:
+        raise LedgerError(
+            f"{account.population.path} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
+            "Put the right one back; without it what these people have spent cannot be known."
+        )
 
 
 def _parent(run: Run) -> Ledger | None:

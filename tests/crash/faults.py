@@ -1,0 +1,156 @@
+"""Faults on demand: a child process that is killed, or whose disk fills up, at the n-th step that touches a file or a user.
+
+Nothing of this is in the product: the child replaces the few functions through which everything goes, and forgets them when it
+dies. A fork, because importing torch takes seconds and there are a hundred steps to die at.
+"""
+
+import builtins
+import contextlib
+import errno
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import unheard.runs
+from unheard.engines.reference import ReferenceEngine
+from unheard.mechanism.estimators import FixedDenominator
+from unheard.mechanism.noise import NoNoise
+from unheard.mechanism.sampling import PoissonSampling
+from unheard.training import loop
+from unheard.training import round as one_round
+
+Fault = Callable[[], None]
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def disk_full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def read_only() -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+class Steps:
+    """Counts steps; at number `at` the fault happens, before the step or, of a write, in the middle of it."""
+
+    def __init__(self, at: int, fault: Fault, *, half: bool = False, writes_only: bool = False) -> None:
+        self.at, self.fault, self.half, self.writes_only = at, fault, half, writes_only
+        self.names: list[str] = []
+
+    def here(self, name: str, *, write_half: Callable[[], Any] | None = None) -> None:
+        if self.writes_only and not name.startswith("file"):
+            return
+        self.names.append(name)
+        if len(self.names) - 1 == self.at:
+            if self.half and write_half is not None:
+                write_half()
+            self.fault()
+
+
+def install(steps: Steps) -> None:
+    """Replace, in this process and for good, everything that writes and everything that makes up a round."""
+    real = {name: getattr(os, name) for name in ("write", "fsync", "replace", "ftruncate", "unlink")}
+
+    def before(name: str) -> Callable[..., Any]:
+        def step(*args: Any, **more: Any) -> Any:
+            steps.here(f"file: {name}")
+            return real[name](*args, **more)
+
+        return step
+
+    def write(descriptor: int, data: bytes) -> int:
+        steps.here("file: write", write_half=lambda: real["write"](descriptor, data[: len(data) // 2]))
+        return real["write"](descriptor, data)
+
+    for name in ("fsync", "replace", "ftruncate", "unlink"):
+        setattr(os, name, before(name))
+    os.write = write  # pyright: ignore[reportAttributeAccessIssue]
+    unheard.runs.open = lambda *args, **more: _Torn(builtins.open(*args, **more), steps)  # noqa: SIM115
+    for owner, name in (
+        (PoissonSampling, "draw"),
+        (ReferenceEngine, "sum_updates"),
+        (FixedDenominator, "average"),
+        (NoNoise, "add"),
+        (one_round, "step"),
+        (loop, "evaluate"),
+    ):
+        setattr(owner, name, _stepping(getattr(owner, name), name, steps))
+
+
+def _stepping(function: Callable[..., Any], name: str, steps: Steps) -> Callable[..., Any]:
+    def step(*args: Any, **more: Any) -> Any:
+        steps.here(f"round: {name}")
+        return function(*args, **more)
+
+    return step
+
+
+class _Torn:
+    """A file whose writes are steps."""
+
+    def __init__(self, file: Any, steps: Steps) -> None:
+        self._file, self._steps = file, steps
+
+    def write(self, data: bytes) -> int:
+        def half() -> None:
+            self._file.write(data[: len(data) // 2])
+            self._file.flush()
+
+        self._steps.here("file: write", write_half=half)
+        return self._file.write(data)
+
+    def __enter__(self) -> "_Torn":
+        return self
+
+    def __exit__(self, *what: Any) -> None:
+        self._file.__exit__(*what)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def in_a_child(work: Callable[[], Any]) -> int:
+    """Run `work` in a fork: 0 if it ended well, 3 if it raised, minus the signal's number if it was killed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        status = 3
+        with contextlib.suppress(BaseException):
+            work()
+            status = 0
+        os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(ended)
+
+
+def told_by_a_child(work: Callable[[], str]) -> str:
+    """What `work` says in a fork, its own words or the name and words of its exception."""
+    read, write = os.pipe()
+
+    def say() -> None:
+        real_write = os.write
+        try:
+            said = work()
+        except BaseException as trouble:
+            said = f"{type(trouble).__name__}: {trouble}"
+        real_write(write, said.encode())
+
+    in_a_child(say)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        return pipe.read().decode()
+
+
+def every(names: list[str]) -> Iterator[tuple[int, bool]]:
+    """Each step once, and each write a second time, torn in half."""
+    for at, name in enumerate(names):
+        yield at, False
+        if name == "file: write":
+            yield at, True

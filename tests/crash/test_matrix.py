@@ -1,0 +1,224 @@
+"""kill -9 at every step of a run and inside every write; full and read-only disks; two processes; a clock that goes back."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import unheard
+from tests.crash.faults import Steps, disk_full, every, in_a_child, install, kill, read_only, told_by_a_child
+from unheard.audit.verification import verify
+from unheard.corpus.store import write_store
+from unheard.errors import UnheardError
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population import Population
+from unheard.runs import RunFolder
+from unheard.training.checkpoint import newest_checkpoint, released_model
+from unheard.training.run_file import read_run_file
+
+ROUNDS = 2
+ENGINE = unheard.EngineChoice(kind="reference")
+TAKES_MANY = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory, store):
+    """Six users and a model of a few numbers: a run of a few milliseconds."""
+    corpus = write_store(
+        tmp_path_factory.mktemp("crash") / "corpus",
+        train=[store.train.tokens(k)[:12] for k in range(6)],
+        held_out=[store.held_out.tokens(0)[:12]],
+        vocabulary=store.vocabulary,
+        info=store.info,
+    )
+    return unheard.Run(
+        corpus=corpus.path,
+        model=unheard.TiedLSTM(vocabulary_size=50, embedding_size=2, hidden_size=2),
+        plan=unheard.Plan(
+            population=6,
+            sampling=unheard.PoissonSampling(sampling_prob=0.5),
+            update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=1.0),
+            clip=unheard.FlatClip(norm=2.0),
+            noise=unheard.NoNoise(),  # what a round costs does not change how it is kept, and infinity is quick to state
+        ),
+        training=unheard.Training(rounds=ROUNDS, checkpoint_every=1),
+        evaluation=unheard.Evaluation(every=1, max_tokens=10, unroll=5),
+    )
+
+
+@pytest.fixture
+def place(small, tmp_path):
+    """A corpus of its own, so that its ledger begins empty, and where the run will be."""
+    shutil.copytree(small.corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
+    return tmp_path
+
+
+def go(run: unheard.Run, place: Path) -> None:
+    """Begin, or go on, and finish."""
+    run = replace(run, corpus=place / "corpus")
+    if (place / "r").exists():
+        list(unheard.resume(place / "r", engine=ENGINE))
+    else:
+        list(unheard.train(run, place / "r", engine=ENGINE))
+
+
+def names_of_steps(run, tmp_path_factory) -> list[str]:
+    """A dry run, whose steps are listed."""
+    place = tmp_path_factory.mktemp("dry")
+    shutil.copytree(run.corpus, place / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
+
+    def list_steps() -> str:
+        steps = Steps(at=-1, fault=kill)
+        install(steps)
+        go(run, place)
+        return json.dumps(steps.names)
+
+    return json.loads(told_by_a_child(list_steps))
+
+
+def never_under_counted(place: Path) -> None:
+    """Whatever happened: each round of every model that can be seen is charged, to the run and before that to the people."""
+    folder = RunFolder(place / "r")
+    if not folder.path.exists():
+        return
+    ledger, people = Ledger.read(folder.ledger), Population.read(place / "corpus" / "ledger.jsonl")
+    newest = newest_checkpoint(folder)
+    run, _ = read_run_file(folder.run_file)
+    seen = max(newest.state.round, released_model(folder.model, run.model)[1])
+    assert {e.round for e in ledger.entries} >= set(range(seen))
+    assert ledger.contains(newest.ledger_length, newest.ledger_head)
+    assert len(people.events) >= len(ledger)
+    assert sum(len(m.events) for m in people.members.values()) == len(people.events)
+
+
+def finishes(run: unheard.Run, place: Path, most: int) -> None:
+    """The same command again goes on to the end; nothing was lost, and no more was charged than was begun."""
+    before = len(Ledger.read(place / "r" / "ledger.jsonl")) if (place / "r").exists() else 0
+    go(run, place)
+    ledger = Ledger.read(place / "r" / "ledger.jsonl")
+    assert len(ledger) >= before
+    assert ROUNDS <= len(ledger) <= most
+    assert newest_checkpoint(RunFolder(place / "r")).state.round == ROUNDS
+    found = [(f.name, f.words) for f in verify(place / "r", place / "corpus") if f.fits is not True]
+    assert found == []
+
+
+@TAKES_MANY
+def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_factory):
+    names = names_of_steps(small, tmp_path_factory)
+    assert names.count("round: draw") == ROUNDS
+    assert names.count("round: add") == ROUNDS
+    assert names.count("file: fsync") > 25
+    for at, half in every(names):
+        for old in (*place.glob(".r*"), place / "r"):
+            shutil.rmtree(old, ignore_errors=True)
+        for old in (place / "corpus").glob("*ledger*"):
+            old.unlink()
+
+        def work(at=at, half=half) -> None:
+            install(Steps(at, kill, half=half))
+            go(small, place)
+
+        assert in_a_child(work) == -9, (at, half, names[at])
+        never_under_counted(place)
+        finishes(small, place, most=ROUNDS + 1)
+        people = Population.read(place / "corpus" / "ledger.jsonl")
+        assert ROUNDS <= len(people.events) <= ROUNDS + 1
+
+
+@TAKES_MANY
+@pytest.mark.parametrize("fault", [disk_full, read_only])
+def test_a_full_or_read_only_disk_at_any_write_is_one_clear_message_and_no_loss(small, place, tmp_path_factory, fault):
+    names = [name for name in names_of_steps(small, tmp_path_factory) if name.startswith("file")]
+    for at in range(0, len(names), 3 if fault is read_only else 2):
+        for old in (*place.glob(".r*"), place / "r"):
+            shutil.rmtree(old, ignore_errors=True)
+        for old in (place / "corpus").glob("*ledger*"):
+            old.unlink()
+
+        def work(at=at) -> str:
+            install(Steps(at, fault, writes_only=True))
+            try:
+                go(small, place)
+            except (UnheardError, OSError) as refusal:  # what the command line prints and exits with status 2
+                return f"refused: {refusal}"
+            return "done"
+
+        said = told_by_a_child(work)
+        assert said.startswith("refused: "), (names[at], said)
+        never_under_counted(place)
+        finishes(small, place, most=ROUNDS + 1)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(small, place, monkeypatch):
+    def refuse(*args, **more):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(OSError, match="Read-only"):
+        go(small, place)
+    assert not (place / "r").exists()
+    assert Population.read(place / "corpus" / "ledger.jsonl").events == []
+
+
+def test_a_clock_that_goes_back_changes_nothing(small, place, monkeypatch):
+    """Nothing that is kept or charged looks at a clock: with time standing on its head a run is resumed and fits."""
+    for report in (going := unheard.train(replace(small, corpus=place / "corpus"), place / "r", engine=ENGINE)):
+        if report.round == 1:
+            break
+    going.close()
+    monkeypatch.setattr(time, "time", lambda: -1e9)
+    monkeypatch.setattr(time, "monotonic", iter(range(10**9, 0, -1000)).__next__)
+    for file in (place / "r").rglob("*"):
+        os.utime(file, (0, 0))
+    go(small, place)
+    monkeypatch.undo()
+    finishes(small, place, most=ROUNDS)
+
+
+TRAIN = """
+import sys, unheard
+for report in unheard.resume(sys.argv[1], rounds=100000, engine=unheard.EngineChoice(kind="reference")):
+    print(report.round, flush=True)
+"""
+
+
+def test_of_two_processes_on_one_folder_one_trains_and_one_is_told(small, place):
+    unheard.train(replace(small, corpus=place / "corpus"), place / "r", engine=ENGINE).close()
+    first = subprocess.Popen([sys.executable, "-c", TRAIN, place / "r"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert first.stdout is not None
+    first.stdout.readline()
+    with pytest.raises(UnheardError, match="another process is training"):
+        list(unheard.resume(place / "r", engine=ENGINE))
+    first.kill()
+    first.communicate()
+    never_under_counted(place)
+    reached = newest_checkpoint(RunFolder(place / "r")).state.round
+    assert [r.round for r in unheard.resume(place / "r", rounds=reached + 1, engine=ENGINE)] == [reached + 1]
+
+
+def test_many_runs_at_once_on_one_store_are_all_charged(small, place):
+    folders = [place / f"run{i}" for i in range(3)]
+    for folder in folders:
+        unheard.train(replace(small, corpus=place / "corpus"), folder, engine=ENGINE).close()
+    children = []
+    for folder in folders:
+        child = os.fork()
+        if child == 0:
+            status = 3
+            try:
+                list(unheard.resume(folder, rounds=20, engine=ENGINE))
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    people = Population.read(place / "corpus" / "ledger.jsonl")
+    assert sorted(len(m.events) for m in people.members.values()) == [20, 20, 20]
+    assert all(not [f for f in verify(folder) if f.fits is not True] for folder in folders)
