@@ -208,6 +208,7 @@ def test_a_personal_model_says_so_before_anything_else(two_models):
     assert shown["sentences"][0].startswith("It has learned from one person's own text")
     assert shown["sentences"][1].startswith("Of everybody else: whether")
     assert shown["grade"] == "none"
+    assert "ε" not in shown["badge"]
 
 
 def test_words_that_differ_only_in_case_are_all_found(two_models):

@@ -27,7 +27,9 @@ def about(model: Finished) -> dict[str, Any]:
         "kind": {"run": "trained here", "export": "exported for devices", "personal": "personal"}[model.kind],
         "words": len(model.vocabulary),
         "grade": grade,
-        "epsilon": "∞" if math.isinf(epsilon) else f"{epsilon:.3g}",
+        "badge": "one person's"
+        if model.kind == "personal"
+        else f"ε = {'∞' if math.isinf(epsilon) else f'{epsilon:.3g}'}",
         "headline": _HEADLINES["personal" if model.kind == "personal" else grade],
         "sentences": sentences,
         "claim": told["claim"],

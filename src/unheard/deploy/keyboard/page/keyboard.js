@@ -5,7 +5,7 @@ import { accept, beginsSentence, cased, tally, typed, wordAt } from "/typing.js"
 
 const LAYERS = {
   letters: ["qwertyuiop", "asdfghjkl", "⇧zxcvbnm⌫", "#,␣.⏎"],
-  signs: ["1234567890", "-/:;()&@\"", "⇧?!'%+=⌫", "#,␣.⏎"],
+  signs: ["1234567890", "-/:;()&@\"", "*?!'%+=⌫", "#,␣.⏎"],
 };
 const NAMES = { "⇧": "Shift", "⌫": "Delete", "#": "Numbers", "␣": "Space", "⏎": "Return", ",": "Comma", ".": "Full stop" };
 const REMEMBERED = 4000;
@@ -282,7 +282,7 @@ function drawModel(about, m) {
 
   const card = make("article", `card model-${m}`);
   const head = make("div", "head");
-  const badge = make("span", `badge ${about.grade}`, `ε = ${about.epsilon}`);
+  const badge = make("span", `badge ${about.grade}`, about.badge);
   head.append(make("h2", "", about.name), badge);
   const meter = make("div", "meter");
   meter.append(make("span"));
