@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.adaptive import AdaptiveClip
 from unheard.mechanism.aggregation import LARGEST_COHORT, UNNOISED_GRID, Contribution, noised_grid
 from unheard.mechanism.clipping import Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
@@ -32,7 +35,7 @@ KINDS: dict[str, dict[str, type]] = {
     "sampling": {"poisson": PoissonSampling, "fixed_size": FixedSizeSampling},
     "weights": {"equal": EqualWeights, "capped": CappedWeights},
     "update": {"fedavg": FedAvg, "fedsgd": FedSGD},
-    "clip": {"flat": FlatClip, "per_layer": PerLayerClip, "none": NoClip},
+    "clip": {"flat": FlatClip, "per_layer": PerLayerClip, "none": NoClip, "adaptive": AdaptiveClip},
     "estimator": {
         "fixed_denominator": FixedDenominator,
         "clipped_denominator": ClippedDenominator,
@@ -55,6 +58,8 @@ class RoundPlan:
     estimator: Estimator
     noise: Noise
     layout: Layout
+    following: AdaptiveClip | None = None
+    """Where S comes from, if it follows the users; `clip` is then the flat clip of this round."""
 
     @cached_property
     def expected_weight(self) -> float:
@@ -85,7 +90,29 @@ class RoundPlan:
         """What this round costs: the sampler's own word for it, at the noise that is really added."""
         if isinstance(self.noise, NoNoise):
             return NonPrivate(reason="no noise is added")
-        return self.sampling.event(self.population, self.noise.multiplier(self.sensitivity))
+        z = self.noise.multiplier(self.sensitivity)
+        if self.following is not None:
+            z = self.following.together(z, self.count_noise_std)
+        return self.sampling.event(self.population, z)
+
+    @cached_property
+    def count_noise_std(self) -> float:
+        """sigma_b of a clip that follows the users; a baseline counts without noise, as it does all else."""
+        if self.following is None or isinstance(self.noise, NoNoise):
+            return 0.0
+        return self.following.noise_on_the_count(self.expected_users)
+
+    @property
+    def expected_users(self) -> float:
+        return self.sampling.probability(self.population) * self.population
+
+    def next_norm(self, total: CohortSum, rng: np.random.Generator) -> float | None:
+        """S of the next round, if it follows the users."""
+        if self.following is None:
+            return None
+        assert isinstance(self.clip, FlatClip)
+        assert total.balance is not None, "an engine counts who was clipped when the clip follows the users"
+        return self.following.next_norm(self.clip.norm, total.balance, self.expected_users, self.count_noise_std, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +124,7 @@ class Plan:
     sampling: Sampling
     weights: Weighting = EqualWeights()
     update: Update
-    clip: Clip
+    clip: Clip | AdaptiveClip
     estimator: Estimator = FixedDenominator()
     noise: Noise
     schedule: tuple[Change, ...] = ()
@@ -115,7 +142,7 @@ class Plan:
             raise InvalidValue(
                 "The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout."
             )
-        if isinstance(self.clip, NoClip) and any(c.clip_norm for c in self.schedule):
+        if isinstance(self.clip, NoClip | AdaptiveClip) and any(c.clip_norm for c in self.schedule):
             self.clip.at_norm(1.0)
 
     def _refuse_what_has_no_proof(self) -> None:
@@ -129,9 +156,23 @@ class Plan:
                 "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "
                 "Set [estimator] kind = 'fixed_denominator', or 'clipped_denominator' with min_total_weight."
             )
+        if isinstance(self.clip, AdaptiveClip):
+            self._refuse_what_cannot_follow(self.clip)
 
-    def at(self, round: int, layout: Layout) -> RoundPlan:
-        """The plan of one round: every change up to it, in order."""
+    def _refuse_what_cannot_follow(self, clip: AdaptiveClip) -> None:
+        given = [self.noise, *(change for change in self.schedule)]
+        if any(one.noise_std is not None for one in given if not isinstance(one, NoNoise)):
+            # DP: with sigma fixed, z would follow S and so the users; composition with a cost chosen by them has no proof here.
+            raise UnprovenCombination(
+                "Adaptive clipping needs noise that grows and shrinks with S: give noise_multiplier (z), not noise_std (sigma)."
+            )
+        expected = self.sampling.probability(self.population) * self.population
+        for one in given:
+            if not isinstance(one, NoNoise) and one.noise_multiplier is not None:
+                clip.share_for_the_update(one.noise_multiplier, clip.noise_on_the_count(expected))
+
+    def at(self, round: int, layout: Layout, clip_norm: float | None = None) -> RoundPlan:
+        """The plan of one round: every change up to it, in order. `clip_norm` is where a clip that follows the users has got to."""
         clip, noise, update = self.clip, self.noise, self.update
         for change in self.schedule:
             if change.from_round > round:
@@ -140,6 +181,13 @@ class Plan:
             update = update.at_learning_rate(change.learning_rate) if change.learning_rate else update
             if change.noise_std or change.noise_multiplier:
                 noise = GaussianNoise(noise_std=change.noise_std, noise_multiplier=change.noise_multiplier)
+        following = None
+        if isinstance(clip, AdaptiveClip):
+            following, clip = clip, FlatClip(norm=clip_norm or clip.initial_norm)
+            if isinstance(noise, GaussianNoise) and noise.noise_multiplier is not None:
+                expected = self.sampling.probability(self.population) * self.population
+                sigma_b = following.noise_on_the_count(expected)
+                noise = GaussianNoise(noise_multiplier=following.share_for_the_update(noise.noise_multiplier, sigma_b))
         return RoundPlan(
             population=self.population,
             sampling=self.sampling,
@@ -149,6 +197,7 @@ class Plan:
             estimator=self.estimator,
             noise=noise,
             layout=layout,
+            following=following,
         )
 
     def phases(self, layout: Layout) -> Iterator[tuple[int, RoundPlan]]:
@@ -175,10 +224,18 @@ class Plan:
                     "expected_weight": plan.expected_weight,
                     "grid": plan.contribution.grid,
                     "learning_rate": plan.update.learning_rate,
+                    **_follows(plan),
                 }
                 for from_round, plan in self.phases(layout)
             ],
         }
+
+
+def _follows(plan: RoundPlan) -> dict[str, Any]:
+    """What a header says beside the first S where S follows the users; the multiplier above is then the update's share."""
+    if plan.following is None:
+        return {}
+    return {"clip": str(plan.following), "quantile": plan.following.quantile, "count_noise_std": plan.count_noise_std}
 
 
 def _or_none(bound: float) -> float | None:

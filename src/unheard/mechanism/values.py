@@ -21,6 +21,8 @@ class CohortSum:
     """The weight drawn: sum of w_k over the cohort."""
     l2_bound: float
     """S: no user's delta has a larger norm, and none's w_k * delta_k a larger one than w_k * S. Infinite without a clip."""
+    balance: int | None = field(default=None, repr=False)
+    """How many more users were never clipped than were; only counted when the clip follows the users."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,8 @@ def save_checkpoint(folder: RunFolder, model: LanguageModel, state: State, ledge
     path = folder.checkpoints / _name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     facts: dict[str, Any] = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
+    if state.clip_norm is not None:
+        facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, Account):
         facts["people"] = ledger.position
     _save(path, tensors, facts)
@@ -66,11 +68,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
     cure = "Delete it to resume from the one before (the rounds done again are charged again)."
     tensors, facts = _load(path, cure)
     try:
-        people = facts.get("people")
+        people, clip_norm = facts.get("people"), facts.get("clip_norm")
+        if clip_norm is not None and not 0 < float(clip_norm) < float("inf"):
+            raise ValueError
         state = State(
             round=int(facts["round"]),
             params_P=tensors.pop("params"),
             server_memory={name.removeprefix("server."): t for name, t in tensors.items()},
+            clip_norm=None if clip_norm is None else float(clip_norm),
         )
         if (
             path.name != _name(state.round)

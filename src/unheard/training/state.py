@@ -15,3 +15,5 @@ class State:
     round: int
     params_P: Tensor = field(repr=False)
     server_memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    clip_norm: float | None = None
+    """S of the next round, where it follows the users: counted under noise, and so public like all else here."""
