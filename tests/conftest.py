@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+import tests.kernels  # noqa: F401 (first: it may turn on Triton's interpreter)
 import unheard
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from unheard.corpus.store import TokenStore as TokenStore
     from unheard.engines.engine import EngineChoice as EngineChoice
     from unheard.measure.next_word import Evaluation as Evaluation
+    from unheard.mechanism.adaptive import AdaptiveClip as AdaptiveClip
     from unheard.mechanism.clipping import FlatClip as FlatClip
     from unheard.mechanism.clipping import NoClip as NoClip
     from unheard.mechanism.clipping import PerLayerClip as PerLayerClip
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from unheard.mechanism.sampling import PoissonSampling as PoissonSampling
     from unheard.mechanism.schedule import Change as Change
     from unheard.models.module import ModuleModel as ModuleModel
+    from unheard.models.tied_gru import TiedGRU as TiedGRU
     from unheard.models.tied_lstm import TiedLSTM as TiedLSTM
     from unheard.privacy.budget import Budget as Budget
     from unheard.training.loop import resume as resume
@@ -47,6 +49,7 @@ _MENU = {
     "FlatClip": "mechanism.clipping",
     "PerLayerClip": "mechanism.clipping",
     "NoClip": "mechanism.clipping",
+    "AdaptiveClip": "mechanism.adaptive",
     "FixedDenominator": "mechanism.estimators",
     "ClippedDenominator": "mechanism.estimators",
     "TrueAverage": "mechanism.estimators",
@@ -56,6 +59,7 @@ _MENU = {
     # what is trained, on what, how
     "TokenStore": "corpus.store",
     "TiedLSTM": "models.tied_lstm",
+    "TiedGRU": "models.tied_gru",
     "ModuleModel": "models.module",
     "EngineChoice": "engines.engine",
     "Evaluation": "measure.next_word",

@@ -77,7 +77,7 @@ def test_the_event_is_on_disk_before_anybody_is_drawn(run, tmp_path, monkeypatch
         raise RuntimeError("power loss")
 
     charged: list[int] = []
-    monkeypatch.setattr(loop, "run_round", crash)
+    monkeypatch.setattr(loop, "draw_cohort", crash)
     with pytest.raises(RuntimeError, match="power loss"):
         list(unheard.train(run, tmp_path / "r"))
     assert charged == [1]
@@ -85,7 +85,7 @@ def test_the_event_is_on_disk_before_anybody_is_drawn(run, tmp_path, monkeypatch
 
 
 def test_rounds_done_again_are_charged_again_and_draw_anew(run, tmp_path, monkeypatch):
-    attempts, real, crashes = [], loop.run_round, iter([False, False, False, True, *[False] * 9])
+    attempts, real, crashes = [], loop.draw_cohort, iter([False, False, False, True, *[False] * 9])
 
     def sometimes_crash(*args):
         attempts.append((args[0].round, args[-1]))
@@ -93,7 +93,7 @@ def test_rounds_done_again_are_charged_again_and_draw_anew(run, tmp_path, monkey
             raise MemoryError
         return real(*args)
 
-    monkeypatch.setattr(loop, "run_round", sometimes_crash)
+    monkeypatch.setattr(loop, "draw_cohort", sometimes_crash)
     monkeypatch.setattr(loop, "save_checkpoint", _only_at_even_rounds(loop.save_checkpoint))
     with pytest.raises(MemoryError):
         list(unheard.train(run, tmp_path / "r"))

@@ -20,8 +20,22 @@ from unheard.parts import nearest, require
 from unheard.updates.user import User
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """One round's work of one run."""
+
+    params_P: Tensor
+    users: Sequence[User]
+    plan: RoundPlan
+    rng: np.random.Generator
+
+
+KINDS = ("auto", "reference", "vectorised", "stacked")
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
 class Engine(Protocol):
-    """Engines are made for one model and one device, and keep no state between rounds."""
+    """Engines are made for one model and one device. They may keep memory between rounds, but nothing of users."""
 
     @property
     def device(self) -> torch.device: ...
@@ -32,6 +46,10 @@ class Engine(Protocol):
         """The sum over users of w_k * Clip(delta_k). `rng` seeds FedSGD's batches, nothing else."""
         ...
 
+    def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        """The same for the cohorts of several runs of one model at once, each as if it were alone."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoice:
@@ -40,9 +58,15 @@ class EngineChoice:
     kind: str = "auto"
     device: str = "auto"
     users_at_once: int | None = None
-    """Users in a chunk. None: as many as fit a stated amount of memory."""
+    """Users in a chunk. None: as many as fit the memory that is free."""
+    precision: str = "auto"
+    """Of the products within a user's own steps: 'float32', or 'bfloat16' (the default on CUDA, for the paper's models). The clip
+    of what a user returns and the sum are exact either way, so the guarantee does not depend on it."""
 
     def __post_init__(self) -> None:
+        require(
+            self.precision in PRECISIONS, f"precision must be one of {', '.join(PRECISIONS)}, not '{self.precision}'."
+        )
         require(
             self.users_at_once is None or self.users_at_once >= 1,
             "users_at_once must be at least 1; leave it out to choose.",
@@ -50,14 +74,23 @@ class EngineChoice:
 
     def build(self, model: LanguageModel) -> Engine:
         from unheard.engines.reference import ReferenceEngine
+        from unheard.engines.stacked.engine import StackedEngine
         from unheard.engines.vectorised import VectorisedEngine
 
-        kinds = {"auto": VectorisedEngine, "reference": ReferenceEngine, "vectorised": VectorisedEngine}
-        if self.kind not in kinds:
-            raise InvalidValue(f"Unknown engine '{self.kind}'.{nearest(self.kind, kinds)}")
-        if kinds[self.kind] is ReferenceEngine:
-            return ReferenceEngine(model, self.torch_device())
-        return VectorisedEngine(model, self.torch_device(), users_at_once=self.users_at_once)
+        if self.kind not in KINDS:
+            raise InvalidValue(f"Unknown engine '{self.kind}'.{nearest(self.kind, KINDS)}")
+        device = self.torch_device()
+        if self.kind == "stacked" and not StackedEngine.takes(model):
+            raise InvalidValue(
+                f"The engine 'stacked' is for the paper's models, not for {type(model).__name__}. Use 'vectorised' or 'auto'."
+            )
+        if self.kind == "stacked" or (self.kind == "auto" and StackedEngine.takes(model)):
+            return StackedEngine(model, device, self.users_at_once, self.precision)
+        if self.precision == "bfloat16":
+            raise InvalidValue("precision = 'bfloat16' needs the engine 'stacked', and one of the paper's models.")
+        if self.kind == "reference":
+            return ReferenceEngine(model, device)
+        return VectorisedEngine(model, device, users_at_once=self.users_at_once)
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":

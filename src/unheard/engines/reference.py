@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.engines.engine import Cohort
 from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
@@ -35,6 +36,9 @@ class ReferenceEngine:
             weight_units = plan.weights.units(np.array([len(user.tokens)]))
             each.append(plan.contribution.of_users(delta_P[None], weight_units))
         return plan.contribution.sum(each, self.model.layout.total)
+
+    def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def user_update(self, theta0_P: Tensor, user: User, plan: RoundPlan, seed: int) -> Tensor:
         """UserUpdateFedAvg(k, theta0, ClipFn); FedSGD is the same with one batch."""

@@ -4,9 +4,7 @@ Its plain twin is engines/reference.py. Users are sorted by how many local steps
 and those who have finished leave it; nobody waits for the longest.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from unheard.engines.engine import Cohort
+from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
@@ -46,8 +46,11 @@ class VectorisedEngine:
             return plan.contribution.of_users(delta_UP, weight_units_U)
 
         chunks = list(self._chunks(by_length, batches))
-        with _one_thread_a_chunk(self.device) as run_all:
+        with one_thread_a_chunk(self.device) as run_all:
             return plan.contribution.sum(list(run_all(chunk_sum, chunks)), self.model.layout.total)
+
+    def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
         while by_length:
@@ -95,22 +98,6 @@ class VectorisedEngine:
         _, B, W = batches_SBW.shape
         bytes_a_user = 4 * (6 * self.model.layout.total + 4 * B * (W - 1) * self.model.vocabulary_size)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
-
-
-@contextmanager
-def _one_thread_a_chunk(device: torch.device) -> Iterator[Callable[..., Iterable[CohortSum]]]:
-    """On a CPU, chunks side by side with one thread each: small operations do not share out well, and threads that wait for
-    each other stand still when the machine is busy. Integer sums do not depend on which chunk ends first."""
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
-        yield map
-        return
-    torch.set_num_threads(1)  # for the pool's threads, which are new
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield pool.map
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _stacked(batches: list[np.ndarray]) -> np.ndarray:

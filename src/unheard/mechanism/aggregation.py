@@ -7,6 +7,7 @@ is the same in any order and on any number of workers, and its low bits say noth
 The argument in full: docs/privacy.md. Where in the paper: the sum of w_k * Delta_k in Algorithm 1.
 """
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,16 +62,22 @@ class Contribution:
         """Bound, weigh and add a chunk of users."""
         # DP: weights are in [0, 1] whatever was asked for.
         weight_units_U = np.clip(weight_units_U, 0, ONE)
-        weight_U1 = torch.from_numpy(weight_units_U / ONE).to(delta_UP.device)[:, None]
-        units_P = torch.zeros(delta_UP.shape[1], dtype=torch.int64, device=delta_UP.device)
-        for start in range(0, len(delta_UP), _USERS_AT_ONCE):
-            part = slice(start, start + _USERS_AT_ONCE)
-            units_P += self._whole_units(delta_UP[part], weight_U1[part], weight_units_U[part]).sum(dim=0)
+        weight_U = torch.from_numpy(weight_units_U / ONE).to(delta_UP.device)
+        largest_U = self._largest(weight_units_U).to(delta_UP.device)
+        if has_kernels(delta_UP.device) and len(delta_UP):
+            from unheard.mechanism.aggregation_kernels import sum_users
+
+            units_P = sum_users(delta_UP, weight_U, self.balls, self.grid, largest_U, is_noised=self.is_noised)
+        else:
+            units_P = torch.zeros(delta_UP.shape[1], dtype=torch.int64, device=delta_UP.device)
+            for start in range(0, len(delta_UP), _USERS_AT_ONCE):
+                part = slice(start, start + _USERS_AT_ONCE)
+                units_P += self._whole_units(delta_UP[part], weight_U[part], largest_U[part]).sum(dim=0)
         return CohortSum(
             units_P=units_P, grid=self.grid, weight=int(weight_units_U.sum()) / ONE, l2_bound=self.l2_bound
         )
 
-    def _whole_units(self, delta_UP: Tensor, weight_U1: Tensor, weight_units_U: np.ndarray) -> Tensor:
+    def _whole_units(self, delta_UP: Tensor, weight_U: Tensor, largest_U: Tensor) -> Tensor:
         """n_k for each user, int64 [U, P]."""
         bounded_UP = delta_UP.to(torch.float64, copy=True)
         # DP: the clip of what is returned, after the last cast, in float64 so that the check below finds nothing to drop.
@@ -78,21 +85,32 @@ class Contribution:
             norm_U1 = torch.linalg.vector_norm(bounded_UP[:, ball.where], dim=1, keepdim=True)
             bounded_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
         # DP: towards zero, after weighting: truncation cannot raise a norm.
-        units_UP = torch.trunc(bounded_UP * weight_U1 / self.grid)
+        units_UP = torch.trunc(bounded_UP * weight_U[:, None] / self.grid)
         # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so select, never multiply).
-        return torch.where(self._fits(units_UP, weight_units_U), units_UP, 0.0).to(torch.int64)
+        return torch.where(self._fits(units_UP, largest_U)[:, None], units_UP, 0.0).to(torch.int64)
 
-    def _fits(self, units_UP: Tensor, weight_units_U: np.ndarray) -> Tensor:
-        """Whether g * ||n_k|| <= w_k * S, decided without rounding: squares below 2^53 are exact in float64. A NaN or an
-        infinity anywhere makes the comparison false."""
+    def _fits(self, units_UP: Tensor, largest_U: Tensor) -> Tensor:
+        """A NaN or an infinity anywhere makes the comparison false."""
         if not self.is_noised:
-            return (units_UP.abs() <= LARGEST_UNNOISED_UNITS).all(dim=1, keepdim=True)
-        # DP: the bound is checked on the integers themselves, with the user's own weight.
+            return (units_UP.abs() <= largest_U[:, None]).all(dim=1)
+        # DP: the bound is checked on the integers themselves.
+        return units_UP.square().sum(dim=1) <= largest_U
+
+    def _largest(self, weight_units_U: np.ndarray) -> Tensor:
+        """The largest g^-2 ||w_k n_k||^2 allowed to each user, float64, decided without rounding: g * ||n_k|| <= w_k * S, and
+        squares below 2^53 are exact. Without noise, the largest coordinate."""
+        if not self.is_noised:
+            return torch.full((len(weight_units_U),), LARGEST_UNNOISED_UNITS, dtype=torch.float64)
+        # DP: with the user's own weight.
         bound = Fraction(self.l2_bound) / Fraction(self.grid) / ONE
-        largest_U = [math.floor((int(w) * bound) ** 2) for w in weight_units_U]
-        return units_UP.square().sum(dim=1, keepdim=True) <= torch.tensor(
-            largest_U, dtype=torch.float64, device=units_UP.device
-        ).unsqueeze(1)
+        weights, which_U = np.unique(weight_units_U, return_inverse=True)
+        largest = np.array([math.floor((int(w) * bound) ** 2) for w in weights], dtype=np.float64)
+        return torch.from_numpy(largest[which_U]) if len(weights) else torch.zeros(0, dtype=torch.float64)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels can run there."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 _USERS_AT_ONCE = 16

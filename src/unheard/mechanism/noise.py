@@ -14,8 +14,12 @@ import torch
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
 from unheard.parts import require, require_positive
+from unheard.randomness import NormalsAhead
 
 LARGEST_MULTIPLIER = 2.0**19
+
+Normals = np.random.Generator | NormalsAhead
+"""Where noise comes from: a generator, or what was drawn from one on another thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +54,13 @@ class GaussianNoise:
         """sigma, the noise in units of the model's parameters."""
         return self.multiplier(sensitivity) * sensitivity
 
-    def add(self, average: BoundedAverage, rng: np.random.Generator) -> NoisyAverage:
+    def add(self, average: BoundedAverage, rng: Normals) -> NoisyAverage:
         # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
-        noise_P = rng.standard_normal(average.units_P.numel(), dtype=np.float64)
-        noise_P *= std / average.unit
+        normal_P = torch.from_numpy(rng.standard_normal(average.units_P.numel(), dtype=np.float64))
         # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
-        units_P = average.units_P.cpu() + torch.from_numpy(np.rint(noise_P).astype(np.int64))
+        units_P = average.units_P + (normal_P.to(average.units_P.device) * (std / average.unit)).round().to(torch.int64)
         return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
 
 
@@ -71,8 +74,8 @@ class NoNoise:
     def std(self, sensitivity: float) -> float:
         return 0.0
 
-    def add(self, average: BoundedAverage, rng: np.random.Generator) -> NoisyAverage:
-        return NoisyAverage(average_P=average.average_P.cpu(), noise_std=0.0)
+    def add(self, average: BoundedAverage, rng: Normals) -> NoisyAverage:
+        return NoisyAverage(average_P=average.average_P, noise_std=0.0)
 
 
 Noise = GaussianNoise | NoNoise

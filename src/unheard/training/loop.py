@@ -5,60 +5,37 @@ In: a Run and a folder. Out: a generator of reports; its caller is the callback 
 
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.engines.engine import Engine, EngineChoice
-from unheard.errors import BudgetExceeded, LedgerError
+from unheard.engines.engine import EngineChoice
+from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.measure.next_word import evaluate
+from unheard.mechanism.noise import NoNoise, Normals
+from unheard.mechanism.plan import RoundPlan
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.statement import statement
-from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
+from unheard.randomness import NormalsAhead, ReproducibleStreams, SecureStreams, Streams
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
-from unheard.training.round import run_round, users_in_turn
+from unheard.training.round import draw_cohort, learn, users_in_turn
 from unheard.training.run import Run
 from unheard.training.run_file import read_run_file, run_hash, run_toml
 from unheard.training.start import charge_the_past, check_fits, corpus_name, first_state, public_facts
 from unheard.training.state import State
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundReport:
-    """What may be shown after a round. Nothing in it depends on users except through the noise, or on held-out users."""
-
-    round: int
-    rounds: int
-    epsilon: float
-    delta: float
-    metrics: dict[str, float] | None = None
-    """Held-out evaluation, on the rounds that have one."""
-    stopped: str | None = None
-    """Why training ended before its last round, if it did."""
+from unheard.training.together import RoundReport, Rounds, alone, side_by_side
 
 
 def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -> Iterator[RoundReport]:
     """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears."""
-    store = TokenStore.open(run.corpus)
-    run = replace(run, corpus=Path(run.corpus).resolve())
-    check_fits(run, store)
-    state = first_state(run)
     built = engine.build(run.model)
-    folder = RunFolder.begin(out)
-    replace_file(folder.run_file, run_toml(run, engine).encode())
-    replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
-    replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
-    charge_the_past(run, store, ledger)
-    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
-    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
-    return _rounds(run, folder.settle(out), store, built)
+    return alone(_begin(run, out, engine, built.device), built)
 
 
 def resume(
@@ -75,6 +52,48 @@ def resume(
         run = replace(run, training=replace(run.training, rounds=rounds))
     if corpus is not None:
         run = replace(run, corpus=Path(corpus))
+    built = (engine or saved_engine).build(run.model)
+    return alone(_go_on(run, folder, built.device), built)
+
+
+def train_together(
+    runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice()
+) -> Iterator[tuple[int, RoundReport]]:
+    """Several runs of one model side by side, each in a folder of its own; one that was begun before goes on. Each report comes
+    with its run's place in the list. Every run is equal to running it alone."""
+    if not runs:
+        raise InvalidValue("There are no runs to train.")
+    if any(run.model != runs[0][0].model for run, _ in runs):
+        raise InvalidValue("Runs side by side share one model's shape; give those of another model apart.")
+    if len({Path(out).resolve() for _, out in runs}) < len(runs):
+        raise InvalidValue("Each run needs a folder of its own.")
+    built = engine.build(runs[0][0].model)
+    going = [
+        _go_on(run, RunFolder.open(out), built.device)
+        if RunFolder(Path(out)).run_file.exists()
+        else _begin(run, out, engine, built.device)
+        for run, out in runs
+    ]
+    return side_by_side(going, built)
+
+
+def _begin(run: Run, out: str | Path, engine: EngineChoice, device: torch.device) -> Rounds:
+    store = TokenStore.open(run.corpus)
+    run = replace(run, corpus=Path(run.corpus).resolve())
+    check_fits(run, store)
+    state = first_state(run)
+    folder = RunFolder.begin(out)
+    replace_file(folder.run_file, run_toml(run, engine).encode())
+    replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
+    replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
+    ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
+    charge_the_past(run, store, ledger)
+    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
+    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
+    return _rounds(run, folder.settle(out), store, device)
+
+
+def _go_on(run: Run, folder: RunFolder, device: torch.device) -> Rounds:
     store = TokenStore.open(run.corpus)
     check_fits(run, store)
     facts = Ledger.read(folder.ledger).facts
@@ -85,16 +104,17 @@ def resume(
         )
     if facts.get("corpus") != corpus_name(store):
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
-    return _rounds(run, folder, store, (engine or saved_engine).build(run.model))
+    return _rounds(run, folder, store, device)
 
 
-def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine: Engine) -> Iterator[RoundReport]:
+def _rounds(run: Run, folder: RunFolder, store: TokenStore, device: torch.device) -> Rounds:
+    """The rounds of one run. It asks for the sum of each cohort, and is sent it: who sums, and beside whom, is not its affair."""
     with folder.locked():
         ledger = Ledger.open(folder.ledger)
         running = RunningEpsilon(
             run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
         )
-        state = _where_we_were(run, folder, ledger, engine.device)
+        state = _where_we_were(run, folder, ledger, device)
         first_round = saved_round = state.round
         streams = _streams(run)
         held_out = run.evaluation.choose(users_in_turn(store.held_out, run.model))
@@ -116,7 +136,11 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, engine: Engine) -> I
                 # DP: charge before release. The event is on disk before a user's text is read; a crash can only over-count.
                 ledger.charge(event, state.round)
                 running.charge(event)
-                state = run_round(state, plan, run.model, run.server, store.train, engine, streams, attempt)
+                cohort = draw_cohort(state, plan, run.model, store.train, streams, attempt)
+                normals = _normals(plan, streams, attempt)
+                total = yield cohort
+                assert total is not None
+                state = learn(state, plan, run.model, run.server, total, normals)
                 is_last = state.round == run.training.rounds
                 metrics = None
                 if is_last or state.round % run.evaluation.every == 0:
@@ -145,6 +169,12 @@ def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, device: torch.de
     state = checkpoint.state
     memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
+
+
+def _normals(plan: RoundPlan, streams: Streams, attempt: int) -> Normals:
+    """The round's noise, drawn beside its work."""
+    rng = streams.noise(attempt)
+    return rng if isinstance(plan.noise, NoNoise) else NormalsAhead(rng, plan.layout.total)
 
 
 def _streams(run: Run) -> Streams:

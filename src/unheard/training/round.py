@@ -8,13 +8,35 @@ from collections.abc import Iterator
 import numpy as np
 
 from unheard.corpus.store import UserTokens
-from unheard.engines.engine import Engine
+from unheard.engines.engine import Cohort, Engine
+from unheard.mechanism.noise import Normals
 from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
 from unheard.training.server import Server, step
 from unheard.training.state import State
 from unheard.updates.user import User
+
+
+def draw_cohort(
+    state: State, plan: RoundPlan, model: LanguageModel, users: UserTokens, streams: Streams, attempt: int
+) -> Cohort:
+    """Who is heard this round, and what they wrote."""
+    drawn = plan.sampling.draw(users.num_users, plan.population, streams.sampling(attempt))
+    return Cohort(
+        params_P=state.params_P, users=read_users(users, drawn, model), plan=plan, rng=streams.batches(attempt)
+    )
+
+
+def learn(
+    state: State, plan: RoundPlan, model: LanguageModel, server: Server, total: CohortSum, normals: Normals
+) -> State:
+    """The next model, from the cohort's sum."""
+    average = plan.average(total)
+    noisy = plan.noise.add(average, normals)
+    # DP: nothing below this line has seen a user.
+    return step(server, model, state, noisy)
 
 
 def run_round(
@@ -28,12 +50,9 @@ def run_round(
     attempt: int,
 ) -> State:
     """Draw a cohort, learn from it, forget it."""
-    cohort = plan.sampling.draw(users.num_users, plan.population, streams.sampling(attempt))
-    total = engine.sum_updates(state.params_P, read_users(users, cohort, model), plan, streams.batches(attempt))
-    average = plan.average(total)
-    noisy = plan.noise.add(average, streams.noise(attempt))
-    # DP: nothing below this line has seen a user.
-    return step(server, model, state, noisy)
+    cohort = draw_cohort(state, plan, model, users, streams, attempt)
+    total = engine.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
+    return learn(state, plan, model, server, total, streams.noise(attempt))
 
 
 def read_users(users: UserTokens, cohort: np.ndarray, model: LanguageModel) -> list[User]:

@@ -21,13 +21,14 @@ from unheard.measure.next_word import Evaluation
 from unheard.mechanism.plan import KINDS, Plan
 from unheard.mechanism.schedule import Change
 from unheard.models.module import ModuleModel
+from unheard.models.tied_gru import TiedGRU
 from unheard.models.tied_lstm import TiedLSTM
 from unheard.parts import nearest, part_from_table, part_of_kind, require, require_positive, table_from_part
 from unheard.privacy.accountants import Budget
 from unheard.training.run import Run, Training
 from unheard.training.server import SERVERS
 
-MODELS: dict[str, type] = {"tied_lstm": TiedLSTM, "module": ModuleModel}
+MODELS: dict[str, type] = {"tied_lstm": TiedLSTM, "tied_gru": TiedGRU, "module": ModuleModel}
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "weights": {"kind": "equal"},
@@ -43,6 +44,7 @@ NOT_MEANING = (
     ("training", "keep_checkpoints"),
     ("engine",),
     ("corpus", "path"),
+    ("privacy", "ledger"),
 )
 """Keys that may change between a run and its resumption: they move neither a model nor its cost."""
 
@@ -65,6 +67,8 @@ class Privacy:
     delta: float | None = None
     budget_epsilon: float | None = None
     budget_accountant: str = "rdp"
+    ledger: str | None = None
+    """Where all runs on these people are charged, if the store cannot be written. The same file for every run on them."""
 
     def __post_init__(self) -> None:
         require(self.population >= 1, "population must be at least 1.")
@@ -114,6 +118,7 @@ def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
         plan=plan,
         training=part_from_table(Training, tables["training"], "training"),
         delta=privacy.delta,
+        ledger=privacy.ledger,
         server=part_of_kind(SERVERS, tables["server"], "server"),
         evaluation=part_from_table(Evaluation, tables["evaluation"], "evaluation"),
     )
@@ -130,6 +135,7 @@ def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str
         delta=run.claimed_delta,
         budget_epsilon=run.budget.epsilon if run.budget else None,
         budget_accountant=run.budget.accountant if run.budget else "rdp",
+        ledger=None if run.ledger is None else str(run.ledger),
     )
     tables = {
         "corpus": {"path": str(run.corpus)},

@@ -1,0 +1,233 @@
+"""Many users at once, of one run or of several: chunks of users through their local steps, and through the narrow door.
+
+In: cohorts, each with its own model, plan and users. Out: the bounded sum of each. Users are sorted by how many steps they take, so
+that a chunk holds users of like length; who has finished costs nothing. Its plain twin is engines/reference.py; on a CPU the steps
+are plain.py's, on CUDA those of the Triton kernels.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.engines.engine import Cohort
+from unheard.engines.stacked.buffers import Buffers
+from unheard.engines.stacked.plain import PlainStep
+from unheard.engines.stacked.sizes import Sizes
+from unheard.engines.threads import one_thread_a_chunk
+from unheard.engines.vectorised import VectorisedEngine
+from unheard.mechanism.aggregation import has_kernels
+from unheard.mechanism.clipping import FlatClip, PerLayerClip
+from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.values import CohortSum
+from unheard.models.model import LanguageModel, window_targets
+from unheard.models.tied_gru import TiedGRU
+from unheard.models.tied_lstm import TiedLSTM
+from unheard.updates.together import batches_together
+from unheard.updates.user import User
+
+LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
+"""Users beyond which a chunk grows no faster, only larger."""
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StackedEngine:
+    """Chunks of users of the paper's models, each with a delta of its own."""
+
+    model: LanguageModel
+    device: torch.device = torch.device("cpu")
+    users_at_once: int | None = None
+    precision: str = "auto"
+    """That of deltas and products within a user's own steps. The clip of what is returned and the sum are exact either way."""
+    _idle: dict[tuple[int, ...], list["_Chunk"]] = field(default_factory=dict, compare=False, repr=False)
+
+    @staticmethod
+    def takes(model: LanguageModel) -> bool:
+        return isinstance(model, TiedLSTM | TiedGRU)
+
+    def sum_updates(
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+    ) -> CohortSum:
+        return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
+
+    def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        """Users of all cohorts share chunks; each user's sum goes to their own cohort's."""
+        work = [_Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
+        shapes = {task.windows_USBW.shape[2:] for task in work}
+        if len(shapes) > 1 or not self._fits(next(iter(shapes))):
+            return [self._alone(cohort) for cohort in cohorts]
+        dtype = self._dtype(cohorts[0])
+        tasks = [(task, k) for task in work for k in range(len(task.num_steps_U))]
+        tasks.sort(key=lambda member: -member[0].num_steps_U[member[1]])
+
+        def chunk_sums(members: list[tuple["_Task", int]]) -> list[tuple[int, CohortSum]]:
+            return self._chunk_sums(cohorts, sorted(members, key=lambda m: (m[0].cohort, m[1])), dtype)
+
+        parts: list[list[CohortSum]] = [[] for _ in cohorts]
+        with one_thread_a_chunk(self.device) as run_all:
+            for sums in run_all(chunk_sums, list(self._chunks(tasks, work, dtype))):
+                for c, part in sums:
+                    parts[c].append(part)
+        total = self.model.layout.total
+        return [cohort.plan.contribution.sum(part, total) for cohort, part in zip(cohorts, parts, strict=True)]
+
+    def _dtype(self, cohort: Cohort) -> torch.dtype:
+        if self.precision != "auto":
+            return PRECISIONS[self.precision]
+        if self.device.type == "cuda":
+            return torch.bfloat16
+        return cohort.params_P.dtype
+
+    def _fits(self, batch: tuple[int, ...]) -> bool:
+        """On CUDA the kernels hold a whole batch at once; a longer one goes by the engine for any model."""
+        if self.device.type != "cuda":
+            return True
+        if not has_kernels(self.device):
+            return False
+        from unheard.engines.stacked.kernels import LARGEST_BATCH, LARGEST_WIDTH
+
+        sizes = Sizes.of(self.model, batch[0], batch[1] - 1)
+        return sizes.N <= LARGEST_BATCH and max(sizes.X, sizes.H) <= LARGEST_WIDTH
+
+    def _alone(self, cohort: Cohort) -> CohortSum:
+        any_model = VectorisedEngine(self.model, self.device, self.users_at_once)
+        return any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
+
+    def _chunks(
+        self, tasks: list[tuple["_Task", int]], work: list["_Task"], dtype: torch.dtype
+    ) -> Iterator[list[tuple["_Task", int]]]:
+        """Chunks of nearly equal size, no larger than memory allows."""
+        if not tasks:
+            return
+        size = self.users_at_once or self._users_that_fit(work[0].windows_USBW.shape, dtype)
+        count = -(-len(tasks) // size)
+        for members in np.array_split(np.arange(len(tasks)), count):
+            yield [tasks[m] for m in members]
+
+    def _users_that_fit(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        largest = LARGEST_CHUNK[self.device.type]
+        if self.device.type != "cuda":
+            return largest
+        _, S, B, W = shape
+        s = Sizes.of(self.model, B, W - 1)
+        activations = s.N * (s.X + 6 * s.H + 4 * s.D) * 6 + 4 * s.N * s.D * 4
+        bytes_a_user = (s.P + s.middle) * dtype.itemsize + activations + 2 * S * s.N * 4
+        free, _ = torch.cuda.mem_get_info(self.device)
+        held = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        mine = sum(chunk.buffers.U for idle in self._idle.values() for chunk in idle) * bytes_a_user
+        return max(1, min(largest, int(0.6 * (free + held + mine)) // bytes_a_user))
+
+    def _chunk_sums(
+        self, cohorts: Sequence[Cohort], members: list[tuple["_Task", int]], dtype: torch.dtype
+    ) -> list[tuple[int, CohortSum]]:
+        chunk = self._take_chunk(members, dtype, len(cohorts))
+        steps = chunk.fill(cohorts, members)
+        chunk.step.run(steps)
+        sums, row = [], 0
+        for c in sorted({task.cohort for task, _ in members}):
+            plan, mine = cohorts[c].plan, [(task, k) for task, k in members if task.cohort == c]
+            rows = slice(row, row + len(mine))
+            weight_units_U = plan.weights.units(np.array([len(cohorts[c].users[k].tokens) for _, k in mine]))
+            sums.append((c, plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U)))
+            row += len(mine)
+        self._idle[chunk.key].append(chunk)
+        return sums
+
+    def _take_chunk(self, members: list[tuple["_Task", int]], dtype: torch.dtype, R: int) -> "_Chunk":
+        """A chunk that is not at work, with room for so many users, or a new one. Rounded up, so that cohorts of nearly equal size
+        find the same."""
+        S, B, W = members[0][0].windows_USBW.shape[1:]
+        S = max(task.windows_USBW.shape[1] for task, _ in members)
+        U = -(-len(members) // 32) * 32 if self.device.type == "cuda" else len(members)
+        key = (U, -(-max(S, 1) // 8) * 8, R, B, W, dtype.itemsize)
+        waiting = self._idle.setdefault(key, [])
+        if waiting:
+            return waiting.pop()
+        if self.device.type == "cuda":  # what other sizes hold is better used here
+            for other, idle in self._idle.items():
+                if other != key and len(self._idle) > 4:
+                    idle.clear()
+        sizes = Sizes.of(self.model, B, W - 1)
+        buffers = Buffers.allocate(sizes, U=key[0], S=key[1], R=R, device=self.device, dtype=dtype)
+        if self.device.type == "cuda":
+            from unheard.engines.stacked.kernels import KernelStep
+
+            return _Chunk(key, buffers, KernelStep(buffers))
+        return _Chunk(key, buffers, PlainStep(buffers))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The batches of one cohort's users."""
+
+    cohort: int
+    windows_USBW: np.ndarray
+    num_steps_U: np.ndarray
+
+    @classmethod
+    def of(cls, c: int, cohort: Cohort) -> "_Task":
+        windows_USBW, num_steps_U = batches_together(cohort.plan.update, cohort.users, int(cohort.rng.integers(2**63)))
+        return cls(c, windows_USBW, num_steps_U)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Buffers and the steps on them."""
+
+    key: tuple[int, ...]
+    buffers: Buffers
+    step: "PlainStep | KernelStep"  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+    @torch.no_grad()
+    def fill(self, cohorts: Sequence[Cohort], members: list[tuple[_Task, int]]) -> int:
+        """Put users into the buffers; how many steps the longest has."""
+        b = self.buffers
+        device, U = b.delta_UP.device, len(members)
+        b.delta_UP.zero_()
+        b.scale_UM.fill_(1)
+        b.unclipped_U.fill_(1)
+        b.step.zero_()
+        b.num_steps_U.zero_()
+        for r, cohort in enumerate(cohorts):
+            b.theta0_RP[r].copy_(cohort.params_P)
+        rate, keep, kind, radius = zip(*(_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts), strict=True)
+        b.rate_R.copy_(torch.tensor(rate, dtype=torch.float64))
+        b.keep_R.copy_(torch.tensor(keep, dtype=torch.float64))
+        b.clip_kind_R.copy_(torch.tensor(kind))
+        b.radius_RM.copy_(torch.tensor(radius, dtype=torch.float64))
+        num_steps_U = np.array([task.num_steps_U[k] for task, k in members])
+        steps = int(num_steps_U.max(initial=0))
+        b.num_steps_U[:U].copy_(torch.from_numpy(num_steps_U))
+        b.run_U[:U].copy_(torch.tensor([task.cohort for task, _ in members]))
+        if b.sizes.F:
+            features = [cohorts[task.cohort].users[k].features for task, k in members]
+            b.features_UF[:U].copy_(torch.from_numpy(np.stack([f for f in features if f is not None])))
+        if steps:
+            longest = [task.windows_USBW[k, :steps] for task, k in members]
+            windows_USBW = torch.from_numpy(np.stack([_lengthened(w, steps) for w in longest])).to(device)
+            token, target, counts = window_targets(windows_USBW)
+            b.token_SUN[:steps, :U].copy_(_by_time(token))
+            b.target_SUN[:steps, :U].copy_(_by_time(torch.where(counts, target, -1)))
+            b.share_SU[:steps, :U].copy_((1 / counts.sum(dim=(2, 3)).clamp(min=1).to(b.share_SU.dtype)).T)
+        return steps
+
+
+def _by_time(places_USBT: torch.Tensor) -> torch.Tensor:
+    """[U, S, B, T] -> [S, U, T * B]: places of one time lie together."""
+    return places_USBT.permute(1, 0, 3, 2).flatten(2)
+
+
+def _lengthened(windows_SBW: np.ndarray, steps: int) -> np.ndarray:
+    missing = steps - len(windows_SBW)
+    return np.pad(windows_SBW, ((0, missing), (0, 0), (0, 0)), constant_values=-1) if missing else windows_SBW
+
+
+def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
+    """Learning rate, what the penalty leaves, the kind of clip, its radii: as the kernels want them."""
+    eta = plan.update.learning_rate
+    kind = {FlatClip: 1, PerLayerClip: 2}.get(type(plan.clip), 0)
+    radii = [ball.radius for ball in plan.contribution.balls]
+    return eta, 1 - eta * plan.update.update_penalty, kind, radii * M if kind == 1 else radii or [0.0] * M

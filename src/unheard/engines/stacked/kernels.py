@@ -1,0 +1,217 @@
+"""One local step of a chunk as a sequence of Triton kernels; on CUDA recorded once as a graph and replayed.
+
+In: Buffers. Out: the same, one step on. Block sizes were chosen on an H200 (docs/log.md); they change speed, never meaning.
+"""
+
+from collections.abc import Callable
+
+import torch
+import triton
+
+from unheard.engines.stacked import cell_kernels as cell
+from unheard.engines.stacked import embedding_kernels as embedding
+from unheard.engines.stacked import matrix_kernels as matrix
+from unheard.engines.stacked.buffers import Buffers
+
+LARGEST_BATCH = 128
+"""Places of a local batch (B * T) that a kernel holds at once; longer batches go the plain way."""
+LARGEST_WIDTH = 256
+"""Of a word vector with features, or of the state: what a kernel holds of a row."""
+
+
+class KernelStep:
+    """The kernels of one local step, with their block sizes and what they need beside the buffers."""
+
+    def __init__(self, buffers: Buffers, **tuning: int) -> None:
+        self.b = buffers
+        s, device = buffers.sizes, buffers.delta_UP.device
+        self.blocks = _blocks(buffers, tuning)
+        k = self.blocks
+        tables = -(-s.V // (k["table_words"] * k["table_tiles"]))
+        gate_blocks = s.G * -(-s.R // k["matrix_rows"]) * -(-s.H // k["matrix_cols"])
+        projection_blocks = -(-(s.H + 1) // k["matrix_rows"]) * -(-s.D // k["matrix_cols"])
+        # Where each program leaves the square of its part of the norm, and which layer that is: sums without atomics are the
+        # same every time.
+        layers = [0] * tables
+        self.slot_gates = len(layers)
+        for gate in range(s.G):
+            layers += [1 + 2 * gate, 2 + 2 * gate] * (gate_blocks // s.G)
+        self.slot_projection = len(layers)
+        layers += [1 + 2 * s.G, 2 + 2 * s.G] * projection_blocks
+        self.slot_output = 0 if s.tied else len(layers)
+        layers += [] if s.tied else [3 + 2 * s.G] * tables
+        self.slot_read, self.grid_read = len(layers), -(-s.N // 16)
+        layers += [0] * self.grid_read
+        self.slots = len(layers)
+        self.grid_table, self.grid_gates, self.grid_projection = tables, gate_blocks, projection_blocks
+        self.slot_layer = torch.tensor(layers, dtype=torch.int32, device=device)
+        self.squares = torch.zeros(buffers.U, self.slots, device=device)
+        # What a step leaves for its later kernels: what is multiplied in the deltas' precision, the rest in float32.
+        U, D, H, N, dtype = buffers.U, s.D, s.H, s.N, buffers.delta_UP.dtype
+        self.middle_UW = torch.zeros(U, s.middle, dtype=dtype, device=device)
+        self.input_UNX = torch.zeros(U, N, s.X, dtype=dtype, device=device)
+        self.inverse_UN = torch.zeros(U, N, device=device)
+        self.gate_UN4H = torch.zeros(U, N, 4, H, dtype=dtype, device=device)
+        self.cell_UNH = torch.zeros(U, N, H, device=device)
+        self.state_UNH = torch.zeros(U, N, H, dtype=dtype, device=device)
+        self.output_UND = torch.zeros(U, N, D, dtype=dtype, device=device)
+        self.log_sum_UN = torch.zeros(U, N, device=device)
+        self.output_grad_UND = torch.zeros(U, N, D, dtype=dtype, device=device)
+        self.state_grad_UNH = torch.zeros(U, N, H, device=device)
+        self.carried_UBH = torch.zeros(U, s.B, H, device=device)
+        self.input_grad_UND = torch.zeros(U, N, D, dtype=dtype, device=device)
+        splits = k["splits"]
+        self.part_sum = torch.zeros(buffers.U, splits, s.N, s.D, device=device)
+        self.part_peak = torch.zeros(buffers.U, splits, s.N, device=device)
+        self.part_total = torch.zeros(buffers.U, splits, s.N, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def run(self, num_steps: int) -> None:
+        """Steps for everybody who has them; on CUDA from the second chunk on as replays of one recording."""
+        if self.b.delta_UP.device.type != "cuda":
+            for _ in range(num_steps):
+                self.take()
+            return
+        if self.graph is None and num_steps:
+            self.take()  # compiles what is new, which a recording may not
+            num_steps -= 1
+            self.graph = _recorded(self.take)
+        for _ in range(num_steps):
+            assert self.graph is not None
+            self.graph.replay()
+
+    def take(self) -> None:
+        """Forward, backward, step, clip."""
+        b, s, k = self.b, self.b.sizes, self.blocks
+        U, table = b.U, 0 if s.tied else 3 + 2 * s.G
+        how = dict(PRECISION="tf32x3", UPCAST=b.delta_UP.device.type == "cpu")
+        at_work = (b.step, b.num_steps_U)
+        params = (b.delta_UP, b.theta0_RP, b.scale_UM, b.run_U, *at_work)
+        D, H, N, X, R, G, P, M, W = s.D, s.H, s.N, s.X, s.R, s.G, b.delta_UP.stride(0), s.M, s.middle
+        DB, NB, XB = (max(16, triton.next_power_of_2(size)) for size in (D, N, X))
+        (D1, D2), (N1, N2) = _two_blocks(D), _two_blocks(N)
+        BB = max(16, triton.next_power_of_2(s.B))
+        projection = G * R * H
+
+        matrix.middle_weights[(triton.cdiv(W, 2048), U)](
+            *params, self.middle_UW, P=P, AT=s.gates_at, M=M, D=D, H=H, G=G, R=R, MIDDLE=W, BLOCK=2048, num_warps=4
+        )
+        cell.read_inputs[(G * triton.cdiv(H, k["input_cols"]), U)](
+            *params, b.token_SUN, b.features_UF, self.middle_UW, self.input_UNX, self.inverse_UN, self.gate_UN4H, U,
+            P=P, M=M, D=D, F=s.F, H=H, N=N, R=R, MIDDLE=W, XB=XB, NB=NB, BJ=k["input_cols"], UNIT=s.unit_norm, **how,
+            num_warps=k["input_warps"],
+        )  # fmt: skip
+        for t in range(s.T):
+            cell.cell_forward[(triton.cdiv(H, k["forward_cols"]), U)](
+                *at_work, self.middle_UW, self.gate_UN4H, self.cell_UNH, self.state_UNH, t, U,
+                X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["forward_cols"], BK=k["forward_depth"],
+                GRU=s.is_gru, FIRST=t == 0, **how, num_warps=k["forward_warps"], num_stages=k["forward_stages"],
+            )  # fmt: skip
+        places = triton.cdiv(N, k["places"])
+        matrix.project[(places, U)](
+            *at_work, self.middle_UW, self.state_UNH, self.output_UND,
+            D=D, H=H, N=N, AT=projection, MIDDLE=W, DB=DB, BN=k["places"], BK=64, **how, num_warps=4,
+        )  # fmt: skip
+        embedding.attend[(k["splits"], U)](
+            *params, self.output_UND, self.part_sum, self.part_peak, self.part_total,
+            P=P, AT=s.output_at, LAYER=table, M=M, V=s.V, D=D, N=N, D1=D1, D2=D2, NB=NB, BV=k["attend_words"], SPLITS=k["splits"],
+            UNIT=s.unit_norm, **how, num_warps=k["attend_warps"], num_stages=k["attend_stages"],
+        )  # fmt: skip
+        matrix.project_back[(places, U)](
+            *params, b.target_SUN, b.share_SU, self.middle_UW, self.part_sum, self.part_peak, self.part_total,
+            self.log_sum_UN, self.output_grad_UND, self.state_grad_UNH, U,
+            P=P, TABLE=s.output_at, LAYER=table, M=M, D=D, H=H, N=N, AT=projection, MIDDLE=W,
+            DB=DB, BN=k["places"], BK=64, SPLITS=k["splits"], UNIT=s.unit_norm, **how, num_warps=4,
+        )  # fmt: skip
+        for t in reversed(range(s.T)):
+            cell.cell_backward[(triton.cdiv(H, k["backward_cols"]), U)](
+                *at_work, self.middle_UW, self.gate_UN4H, self.cell_UNH, self.state_grad_UNH, self.carried_UBH, t, U,
+                X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["backward_cols"], BK=k["backward_depth"],
+                GRU=s.is_gru, FIRST=t == 0, LAST=t == s.T - 1, **how,
+                num_warps=k["backward_warps"], num_stages=k["backward_stages"],
+            )  # fmt: skip
+        cell.input_gradients[(places, U)](
+            *at_work, self.middle_UW, self.gate_UN4H, self.input_UNX, self.inverse_UN, self.input_grad_UND,
+            D=D, X=X, H=H, N=N, G=G, R=R, MIDDLE=W, DB=DB, NB=NB, BN=k["places"], BK=64, UNIT=s.unit_norm, **how, num_warps=4,
+        )  # fmt: skip
+        stepping = (b.scale_UM, b.run_U, *at_work, b.rate_R, b.keep_R)
+        blocks = dict(P=P, M=M, SLOTS=self.slots, N=N, NB=NB, BR=k["matrix_rows"], BC=k["matrix_cols"])
+        matrix.update_matrix[(self.grid_gates, U)](
+            b.delta_UP, *stepping, self.input_UNX, self.state_UNH, self.gate_UN4H, self.squares, **blocks,
+            AT=s.gates_at, LAYER=1, SLOT=self.slot_gates, X=X, K=H, C=H, STRIDE=4 * H, SHIFT=s.B, GRU=s.is_gru, **how,
+            num_warps=k["matrix_warps"],
+        )  # fmt: skip
+        matrix.update_matrix[(self.grid_projection, U)](
+            b.delta_UP, *stepping, self.input_UNX, self.state_UNH, self.output_grad_UND, self.squares, **blocks,
+            AT=s.projection_at, LAYER=1 + 2 * G, SLOT=self.slot_projection, X=0, K=H, C=D, STRIDE=D, SHIFT=0, GRU=False, **how,
+            num_warps=k["matrix_warps"],
+        )  # fmt: skip
+        tables = [(0, 0, 0, True)] if s.tied else [(0, 0, 0, False), (s.output_at, table, self.slot_output, True)]
+        for at, layer, slot, dense in tables:
+            embedding.update_table[(self.grid_table, U)](
+                b.delta_UP, b.theta0_RP, *stepping, b.target_SUN, b.share_SU, self.output_UND, self.log_sum_UN, self.squares, U,
+                P=P, AT=at, LAYER=layer, M=M, SLOTS=self.slots, SLOT=slot, V=s.V, D=D, N=N, D1=D1, D2=D2, N1=N1, N2=N2,
+                BV=k["table_words"], TILES=k["table_tiles"], DENSE=dense, UNIT=s.unit_norm, **how,
+                num_warps=k["table_warps"], num_stages=k["table_stages"], maxnreg=k["table_registers"] or None,
+            )  # fmt: skip
+        embedding.update_read[(self.grid_read, U)](
+            b.delta_UP, b.run_U, *at_work, b.rate_R, b.token_SUN, self.input_grad_UND, self.squares, U,
+            P=P, SLOTS=self.slots, SLOT=self.slot_read, D=D, N=N, DB=DB, NB=NB, BN=16, **how, num_warps=4,
+        )  # fmt: skip
+        matrix.clip_scale[(U,)](
+            self.squares, self.slot_layer, b.radius_RM, b.clip_kind_R, b.run_U, *at_work, b.scale_UM, b.unclipped_U,
+            SLOTS=self.slots, SB=triton.next_power_of_2(self.slots), M=M,
+        )  # fmt: skip
+        b.step.add_(1)
+
+
+def _recorded(take: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        take()
+    return graph
+
+
+def _two_blocks(size: int) -> tuple[int, int]:
+    """A size as the sum of two powers of two of at least 16, the second of which may be 0: 96 = 64 + 32, 80 = 64 + 16."""
+    whole = max(16, triton.next_power_of_2(size))
+    if size == whole or size <= 32:
+        return whole, 0
+    rest = max(16, triton.next_power_of_2(size - whole // 2))
+    return (whole // 2, rest) if rest < whole // 2 else (whole, 0)
+
+
+def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
+    """Block sizes, by what an H200 liked best; smaller where the model is."""
+    s = buffers.sizes
+    fine = buffers.delta_UP.dtype == torch.float32
+    H, D = (max(16, triton.next_power_of_2(size)) for size in (s.H, s.D))
+    V = max(16, triton.next_power_of_2(s.V))
+    return {
+        "splits": 4,
+        "attend_words": min(V, 32 if fine else 64),
+        "attend_warps": 8,
+        "attend_stages": 2 if fine else 3,
+        "table_words": min(V, 32 if fine else 64),
+        "table_tiles": min(16, -(-s.V // min(V, 64))),
+        "table_warps": 8 if fine else 4,
+        "table_stages": 2 if fine else 1,
+        "table_registers": 0,
+        "input_cols": min(H, 32 if fine else 128),
+        "input_warps": 8,
+        "forward_cols": min(H, 32 if fine else 64),
+        "forward_depth": min(H, 64 if fine else 128),
+        "forward_warps": 4,
+        "forward_stages": 2,
+        "backward_cols": min(H, 32 if fine else 64),
+        "backward_depth": min(H, 64 if fine else 256),
+        "backward_warps": 4,
+        "backward_stages": 3 if fine else 2,
+        "places": 64,
+        "matrix_rows": min(32 if fine else 64, H),
+        "matrix_cols": min(64 if fine else 128, H, D),
+        "matrix_warps": 4,
+        **tuning,
+    }

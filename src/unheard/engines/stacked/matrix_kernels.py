@@ -1,0 +1,187 @@
+"""The matrices between the word tables in Triton: what they are now, the projection and its way back, their step, and the clip.
+
+In: chunk buffers (buffers.py). Out: the same, written. Plain twins of the same names: plain.py.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+from unheard.engines.stacked.kernel_parts import at_work, dot, sphere, word_rows
+
+
+@triton.jit
+def middle_weights(
+    delta, theta0, scale, run, step, num_steps, middle,
+    P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
+    MIDDLE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """theta0 + c * delta for gates and projection, in the precision of the products. Read twenty times a step, so made once."""
+    u = tl.program_id(1).to(tl.int64)
+    if not at_work(step, num_steps, u):
+        return
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_gate = i < G * R * H
+    gate_layer = 1 + 2 * (i // (R * H)) + ((i % (R * H)) >= (R - 1) * H).to(tl.int32)
+    projection_layer = 1 + 2 * G + ((i - G * R * H) >= H * D).to(tl.int32)
+    c = tl.load(scale + u * M + tl.where(in_gate, gate_layer, projection_layer), mask=i < MIDDLE, other=0.0)
+    moved = tl.load(delta + u * P + AT + i, mask=i < MIDDLE, other=0.0).to(tl.float32)
+    start = tl.load(theta0 + tl.load(run + u).to(tl.int64) * P + AT + i, mask=i < MIDDLE, other=0.0).to(tl.float32)
+    tl.store(middle + u * MIDDLE + i, start + c * moved, mask=i < MIDDLE)
+
+
+@triton.jit
+def project(
+    step, num_steps, middle, states, output,
+    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, AT: tl.constexpr, MIDDLE: tl.constexpr,
+    DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """output = states @ weight + bias, for BN places."""
+    u = tl.program_id(1).to(tl.int64)
+    if not at_work(step, num_steps, u):
+        return
+    n, d, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, DB), tl.arange(0, BK)
+    weight = middle + u * MIDDLE + AT
+    o = tl.zeros([BN, DB], tl.float32)
+    for k0 in range(0, H, BK):
+        inside = (k0 + k) < H
+        h = tl.load(
+            states + (u * N + n)[:, None] * H + (k0 + k)[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0
+        )
+        w = tl.load(weight + (k0 + k)[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        o += dot(h, w, PRECISION, UPCAST)
+    o += tl.load(weight + H * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    tl.store(output + (u * N + n)[:, None] * D + d[None, :], o, mask=(n < N)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def project_back(
+    delta, theta0, scale, run, step, num_steps, targets, share, middle, part_sum, part_peak, part_total,
+    log_sum, output_grad, state_grad, U,
+    P: tl.constexpr, TABLE: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, AT: tl.constexpr, MIDDLE: tl.constexpr,
+    DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
+    UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """The splits of `attend` joined, for BN places: the log of the sum of exponentials, the gradient of the projected state
+    (the expected word vector less the true one), and that of the state."""
+    u = tl.program_id(1).to(tl.int64)
+    if not at_work(step, num_steps, u):
+        return
+    now = tl.load(step)
+    n, d, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, DB), tl.arange(0, BK)
+    inside = n < N
+    place = inside[:, None] & (d < D)[None, :]
+    peak = tl.full([BN], -1e30, tl.float32)
+    for s in range(SPLITS):
+        peak = tl.maximum(peak, tl.load(part_peak + (u * SPLITS + s) * N + n, mask=inside, other=-1e30))
+    total = tl.zeros([BN], tl.float32)
+    expected = tl.zeros([BN, DB], tl.float32)
+    for s in range(SPLITS):
+        at = (u * SPLITS + s) * N + n
+        share_of_split = tl.exp(tl.load(part_peak + at, mask=inside, other=-1e30) - peak)
+        total += share_of_split * tl.load(part_total + at, mask=inside, other=1.0)
+        expected += share_of_split[:, None] * tl.load(part_sum + at[:, None] * D + d[None, :], mask=place, other=0.0)
+    tl.store(log_sum + u * N + n, peak + tl.log(total), mask=inside)
+    target = tl.load(targets + (now.to(tl.int64) * U + u) * N + n, mask=inside, other=-1)
+    r = tl.load(run + u).to(tl.int64)
+    c = tl.load(scale + u * M + LAYER)
+    true = word_rows(delta + u * P + TABLE, theta0 + r * P + TABLE, c, target, d, target >= 0, D)
+    if UNIT:
+        true = true * sphere(true)[:, None]
+    weight = tl.where(target >= 0, tl.load(share + now * U + u), 0.0)
+    do = ((expected / total[:, None] - true) * weight[:, None]).to(output_grad.dtype.element_ty)
+    tl.store(output_grad + (u * N + n)[:, None] * D + d[None, :], do, mask=place)
+    for k0 in range(0, H, BK):
+        w = tl.load(
+            middle + u * MIDDLE + AT + (k0 + k)[:, None] * D + d[None, :],
+            mask=(k0 + k < H)[:, None] & (d < D)[None, :], other=0.0,
+        )  # fmt: skip
+        dh = dot(do, tl.trans(w), PRECISION, UPCAST)
+        tl.store(
+            state_grad + (u * N + n)[:, None] * H + (k0 + k)[None, :], dh, mask=inside[:, None] & (k0 + k < H)[None, :]
+        )
+
+
+@triton.jit
+def update_matrix(
+    delta, scale, run, step, num_steps, rate, keep, inputs, states, grads, squares,
+    P: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
+    N: tl.constexpr, X: tl.constexpr, K: tl.constexpr, C: tl.constexpr, STRIDE: tl.constexpr, SHIFT: tl.constexpr,
+    NB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, GRU: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """A block of a matrix [X + K + 1, C]: its rows meet X inputs, K states of SHIFT places before, and a constant 1. The outer
+    product of those with the gradients, as a step on the delta in place; and the squares of its new norm, weight and bias apart."""
+    u = tl.program_id(1).to(tl.int64)
+    if not at_work(step, num_steps, u):
+        return
+    R: tl.constexpr = X + K + 1
+    row_blocks: tl.constexpr = (R + BR - 1) // BR
+    col_blocks: tl.constexpr = (C + BC - 1) // BC
+    pid = tl.program_id(0)
+    gate = pid // (row_blocks * col_blocks)
+    i = (pid // col_blocks) % row_blocks * BR + tl.arange(0, BR)
+    j = (pid % col_blocks) * BC + tl.arange(0, BC)
+    n = tl.arange(0, NB)
+    inside = (n < N)[None, :]
+    of_state = (i >= X) & (i < X + K)
+    z = tl.load(
+        states + (u * N + n - SHIFT)[None, :] * K + (i - X)[:, None],
+        mask=of_state[:, None] & inside & (n >= SHIFT)[None, :], other=0.0,
+    )  # fmt: skip
+    if X > 0:
+        x = tl.load(inputs + (u * N + n)[None, :] * X + i[:, None], mask=(i < X)[:, None] & inside, other=0.0)
+        z = tl.where(of_state[:, None], z, x)
+    z = tl.where((i == R - 1)[:, None] & inside, 1.0, z.to(tl.float32))
+    of_grads = (u * N + n)[:, None] * STRIDE + j[None, :]
+    wanted = (n < N)[:, None] & (j < C)[None, :]
+    g = tl.load(grads + of_grads + gate * C, mask=wanted, other=0.0).to(states.dtype.element_ty)
+    if GRU and gate == 2:
+        other = tl.load(grads + of_grads + 3 * C, mask=wanted, other=0.0).to(states.dtype.element_ty)
+        without_state = tl.where(of_state[:, None], 0.0, z).to(states.dtype.element_ty)
+        only_state = tl.where(of_state[:, None], z, 0.0).to(states.dtype.element_ty)
+        step_RC = dot(without_state, g, PRECISION, UPCAST) + dot(only_state, other, PRECISION, UPCAST)
+    else:
+        step_RC = dot(z.to(states.dtype.element_ty), g, PRECISION, UPCAST)
+    r = tl.load(run + u).to(tl.int64)
+    eta = tl.load(rate + r)
+    left = tl.load(keep + r)
+    c_weight = tl.load(scale + u * M + LAYER + 2 * gate)
+    c_bias = tl.load(scale + u * M + LAYER + 2 * gate + 1)
+    c = tl.where(i == R - 1, c_bias, c_weight) * left
+    here = (i < R)[:, None] & (j < C)[None, :]
+    at = u * P + AT + gate * R * C + i[:, None] * C + j[None, :]
+    new = c[:, None] * tl.load(delta + at, mask=here, other=0.0).to(tl.float32) - eta * step_RC
+    stored = new.to(delta.dtype.element_ty)
+    tl.store(delta + at, stored, mask=here)
+    kept = tl.where(here, stored.to(tl.float32), 0.0)
+    kept = tl.sum(kept * kept, 1)
+    tl.store(squares + u * SLOTS + SLOT + 2 * pid, tl.sum(tl.where(i < R - 1, kept, 0.0)))
+    tl.store(squares + u * SLOTS + SLOT + 2 * pid + 1, tl.sum(tl.where(i == R - 1, kept, 0.0)))
+
+
+@triton.jit
+def clip_scale(
+    squares, slot_layer, radius, clip_kind, run, step, num_steps, scale, unclipped,
+    SLOTS: tl.constexpr, SB: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """min(1, S / norm) for each layer: the clip, to be applied when the delta is next read. A NaN gives 1, and is found later."""
+    u = tl.program_id(0)
+    if not at_work(step, num_steps, u):
+        return
+    s = tl.arange(0, SB)
+    square = tl.load(squares + u.to(tl.int64) * SLOTS + s, mask=s < SLOTS, other=0.0)
+    layer = tl.load(slot_layer + s, mask=s < SLOTS, other=-1)
+    r = tl.load(run + u)
+    kind = tl.load(clip_kind + r)
+    total = tl.sum(square)
+    whole = tl.load(unclipped + u)
+    for m in range(M):
+        of_layer = tl.where(kind == 2, tl.sum(tl.where(layer == m, square, 0.0)), total)
+        bound = tl.load(radius + r * M + m)
+        over = (kind > 0) & (of_layer > bound * bound)
+        tl.store(scale + u * M + m, tl.where(over, bound / tl.sqrt(of_layer), 1.0))
+        whole = tl.where(over, 0, whole)
+    tl.store(unclipped + u, whole)

@@ -1,0 +1,99 @@
+"""The narrow door in Triton is the plain one, and keeps the same laws. (Triton's interpreter where there is no GPU.)"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
+from unheard.mechanism.aggregation import UNNOISED_GRID, Contribution, noised_grid
+from unheard.mechanism.clipping import Ball
+from unheard.updates.weighting import ONE
+
+pytestmark = [needs_triton, quietly]
+
+P = 5000  # more than two blocks, and no multiple of one
+FLAT = (Ball(slice(0, P), 2.0),)
+LAYERS = (Ball(slice(0, 7), 0.1), Ball(slice(7, 4100), 1.5), Ball(slice(4100, P), 0.5))
+
+
+def contribution(balls: tuple[Ball, ...], is_noised: bool = True) -> Contribution:
+    bound = math.nextafter(math.sqrt(sum(b.radius**2 for b in balls)), math.inf) if balls else math.inf
+    grid = noised_grid(bound) if is_noised else UNNOISED_GRID
+    return Contribution(balls=balls, l2_bound=bound, grid=grid, is_noised=is_noised)
+
+
+def summed(door: Contribution, delta_UP: torch.Tensor, weight_units_U: np.ndarray) -> torch.Tensor:
+    from unheard.mechanism.aggregation_kernels import sum_users
+
+    weight_U = torch.from_numpy(weight_units_U / ONE)
+    largest_U = door._largest(weight_units_U)
+    return sum_users(
+        delta_UP.to(KERNEL_DEVICE),
+        weight_U.to(KERNEL_DEVICE),
+        door.balls,
+        door.grid,
+        largest_U.to(KERNEL_DEVICE),
+        is_noised=door.is_noised,
+    ).cpu()
+
+
+def some_users(scales: list[float]) -> torch.Tensor:
+    drawn = torch.randn(len(scales), P, generator=torch.Generator().manual_seed(3))
+    return drawn * torch.tensor(scales)[:, None] / math.sqrt(P)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("balls", "is_noised"), [(FLAT, True), (LAYERS, True), (FLAT, False), ((), False)])
+def test_it_adds_what_the_plain_door_adds(balls, is_noised, dtype):
+    delta_UP = some_users([0.5, 2.0, 40.0, 0.0]).to(dtype)
+    weights = np.array([ONE, ONE // 3, ONE, ONE // 2])
+    door = contribution(balls, is_noised)
+    plain = door.of_users(delta_UP, weights).units_P
+    # Norms are summed in another order, so a coordinate may fall on the other side of a whole number.
+    assert (summed(door, delta_UP, weights) - plain).abs().max() <= 1
+
+
+@pytest.mark.parametrize("balls", [FLAT, LAYERS])
+def test_no_user_passes_with_more_than_their_weight_times_s(balls):
+    door = contribution(balls)
+    for scale, weight in [(1e-3, ONE), (2.0, ONE), (1e6, ONE), (1e30, ONE), (50.0, ONE // 7), (50.0, 1)]:
+        units_P = summed(door, some_users([scale]), np.array([weight])).double()
+        for ball in balls:
+            assert units_P[ball.where].norm() * door.grid <= weight / ONE * ball.radius * (1 + 1e-12)
+        assert units_P.norm() * door.grid <= weight / ONE * door.l2_bound
+
+
+@pytest.mark.parametrize("is_noised", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_who_is_not_finite_adds_exactly_nothing(bad, is_noised):
+    door, weights = contribution(FLAT, is_noised), np.array([ONE, ONE, ONE])
+    delta_UP = some_users([1.0, 3.0, 1.0])
+    delta_UP[1, P - 1] = bad
+    expected = summed(door, delta_UP[[0, 2]], weights[[0, 2]])
+    assert torch.equal(summed(door, delta_UP, weights), expected)
+
+
+def test_without_noise_a_coordinate_too_large_to_add_is_left_out_with_its_user():
+    door, delta_UP = contribution((), is_noised=False), some_users([1.0, 1.0])
+    delta_UP[0, 3] = 2.0**13
+    expected = summed(door, delta_UP[1:], np.array([ONE]))
+    assert torch.equal(summed(door, delta_UP, np.array([ONE, ONE])), expected)
+
+
+def test_units_are_cut_towards_zero():
+    door = contribution(FLAT)
+    delta_UP = torch.zeros(1, P)
+    delta_UP[0, :4] = torch.tensor([1.75, -1.75, 0.99, -0.99]) * door.grid
+    assert summed(door, delta_UP, np.array([ONE]))[:4].tolist() == [1, -1, 0, 0]
+
+
+def test_the_sum_is_the_same_in_any_order_and_any_chunks():
+    door, weights = contribution(LAYERS), np.array([ONE, ONE // 3, ONE // 5, ONE])
+    delta_UP = some_users([0.5, 9.0, 2.0, 1.0])
+    together = summed(door, delta_UP, weights)
+    turned = summed(door, delta_UP.flip(0), weights[::-1].copy())
+    apart = sum(summed(door, delta_UP[k : k + 1], weights[k : k + 1]) for k in range(4))
+    assert torch.equal(together, turned)
+    assert torch.equal(together, apart)

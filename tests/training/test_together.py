@@ -1,0 +1,86 @@
+"""Runs side by side are the runs that each would be alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import unheard
+from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.ledger import Ledger
+from unheard.training.checkpoint import load_model
+from unheard.training.loop import train_together
+
+
+@pytest.fixture
+def runs(store, model, plan) -> list[unheard.Run]:
+    """They differ in S, noise, learning rate, seed, clip and length."""
+    plans = [
+        plan,
+        replace(plan, clip=unheard.FlatClip(norm=0.3)),
+        replace(plan, clip=unheard.PerLayerClip(norm=1.0), noise=unheard.GaussianNoise(noise_multiplier=0.9)),
+        replace(plan, update=replace(plan.update, learning_rate=0.3), clip=unheard.NoClip(), noise=unheard.NoNoise()),
+    ]
+    return [
+        unheard.Run(
+            corpus=store.path,
+            model=model,
+            plan=p,
+            training=unheard.Training(rounds=3 + k % 2, checkpoint_every=2, reproducible_seed=k),
+            evaluation=unheard.Evaluation(every=2),
+            delta=1e-3,
+        )
+        for k, p in enumerate(plans)
+    ]
+
+
+def final(folder: Path, model) -> torch.Tensor:
+    return load_model(folder / "model.safetensors", model)
+
+
+def test_each_run_is_what_it_would_be_alone(runs, model, tmp_path):
+    for k, run in enumerate(runs):
+        list(unheard.train(run, tmp_path / f"alone-{k}"))
+    places = [(run, tmp_path / f"together-{k}") for k, run in enumerate(runs)]
+    reports = list(train_together(places))
+    assert [sum(place == k for place, _ in reports) for k in range(4)] == [3, 4, 3, 4]
+    for k in range(4):
+        ours, alone = (tmp_path / f"{name}-{k}" for name in ("together", "alone"))
+        assert torch.equal(final(ours, model), final(alone, model))
+        assert Ledger.read(ours / "ledger.jsonl").events == Ledger.read(alone / "ledger.jsonl").events
+        assert (ours / "metrics.jsonl").read_text() == (alone / "metrics.jsonl").read_text()
+
+
+def test_left_in_the_middle_all_are_saved_and_go_on(runs, model, tmp_path):
+    places = [(run, tmp_path / f"parts-{k}") for k, run in enumerate(runs)]
+    for _, report in (going := train_together(places)):
+        if report.round == 2:
+            break
+    going.close()
+    list(train_together(places))
+    list(train_together([(run, tmp_path / f"whole-{k}") for k, run in enumerate(runs)]))
+    for k in range(4):
+        assert torch.equal(final(tmp_path / f"parts-{k}", model), final(tmp_path / f"whole-{k}", model))
+
+
+def test_a_folder_of_another_run_is_not_gone_on_with(runs, tmp_path):
+    list(unheard.train(runs[0], tmp_path / "a"))
+    with pytest.raises(LedgerError, match="another configuration"):
+        train_together([(runs[1], tmp_path / "a")])
+
+
+def test_models_of_two_shapes_are_refused(runs, store, tmp_path):
+    other = replace(runs[1], model=unheard.TiedLSTM(vocabulary_size=50, embedding_size=4))
+    with pytest.raises(InvalidValue, match="one model"):
+        train_together([(runs[0], tmp_path / "a"), (other, tmp_path / "b")])
+
+
+def test_two_runs_in_one_folder_are_refused(runs, tmp_path):
+    with pytest.raises(InvalidValue, match="of its own"):
+        train_together([(runs[0], tmp_path / "a"), (runs[1], tmp_path / "a")])
+
+
+def test_nothing_to_train_is_said(tmp_path):
+    with pytest.raises(InvalidValue, match="no runs"):
+        train_together([])
