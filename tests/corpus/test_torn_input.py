@@ -92,6 +92,10 @@ def test_long_posts_in_quotes_are_no_news(tmp_path):
     poem = "\n".join("roses are red, violets are blue" for _ in range(40))
     table = "\n".join("1,2,3,4" for _ in range(40))
     rows = [{"who": "ann", "what": poem, "when": 1}, {"who": "bob", "what": table, "when": 2}, ROWS[1]]
-    done = made(tmp_path, write_csv(tmp_path / "x.csv", rows))
+    file = write_csv(tmp_path / "x.csv", rows)
+    with open(file, "ab") as more:
+        more.write(b'eve,"a\xff' + b"\nb" * 40 + b'",3\r\n')  # malformed, for its bytes
+    done = made(tmp_path, file)
     assert done.counts["noticed"] == []
+    assert done.counts["rows"]["malformed"] == 1
     assert len(words_of(done.store)) == 3

@@ -65,9 +65,14 @@ def rejected_rows(database: duckdb.DuckDBPyConnection, batch: Batch) -> tuple[di
     ).fetchall()
     lines = "strlen(rtrim(csv_line, chr(13) || chr(10))) - strlen(replace(rtrim(csv_line, chr(13) || chr(10)), chr(10), ''))"
     quote = "bool_or(error_type IN ('UNQUOTED VALUE', 'LINE SIZE OVER MAXIMUM'))"
-    spans = f"SELECT line, max({lines}) + 1 AS lines, {quote} AS quote FROM reject_errors GROUP BY line"
+    other = (
+        "bool_or(error_type IN ('MISSING COLUMNS', 'TOO MANY COLUMNS'))"  # bad UTF-8 in a long post is no quote's fault
+    )
+    spans = (
+        f"SELECT line, max({lines}) + 1 AS lines, {quote} AS quote, {other} AS other FROM reject_errors GROUP BY line"
+    )
     places += database.execute(
-        f"SELECT line, lines, true FROM ({spans}) WHERE quote OR lines > {_MANY_LINES}"
+        f"SELECT line, lines, true FROM ({spans}) WHERE quote OR (other AND lines > {_MANY_LINES})"
     ).fetchall()
     database.execute("DROP TABLE reject_errors")
     database.execute("DROP TABLE IF EXISTS reject_scans")

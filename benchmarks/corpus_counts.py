@@ -1,0 +1,117 @@
+"""Counts a corpus a second time, by other means, and compares: Python's own readers and a loop, no DuckDB.
+
+    unheard prepare posts.csv --user-field who --text-field what --out corpora/posts [--tokens-per-user N]
+    python benchmarks/corpus_counts.py corpora/posts posts.csv --user-field who --text-field what [--table T]
+
+Reads CSV, TSV, JSON lines (.gz too), SQLite and Parquet (needs pyarrow); users, rows and tokens are counted as docs/corpus.md
+says, words by the definition (Hugging Face rules, nothing remembered). Prints both and exits 1 where they differ.
+"""
+
+import argparse
+import csv
+import gzip
+import json
+import sqlite3
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from unheard.corpus.store import TokenStore
+from unheard.corpus.tokens import WordTokens
+
+SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
+Row = tuple[Any, Any] | None  # user and text, or None for a row that is no row
+
+
+def rows_of(path: str, user: str, text: str, table: str | None) -> Iterator[Row]:
+    name = path.removesuffix(".gz")
+    if name.endswith((".db", ".sqlite")):
+        database = sqlite3.connect(path)
+        database.text_factory = bytes
+        table = table or database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchone()[0].decode()
+        for who, what in database.execute(f'SELECT "{user}", "{text}" FROM "{table}"'):
+            yield _decoded(who), _decoded(what)
+    elif name.endswith(".parquet"):
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(columns=[user, text]):
+            yield from zip(batch.column(user).to_pylist(), batch.column(text).to_pylist(), strict=True)
+    else:
+        with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+            yield from _csv_rows(file, name, user, text) if not name.endswith("jsonl") else _json_rows(file, user, text)
+
+
+def _csv_rows(file: Any, name: str, user: str, text: str) -> Iterator[Row]:
+    csv.field_size_limit(1 << 30)
+    lines = (line.decode("utf-8", "surrogateescape") for line in file)
+    reader = csv.reader(lines, delimiter="\t" if name.endswith(".tsv") else ",")
+    heading = next(reader)
+    who, what = heading.index(user), heading.index(text)
+    for row in reader:
+        broken = len(row) != len(heading) or any("\udc80" <= c <= "\udcff" for field in row for c in field)
+        if row:
+            yield None if broken else (row[who], row[what])
+
+
+def _json_rows(file: Any, user: str, text: str) -> Iterator[Row]:
+    for line in file:
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            yield (row.get(user), row.get(text)) if isinstance(row, dict) else None
+        except ValueError:
+            yield None
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def count(rows: Iterator[Row], minimum: int, cap: int | None) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    tokens: dict[str, int] = {}
+    split = WordTokens().split_by_rules
+    for row in rows:
+        counts["rows"] += 1
+        who, what = row if row is not None else (None, None)
+        who = unicodedata.normalize("NFC", str(who).strip(SPACE)) if who is not None else ""
+        if row is None or not who or not isinstance(what, str) or not what.strip(SPACE + "\0"):
+            counts["malformed" if row is None else "no_user" if not who else "no_text"] += 1
+            continue
+        counts["kept"] += 1
+        so_far = tokens.get(who, 0)
+        if cap is None or so_far < cap:
+            words = sum(len(split(chunk)) for chunk in what.split())
+            so_far += words + 1 if words else 0
+        tokens[who] = so_far if cap is None else min(so_far, cap)
+    stay = [number for number in tokens.values() if number >= minimum]
+    return counts + Counter(users_seen=len(tokens), users=len(stay), tokens=sum(stay))
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("store", "input", "--user-field", "--text-field", "--table"):
+        asked.add_argument(name)
+    given = asked.parse_args()
+    store = TokenStore.open(given.store)
+    rule = store.info["streams"]
+    theirs = count(
+        rows_of(given.input, given.user_field, given.text_field, given.table),
+        rule["min_tokens"],
+        rule.get("tokens_per_user"),
+    )
+    rows, users = store.counts["rows"], store.counts["users"]
+    ours = {name: rows.get(name, 0) for name in ("rows", "kept", "malformed", "no_user", "no_text")}
+    ours["users_seen"] = users["users_seen"]
+    for name in ("users", "tokens"):
+        ours[name] = sum(users.get(f"{split}_{name}", 0) for split in ("train", "held_out", "public"))
+    for name, number in ours.items():
+        print(f"{name:12} {number:>12,} {theirs[name]:>12,} {'' if number == theirs[name] else '  differs'}")
+    sys.exit(int(any(number != theirs[name] for name, number in ours.items())))
+
+
+if __name__ == "__main__":
+    main()
