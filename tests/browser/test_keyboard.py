@@ -115,6 +115,44 @@ def test_a_suggestion_of_the_second_model_can_be_taken_too(keyboard):
     assert page.evaluate("document.activeElement.id") == "text"  # typing goes on
 
 
+def test_the_cursor_can_go_back_and_suggestions_go_with_it(keyboard):
+    page = keyboard()
+    page.locator("#text").press_sequentially("tom you ")
+    settled(page)
+    page.evaluate("document.getElementById('text').setSelectionRange(3, 3)")
+    until(page, "document.querySelector('.strip .word').textContent === 'tomorrow'")
+    page.locator(".strip.model-0 .suggestion").first.click()
+    assert page.locator("#text").input_value() == "tomorrow  you "
+
+
+def test_a_suggestion_for_another_place_is_not_taken(keyboard):
+    page = keyboard()
+    page.locator("#text").press_sequentially("tomo")
+    settled(page)
+    page.route("**/suggest", lambda route: None)  # from here on no answer comes
+    page.locator("#text").press_sequentially("!?")
+    page.locator(".strip.model-0 .suggestion").first.click()
+    assert page.locator("#text").input_value() == "tomo!?"
+
+
+def test_saved_keys_by_hand(keyboard):
+    """Offered "today" after "t" by the first model (1 key and a tap for 6), after "tod" by the second, "you" by neither."""
+    page = keyboard()
+    counts = page.evaluate("""async () => {
+      const { tally } = await import('/typing.js');
+      const offer = (a, b) => [a, b].map((row) => row.map((word) => ({ word })));
+      const offers = new Map([['', offer(['i'], ['i'])], ['t', offer(['today'], ['to'])], ['to', offer(['today'], [])],
+                              ['tod', offer(['today'], ['today'])], ['today ', offer(['is'], ['is'])], ['today y', offer([], [])]]);
+      return [tally('Today you, pasted', offers, 2), tally('today you, pasted words ', offers, 2), tally('today', offers, 2)];
+    }""")
+    assert counts[1] == [
+        {"saved": 4, "keys": 10},
+        {"saved": 2, "keys": 10},
+    ]  # "today " and "you,"; the pasted words do not count
+    assert counts[2] == [{"saved": 0, "keys": 0}] * 2  # not finished yet
+    assert counts[0][0]["saved"] == 0  # another text: nothing was offered after "T"
+
+
 def test_the_keys_on_the_screen_type(keyboard):
     page = keyboard(**PHONE)
 

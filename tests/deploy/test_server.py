@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from unheard.deploy.keyboard import server as module
-from unheard.deploy.keyboard.server import LONGEST_BODY, MOST_CONNECTIONS, PAGE, KeyboardServer
+from unheard.deploy.keyboard import handler as module
+from unheard.deploy.keyboard.handler import LONGEST_BODY
+from unheard.deploy.keyboard.server import MOST_CONNECTIONS, PAGE, KeyboardServer
 from unheard.deploy.keyboard.suggestions import Suggester
 from unheard.errors import InvalidValue
 
