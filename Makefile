@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint types tests chromium format install clean help
+.PHONY: demo test lint types tests mutants chromium format install clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,6 +33,9 @@ tests: $(VENV)/.installed $(if $(CI),chromium)
 chromium:  ## Chromium for the tests of pages, from Debian (as root), unless there is one
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
+
+mutants: $(VENV)/.installed  ## Break the code in some sixty ways and show that the tests notice each (a few minutes)
+	$(BIN)/python -m tests.mutants.run
 
 format: $(VENV)/.installed  ## Put the code into the house's format
 	$(BIN)/ruff check --fix .

@@ -43,6 +43,8 @@ class Streams(Protocol):
 
     def noise(self, attempt: int) -> np.random.Generator: ...
 
+    def count(self, attempt: int) -> np.random.Generator: ...
+
     def describe(self) -> dict[str, str]: ...
 
 
@@ -57,6 +59,9 @@ class SecureStreams:
         return secure_generator()
 
     def noise(self, attempt: int) -> np.random.Generator:
+        return secure_generator()
+
+    def count(self, attempt: int) -> np.random.Generator:
         return secure_generator()
 
     def describe(self) -> dict[str, str]:
@@ -78,6 +83,9 @@ class ReproducibleStreams:
 
     def noise(self, attempt: int) -> np.random.Generator:
         return reproducible_generator(self.seed, "noise", attempt)
+
+    def count(self, attempt: int) -> np.random.Generator:
+        return reproducible_generator(self.seed, "count", attempt)
 
     def describe(self) -> dict[str, str]:
         return {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}

@@ -32,16 +32,19 @@ class ReferenceEngine:
         seed = int(rng.integers(2**63))
         each = []
         for user in users:
-            delta_P = self.user_update(params_P, user, plan, seed)
+            unclipped = torch.tensor(True, device=self.device) if plan.following else None
+            delta_P = self.user_update(params_P, user, plan, seed, unclipped)
             weight_units = plan.weights.units(np.array([len(user.tokens)]))
-            each.append(plan.contribution.of_users(delta_P[None], weight_units))
+            each.append(plan.contribution.of_users(delta_P[None], weight_units, unclipped))
         return plan.contribution.sum(each, self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
-    def user_update(self, theta0_P: Tensor, user: User, plan: RoundPlan, seed: int) -> Tensor:
-        """UserUpdateFedAvg(k, theta0, ClipFn); FedSGD is the same with one batch."""
+    def user_update(
+        self, theta0_P: Tensor, user: User, plan: RoundPlan, seed: int, unclipped: Tensor | None = None
+    ) -> Tensor:
+        """UserUpdateFedAvg(k, theta0, ClipFn); FedSGD is the same with one batch. `unclipped` turns false at the first clip."""
         features_F = None if user.features is None else torch.as_tensor(user.features, device=self.device)
         theta_P = theta0_P.clone()
         for batch_BW in plan.update.batches(user, seed):
@@ -49,7 +52,7 @@ class ReferenceEngine:
             gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
             theta_P = theta_P - plan.update.learning_rate * gradient_P
             # The clip after every local step is the paper's algorithm; the bound itself is enforced in mechanism/aggregation.
-            theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls)
+            theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls, unclipped)
         return theta_P - theta0_P
 
     def _gradient(self, theta_P: Tensor, batch_BW: Tensor, features_F: Tensor | None) -> Tensor:

@@ -41,9 +41,10 @@ class VectorisedEngine:
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
 
         def chunk_sum(chunk: list[int]) -> CohortSum:
-            delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan)
+            unclipped_U = torch.ones(len(chunk), dtype=torch.bool, device=self.device) if plan.following else None
+            delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan, unclipped_U)
             weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in chunk]))
-            return plan.contribution.of_users(delta_UP, weight_units_U)
+            return plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)
 
         chunks = list(self._chunks(by_length, batches))
         with one_thread_a_chunk(self.device) as run_all:
@@ -58,7 +59,14 @@ class VectorisedEngine:
             yield by_length[:size]
             by_length = by_length[size:]
 
-    def _deltas(self, theta0_P: Tensor, users: list[User], batches: list[np.ndarray], plan: RoundPlan) -> Tensor:
+    def _deltas(
+        self,
+        theta0_P: Tensor,
+        users: list[User],
+        batches: list[np.ndarray],
+        plan: RoundPlan,
+        unclipped_U: Tensor | None = None,
+    ) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
         window_USBW = torch.as_tensor(_stacked(batches), device=self.device)
         num_steps_U = np.array([len(b) for b in batches])
@@ -73,7 +81,7 @@ class VectorisedEngine:
             now_UP.mul_(1 - plan.update.learning_rate * plan.update.update_penalty)
             for name, layer in self.model.layout.split(now_UP).items():
                 layer.sub_(gradients[name], alpha=plan.update.learning_rate)
-            clip_(now_UP, plan.contribution.balls)
+            clip_(now_UP, plan.contribution.balls, None if unclipped_U is None else unclipped_U[:at_work])
             torch.add(theta0_P, now_UP, out=theta_UP[:at_work])
         return delta_UP
 

@@ -54,12 +54,16 @@ class Contribution:
         for chunk in chunks:
             units_P += chunk.units_P
         return CohortSum(
-            units_P=units_P, grid=self.grid, weight=sum(chunk.weight for chunk in chunks), l2_bound=self.l2_bound
+            units_P=units_P,
+            grid=self.grid,
+            weight=sum(chunk.weight for chunk in chunks),
+            l2_bound=self.l2_bound,
+            balance=None if any(chunk.balance is None for chunk in chunks) else sum(c.balance or 0 for c in chunks),
         )
 
     @torch.no_grad()
-    def of_users(self, delta_UP: Tensor, weight_units_U: np.ndarray) -> CohortSum:
-        """Bound, weigh and add a chunk of users."""
+    def of_users(self, delta_UP: Tensor, weight_units_U: np.ndarray, unclipped_U: Tensor | None = None) -> CohortSum:
+        """Bound, weigh and add a chunk of users; and, if an engine says which of them were never clipped, count them."""
         # DP: weights are in [0, 1] whatever was asked for.
         weight_units_U = np.clip(weight_units_U, 0, ONE)
         weight_U = torch.from_numpy(weight_units_U / ONE).to(delta_UP.device)
@@ -74,7 +78,12 @@ class Contribution:
                 part = slice(start, start + _USERS_AT_ONCE)
                 units_P += self._whole_units(delta_UP[part], weight_U[part], largest_U[part]).sum(dim=0)
         return CohortSum(
-            units_P=units_P, grid=self.grid, weight=int(weight_units_U.sum()) / ONE, l2_bound=self.l2_bound
+            units_P=units_P,
+            grid=self.grid,
+            weight=int(weight_units_U.sum()) / ONE,
+            l2_bound=self.l2_bound,
+            # DP: +1 or -1 for each user, whatever their weight: one person moves the balance by 1.
+            balance=None if unclipped_U is None else 2 * int(unclipped_U.bool().sum()) - len(delta_UP),
         )
 
     def _whole_units(self, delta_UP: Tensor, weight_U: Tensor, largest_U: Tensor) -> Tensor:

@@ -119,11 +119,14 @@ class NoClip:
 Clip = FlatClip | PerLayerClip | NoClip
 
 
-def clip_(delta_UP: Tensor, balls: Sequence[Ball]) -> Tensor:
-    """delta * min(1, S / ||delta||) in place, ball by ball. Norms in float64. A NaN stays one, and is found later."""
+def clip_(delta_UP: Tensor, balls: Sequence[Ball], unclipped_U: Tensor | None = None) -> Tensor:
+    """delta * min(1, S / ||delta||) in place, ball by ball. Norms in float64. A NaN stays one, and is found later. Who is clipped
+    is struck from `unclipped_U`."""
     for ball in balls:
         part_UL = delta_UP[..., ball.where]
         norm_U = torch.linalg.vector_norm(part_UL, dim=-1, keepdim=True, dtype=torch.float64)
+        if unclipped_U is not None:
+            unclipped_U &= ~(norm_U[..., 0] > ball.radius)
         # `where`, not min(1, S/norm): with a NaN the latter can come out as 1, which is no clip at all.
         part_UL.mul_(torch.where(norm_U > ball.radius, ball.radius / norm_U, 1.0).to(delta_UP.dtype))
     return delta_UP

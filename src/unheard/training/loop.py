@@ -18,6 +18,7 @@ from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.measure.next_word import evaluate
 from unheard.mechanism.noise import NoNoise, Normals
 from unheard.mechanism.plan import RoundPlan
+from unheard.privacy.account import Account
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.statement import statement
@@ -27,7 +28,17 @@ from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.round import draw_cohort, learn, users_in_turn
 from unheard.training.run import Run
 from unheard.training.run_file import read_run_file, run_hash, run_toml
-from unheard.training.start import charge_the_past, check_fits, corpus_name, first_state, public_facts
+from unheard.training.start import (
+    charge_the_past,
+    check_checkpoint,
+    check_fits,
+    corpus_name,
+    enter,
+    first_state,
+    names,
+    people_of,
+    public_facts,
+)
 from unheard.training.state import State
 from unheard.training.together import RoundReport, Rounds, alone, side_by_side
 
@@ -79,15 +90,17 @@ def train_together(
 
 def _begin(run: Run, out: str | Path, engine: EngineChoice, device: torch.device) -> Rounds:
     store = TokenStore.open(run.corpus)
-    run = replace(run, corpus=Path(run.corpus).resolve())
+    run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
     check_fits(run, store)
+    people = people_of(run, store)
     state = first_state(run)
     folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), "run_hash": run_hash(run)})
+    ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), **names(run)})
     charge_the_past(run, store, ledger)
+    enter(run, ledger, people, Path(out).name)
     save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
     return _rounds(run, folder.settle(out), store, device)
@@ -110,7 +123,7 @@ def _go_on(run: Run, folder: RunFolder, device: torch.device) -> Rounds:
 def _rounds(run: Run, folder: RunFolder, store: TokenStore, device: torch.device) -> Rounds:
     """The rounds of one run. It asks for the sum of each cohort, and is sent it: who sums, and beside whom, is not its affair."""
     with folder.locked():
-        ledger = Ledger.open(folder.ledger)
+        ledger = Account(Ledger.open(folder.ledger), people_of(run, store))
         running = RunningEpsilon(
             run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
         )
@@ -121,26 +134,26 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, device: torch.device
         folder.statement.unlink(missing_ok=True)  # it would be of fewer rounds than the model, should we be killed
         try:
             while state.round < run.training.rounds:
-                plan = run.plan.at(state.round, run.model.layout)
-                event = plan.event()
+                plan = run.plan.at(state.round, run.model.layout, state.clip_norm)
+                event, attempt = plan.event(), len(ledger)
                 try:
                     if run.budget:
                         # DP: a budget is a stop; the round that would exceed it never starts.
                         run.budget.check(running, event, state.round)
+                    # DP: charge before release. The event is on disk, in the people's ledger and then in the run's, before a
+                    # user's text is read; a crash can only over-count.
+                    ledger.charge(event, state.round)
                 except BudgetExceeded as refusal:
                     if state.round == first_round:
                         raise
                     yield _report(run, state, running, stopped=str(refusal))
                     break
-                attempt = len(ledger)
-                # DP: charge before release. The event is on disk before a user's text is read; a crash can only over-count.
-                ledger.charge(event, state.round)
                 running.charge(event)
                 cohort = draw_cohort(state, plan, run.model, store.train, streams, attempt)
                 normals = _normals(plan, streams, attempt)
                 total = yield cohort
                 assert total is not None
-                state = learn(state, plan, run.model, run.server, total, normals)
+                state = learn(state, plan, run.model, run.server, total, normals, streams.count(attempt))
                 is_last = state.round == run.training.rounds
                 metrics = None
                 if is_last or state.round % run.evaluation.every == 0:
@@ -157,7 +170,7 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, device: torch.device
             write_statement(folder, ledger)
 
 
-def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, device: torch.device) -> State:
+def _where_we_were(run: Run, folder: RunFolder, ledger: Account, device: torch.device) -> State:
     """The newest checkpoint's state, if the ledger covers it."""
     checkpoint = newest_checkpoint(folder)
     # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
@@ -166,6 +179,7 @@ def _where_we_were(run: Run, folder: RunFolder, ledger: Ledger, device: torch.de
             f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
             "Put the right one back; without it the cost of this model cannot be known."
         )
+    check_checkpoint(run, ledger, checkpoint)
     state = checkpoint.state
     memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
@@ -196,7 +210,7 @@ def _report(
     )
 
 
-def write_statement(folder: RunFolder, ledger: Ledger) -> dict[str, Any]:
+def write_statement(folder: RunFolder, ledger: Ledger | Account) -> dict[str, Any]:
     """statement.json from what the ledger says, and from nothing else."""
     made = statement(ledger.facts, ledger.entries)
     replace_file(folder.statement, json.dumps(made, indent=2).encode())

@@ -4,6 +4,7 @@ In: the public state and the private users. Out: the next public state. The call
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,13 +31,20 @@ def draw_cohort(
 
 
 def learn(
-    state: State, plan: RoundPlan, model: LanguageModel, server: Server, total: CohortSum, normals: Normals
+    state: State,
+    plan: RoundPlan,
+    model: LanguageModel,
+    server: Server,
+    total: CohortSum,
+    normals: Normals,
+    count_rng: np.random.Generator,
 ) -> State:
-    """The next model, from the cohort's sum."""
+    """The next model, from the cohort's sum; and the next S, where it follows the users."""
     average = plan.average(total)
     noisy = plan.noise.add(average, normals)
+    clip_norm = plan.next_norm(total, count_rng)
     # DP: nothing below this line has seen a user.
-    return step(server, model, state, noisy)
+    return replace(step(server, model, state, noisy), clip_norm=clip_norm)
 
 
 def run_round(
@@ -52,7 +60,7 @@ def run_round(
     """Draw a cohort, learn from it, forget it."""
     cohort = draw_cohort(state, plan, model, users, streams, attempt)
     total = engine.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
-    return learn(state, plan, model, server, total, streams.noise(attempt))
+    return learn(state, plan, model, server, total, streams.noise(attempt), streams.count(attempt))
 
 
 def read_users(users: UserTokens, cohort: np.ndarray, model: LanguageModel) -> list[User]:

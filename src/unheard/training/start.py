@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.errors import CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
+from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.models.model import LanguageModel
 from unheard.privacy.account import Account, new_run_id, open_population
@@ -109,8 +109,13 @@ def names(run: Run) -> dict[str, str]:
     return {"run_hash": meaning, "run_id": new_run_id(None if run.training.reproducible_seed is None else meaning)}
 
 
-def check_people(account: Account, checkpoint: Checkpoint) -> None:
-    """A people's ledger that has lost lines since the checkpoint was saved is not gone on with."""
+def check_checkpoint(run: Run, account: Account, checkpoint: Checkpoint) -> None:
+    """A checkpoint of another model, or people's ledger that has lost lines since it was saved, is not gone on with."""
+    if checkpoint.state.params_P.shape != (run.model.layout.total,):
+        raise CheckpointCorrupt(
+            f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
+            "Delete it to resume from the one before."
+        )
     # DP: a shortened ledger would make these people look less spent than they are.
     if checkpoint.people is not None and account.population.contains(checkpoint.people) is False:
         raise LedgerError(

@@ -1,0 +1,115 @@
+"""The test of the tests: break the code in one way after the other, in a copy, and see that the suite notices each.
+
+    python -m tests.mutants.run            all of them (`make mutants`)
+    python -m tests.mutants.run noise      only those whose name has the word
+
+Each mutant runs only the tests named for it, two at a time. A text that is no longer in the code is an error: a mutant that
+breaks nothing proves nothing.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+ROOT = Path(__file__).parents[2]
+AT_ONCE = 2
+KEPT = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Texts of one file and what stands in their place; and the tests that must fail for it."""
+
+    name: str
+    file: str
+    edits: list[list[str]]
+    tests: list[str]
+
+    def broken(self, source: str) -> str:
+        """The file's text with the mutant in it."""
+        for before, after in self.edits:
+            if source.count(before) != 1:
+                raise LookupError(f"'{self.name}': {self.file} has {source.count(before)} times, not once: {before!r}")
+            source = source.replace(before, after)
+        compile(source, self.file, "exec")
+        return source
+
+
+def mutants() -> list[Mutant]:
+    told = tomllib.loads((Path(__file__).parent / "mutants.toml").read_text())
+    return [Mutant(**table) for table in told["mutant"]]
+
+
+def copy_to(folder: Path) -> None:
+    for name in KEPT:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+
+
+def tests_pass(folder: Path, tests: list[str]) -> tuple[bool, str]:
+    """Whether the tests pass on the code in a folder (not on the installed one), and the end of what pytest said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (0, 1):  # 2 and above: pytest itself could not run, which says nothing about the mutant
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.returncode == 0, done.stdout[-400:]
+
+
+def survives(mutant: Mutant) -> bool:
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name)
+        copy_to(folder)
+        file = folder / "src" / "unheard" / mutant.file
+        file.write_text(mutant.broken(file.read_text()))
+        return tests_pass(folder, mutant.tests)[0]
+
+
+def main(words: list[str]) -> int:
+    console = Console()
+    chosen = [m for m in mutants() if all(word in m.name for word in words)]
+    for mutant in chosen:
+        mutant.broken((ROOT / "src" / "unheard" / mutant.file).read_text())  # all of them, before any is run
+    every_test = sorted({test for m in chosen for test in m.tests})
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    alive: list[str] = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("the code as it is", total=len(chosen) + 1)
+        with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+            copy_to(Path(name))
+            passed, said = tests_pass(Path(name), every_test)
+        if not passed:
+            console.print("The tests fail on the code as it is; mutants would prove nothing.\n" + said, markup=False)
+            return 2
+        progress.update(task, advance=1, description="mutants")
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for mutant, lived in zip(chosen, pool.map(survives, chosen), strict=True):
+                if lived:
+                    alive.append(mutant.name)
+                console.print(f"{'SURVIVED' if lived else 'caught':<9} {mutant.name}", markup=False, highlight=False)
+                progress.update(task, advance=1)
+    caught = len(chosen) - len(alive)
+    console.print(
+        f"{caught} of {len(chosen)} mutants caught ({100 * caught / max(len(chosen), 1):.0f} %).", highlight=False
+    )
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
