@@ -63,7 +63,7 @@ class AdaptiveClip:
     def together(self, z_delta: float, count_noise_std: float) -> float:
         """The noise multiplier of update and count as one Gaussian release, which is what a round is charged as."""
         # DP: one user moves the update by 1 in units of its sensitivity and the centred count by 1/2, both in one release:
-        # DP: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2. Charged as one Poisson event, since one cohort gave both.
+        # 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2. Charged as one Poisson event, since one cohort gave both.
         return (z_delta**-2 + (2 * count_noise_std) ** -2) ** -0.5
 
     def next_norm(
