@@ -28,7 +28,7 @@ def summed(door: Contribution, delta_UP: torch.Tensor, weight_units_U: np.ndarra
     from unheard.mechanism.aggregation_kernels import sum_users
 
     weight_U = torch.from_numpy(weight_units_U / ONE)
-    largest_U = door._largest(weight_units_U)
+    largest_U = torch.from_numpy(door._largest(weight_units_U))
     return sum_users(
         delta_UP.to(KERNEL_DEVICE),
         weight_U.to(KERNEL_DEVICE),

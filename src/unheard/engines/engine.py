@@ -60,8 +60,8 @@ class EngineChoice:
     users_at_once: int | None = None
     """Users in a chunk. None: as many as fit the memory that is free."""
     precision: str = "auto"
-    """Of the products within a user's own steps: 'float32', or 'bfloat16' (the default on CUDA, for the paper's models). The clip
-    of what a user returns and the sum are exact either way, so the guarantee does not depend on it."""
+    """Of the products within a user's own steps: 'float32', or 'bfloat16' (the default on CUDA). The clip of what a user returns
+    and the sum are exact either way, so the guarantee does not depend on it."""
 
     def __post_init__(self) -> None:
         require(
@@ -86,11 +86,11 @@ class EngineChoice:
             )
         if self.kind == "stacked" or (self.kind == "auto" and StackedEngine.takes(model)):
             return StackedEngine(model, device, self.users_at_once, self.precision)
-        if self.precision == "bfloat16":
-            raise InvalidValue("precision = 'bfloat16' needs the engine 'stacked', and one of the paper's models.")
         if self.kind == "reference":
+            if self.precision == "bfloat16":
+                raise InvalidValue("The engine 'reference' is exact: leave precision out, or choose another engine.")
             return ReferenceEngine(model, device)
-        return VectorisedEngine(model, device, users_at_once=self.users_at_once)
+        return VectorisedEngine(model, device, self.users_at_once, self.precision)
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":

@@ -4,17 +4,19 @@ Its plain twin is engines/reference.py. Users are sorted by how many local steps
 and those who have finished leave it; nobody waits for the longest.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from unheard.devices import to_device
 from unheard.engines.engine import Cohort
 from unheard.engines.threads import one_thread_a_chunk
-from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import PAD, LanguageModel, mean_loss
@@ -31,6 +33,9 @@ class VectorisedEngine:
     model: LanguageModel
     device: torch.device = torch.device("cpu")
     users_at_once: int | None = None
+    precision: str = "auto"
+    """Of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, clip and sum are float32 or exact either way."""
+    _compiled: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
@@ -68,33 +73,82 @@ class VectorisedEngine:
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
-        window_USBW = torch.as_tensor(_stacked(batches), device=self.device)
+        window_USBW = to_device(_stacked(batches), self.device)
         num_steps_U = np.array([len(b) for b in batches])
         features_UF = self._features(users)
         delta_UP = torch.zeros(len(users), theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
-        theta_UP = theta0_P.repeat(len(users), 1)
+        eta = plan.update.learning_rate
+        balls = plan.contribution.balls
+        # Numbers as tensors: a compiled step is for any learning rate and any S.
+        numbers = to_device(
+            np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
+        )
         for step in range(window_USBW.shape[1]):
             at_work = int((num_steps_U > step).sum())
-            now_UP = delta_UP[:at_work]
             features_now = None if features_UF is None else features_UF[:at_work]
-            gradients = self._gradients(theta_UP[:at_work], window_USBW[:at_work, step], features_now)
-            now_UP.mul_(1 - plan.update.learning_rate * plan.update.update_penalty)
-            for name, layer in self.model.layout.split(now_UP).items():
-                layer.sub_(gradients[name], alpha=plan.update.learning_rate)
-            clip_(now_UP, plan.contribution.balls, None if unclipped_U is None else unclipped_U[:at_work])
-            torch.add(theta0_P, now_UP, out=theta_UP[:at_work])
+            moved_UP, was_clipped_U = self._step(
+                theta0_P,
+                delta_UP[:at_work],
+                window_USBW[:at_work, step],
+                features_now,
+                numbers.to(theta0_P.dtype),
+                tuple((b.where.start, b.where.stop) for b in balls),
+            )
+            delta_UP[:at_work].copy_(moved_UP)
+            if unclipped_U is not None:
+                unclipped_U[:at_work] &= ~was_clipped_U
         return delta_UP
 
-    def _gradients(self, theta_UP: Tensor, window_UBW: Tensor, features_UF: Tensor | None) -> dict[str, Tensor]:
-        """Layer by layer, so that no user's gradient is ever padded with zeros to the whole vector."""
+    def _step(self, *args: Any) -> tuple[Tensor, Tensor]:
+        """One local step of a chunk; on CUDA compiled, if it can be."""
+        if self.device.type == "cuda" and self._compiled.get("step") is not False:
+            try:
+                if "step" not in self._compiled:
+                    self._compiled["step"] = torch.compile(self._local_step)
+                return self._compiled["step"](*args)
+            except Exception as error:  # what cannot be compiled runs as it is: slower, and the same
+                warnings.warn(f"This model cannot be compiled, and trains more slowly: {error}", stacklevel=2)
+                self._compiled["step"] = False
+        return self._local_step(*args)
+
+    def _local_step(
+        self,
+        theta0_P: Tensor,
+        delta_UP: Tensor,
+        window_UBW: Tensor,
+        features_UF: Tensor | None,
+        numbers: Tensor,
+        balls: tuple[tuple[int, int], ...],
+    ) -> tuple[Tensor, Tensor]:
+        """delta <- Clip(keep * delta - eta * gradient) for each user, and who was clipped. Gradients are taken layer by layer,
+        so that no user's is ever padded with zeros to the whole vector."""
 
         def loss(params: dict[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:
-            return mean_loss(self.model, params, window_BW, features_F)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_coarse):
+                return mean_loss(self.model, params, window_BW, features_F)
 
         in_dims = (0, 0, None if features_UF is None else 0)
-        return vmap(grad(loss), in_dims=in_dims, randomness="error")(
-            self.model.layout.split(theta_UP), window_UBW, features_UF
-        )
+        layers = self.model.layout.split(theta0_P + delta_UP)
+        gradients = vmap(grad(loss), in_dims=in_dims, randomness="error")(layers, window_UBW, features_UF)
+        eta, keep = numbers[0], numbers[1]
+        moved = [
+            (keep * layer - eta * gradients[name].to(layer.dtype)).reshape(len(layer), -1)
+            for name, layer in self.model.layout.split(delta_UP).items()
+        ]
+        moved_UP = torch.cat(moved, dim=1)
+        was_clipped_U = torch.zeros(len(delta_UP), dtype=torch.bool, device=delta_UP.device)
+        parts = []
+        for (start, stop), radius in zip(balls, numbers[2:], strict=True):
+            part_UL = moved_UP[:, start:stop]
+            norm_U1 = torch.linalg.vector_norm(part_UL, dim=1, keepdim=True)
+            # `where`, not min(1, S/norm): with a NaN the latter can come out as 1, which is no clip at all.
+            parts.append(part_UL * torch.where(norm_U1 > radius, radius / norm_U1, 1.0))
+            was_clipped_U = was_clipped_U | (norm_U1[:, 0] > radius)
+        return (torch.cat(parts, dim=1) if len(parts) > 1 else (parts or [moved_UP])[0]), was_clipped_U
+
+    @property
+    def _is_coarse(self) -> bool:
+        return self.precision == "bfloat16" or (self.precision == "auto" and self.device.type == "cuda")
 
     def _features(self, users: list[User]) -> Tensor | None:
         if not self.model.user_features:

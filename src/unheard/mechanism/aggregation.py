@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.devices import to_device
 from unheard.mechanism.clipping import Ball
 from unheard.mechanism.values import CohortSum
 from unheard.updates.weighting import ONE
@@ -66,8 +67,8 @@ class Contribution:
         """Bound, weigh and add a chunk of users; and, if an engine says which of them were never clipped, count them."""
         # DP: weights are in [0, 1] whatever was asked for.
         weight_units_U = np.clip(weight_units_U, 0, ONE)
-        weight_U = torch.from_numpy(weight_units_U / ONE).to(delta_UP.device)
-        largest_U = self._largest(weight_units_U).to(delta_UP.device)
+        weight_U = to_device(weight_units_U / ONE, delta_UP.device)
+        largest_U = to_device(self._largest(weight_units_U), delta_UP.device)
         if has_kernels(delta_UP.device) and len(delta_UP):
             from unheard.mechanism.aggregation_kernels import sum_users
 
@@ -105,16 +106,16 @@ class Contribution:
         # DP: the bound is checked on the integers themselves.
         return units_UP.square().sum(dim=1) <= largest_U
 
-    def _largest(self, weight_units_U: np.ndarray) -> Tensor:
+    def _largest(self, weight_units_U: np.ndarray) -> np.ndarray:
         """The largest g^-2 ||w_k n_k||^2 allowed to each user, float64, decided without rounding: g * ||n_k|| <= w_k * S, and
         squares below 2^53 are exact. Without noise, the largest coordinate."""
         if not self.is_noised:
-            return torch.full((len(weight_units_U),), LARGEST_UNNOISED_UNITS, dtype=torch.float64)
+            return np.full(len(weight_units_U), LARGEST_UNNOISED_UNITS)
         # DP: with the user's own weight.
         bound = Fraction(self.l2_bound) / Fraction(self.grid) / ONE
         weights, which_U = np.unique(weight_units_U, return_inverse=True)
         largest = np.array([math.floor((int(w) * bound) ** 2) for w in weights], dtype=np.float64)
-        return torch.from_numpy(largest[which_U]) if len(weights) else torch.zeros(0, dtype=torch.float64)
+        return largest[which_U]
 
 
 def has_kernels(device: torch.device) -> bool:

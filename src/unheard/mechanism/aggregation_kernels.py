@@ -11,6 +11,7 @@ by block in one order, whoever else is in the chunk, and integers are added, so 
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -29,37 +30,41 @@ def sum_users(
     """n_k for each user, added over users, int64 [P]. `largest_U` is the largest square (noised) or coordinate allowed to each."""
     U, P = delta_UP.shape
     device = delta_UP.device
-    everything = [Ball(slice(0, P), math.inf)]
-    bounds = [(ball.where.start, ball.where.stop, ball.radius) for ball in (balls or everything)]
-    assert bounds[0][0] == 0
     assert delta_UP.stride(1) == 1
-    assert bounds[-1][1] == P
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds)), "balls must cover the vector in order"
-    # Blocks that do not cross from one ball into the next, so that each has one norm and one radius.
-    starts = [at for start, stop, _ in bounds for at in range(start, stop, BLOCK)]
-    stops = [min(at + BLOCK, stop) for start, stop, _ in bounds for at in range(start, stop, BLOCK)]
-    first = [0]
-    for start, stop, _ in bounds:
-        first.append(first[-1] + -(-(stop - start) // BLOCK))
-    ball_of = [b for b in range(len(bounds)) for _ in range(first[b], first[b + 1])]
-    # one transfer, not five
-    table = torch.tensor([starts, stops, ball_of], dtype=torch.int64).to(device)
-    first_block = torch.tensor(first, dtype=torch.int64).to(device)
-    radius = torch.tensor([r for *_, r in bounds], dtype=torch.float64).to(device)
-    blocks = len(starts)
+    table, first_block, radius = _blocks(tuple((b.where.start, b.where.stop, b.radius) for b in balls), P, device)
+    blocks, num_balls = table.shape[1], len(radius)
     part_UK = torch.empty(U, blocks, dtype=torch.float64, device=device)
-    scale_UJ = torch.empty(U, len(bounds), dtype=torch.float64, device=device)
+    scale_UJ = torch.empty(U, num_balls, dtype=torch.float64, device=device)
     fits_U = torch.empty(U, dtype=torch.int32, device=device)
     units_P = torch.empty(P, dtype=torch.int64, device=device)
     each = dict(ROW=delta_UP.stride(0), BLOCK=BLOCK, num_warps=4)
     _squares[(blocks, U)](delta_UP, table, part_UK, blocks, **each)
-    _scales[(len(bounds), U)](part_UK, first_block, radius, scale_UJ, blocks, BLOCK=1024)
+    _scales[(num_balls, U)](part_UK, first_block, radius, scale_UJ, blocks, BLOCK=1024)
     _measures[(blocks, U)](
-        delta_UP, table, scale_UJ, weight_U, part_UK, 1.0 / grid, blocks, len(bounds), NOISED=is_noised, **each
+        delta_UP, table, scale_UJ, weight_U, part_UK, 1.0 / grid, blocks, num_balls, NOISED=is_noised, **each
     )
     _fits[(U,)](part_UK, largest_U, fits_U, blocks, NOISED=is_noised, BLOCK=1024)
-    _sum[(blocks,)](delta_UP, table, scale_UJ, weight_U, fits_U, units_P, 1.0 / grid, blocks, len(bounds), U, **each)
+    _sum[(blocks,)](delta_UP, table, scale_UJ, weight_U, fits_U, units_P, 1.0 / grid, blocks, num_balls, U, **each)
     return units_P
+
+
+@lru_cache
+def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks that do not cross from one ball into the next, so that each has one norm and one radius: where each begins and ends,
+    and its ball, [3, blocks]; each ball's first block; each ball's radius."""
+    balls = balls or ((0, P, math.inf),)
+    assert balls[0][0] == 0
+    assert balls[-1][1] == P
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(balls)), "balls must cover the vector in order"
+    cuts = [
+        (at, min(at + BLOCK, stop), b) for b, (start, stop, _) in enumerate(balls) for at in range(start, stop, BLOCK)
+    ]
+    first = [*(sum(c[2] < b for c in cuts) for b in range(len(balls))), len(cuts)]
+    return (
+        torch.tensor(cuts, dtype=torch.int64).T.contiguous().to(device),
+        torch.tensor(first, dtype=torch.int64).to(device),
+        torch.tensor([radius for *_, radius in balls], dtype=torch.float64).to(device),
+    )
 
 
 @triton.jit

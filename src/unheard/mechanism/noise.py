@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from unheard.devices import to_device
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
 from unheard.parts import require, require_positive
@@ -58,9 +59,10 @@ class GaussianNoise:
         # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
-        normal_P = torch.from_numpy(rng.standard_normal(average.units_P.numel(), dtype=np.float64))
+        normal_P = rng.standard_normal(average.units_P.numel(), dtype=np.float64)
         # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
-        units_P = average.units_P + (normal_P.to(average.units_P.device) * (std / average.unit)).round().to(torch.int64)
+        noise_P = to_device(normal_P, average.units_P.device) * (std / average.unit)
+        units_P = average.units_P + noise_P.round().to(torch.int64)
         return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
 
 

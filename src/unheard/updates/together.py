@@ -38,6 +38,8 @@ def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.
         row[: len(user.tokens)] = user.tokens
     view_UKW = np.lib.stride_tricks.sliding_window_view(tokens_UL, T + 1, axis=1)[:, : S * B * T : T]
     windows_USBW = view_UKW.reshape(len(users), S, B, T + 1)
+    if update.epochs == 1:
+        return windows_USBW, once_U
     # A user's further passes begin where their own first one ends, whatever others have.
     which_US = np.arange(S * update.epochs)[None] % np.maximum(once_U, 1)[:, None]
     return np.take_along_axis(windows_USBW, which_US[:, :, None, None], axis=1), once_U * update.epochs

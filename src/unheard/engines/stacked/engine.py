@@ -5,6 +5,7 @@ that a chunk holds users of like length; who has finished costs nothing. Its pla
 are plain.py's, on CUDA those of the Triton kernels.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.devices import to_device
 from unheard.engines.engine import Cohort
 from unheard.engines.stacked.buffers import Buffers
 from unheard.engines.stacked.plain import PlainStep
@@ -43,6 +45,7 @@ class StackedEngine:
     precision: str = "auto"
     """That of deltas and products within a user's own steps. The clip of what is returned and the sum are exact either way."""
     _idle: dict[tuple[int, ...], list["_Chunk"]] = field(default_factory=dict, compare=False, repr=False)
+    _sizes: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def takes(model: LanguageModel) -> bool:
@@ -93,7 +96,7 @@ class StackedEngine:
         return sizes.N <= LARGEST_BATCH and max(sizes.X, sizes.H) <= LARGEST_WIDTH
 
     def _alone(self, cohort: Cohort) -> CohortSum:
-        any_model = VectorisedEngine(self.model, self.device, self.users_at_once)
+        any_model = VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
         return any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
 
     def _chunks(
@@ -102,7 +105,10 @@ class StackedEngine:
         """Chunks of nearly equal size, no larger than memory allows."""
         if not tasks:
             return
-        size = self.users_at_once or self._users_that_fit(work[0].windows_USBW.shape, dtype)
+        shape = (*work[0].windows_USBW.shape[1:], dtype.itemsize)
+        if shape not in self._sizes:
+            self._sizes[shape] = self._users_that_fit(work[0].windows_USBW.shape, dtype)
+        size = self.users_at_once or self._sizes[shape]
         count = -(-len(tasks) // size)
         for members in np.array_split(np.arange(len(tasks)), count):
             yield [tasks[m] for m in members]
@@ -131,7 +137,8 @@ class StackedEngine:
             plan, mine = cohorts[c].plan, [(task, k) for task, k in members if task.cohort == c]
             rows = slice(row, row + len(mine))
             weight_units_U = plan.weights.units(np.array([len(cohorts[c].users[k].tokens) for _, k in mine]))
-            sums.append((c, plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U)))
+            unclipped_U = chunk.buffers.unclipped_U[rows] if plan.following else None
+            sums.append((c, plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U)))
             row += len(mine)
         self._idle[chunk.key].append(chunk)
         return sums
@@ -159,13 +166,19 @@ class StackedEngine:
         return _Chunk(key, buffers, PlainStep(buffers))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Task:
     """The batches of one cohort's users."""
 
     cohort: int
     windows_USBW: np.ndarray
     num_steps_U: np.ndarray
+
+    def chosen(self, users: np.ndarray) -> np.ndarray:
+        """The batches of some users, copied only if they do not lie together."""
+        if users[-1] - users[0] + 1 == len(users) and (np.diff(users) == 1).all():
+            return self.windows_USBW[users[0] : users[-1] + 1]
+        return self.windows_USBW[users]
 
     @classmethod
     def of(cls, c: int, cohort: Cohort) -> "_Task":
@@ -194,35 +207,31 @@ class _Chunk:
         for r, cohort in enumerate(cohorts):
             b.theta0_RP[r].copy_(cohort.params_P)
         rate, keep, kind, radius = zip(*(_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts), strict=True)
-        b.rate_R.copy_(torch.tensor(rate, dtype=torch.float64))
-        b.keep_R.copy_(torch.tensor(keep, dtype=torch.float64))
-        b.clip_kind_R.copy_(torch.tensor(kind))
-        b.radius_RM.copy_(torch.tensor(radius, dtype=torch.float64))
+        for tensor, values in ((b.rate_R, rate), (b.keep_R, keep), (b.clip_kind_R, kind), (b.radius_RM, radius)):
+            tensor.copy_(to_device(np.array(values), device))
         num_steps_U = np.array([task.num_steps_U[k] for task, k in members])
         steps = int(num_steps_U.max(initial=0))
-        b.num_steps_U[:U].copy_(torch.from_numpy(num_steps_U))
-        b.run_U[:U].copy_(torch.tensor([task.cohort for task, _ in members]))
+        b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
+        b.run_U[:U].copy_(to_device(np.array([task.cohort for task, _ in members]), device))
         if b.sizes.F:
             features = [cohorts[task.cohort].users[k].features for task, k in members]
-            b.features_UF[:U].copy_(torch.from_numpy(np.stack([f for f in features if f is not None])))
-        if steps:
-            longest = [task.windows_USBW[k, :steps] for task, k in members]
-            windows_USBW = torch.from_numpy(np.stack([_lengthened(w, steps) for w in longest])).to(device)
+            b.features_UF[:U].copy_(to_device(np.stack([f for f in features if f is not None]), device))
+        row = 0
+        for task, group in itertools.groupby(members, key=lambda member: member[0]):
+            chosen = np.array([k for _, k in group])
+            windows_USBW = to_device(task.chosen(chosen)[:, :steps], device)
             token, target, counts = window_targets(windows_USBW)
-            b.token_SUN[:steps, :U].copy_(_by_time(token))
-            b.target_SUN[:steps, :U].copy_(_by_time(torch.where(counts, target, -1)))
-            b.share_SU[:steps, :U].copy_((1 / counts.sum(dim=(2, 3)).clamp(min=1).to(b.share_SU.dtype)).T)
+            here = (slice(0, windows_USBW.shape[1]), slice(row, row + len(chosen)))
+            b.token_SUN[here].copy_(_by_time(token))
+            b.target_SUN[here].copy_(_by_time(torch.where(counts, target, -1)))
+            b.share_SU[here].copy_((1 / counts.sum(dim=(2, 3)).clamp(min=1).to(b.share_SU.dtype)).T)
+            row += len(chosen)
         return steps
 
 
 def _by_time(places_USBT: torch.Tensor) -> torch.Tensor:
     """[U, S, B, T] -> [S, U, T * B]: places of one time lie together."""
     return places_USBT.permute(1, 0, 3, 2).flatten(2)
-
-
-def _lengthened(windows_SBW: np.ndarray, steps: int) -> np.ndarray:
-    missing = steps - len(windows_SBW)
-    return np.pad(windows_SBW, ((0, missing), (0, 0), (0, 0)), constant_values=-1) if missing else windows_SBW
 
 
 def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:

@@ -153,7 +153,7 @@ class KernelStep:
                 b.delta_UP, b.theta0_RP, *stepping, b.target_SUN, b.share_SU, self.output_UND, self.log_sum_UN, self.squares, U,
                 P=P, AT=at, LAYER=layer, M=M, SLOTS=self.slots, SLOT=slot, V=s.V, D=D, N=N, D1=D1, D2=D2, N1=N1, N2=N2,
                 BV=k["table_words"], TILES=k["table_tiles"], DENSE=dense, UNIT=s.unit_norm, **how,
-                num_warps=k["table_warps"], num_stages=k["table_stages"], maxnreg=k["table_registers"] or None,
+                num_warps=k["table_warps"], num_stages=k["table_stages"],
             )  # fmt: skip
         embedding.update_read[(self.grid_read, U)](
             b.delta_UP, b.run_U, *at_work, b.rate_R, b.token_SUN, self.input_grad_UND, self.squares, U,
@@ -190,15 +190,14 @@ def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
     H, D = (max(16, triton.next_power_of_2(size)) for size in (s.H, s.D))
     V = max(16, triton.next_power_of_2(s.V))
     return {
-        "splits": 4,
+        "splits": 4 if fine else 2,
         "attend_words": min(V, 32 if fine else 64),
         "attend_warps": 8,
         "attend_stages": 2 if fine else 3,
         "table_words": min(V, 32 if fine else 64),
-        "table_tiles": min(16, -(-s.V // min(V, 64))),
+        "table_tiles": min(8, -(-s.V // min(V, 64))),
         "table_warps": 8 if fine else 4,
         "table_stages": 2 if fine else 1,
-        "table_registers": 0,
         "input_cols": min(H, 32 if fine else 128),
         "input_warps": 8,
         "forward_cols": min(H, 32 if fine else 64),
