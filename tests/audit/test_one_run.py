@@ -72,7 +72,7 @@ def test_every_canary_has_a_direction_of_its_own_at_the_full_norm(run):
     units_P = users.units(plan)
     assert users.loudness(units_P) * plan.contribution.grid == pytest.approx(np.full(20, 2.0), rel=0.05)
     alone = users.cohort(np.array([3]), units_P, plan)
-    heard = users.heard(alone.units_P.double().numpy() * plan.contribution.grid, units_P)
+    heard = users.heard(alone.units_P.double().numpy() * plan.contribution.grid, units_P, users.loudness(units_P))
     assert heard[3] == pytest.approx(2.0, rel=0.05)
     assert np.abs(np.delete(heard, 3)).max() == 0
 

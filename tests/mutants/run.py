@@ -8,6 +8,7 @@ breaks nothing proves nothing.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,8 +59,8 @@ def copy_to(folder: Path) -> None:
             shutil.copy(source, folder / name)
 
 
-def tests_pass(folder: Path, tests: list[str]) -> tuple[bool, str]:
-    """Whether the tests pass on the code in a folder (not on the installed one), and the end of what pytest said."""
+def failing_test(folder: Path, tests: list[str]) -> str | None:
+    """The first test that fails on the code in a folder (not on the installed one), or None if all pass."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests],
         cwd=folder,
@@ -69,16 +70,18 @@ def tests_pass(folder: Path, tests: list[str]) -> tuple[bool, str]:
     )
     if done.returncode not in (0, 1):  # 2 and above: pytest itself could not run, which says nothing about the mutant
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return done.returncode == 0, done.stdout[-400:]
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?(\w+)(?:\[.*\])?(?: - .*)?$", done.stdout, re.MULTILINE)
+    return None if done.returncode == 0 else failed.group(1) if failed else "a test that did not say its name"
 
 
-def survives(mutant: Mutant) -> bool:
+def caught_by(mutant: Mutant) -> str | None:
+    """The test that notices the mutant; None if it survives."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
         copy_to(folder)
         file = folder / "src" / "unheard" / mutant.file
         file.write_text(mutant.broken(file.read_text()))
-        return tests_pass(folder, mutant.tests)[0]
+        return failing_test(folder, mutant.tests)
 
 
 def main(words: list[str]) -> int:
@@ -93,16 +96,17 @@ def main(words: list[str]) -> int:
         task = progress.add_task("the code as it is", total=len(chosen) + 1)
         with tempfile.TemporaryDirectory(prefix="mutant-") as name:
             copy_to(Path(name))
-            passed, said = tests_pass(Path(name), every_test)
-        if not passed:
-            console.print("The tests fail on the code as it is; mutants would prove nothing.\n" + said, markup=False)
-            return 2
+            if failed := failing_test(Path(name), every_test):
+                console.print(f"{failed} fails on the code as it is: mutants would prove nothing.", markup=False)
+                return 2
         progress.update(task, advance=1, description="mutants")
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for mutant, lived in zip(chosen, pool.map(survives, chosen), strict=True):
-                if lived:
+            for mutant, test in zip(chosen, pool.map(caught_by, chosen), strict=True):
+                if test is None:
                     alive.append(mutant.name)
-                console.print(f"{'SURVIVED' if lived else 'caught':<9} {mutant.name}", markup=False, highlight=False)
+                by = f" ({test})" if test else ""
+                words = f"{'caught' if test else 'SURVIVED':<9} {mutant.name}{by}"
+                console.print(words, markup=False, highlight=False, soft_wrap=True)
                 progress.update(task, advance=1)
     caught = len(chosen) - len(alive)
     console.print(

@@ -7,13 +7,14 @@ Where from: Andrew et al., "One-shot Empirical Privacy Estimation for Federated 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unheard.errors import InvalidValue
+from unheard.mechanism.clipping import Ball
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
@@ -50,14 +51,19 @@ class CanaryUsers:
         return cls(count=count, owner_P=owner_P, sign_P=rng.choice([-1.0, 1.0], size=layout.total))
 
     def units(self, plan: RoundPlan) -> Tensor:
-        """What each adds, as whole units on its own coordinates: all through the door, a few at a time."""
+        """What each adds, as whole units on its own coordinates. Each goes through the door with its own coordinates only: the rest
+        are zeros, which no norm or rounding sees."""
         units_P = torch.zeros(plan.layout.total, dtype=torch.int64)
-        shout_P = self._shout(plan)
-        for canary in range(self.count):
-            where = np.flatnonzero(self.owner_P == canary)
-            delta_1P = torch.zeros(1, plan.layout.total, dtype=torch.float64)
-            delta_1P[0, where] = torch.from_numpy(shout_P[where])
-            units_P += plan.contribution.of_users(delta_1P, np.array([ONE])).units_P
+        shout_P = torch.from_numpy(self._shout(plan))
+        own_MN = np.argsort(self.owner_P, kind="stable")[(self.owner_P < 0).sum() :].reshape(self.count, -1)
+        balls, begin = [], 0
+        for ball in plan.contribution.balls:  # in the same order, cut down to the share that a canary has of each
+            share = int((self.owner_P[ball.where] == 0).sum())
+            balls.append(Ball(slice(begin, begin + share), ball.radius))
+            begin += share
+        door = replace(plan.contribution, balls=tuple(balls))
+        for own_N in own_MN:
+            units_P[own_N] = door.of_users(shout_P[own_N][None], np.array([ONE])).units_P
         return units_P
 
     def _shout(self, plan: RoundPlan) -> np.ndarray:
@@ -78,15 +84,13 @@ class CanaryUsers:
             units_P=selected_P, grid=contribution.grid, weight=float(len(drawn)), l2_bound=contribution.l2_bound
         )
 
-    def heard(self, average_P: np.ndarray, units_P: Tensor) -> np.ndarray:
-        """How far an average goes along each canary's own direction: 1-D projections, [count]."""
-        own_P = units_P.numpy().astype(np.float64)
-        loud_M = np.sqrt(self._by_owner(own_P**2))
-        return self._by_owner(own_P * average_P) / np.maximum(loud_M, 1e-300)
-
     def loudness(self, units_P: Tensor) -> np.ndarray:
-        """The norm of what each adds, in units of the grid."""
-        return np.sqrt(self._by_owner(units_P.numpy().astype(np.float64) ** 2))
+        """The norm of what each adds, in units of the grid, [count]."""
+        return np.sqrt(self._by_owner(units_P.double().numpy() ** 2))
+
+    def heard(self, average_P: np.ndarray, units_P: Tensor, loud_M: np.ndarray) -> np.ndarray:
+        """How far an average goes along each canary's own direction, [count]."""
+        return self._by_owner(units_P.numpy() * average_P) / np.maximum(loud_M, 1e-300)
 
     def _by_owner(self, value_P: np.ndarray) -> np.ndarray:
         mine_P = self.owner_P >= 0

@@ -4,7 +4,7 @@ In: a run, its store and an engine. Out: for each round the sum of canaries and 
 function of noisy averages, a release like any other: every round is charged to the people's ledger before anybody is drawn.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine
@@ -51,7 +51,7 @@ class Company:
         rng = self.streams.batches(round)
         cohort = plan.sampling.draw(users.num_users, plan.population, rng)
         people = self.engine.sum_updates(self.state.params_P, read_users(users, cohort, self.run.model), plan, rng)
-        return plan.contribution.sum([canaries, people], plan.layout.total)
+        return plan.contribution.sum([canaries, replace(people, units_P=people.units_P.cpu())], plan.layout.total)
 
     def learn(self, noisy: NoisyAverage) -> None:
         self.state = step(self.run.server, self.run.model, self.state, noisy)

@@ -63,9 +63,11 @@ def one_run(
     score_M, events = np.zeros(canaries), []
     plan = run.plan.at(0, layout)
     units_P = shouting.units(plan)
+    loud_M = shouting.loudness(units_P)
     for round in range(rounds or run.training.rounds):
         if (now := run.plan.at(round, layout)) != plan:
             plan, units_P = now, shouting.units(now)
+            loud_M = shouting.loudness(units_P)
         events.append(plan.event())
         drawn = was_in_M.nonzero()[0][_draw(plan, int(was_in_M.sum()), streams, round)]
         cohort = shouting.cohort(drawn, units_P, plan)
@@ -73,8 +75,8 @@ def one_run(
         noisy = plan.noise.add(plan.average(cohort), streams.noise(round))
         if company is not None:
             company.learn(noisy)
-        heard_M = shouting.heard(noisy.average_P.numpy(), units_P)
-        score_M += _evidence(heard_M, shouting.loudness(units_P) * _unit(plan, cohort), noisy.noise_std, plan)
+        heard_M = shouting.heard(noisy.average_P.cpu().numpy(), units_P, loud_M)
+        score_M += _evidence(heard_M, loud_M * _unit(plan, cohort), noisy.noise_std, plan)
         yield round + 1
     yield _audit(run, events, score_M, was_in_M)
 
