@@ -21,12 +21,12 @@ _LIMIT = 1 << 20  # remembered chunks, and 16 ids for each; then forget all and 
 _COUNT_BITS = 31  # a value in the table: where a chunk's ids begin, and in its last bits how many they are
 _COUNT = (1 << _COUNT_BITS) - 1
 _END = -1  # behind the ids of a chunk that is being learned
-_MASK = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
+_MASK = np.array([*((1 << 8 * n) - 1 for n in range(9)), 0], dtype=np.uint64)  # nothing of what is longer
 
 
 class Chunks:
     """Where the chunks of a text are, and the keys of the short ones. Two white spaces in a row have an empty chunk
-    between them, of key 0."""
+    between them, of key 0; what is longer than 8 bytes has that key, too, and is looked for elsewhere."""
 
     def __init__(self, text: bytes) -> None:
         self.bytes = b" %b%b" % (text, b" " * 17)  # a key is read as 8 or 16 bytes, however short its chunk
@@ -37,9 +37,10 @@ class Chunks:
         self.low = self._eight[self.begin]
         self.low &= _MASK.take(self.length, mode="clip")
 
-    def high(self, i: np.ndarray) -> np.ndarray:
-        """The second number of the keys of chunks with 9 to 16 bytes."""
-        return self._eight[self.begin[i] + 8] & _MASK[self.length[i] - 8]
+    def long_keys(self, i: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The keys of chunks with 9 to 16 bytes."""
+        begin = self.begin[i]
+        return self._eight[begin], self._eight[begin + 8] & _MASK[self.length[i] - 8]
 
     def some(self, i: "np.ndarray | list[int]") -> list[bytes]:
         begin = self.begin[i]
@@ -77,7 +78,6 @@ class ChunkTable:
         """The value of every chunk; new chunks get one."""
         values, unknown = self._short.find(chunks.low)
         long = np.flatnonzero(chunks.length > 8)
-        unknown = unknown[chunks.length[unknown] <= 8]
         if len(unknown):
             new, learned = self._learn(chunks, unknown)
             self._short.put(learned, chunks.low[new])
@@ -94,12 +94,12 @@ class ChunkTable:
 
     def _look_up_middle(self, chunks: Chunks, middle: np.ndarray) -> np.ndarray:
         """The same for chunks of 9 to 16 bytes, whose keys are two numbers."""
-        low, high = chunks.low[middle], chunks.high(middle)
-        values, unknown = self._middle.find(low, high)
+        key = chunks.long_keys(middle)
+        values, unknown = self._middle.find(*key)
         if len(unknown):
             new, learned = self._learn(chunks, middle[unknown])
-            self._middle.put(learned, chunks.low[new], chunks.high(new))
-            values[unknown], _ = self._middle.find(low[unknown], high[unknown])
+            self._middle.put(learned, *chunks.long_keys(new))
+            values[unknown], _ = self._middle.find(*(numbers[unknown] for numbers in key))
         return values
 
     def _learn(self, chunks: Chunks, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -57,8 +57,11 @@ class DuckDBEngine:
         database = open_database(grouping.memory_bytes, cores(), str(grouping.work / "temp"))
         target = quoted(str(grouping.duplicates))
         hashes = f'SELECT text_hash, "user" FROM read_parquet({sql_list(files)}) WHERE text_hash IS NOT NULL'
+        # Few posts stand twice: found by their hashes alone, and only then is it asked whose they are.
+        twice = f"SELECT text_hash FROM ({hashes}) GROUP BY text_hash HAVING count(*) > 1"
         several = (
-            f'SELECT text_hash, count(*) AS posts FROM ({hashes}) GROUP BY text_hash HAVING min("user") <> max("user")'
+            f"SELECT text_hash, count(*) AS posts FROM ({hashes}) WHERE text_hash IN ({twice}) "
+            'GROUP BY text_hash HAVING min("user") <> max("user")'
         )
         database.execute(f"COPY ({several}) TO {target} (FORMAT parquet)")
         ((count,),) = database.execute(f"SELECT coalesce(sum(posts), 0) FROM {target}").fetchall()

@@ -21,7 +21,7 @@ from unheard.corpus.fields import Batch, Fields, sql_list
 from unheard.corpus.scan import UNUSABLE, open_database
 from unheard.errors import CorpusError
 
-ORDER = '"user", "time" NULLS LAST, batch, row'
+ORDER = '"user", "time" NULLS LAST, place'
 Progress = Callable[[str, float], None]
 Rows = Iterator[tuple[Sequence[str], Sequence[str]]]  # users and texts, some thousand at a time: columns are quick
 
@@ -105,12 +105,12 @@ def count_rows(grouping: Grouping) -> Counter[str]:
     for shard in range(UNUSABLE, grouping.shards):
         if files := grouping.shard_files(shard):
             query = (
-                f"SELECT status, count(*), count(*) - count(time) FROM read_parquet({sql_list(files)}) GROUP BY status"
+                f"SELECT reason, count(*), count(*) - count(time) FROM read_parquet({sql_list(files)}) GROUP BY reason"
             )
-            for status, rows, timeless in database.execute(query).fetchall():
-                if status in reasons:  # what is undecided was counted apart
-                    counts[status] += rows
-                if status == "kept" and grouping.fields.time is not None:
+            for reason, rows, timeless in database.execute(query).fetchall():
+                if reason is None or reason in reasons:  # what is undecided was counted apart
+                    counts[reason or "kept"] += rows
+                if reason is None and grouping.fields.time is not None:
                     counts["no_time"] += timeless
     database.close()
     counts["rows"] = sum(counts[reason] for reason in reasons)

@@ -1,4 +1,4 @@
-"""One scan for every format and both engines: a batch of files in, rows of (shard, user, time, place, text) out.
+"""One scan for every format and both engines: a batch of files in, rows of (shard, reason, user, text, time, place) out.
 
 In: sources and the names of their fields. Out: an SQL query for DuckDB. The DuckDB engine runs it here, Spark runs the
 same query on its workers, so both see the same rows to the byte. A row that cannot be used keeps its reason and loses
@@ -22,6 +22,7 @@ from unheard.errors import CorpusError, InputError
 UNUSABLE = -1  # the shard of rows that are only counted
 _BATCH_BYTES = 128 << 20
 _BATCH_FILES = 500
+_ROW_BITS = 40  # of a row's place in the input: its batch, then its number in it
 _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
 _INK = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"  # a search stops at the first; a trim would copy every text
 
@@ -78,7 +79,7 @@ def scan_sql(
 ) -> str:
     """The query for one batch. Raises InputError, with the columns there are, if a field is in none of its rows."""
     rows = rows_sql(database, batch, fields)
-    usable = "status = 'kept'"
+    usable = "reason IS NULL"
     ((excluded,),) = database.execute("SELECT count(*) FROM excluded").fetchall()
     return f"""
       WITH raw AS ({rows}),
@@ -88,14 +89,13 @@ def scan_sql(
         SELECT *, CASE WHEN trouble IS NOT NULL THEN trouble WHEN id IS NULL OR id = '' THEN 'no_user'
                        WHEN text IS NULL OR NOT regexp_matches(text, {quoted(_INK)}) THEN 'no_text'
                        {"WHEN id IN (SELECT id FROM excluded) THEN 'excluded'" if excluded else ""}
-                       ELSE 'kept' END AS status FROM cleaned)
+                       END AS reason FROM cleaned)
       SELECT CASE WHEN {usable} THEN CAST(hash(id) % {shards} AS INTEGER) ELSE {UNUSABLE} END AS shard,
-             status,
+             reason,
              CASE WHEN {usable} THEN id END AS "user",
              CASE WHEN {usable} THEN text END AS text,
              {_time_sql(fields)} AS time,
-             CAST({batch.number} AS INTEGER) AS batch,
-             CAST(row AS BIGINT) AS row,
+             CAST({batch.number << _ROW_BITS} + row AS BIGINT) AS place,
              CASE WHEN {usable} AND {_at_least(duplicate_chars)}
                   THEN CAST(hash(text) >> 1 AS BIGINT) END AS text_hash
       FROM judged"""

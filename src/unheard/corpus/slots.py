@@ -2,7 +2,8 @@
 
 In: keys of one or two 64-bit numbers each. Out: the value of each, and which have none. Open addressing with linear
 probing: all keys take their steps together, and nearly all are home at the first. A slot is a row, key and value side by
-side, since what a look costs is the way to memory. No key but the empty one has a first number of 0.
+side, since what a look costs is the way to memory. The empty key, 0, lives in slot 0, alone: nothing else has a first
+number of 0.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))  # odd: mu
 
 
 class Slots:
-    """Values by key. At most half full: it grows. The empty key, 0, has the value 0 and needs no slot."""
+    """Values by key; the empty key, 0, has the value 0. At most half full: it grows."""
 
     def __init__(self, numbers_per_key: int) -> None:
         self.known = 0
@@ -26,7 +27,7 @@ class Slots:
         missed = np.flatnonzero(_differ(rows, key))
         slot, unknown = slot[missed], [missed[:0]]
         while len(missed):
-            empty = self._rows[slot, 0] == 0
+            empty = (self._rows[slot, 0] == 0) & (slot != 0)
             unknown.append(missed[empty])
             missed, slot = missed[~empty], (slot[~empty] + 1) & self._last
             rows = self._rows[slot]
@@ -46,7 +47,7 @@ class Slots:
         slot = self._home([rows[:, i] for i in range(rows.shape[1] - 1)])
         while len(slot):
             places, first = np.unique(slot, return_index=True)
-            first = first[self._rows[places, 0] == 0]
+            first = first[(self._rows[places, 0] == 0) & (places != 0)]
             self._rows[slot[first]] = rows[first]
             rest = np.ones(len(slot), dtype=bool)
             rest[first] = False

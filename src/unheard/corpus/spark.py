@@ -26,7 +26,7 @@ from unheard.errors import CorpusError, InputError, UnheardError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession  # pyright: ignore[reportMissingImports]
 
-_ROWS = "shard int, status string, user string, text string, time double, batch int, row bigint, text_hash bigint"
+_ROWS = "shard int, reason string, user string, text string, time double, place bigint, text_hash bigint"
 _SCANNED = 1 << 14  # rows in one Arrow batch
 
 
@@ -75,7 +75,7 @@ class SparkEngine:
             unwanted = session.read.parquet(str(grouping.duplicates)).select("text_hash")
             rows = rows.join(unwanted, "text_hash", "left_anti")
         ordered = rows.repartition(len(shards), "shard").sortWithinPartitions(
-            "shard", "user", rows["time"].asc_nulls_last(), "batch", "row"
+            "shard", "user", rows["time"].asc_nulls_last(), "place"
         )
         results = ordered.select("shard", "user", "text").mapInArrow(_runner(task), "shard int, result string")
         done = {int(row[0]): json.loads(row[1]) for row in self._run(results.collect)}
@@ -164,9 +164,9 @@ def _scanner(grouping: Grouping, batches: dict[int, Batch]):
                 grouping.notice(batch, [*torn, *after.noticed])
                 shutil.rmtree(unpacked, ignore_errors=True)
                 for reason, number in after.rows.items():
-                    columns = {"shard": [-1] * number, "status": [reason] * number}
-                    columns |= {name: [None] * number for name in ("user", "text", "time", "batch", "row", "text_hash")}
-                    types = ("int32", "string", "string", "string", "float64", "int32", "int64", "int64")
+                    columns = {"shard": [-1] * number, "reason": [reason] * number}
+                    columns |= {name: [None] * number for name in ("user", "text", "time", "place", "text_hash")}
+                    types = ("int32", "string", "string", "string", "float64", "int64", "int64")
                     schema = pyarrow.schema(list(zip(columns, map(pyarrow.type_for_alias, types), strict=True)))
                     yield pyarrow.RecordBatch.from_pydict(columns, schema=schema)
                 database.close()

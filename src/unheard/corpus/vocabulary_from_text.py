@@ -137,7 +137,7 @@ def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:
     for batch in batches(find_sources([path])):
         try:
             result = database.execute(
-                f"SELECT text FROM ({scan_sql(database, batch, fields, 1, 1 << 30)}) WHERE status = 'kept'"
+                f"SELECT text FROM ({scan_sql(database, batch, fields, 1, 1 << 30)}) WHERE reason IS NULL"
             )
             while rows := result.fetchmany(4096):
                 yield from (row[0] for row in rows)
