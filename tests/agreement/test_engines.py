@@ -7,6 +7,7 @@ from torch import nn
 
 import unheard
 from unheard.engines.reference import ReferenceEngine
+from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.randomness import reproducible_generator
 from unheard.updates.user import User
@@ -15,6 +16,9 @@ from ..conftest import counting_user
 
 LENGTHS = (90, 1, 0, 2, 33, 11, 57)
 """Longer than a batch, a few windows, one target, one token, none at all."""
+
+FAST = [VectorisedEngine, StackedEngine]
+every_fast_engine = pytest.mark.parametrize("fast", FAST)
 
 CLIPS = [unheard.FlatClip(norm=0.7), unheard.FlatClip(norm=50.0), unheard.PerLayerClip(norm=0.7), unheard.NoClip()]
 UPDATES = [
@@ -31,7 +35,7 @@ def users(features: int = 0) -> list[User]:
     return [User(counting_user(rng, n), f, k) for k, (n, f) in enumerate(zip(LENGTHS, about, strict=True))]
 
 
-def both(model, update, clip, features=0, weights=None, users_at_once=3):
+def both(fast, model, update, clip, features=0, weights=None, users_at_once=3):
     noise = unheard.NoNoise() if isinstance(clip, unheard.NoClip) else unheard.GaussianNoise(noise_multiplier=1.0)
     plan = unheard.Plan(
         population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise,
@@ -39,42 +43,49 @@ def both(model, update, clip, features=0, weights=None, users_at_once=3):
     ).at(0, model.layout)  # fmt: skip
     params = model.initial(1)
     plain = ReferenceEngine(model).sum_updates(params, users(features), plan, reproducible_generator(1))
-    fast = VectorisedEngine(model, users_at_once=users_at_once).sum_updates(
+    total = fast(model, users_at_once=users_at_once).sum_updates(
         params, users(features), plan, reproducible_generator(1)
     )
-    assert fast.weight == plain.weight
-    assert fast.l2_bound == plain.l2_bound
-    error = (fast.units_P - plain.units_P).double().norm() / plain.units_P.double().norm()
+    assert total.weight == plain.weight
+    assert total.l2_bound == plain.l2_bound
+    error = (total.units_P - plain.units_P).double().norm() / plain.units_P.double().norm()
     return plain, error.item()
 
 
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
-def test_vectorised_gives_the_sum_of_reference(model, update, clip):
-    plain, error = both(model, update, clip)
+@every_fast_engine
+def test_every_engine_gives_the_sum_of_reference(fast, model, update, clip):
+    plain, error = both(fast, model, update, clip)
     assert plain.units_P.any()
     assert error < 1e-4
 
 
 @pytest.mark.parametrize("users_at_once", [1, 2, 7, 100, None])
-def test_the_size_of_a_chunk_does_not_matter(model, users_at_once):
-    assert both(model, UPDATES[0], CLIPS[0], users_at_once=users_at_once)[1] < 1e-4
+@every_fast_engine
+def test_the_size_of_a_chunk_does_not_matter(fast, model, users_at_once):
+    assert both(fast, model, UPDATES[0], CLIPS[0], users_at_once=users_at_once)[1] < 1e-4
 
 
-def test_unequal_weights_agree(model):
-    plain, error = both(model, UPDATES[0], CLIPS[0], weights=unheard.CappedWeights(weight_cap=40, total_weight=25.0))
+@every_fast_engine
+def test_unequal_weights_agree(fast, model):
+    weights = unheard.CappedWeights(weight_cap=40, total_weight=25.0)
+    plain, error = both(fast, model, UPDATES[0], CLIPS[0], weights=weights)
     assert plain.weight == pytest.approx((40 + 1 + 0 + 2 + 33 + 11 + 40) / 40, abs=1e-6)
     assert error < 1e-4
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"tied": False}, {"unit_norm": False}, {"user_features": 3}, {"tied": False, "unit_norm": False}],
+    [{}, {"tied": False}, {"unit_norm": False}, {"user_features": 3}, {"tied": False, "unit_norm": False}],
     ids=str,
 )
-def test_every_kind_of_the_papers_model_agrees(options):
-    model = unheard.TiedLSTM(vocabulary_size=50, embedding_size=5, hidden_size=7, **options)
-    assert both(model, UPDATES[0], unheard.PerLayerClip(norm=0.5), features=options.get("user_features", 0))[1] < 1e-4
+@pytest.mark.parametrize("cell", [unheard.TiedLSTM, unheard.TiedGRU])
+@every_fast_engine
+def test_every_kind_of_the_papers_model_agrees(fast, cell, options):
+    model = cell(vocabulary_size=50, embedding_size=5, hidden_size=7, **options)
+    clip, features = unheard.PerLayerClip(norm=0.5), options.get("user_features", 0)
+    assert both(fast, model, UPDATES[0], clip, features=features)[1] < 1e-4
 
 
 class OwnModule(nn.Module):
@@ -92,11 +103,11 @@ class OwnModule(nn.Module):
 def test_any_module_agrees():
     model = unheard.ModuleModel.wrap(OwnModule(), vocabulary_size=50)
     assert model.layout.names == ("scale", "words.weight", "scores.weight", "scores.bias")
-    assert both(model, UPDATES[0], unheard.PerLayerClip(norm=0.5))[1] < 1e-4
+    assert both(VectorisedEngine, model, UPDATES[0], unheard.PerLayerClip(norm=0.5))[1] < 1e-4
 
 
-def test_an_empty_cohort_is_a_sum_of_nothing_in_both(model, plan):
-    for engine in (ReferenceEngine(model), VectorisedEngine(model)):
+def test_an_empty_cohort_is_a_sum_of_nothing_in_all(model, plan):
+    for engine in (ReferenceEngine(model), VectorisedEngine(model), StackedEngine(model)):
         total = engine.sum_updates(model.initial(1), [], plan.at(0, model.layout), reproducible_generator(1))
         assert total.units_P.tolist() == [0] * model.layout.total
         assert total.weight == 0.0
@@ -111,7 +122,7 @@ def test_fedavg_clips_after_every_step_and_not_only_at_the_end(model):
         plan = unheard.Plan(
             population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise
         ).at(0, model.layout)
-        engines = (ReferenceEngine(model), VectorisedEngine(model))
+        engines = (ReferenceEngine(model), VectorisedEngine(model), StackedEngine(model))
         return [
             e.sum_updates(model.initial(1), user, plan, reproducible_generator(1)).units_P.double() for e in engines
         ]
@@ -122,9 +133,11 @@ def test_fedavg_clips_after_every_step_and_not_only_at_the_end(model):
 
 
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
-def test_in_float64_the_two_engines_agree_to_the_last_unit_of_the_grid(clip):
+@pytest.mark.parametrize("cell", [unheard.TiedLSTM, unheard.TiedGRU])
+@every_fast_engine
+def test_in_float64_the_engines_agree_to_the_last_unit_of_the_grid(fast, cell, clip):
     """float32 rounding is amplified by large learning rates; in float64 nothing but a real difference could show."""
-    model = unheard.TiedLSTM(vocabulary_size=50, embedding_size=6, hidden_size=8)
+    model = cell(vocabulary_size=50, embedding_size=6, hidden_size=8)
     noise = unheard.NoNoise() if isinstance(clip, unheard.NoClip) else unheard.GaussianNoise(noise_multiplier=1.0)
     plan = unheard.Plan(
         population=50,
@@ -135,14 +148,12 @@ def test_in_float64_the_two_engines_agree_to_the_last_unit_of_the_grid(clip):
     ).at(0, model.layout)
     params = model.initial(1).double()
     plain = ReferenceEngine(model).sum_updates(params, users(), plan, reproducible_generator(1)).units_P
-    fast = (
-        VectorisedEngine(model, users_at_once=3).sum_updates(params, users(), plan, reproducible_generator(1)).units_P
-    )
-    assert (fast - plain).abs().max() <= len(LENGTHS)  # a unit for each user whose last bit fell the other way
-    assert (fast - plain).double().norm() / plain.double().norm() < 1e-6
+    total = fast(model, users_at_once=3).sum_updates(params, users(), plan, reproducible_generator(1)).units_P
+    assert (total - plain).abs().max() <= len(LENGTHS)  # a unit for each user whose last bit fell the other way
+    assert (total - plain).double().norm() / plain.double().norm() < 1e-6
 
 
-@pytest.mark.parametrize("engine", [ReferenceEngine, VectorisedEngine])
+@pytest.mark.parametrize("engine", [ReferenceEngine, *FAST])
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
 def test_what_one_user_adds_does_not_depend_on_who_else_is_there(model, update, engine):
     """To the bit: otherwise removing one user would move the others, and the sum by more than S."""

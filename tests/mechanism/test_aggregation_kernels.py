@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-
 from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
+
 from unheard.mechanism.aggregation import UNNOISED_GRID, Contribution, noised_grid
 from unheard.mechanism.clipping import Ball
 from unheard.updates.weighting import ONE

@@ -7,7 +7,6 @@ from torch import nn
 import unheard
 from unheard.errors import InvalidValue
 from unheard.models.model import PAD, mean_loss, window_targets
-from unheard.models.tied_lstm import GATES
 
 
 def test_the_papers_model_has_1346144_parameters_in_11_vectors():
@@ -25,11 +24,11 @@ def test_tying_saves_about_forty_percent():
 def torchs_lstm(model: unheard.TiedLSTM, params: dict[str, torch.Tensor]) -> nn.LSTM:
     """torch orders gates input, forget, cell, output, as ours; it keeps input and state weights apart and transposed."""
     lstm = nn.LSTM(model.embedding_size, model.hidden_size, batch_first=True)
-    weight = torch.cat([params[f"{gate}_weight"] for gate in GATES], dim=1).T
+    weight = torch.cat([params[f"{gate}_weight"] for gate in model.gates], dim=1).T
     with torch.no_grad():
         lstm.weight_ih_l0.copy_(weight[:, : model.embedding_size])
         lstm.weight_hh_l0.copy_(weight[:, model.embedding_size :])
-        lstm.bias_ih_l0.copy_(torch.cat([params[f"{gate}_bias"] for gate in GATES]))
+        lstm.bias_ih_l0.copy_(torch.cat([params[f"{gate}_bias"] for gate in model.gates]))
         lstm.bias_hh_l0.zero_()
     return lstm
 

@@ -58,6 +58,37 @@ def show(
     return last
 
 
+def show_together(
+    reports: Iterator[tuple[int, "RoundReport"]], names: list[str], stop_after: float | None = None
+) -> dict[int, "RoundReport"]:
+    """A bar for each of several runs; the last report of each comes back."""
+    began, last = time.monotonic(), {}
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=notes, refresh_per_second=4) as bar:
+        tasks = [bar.add_task(name, total=None, figures="starting") for name in names]
+        accuracy: dict[int, float] = {}
+        try:
+            for place, report in reports:
+                last[place] = report
+                if report.metrics:
+                    accuracy[place] = report.metrics["accuracy_top1"]
+                shown = f"top-1 {100 * accuracy[place]:5.2f} %  " if place in accuracy else ""
+                figures = f"{shown}ε {epsilon_text(report.epsilon)}"
+                bar.update(tasks[place], completed=report.round, total=report.rounds, figures=figures)
+                # every run has learned from its cohort when the last one reports
+                is_turn_over = place == max(last)
+                if is_turn_over and stop_after is not None and time.monotonic() - began >= stop_after:
+                    break
+        finally:
+            reports.close()  # pyright: ignore[reportAttributeAccessIssue]
+    return last
+
+
 def _follow(folder: Path) -> None:
     """TensorBoard's files, if they can be had. Rounds cost people's privacy: no plot that fails may end a run."""
     from unheard.report.tensorboard import mirror

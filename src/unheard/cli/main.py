@@ -36,6 +36,7 @@ def _gather_verbs() -> None:
     """Each verb's module imports only Typer at its top, so that `unheard --help` stays quick."""
     from unheard.cli import (
         audit,
+        benchmark,
         budget,
         canaries,
         compare,
@@ -52,6 +53,7 @@ def _gather_verbs() -> None:
         report,
         resume,
         statement,
+        sweep,
         train,
         verify,
         watch,
@@ -63,6 +65,7 @@ def _gather_verbs() -> None:
     app.command("init", epilog=init.EXAMPLES)(init.init)
     app.command("train", epilog=train.EXAMPLES)(train.train)
     app.command("resume", epilog=resume.EXAMPLES)(resume.resume)
+    app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
     app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
     app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
     app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
@@ -77,6 +80,7 @@ def _gather_verbs() -> None:
     app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
     app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
     app.command("canaries", epilog=canaries.EXAMPLES)(canaries.canaries)
+    app.command("benchmark", epilog=benchmark.EXAMPLES)(benchmark.benchmark)
 
 
 _gather_verbs()

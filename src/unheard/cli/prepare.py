@@ -85,10 +85,10 @@ def prepare(
     from unheard.cli.preparing import bar, choose_tokens, choose_vocabulary, read_canaries, read_ids, report
     from unheard.corpus.chitchat import CHITCHAT
     from unheard.corpus.duck import DuckDBEngine
+    from unheard.corpus.fields import Fields
     from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.preparation import Preparation
     from unheard.corpus.prepare import prepare as make_store
-    from unheard.corpus.fields import Fields
     from unheard.corpus.sources import find_sources
     from unheard.corpus.splits import SplitRule
     from unheard.corpus.tasks import StreamRule

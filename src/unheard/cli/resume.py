@@ -20,7 +20,9 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
     rounds: Annotated[int | None, typer.Option(help="A new last round.", min=1)] = None,
     corpus: Annotated[Path | None, typer.Option(help="Where the corpus lies now.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, vectorised or reference; the result is the same.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, stacked, vectorised or reference; the result is the same.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     stop_after: Annotated[
         float | None, typer.Option(help="Seconds after which to stop cleanly, at the end of a round.", min=0)

@@ -22,7 +22,9 @@ def train(
         list[str] | None,
         typer.Option("--set", help="Change one key of the run file: table.key=value. May be repeated."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, vectorised or reference; the result is the same.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, stacked, vectorised or reference; the result is the same.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     stop_after: Annotated[
         float | None, typer.Option(help="Seconds after which to stop cleanly, at the end of a round.", min=0)

@@ -5,9 +5,6 @@ aggregation.py, which says why each line is there; the marks below are the same 
 by block in one order, whoever else is in the chunk, and integers are added, so the sum does not depend on chunks.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -80,11 +80,12 @@ def user_updates(
         "users": num_users,
         "users_per_second": num_users / each,
         "tokens_per_second": num_users * tokens / each,
+        "bytes_per_number": 2 if _is_coarse(choice) else 4,
         "peak_memory_bytes": _peak(engine),
     }
 
 
-def limits(model: LanguageModel, found: Machine, *, tokens: int = 1600, bytes_per_number: int = 4) -> dict[str, float]:
+def limits(model: LanguageModel, found: Machine, bytes_per_number: int = 4, *, tokens: int = 1600) -> dict[str, float]:
     """Users a second if only memory, or only arithmetic, counted: at every local step each parameter is read twice and written
     once, and takes part in three products with each of 80 places (the embedding in the output layer, the rest once)."""
     steps, places = tokens / 80, 80
@@ -141,6 +142,10 @@ def whole_rounds(
         "users_per_second": done * users_per_round * runs / (ended - began),
         "rounds_per_second": done * runs / (ended - began),
     }
+
+
+def _is_coarse(choice: EngineChoice) -> bool:
+    return choice.precision == "bfloat16" or (choice.precision == "auto" and choice.torch_device().type == "cuda")
 
 
 def _plan(users_per_round: int, population: int | None = None) -> Plan:

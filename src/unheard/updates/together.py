@@ -37,7 +37,7 @@ def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.
     for row, user in zip(tokens_UL, users, strict=True):
         row[: len(user.tokens)] = user.tokens
     view_UKW = np.lib.stride_tricks.sliding_window_view(tokens_UL, T + 1, axis=1)[:, : S * B * T : T]
-    windows_USBW = view_UKW.reshape(len(users), S, B, T + 1)
+    windows_USBW = np.array(view_UKW).reshape(len(users), S, B, T + 1)
     if update.epochs == 1:
         return windows_USBW, once_U
     # A user's further passes begin where their own first one ends, whatever others have.

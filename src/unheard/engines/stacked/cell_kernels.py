@@ -5,9 +5,6 @@ the gates themselves, and the gradients with respect to what went into them. The
 the new gate, whose gradient differs from the input's part. Plain twins of the same names: plain.py.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false
-
 import triton
 import triton.language as tl
 

@@ -4,9 +4,6 @@ In: chunk buffers (buffers.py). Out: the same, written. Logits [N, V] and dense 
 words is read, normalised, multiplied, and forgotten. Plain twins of the same names: plain.py.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false
-
 import triton
 import triton.language as tl
 

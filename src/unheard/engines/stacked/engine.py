@@ -58,6 +58,10 @@ class StackedEngine:
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         """Users of all cohorts share chunks; each user's sum goes to their own cohort's."""
+        if any(cohort.plan.update.batch_size is None for cohort in cohorts):
+            # DP: a batch of all of a user's data has a size of its own, and products of another size round differently: filled up
+            # to the largest in the chunk, one user would move what another adds.
+            return [self._alone(cohort) for cohort in cohorts]
         work = [_Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
         shapes = {task.windows_USBW.shape[2:] for task in work}
         if len(shapes) > 1 or not self._fits(next(iter(shapes))):

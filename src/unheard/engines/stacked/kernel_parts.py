@@ -1,8 +1,5 @@
 """What the Triton kernels share: who still has steps to take, a product in a stated precision, a tile of word vectors."""
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false
-
 import triton
 import triton.language as tl
 

@@ -3,9 +3,6 @@
 In: chunk buffers (buffers.py). Out: the same, written. Plain twins of the same names: plain.py.
 """
 
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportCallIssue=false
-
 import triton
 import triton.language as tl
 

@@ -1,0 +1,44 @@
+"""The batches of many users at once are each user's own."""
+
+import numpy as np
+import pytest
+
+import unheard
+from unheard.models.model import PAD
+from unheard.updates.together import batches_together
+from unheard.updates.user import User
+
+UPDATES = [
+    unheard.FedAvg(batch_size=3, unroll=4),
+    unheard.FedAvg(batch_size=2, unroll=5, epochs=3),
+    unheard.FedSGD(unroll=4),
+    unheard.FedSGD(batch_size=2, unroll=4),
+]
+
+
+def counted(windows: np.ndarray) -> np.ndarray:
+    """What a window predicts from what: pairs where both are words. The rest fills batches up, and may differ."""
+    inputs, targets = windows[..., :-1], windows[..., 1:]
+    real = (inputs != PAD) & (targets != PAD)
+    return np.where(real, inputs * 1000 + targets, PAD)
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=str)
+def test_the_same_windows_as_one_by_one(update):
+    rng = np.random.default_rng(3)
+    users = [User(rng.integers(3, 900, size=n), None, k) for k, n in enumerate((90, 1, 0, 2, 33, 61, 12, 13))]
+    windows_USBW, num_steps_U = batches_together(update, users, 5)
+    for user, windows_SBW, steps in zip(users, windows_USBW, num_steps_U, strict=True):
+        alone = update.batches(user, 5)
+        assert steps == len(alone)
+        np.testing.assert_array_equal(counted(windows_SBW[:steps, : alone.shape[1]]), counted(alone))
+        assert (counted(windows_SBW[:steps, alone.shape[1] :]) == PAD).all()
+
+
+@pytest.mark.parametrize("update", UPDATES, ids=str)
+@pytest.mark.parametrize("lengths", [(), (0,), (1, 1)])
+def test_nobody_and_people_without_a_target_have_no_batches(update, lengths):
+    users = [User(np.full(n, 7), None, k) for k, n in enumerate(lengths)]
+    windows_USBW, num_steps_U = batches_together(update, users, 5)
+    assert len(windows_USBW) == len(lengths)
+    assert num_steps_U.tolist() == [0] * len(lengths)
