@@ -75,8 +75,9 @@ class Contribution:
             units_P = sum_users(delta_UP, weight_U, self.balls, self.grid, largest_U, is_noised=self.is_noised)
         else:
             units_P = torch.zeros(delta_UP.shape[1], dtype=torch.int64, device=delta_UP.device)
-            for start in range(0, len(delta_UP), _USERS_AT_ONCE):
-                part = slice(start, start + _USERS_AT_ONCE)
+            at_once = max(1, _NUMBERS_AT_ONCE // max(1, delta_UP.shape[1]))
+            for start in range(0, len(delta_UP), at_once):
+                part = slice(start, start + at_once)
                 units_P += self._whole_units(delta_UP[part], weight_U[part], largest_U[part]).sum(dim=0)
         return CohortSum(
             units_P=units_P,
@@ -123,5 +124,5 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-_USERS_AT_ONCE = 16
-"""Users whose float64 copies exist at once: 16 x 1.35M x 8 bytes is 170 MB, whatever the engine's chunk."""
+_NUMBERS_AT_ONCE = 2**21
+"""Coordinates whose float64 copies exist at once, 16 MB each: one user of the paper's model, many of a small one."""
