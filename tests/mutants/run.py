@@ -23,6 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 ROOT = Path(__file__).parents[2]
 AT_ONCE = 2
+HOW = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
+"""One thread each; and hypothesis draws the same examples every time, so that whoever is caught once is caught again."""
 KEPT = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md")
 
 
@@ -64,7 +66,7 @@ def failing_test(folder: Path, tests: list[str]) -> str | None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, **HOW, "PYTHONPATH": str(folder / "src")},
         capture_output=True,
         text=True,
     )

@@ -20,6 +20,7 @@ from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
 from unheard.updates.weighting import ONE
 
+ENOUGH = 4000
 UNBOUNDED_NORM = 10.0
 """How loud a canary is where nothing bounds it."""
 
@@ -31,6 +32,12 @@ class CanaryUsers:
     count: int
     owner_P: np.ndarray
     sign_P: np.ndarray
+
+    @staticmethod
+    def enough(layout: Layout) -> int:
+        """As many as say something, and no more than have a few coordinates each in the largest layer."""
+        largest = max(where.stop - where.start for where in layout.slices.values())
+        return max(2, min(ENOUGH, largest // 4))
 
     @classmethod
     def draw(cls, count: int, layout: Layout, rng: np.random.Generator) -> "CanaryUsers":

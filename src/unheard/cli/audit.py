@@ -24,7 +24,12 @@ def audit(
     folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
     out: Annotated[Path | None, typer.Option(help="Where audit.json and scores.svg go (DIR/audit).")] = None,
     corpus: Annotated[Path | None, typer.Option(help="Where the run's store lies now.")] = None,
-    canaries: Annotated[int, typer.Option(help="Canary users of the one-run audit.", min=2)] = 1000,
+    canaries: Annotated[
+        int | None,
+        typer.Option(
+            help="Canary users of the one-run audit; default: 4000, or as many as the model can tell apart.", min=2
+        ),
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the one-run audit; default: the run's.", min=1)] = None,
     candidates: Annotated[int, typer.Option(help="Random phrases to rank planted secrets among.", min=100)] = 10_000,
     with_users: Annotated[
@@ -82,11 +87,15 @@ def _exposures(released, store: Path, candidates: int) -> "list[Exposure] | None
     return found
 
 
-def _one_run(run: "Run", store: Path, name: str, canaries: int, rounds: int | None, with_users: bool) -> "OneRunAudit":
+def _one_run(
+    run: "Run", store: Path, name: str, canaries: int | None, rounds: int | None, with_users: bool
+) -> "OneRunAudit":
+    from unheard.audit.canary_users import CanaryUsers
     from unheard.audit.one_run import OneRunAudit, one_run
     from unheard.randomness import SecureStreams
 
     streams = SecureStreams()
+    count = canaries or CanaryUsers.enough(run.model.layout)
     company = None
     if with_users:
         from unheard.audit.company import Company
@@ -98,7 +107,7 @@ def _one_run(run: "Run", store: Path, name: str, canaries: int, rounds: int | No
         engine = EngineChoice().build(run.model)
         company = Company(run, opened, engine, streams, people_of(run, opened), name)
     with _bar("One run with canary users", rounds or run.training.rounds) as advance:
-        for step in one_run(run, streams, canaries=canaries, rounds=rounds, company=company):
+        for step in one_run(run, streams, canaries=count, rounds=rounds, company=company):
             if isinstance(step, OneRunAudit):
                 return step
             advance(step)

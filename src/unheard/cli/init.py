@@ -49,7 +49,7 @@ epochs = 1
 learning_rate = 6.0
 
 [clip]
-kind = "flat"                  # or "per_layer", or "none" for a non-private baseline
+kind = "flat"                  # or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
 norm = 15.0                    # S: how far one user may move the model
 
 [estimator]
