@@ -19,7 +19,7 @@ from unheard import (
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
-from unheard.randomness import SecureStreams, reproducible_generator
+from unheard.randomness import NormalsAhead, SecureStreams, reproducible_generator
 
 MANY = 1_000_000
 LAYOUT = Layout((("a", (MANY // 2,)), ("b", (MANY // 2,))))
@@ -152,3 +152,15 @@ def test_noise_too_wide_for_the_integers_is_refused_and_the_widest_allowed_still
     widest = GaussianNoise(noise_multiplier=2.0**19).add(average, reproducible_generator(1)).average_P.numpy()
     assert widest.std() == pytest.approx(2.0**19, rel=0.005)
     assert stats.chisquare(np.bincount(np.rint(widest * 2.0**21).astype(np.int64) % 16)).pvalue > 1e-4
+
+
+def test_normals_drawn_ahead_are_given_once():
+    ahead = NormalsAhead(reproducible_generator(3), 10)
+    assert np.array_equal(ahead.standard_normal(10), reproducible_generator(3).standard_normal(10))
+    with pytest.raises(RuntimeError, match="given already"):
+        ahead.standard_normal(10)
+
+
+def test_normals_drawn_ahead_are_all_given_or_none():
+    with pytest.raises(RuntimeError, match="another number"):
+        NormalsAhead(reproducible_generator(3), 10).standard_normal(9)

@@ -89,23 +89,24 @@ class Contribution:
         )
 
     def _whole_units(self, delta_UP: Tensor, weight_U: Tensor, largest_U: Tensor) -> Tensor:
-        """n_k for each user, int64 [U, P]."""
-        bounded_UP = delta_UP.to(torch.float64, copy=True)
+        """n_k for each user, int64 [U, P]. In place where it can be: on a CPU, memory touched for the first time is what costs."""
+        units_UP = delta_UP.to(torch.float64, copy=True)
         # DP: the clip of what is returned, after the last cast, in float64 so that the check below finds nothing to drop.
         for ball in self.balls:
-            norm_U1 = torch.linalg.vector_norm(bounded_UP[:, ball.where], dim=1, keepdim=True)
-            bounded_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
+            norm_U1 = torch.linalg.vector_norm(units_UP[:, ball.where], dim=1, keepdim=True)
+            units_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
         # DP: towards zero, after weighting: truncation cannot raise a norm.
-        units_UP = torch.trunc(bounded_UP * weight_U[:, None] / self.grid)
-        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so select, never multiply).
-        return torch.where(self._fits(units_UP, largest_U)[:, None], units_UP, 0.0).to(torch.int64)
+        units_UP.mul_(weight_U[:, None]).div_(self.grid).trunc_()
+        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so put, never multiply).
+        units_UP[~self._fits(units_UP, largest_U)] = 0.0
+        return units_UP.to(torch.int64)
 
     def _fits(self, units_UP: Tensor, largest_U: Tensor) -> Tensor:
         """A NaN or an infinity anywhere makes the comparison false."""
         if not self.is_noised:
-            return (units_UP.abs() <= largest_U[:, None]).all(dim=1)
+            return torch.linalg.vector_norm(units_UP, ord=math.inf, dim=1) <= largest_U
         # DP: the bound is checked on the integers themselves.
-        return units_UP.square().sum(dim=1) <= largest_U
+        return torch.linalg.vecdot(units_UP, units_UP) <= largest_U
 
     def _largest(self, weight_units_U: np.ndarray) -> np.ndarray:
         """The largest g^-2 ||w_k n_k||^2 allowed to each user, float64, decided without rounding: g * ||n_k|| <= w_k * S, and
