@@ -59,11 +59,11 @@ def test_the_bound_follows_from_the_guesses():
 def test_the_bound_is_too_high_in_no_more_than_one_of_twenty_audits_of_randomised_response():
     """Each canary says the truth with probability e/(1+e): epsilon is exactly 1."""
     rng, above = np.random.default_rng(2), 0
-    for _ in range(300):
+    for _ in range(200):
         was_in = rng.random(200) < 0.5
         says_in = was_in ^ (rng.random(200) > math.e / (1 + math.e))
         above += best_guesses(says_in + rng.random(200) * 1e-3, was_in, 0.0).epsilon > 1.0
-    assert above <= 0.05 * 300
+    assert above <= 0.05 * 200
 
 
 def test_every_canary_has_a_direction_of_its_own_at_the_full_norm(run):

@@ -27,7 +27,7 @@ def trained(tmp_path_factory, store, model, plan):
     run = unheard.Run(
         corpus=store.path,
         model=model,
-        plan=plan,
+        plan=replace(plan, sampling=unheard.PoissonSampling(users_per_round=60)),  # q = 1 is quick to account for
         training=unheard.Training(rounds=6, checkpoint_every=2),
         evaluation=unheard.Evaluation(every=3, max_tokens=200, unroll=20),
     )
@@ -196,6 +196,7 @@ def test_what_is_lost_is_named_and_the_rest_is_still_checked(folder):
 
 
 def test_a_run_that_began_from_another_fits_before_its_first_round_and_after(run, tmp_path):
+    run = replace(run, plan=replace(run.plan, sampling=unheard.PoissonSampling(users_per_round=60)))
     list(unheard.train(run, tmp_path / "first"))
     other = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.8))
     child = replace(run, plan=other, training=unheard.Training(rounds=2, init_from=str(tmp_path / "first")))

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def trained(tmp_path_factory, store, model, plan):
     run = unheard.Run(
         corpus=folder / "corpus",
         model=model,
-        plan=plan,
+        plan=replace(plan, sampling=unheard.PoissonSampling(users_per_round=60)),  # q = 1 is quick to account for
         training=unheard.Training(rounds=2, checkpoint_every=1),
         evaluation=unheard.Evaluation(every=1, max_tokens=100, unroll=20),
     )
