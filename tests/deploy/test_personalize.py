@@ -155,7 +155,7 @@ def test_it_is_never_put_into_a_run_folder(run_folder, tmp_path, inside):
 
 
 def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
-    with pytest.raises(InvalidValue, match=r"corpus\.json"):
+    with pytest.raises(InvalidValue, match="which is shared"):
         check_place(store.path / "mine")
     (tmp_path / "export.json").write_text("{}")
     with pytest.raises(InvalidValue, match=r"export\.json"):

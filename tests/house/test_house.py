@@ -13,7 +13,20 @@ import unheard
 SRC = Path(unheard.__file__).parent
 FILES = sorted(SRC.rglob("*.py"))
 
-ORDER = ["privacy", "corpus", "models", "updates", "mechanism", "engines", "measure", "training", "audit", "deploy", "report", "cli"]
+ORDER = [
+    "privacy",
+    "corpus",
+    "models",
+    "updates",
+    "mechanism",
+    "engines",
+    "measure",
+    "training",
+    "audit",
+    "deploy",
+    "report",
+    "cli",
+]
 """Rooms in the order of the sentence: text -> tokens -> cohort -> updates -> sum -> average -> noise -> model -> numbers -> page.
 A room imports only rooms before it (docs/decisions/0002-rooms.md)."""
 
