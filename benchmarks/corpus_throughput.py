@@ -4,7 +4,8 @@
     python benchmarks/corpus_throughput.py /tmp/input.jsonl            (both, and their ratio)
     python benchmarks/corpus_throughput.py /tmp/input.jsonl --ours     (only ours: the other needs four times its input)
 
-Both run in processes of their own, one after the other, on the same file. Memory is the sum of the proportional set
+Both run in processes of their own on the same file, which has been read once before, so that neither waits for the disk: ours,
+theirs, ours again, and the ratio is to the mean of ours. Memory is the sum of the proportional set
 sizes of the process and its children, read ten times a second.
 """
 
@@ -83,18 +84,32 @@ def main(path: str, only_ours: bool) -> None:
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(path))) as folder:
         script = Path(folder) / "ours.py"
         script.write_text(OURS)
-        seconds, ours, peak = timed([sys.executable, str(script), path, f"{folder}/store", str(CAP)])
-        _print("prepare", megabytes, seconds, ours, peak)
-        shutil.rmtree(f"{folder}/store")
+        _read_once(path)
+        first = _ours(script, path, folder, megabytes)
         if only_ours:
             return
         baseline = Path(__file__).with_name("corpus_baseline.py")
         slow, theirs, heavy = timed([sys.executable, str(baseline), path, f"{folder}/plain", str(CAP)])
         _print("pandas and re", megabytes, slow, theirs, heavy)
+        again = _ours(script, path, folder, megabytes)
+        seconds, ours = ((a + b) / 2 for a, b in zip(first, again, strict=True))
         cores = os.cpu_count() or 1
         print(
             f"ratio: {slow / seconds:.2f}; with {cores} cores to itself, by processor time: {theirs / (ours / cores):.2f}"
         )
+
+
+def _read_once(path: str) -> None:
+    with open(path, "rb") as file:
+        while file.read(1 << 24):
+            pass
+
+
+def _ours(script: Path, path: str, folder: str, megabytes: float) -> tuple[float, float]:
+    seconds, processor, peak = timed([sys.executable, str(script), path, f"{folder}/store", str(CAP)])
+    _print("prepare", megabytes, seconds, processor, peak)
+    shutil.rmtree(f"{folder}/store")
+    return seconds, processor
 
 
 def _print(name: str, megabytes: float, seconds: float, processor: float, peak: int) -> None:
