@@ -141,12 +141,13 @@ def _fits(part, largest, fits, blocks, NOISED: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _sum(delta, table, scale, weight, fits, units, per_unit, blocks, balls, U, ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of the sum over users. DP: who does not fit contributes exactly zero."""
+    """A block of the sum over users."""
     k = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.int64)
     u = tl.full([], 0, tl.int64)
     while u < U:
         n, _, _ = _whole_units(delta, table, scale, weight, per_unit, blocks, balls, u, k, ROW, BLOCK)
+        # DP: who does not fit, or is not finite, adds exactly zero.
         total += tl.where(tl.load(fits + u) != 0, n, 0.0).to(tl.int64)
         u += 1
     i = tl.load(table + k) + tl.arange(0, BLOCK)
