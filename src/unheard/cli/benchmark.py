@@ -59,16 +59,23 @@ def benchmark(
         task = bar.add_task("the machine's own limits", total=None)
         limits = speed.machine(place)
         found |= {"machine": limits.__dict__, "parameters": timed.layout.total, "updates": [], "rounds": []}
+
+        def measured(what: str, row: dict[str, Any]) -> dict[str, Any]:
+            # said at once: a benchmark that is stopped has not been in vain
+            bar.console.print(f"{what}: {row['users_per_second']:,.1f} users/s", highlight=False)
+            return row
+
         for each in speed.choices(choice, engine or ["stacked", "vectorised"], precision or _precisions(on_gpu)):
             for size in sizes:
-                bar.update(task, description=f"{each.kind}, {each.precision}, {size} users at a time")
-                row = speed.user_updates(timed, each, size)
+                what = f"{each.kind}, {each.precision}, {size} users at a time"
+                bar.update(task, description=what)
+                row = measured(what, speed.user_updates(timed, each, size))
                 found["updates"].append(row | _shares(row, speed.limits(timed, limits, row["bytes_per_number"])))
         for size, side_by_side in [*((n, 1) for n in whole), *([(100, runs)] if runs else [])]:
-            bar.update(task, description=f"whole rounds of {size} users, {side_by_side} run(s)")
-            found["rounds"].append(
-                speed.whole_rounds(timed, choice, size, runs=side_by_side, rounds=_enough(size, on_gpu))
-            )
+            what = f"whole rounds of {size} users, {side_by_side} run(s)"
+            bar.update(task, description=what)
+            row = speed.whole_rounds(timed, choice, size, runs=side_by_side, rounds=_enough(size, on_gpu))
+            found["rounds"].append(measured(what, row))
     if json_:
         typer.echo(json.dumps(found, indent=2))
     else:
