@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import unheard
+from unheard.engines.engine import Cohort
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import VectorisedEngine
@@ -172,3 +173,24 @@ def test_what_one_user_adds_does_not_depend_on_who_else_is_there(model, update, 
     for gone in (0, 4, 6):
         rest = [user for user in everybody if user.number != gone]
         assert torch.equal(total(everybody), total(rest) + total([everybody[gone]]))
+
+
+@pytest.mark.parametrize("engine", [ReferenceEngine, *FAST])
+def test_an_engine_remembers_nobody_from_one_round_to_the_next(model, plan, engine):
+    """To the bit: what stays in an engine's memory must not reach the next cohort."""
+    now, fresh, used = plan.at(0, model.layout), engine(model), engine(model)
+    used.sum_updates(model.initial(1), users(), now, reproducible_generator(1))
+    others = [User(user.tokens[::-1].copy(), None, user.number) for user in users()]
+    again, first = (
+        e.sum_updates(model.initial(2), others, now, reproducible_generator(2)).units_P for e in (used, fresh)
+    )
+    assert torch.equal(again, first)
+
+
+def test_a_user_or_a_cohort_that_is_printed_shows_nothing_private(model, plan):
+    cohort = Cohort(
+        params_P=model.initial(0), users=users(), plan=plan.at(0, model.layout), rng=reproducible_generator(1)
+    )
+    assert repr(users()[0]) == "User()"
+    assert "User" not in repr(cohort)
+    assert "tensor" not in repr(cohort)

@@ -5,7 +5,7 @@ ledger; tests/agreement says so for each. This is the meeting point of work: mod
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -24,10 +24,10 @@ from unheard.updates.user import User
 class Cohort:
     """One round's work of one run."""
 
-    params_P: Tensor
-    users: Sequence[User]
+    params_P: Tensor = field(repr=False)
+    users: Sequence[User] = field(repr=False)  # how many were drawn is private too
     plan: RoundPlan
-    rng: np.random.Generator
+    rng: np.random.Generator = field(repr=False)
 
 
 KINDS = ("auto", "reference", "vectorised", "stacked")
@@ -35,7 +35,8 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 class Engine(Protocol):
-    """Engines are made for one model and one device. They may keep memory between rounds, but nothing of users."""
+    """Engines are made for one model and one device. They may keep memory between rounds; what it held of users is
+    overwritten before it is read again."""
 
     @property
     def device(self) -> torch.device: ...

@@ -106,6 +106,8 @@ class VectorisedEngine:
                 if "step" not in self._compiled:
                     self._compiled["step"] = torch.compile(self._local_step)
                 return self._compiled["step"](*args)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # what cannot be compiled runs as it is: slower, and the same
                 warnings.warn(f"This model cannot be compiled, and trains more slowly: {error}", stacklevel=2)
                 self._compiled["step"] = False

@@ -5,7 +5,7 @@ Where in the paper: section 3, "a local batch size of B = 8, an unroll size of 1
 tokens in 20 batches. What the paper leaves open is decided in docs/decisions/0003-batches-of-a-user.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from unheard.models.model import PAD
 class User:
     """What one user brings to a round: tokens in the order written, and, if the model asks for them, features."""
 
-    tokens: np.ndarray
-    features: np.ndarray | None = None
-    number: int = 0
+    # DP: what a user wrote does not show when a User, or what holds one, is printed or ends up in a message.
+    tokens: np.ndarray = field(repr=False)
+    features: np.ndarray | None = field(default=None, repr=False)
+    number: int = field(default=0, repr=False)
     """Which user of the store this is."""
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from unheard.engines.stacked.sizes import Sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Buffers:
     """Of U users in R runs, for up to S local steps."""
 

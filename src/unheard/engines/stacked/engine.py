@@ -170,7 +170,7 @@ class StackedEngine:
         return _Chunk(key, buffers, PlainStep(buffers))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Task:
     """The batches of one cohort's users."""
 
@@ -190,7 +190,7 @@ class _Task:
         return cls(c, windows_USBW, num_steps_U)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Chunk:
     """Buffers and the steps on them."""
 
@@ -203,6 +203,7 @@ class _Chunk:
         """Put users into the buffers; how many steps the longest has."""
         b = self.buffers
         device, U = b.delta_UP.device, len(members)
+        # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
         b.delta_UP.zero_()
         b.scale_UM.fill_(1)
         b.unclipped_U.fill_(1)

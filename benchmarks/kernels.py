@@ -1,0 +1,78 @@
+"""Where a local step's time goes on a GPU: microseconds a user and step by kernel, and of the whole as a recorded graph.
+
+Run it: python benchmarks/kernels.py [--users 512] [--precision bfloat16] [--set table_words=64 --set table_warps=4 ...]
+The paper's model on synthetic users, clip after every step. `--set` tries another block size, of those that
+engines/stacked/kernels.py lists. The tables of docs/log.md under "kernel by kernel" were measured with earlier forms of this.
+"""
+
+import argparse
+import time
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from unheard.engines.engine import Cohort
+from unheard.engines.stacked.buffers import Buffers
+from unheard.engines.stacked.engine import PRECISIONS, _Chunk, _Task
+from unheard.engines.stacked.kernels import KernelStep
+from unheard.engines.stacked.sizes import Sizes
+from unheard.models.tied_lstm import TiedLSTM
+from unheard.randomness import reproducible_generator
+from unheard.training.speed import _plan, _synthetic_users
+
+STEPS = 3
+
+
+def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[_Chunk, Cohort, list[tuple[_Task, int]]]:
+    model, device = TiedLSTM(), torch.device("cuda")
+    cohort = Cohort(
+        params_P=model.initial(0).to(device),
+        users=list(_synthetic_users(model.vocabulary_size, users, 80 * STEPS)),
+        plan=_plan(users).at(0, model.layout),
+        rng=reproducible_generator(0),
+    )
+    task = _Task.of(0, cohort)
+    sizes = Sizes.of(model, 8, 10)
+    buffers = Buffers.allocate(sizes, U=users, S=STEPS, R=1, device=device, dtype=PRECISIONS[precision])
+    return _Chunk((), buffers, KernelStep(buffers, **tuning)), cohort, [(task, k) for k in range(users)]
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    words.add_argument("--users", type=int, default=512)
+    words.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    words.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER")
+    asked = words.parse_args()
+    tuning = {name: int(number) for name, number in (pair.split("=") for pair in asked.set)}
+    chunk, cohort, members = chunk_of(asked.users, asked.precision, tuning)
+    step = chunk.step
+    assert isinstance(step, KernelStep)
+    print(
+        f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {asked.users} users, {asked.precision}, {tuning}"
+    )
+    for _ in range(2):  # the first compiles and records
+        chunk.fill([cohort], members)
+        step.run(STEPS)
+    taken = []
+    for _ in range(5):
+        chunk.fill([cohort], members)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step.run(STEPS)
+        torch.cuda.synchronize()
+        taken.append((time.perf_counter() - began) / STEPS / asked.users * 1e6)
+    whole = sorted(taken)[len(taken) // 2]
+    print(f"whole, as a graph: {whole:.2f} us a user and step, {1e6 / 20 / whole:,.0f} users/s of 20 steps")
+    chunk.fill([cohort], members)
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(STEPS):
+            step.take()
+        torch.cuda.synchronize()
+    for kernel in sorted(seen.key_averages(), key=lambda k: -k.device_time_total)[:14]:
+        print(
+            f"  {kernel.key[:40]:40} {kernel.device_time_total / STEPS / asked.users:8.3f} us, {kernel.count} launches"
+        )
+
+
+if __name__ == "__main__":
+    main()
