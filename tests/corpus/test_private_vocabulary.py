@@ -2,6 +2,7 @@
 
 import math
 
+import duckdb
 import numpy as np
 import pytest
 from hypothesis import given
@@ -116,7 +117,7 @@ def test_both_prices_are_recorded_and_together_are_the_budget():
     assert spent > 5e-7 * 0.99
 
 
-def test_a_user_who_is_held_out_or_too_short_has_no_vote(tmp_path):
+def test_a_user_who_is_too_short_has_no_vote_and_what_is_cut_off_has_none(tmp_path):
     def votes(rows, **rule):
         task = CountVotes(
             folder=tmp_path,
@@ -133,6 +134,19 @@ def test_a_user_who_is_held_out_or_too_short_has_no_vote(tmp_path):
     # cut after 4 tokens, a b EOS b: what is not in the stream has no vote
     assert votes(["a b", "b c"], tokens_per_user=4) == {"a", "b"}
     assert votes(["a <UNK> " + "x" * 65]) == {"a", "<", "unk", ">"}
+
+
+def test_a_user_who_is_held_out_has_no_vote(tmp_path):
+    splits = SplitRule(held_out=0.5)
+    task = CountVotes(
+        folder=tmp_path, tokens=WordTokens(), rule=StreamRule(min_tokens=1), splits=splits, release=release()
+    )
+    people = [f"user{k}" for k in range(40)]
+    task(0, iter([(people, [f"word{k}" for k in range(40)])]))
+    ((voted,),) = duckdb.sql(f"SELECT list(word) FROM read_parquet('{tmp_path}/*.parquet')").fetchall()
+    in_training = {f"word{k}" for k, user in enumerate(people) if splits.split_of(user) == "train"}
+    assert set(voted) == in_training
+    assert 0 < len(in_training) < 40
 
 
 def test_a_price_that_is_none_is_refused():
