@@ -46,7 +46,7 @@ def audit(
 
     from unheard.audit.plot import score_plot
     from unheard.audit.verdict import as_data
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import notes, say
     from unheard.runs import replace_file
     from unheard.training.released import Released
 
@@ -64,10 +64,10 @@ def audit(
         print(json.dumps(told, allow_nan=False))
     else:
         for sentence in told["verdict"]:
-            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+            say(sentence)
         if found is None:
             notes.print(f"No canaries were planted in {store}: `unheard canaries --help`.", markup=False)
-        console.print(f"Written to {place}", highlight=False, markup=False)
+        say(f"Written to {place}")
     if not told["holds"]:
         raise typer.Exit(2)
 

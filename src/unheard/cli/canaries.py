@@ -29,7 +29,7 @@ def canaries(
     import json
     import os
 
-    from unheard.cli.display import console
+    from unheard.cli.display import say
     from unheard.corpus.vocabulary import Vocabulary
     from unheard.errors import InputError
     from unheard.randomness import secure_generator
@@ -50,6 +50,4 @@ def canaries(
             file.write("\n".join(lines) + "\n")
     except FileExistsError:
         raise InputError(f"{out} exists and is kept: name another file with --out.") from None
-    console.print(
-        f"{len(lines)} secrets in {out}. Plant them: unheard prepare INPUT --canaries {out} ...", markup=False
-    )
+    say(f"{len(lines)} secrets in {out}. Plant them: unheard prepare INPUT --canaries {out} ...")

@@ -109,7 +109,7 @@ def _run(corpus: Path, rounds: int, plan) -> "Run":
 
 def _compare(out: Path) -> None:
     """The closing tables and the page, from what the two run folders hold."""
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import notes, say
     from unheard.cli.measuring import measured
     from unheard.cli.tables import print_table
     from unheard.report import tables
@@ -135,4 +135,4 @@ def _compare(out: Path) -> None:
         f"What the private one guarantees, in full:  unheard statement {folders[1]}",
         f"The same as a page, to open in a browser:  {page.resolve().as_uri()}",
     ):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)

@@ -17,6 +17,11 @@ console = Console()
 notes = Console(stderr=True)
 
 
+def say(sentence: str) -> None:
+    """A sentence, as it is: never broken at a column, so that paths and commands in it can be copied and searched for."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
 def epsilon_text(epsilon: float | None) -> str:
     if epsilon is None or math.isinf(epsilon):
         return "∞"

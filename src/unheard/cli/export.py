@@ -22,7 +22,7 @@ def export(
     from rich.progress import Progress
     from rich.table import Table
 
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import console, notes, say
     from unheard.deploy.export import export as write
     from unheard.errors import InvalidValue
     from unheard.parts import nearest
@@ -42,12 +42,12 @@ def export(
         table.add_row(name, f"{size / 1e6:.2f} MB", *shares)
     console.print(table)
     contexts = next(iter(made.agreement.values())).contexts
-    say = [
+    told = [
         f"Compared on {contexts:,} contexts, drawn from the model itself. Float32 is checked equal before anything is written."
     ]
-    say.append(f"What may be said about it travels with it: {made.statement['claim']}.")
+    told.append(f"What may be said about it travels with it: {made.statement['claim']}.")
     if made.statement["claimed"]["epsilon"] == "infinity":
-        say.append("Think before you ship it: with no guarantee, a model can repeat what its users wrote.")
-    say.append(f'Try it: unheard predict {place} "how are"   or: unheard keyboard {place}')
-    for line in say:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        told.append("Think before you ship it: with no guarantee, a model can repeat what its users wrote.")
+    told.append(f'Try it: unheard predict {place} "how are"   or: unheard keyboard {place}')
+    for line in told:
+        say(line)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unheard.cli.display import console, epsilon_text
+from unheard.cli.display import epsilon_text, say
 
 if TYPE_CHECKING:
     from unheard.training.loop import RoundReport
@@ -13,26 +13,18 @@ def finish(folder: Path, last: "RoundReport | None") -> None:
     from unheard.runs import RunFolder
 
     if last is None:
-        console.print(
-            f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N",
-            markup=False,
-        )
+        say(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
         return
     rows = RunFolder.open(folder).read_metrics()
     if rows:
         row = rows[-1]
-        console.print(
+        say(
             f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
-            f"perplexity {row['perplexity']:.4g}, after round {row['round']}.",
-            markup=False,
+            f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
         )
-    console.print(
-        f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.", highlight=False, markup=False
-    )
+    say(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.")
     if last.stopped:
-        console.print(f"Stopped: {last.stopped}", highlight=False, markup=False)
+        say(f"Stopped: {last.stopped}")
     elif last.round < last.rounds:
-        console.print(
-            f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}", markup=False
-        )
-    console.print(f"Run folder: {folder}. What it guarantees: unheard statement {folder}", markup=False)
+        say(f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}")
+    say(f"Run folder: {folder}. What it guarantees: unheard statement {folder}")

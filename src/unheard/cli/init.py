@@ -98,7 +98,7 @@ def init(
     """Write a commented run file with the paper's settings."""
     import json
 
-    from unheard.cli.display import console
+    from unheard.cli.display import say
     from unheard.corpus.vocabulary import Vocabulary
     from unheard.errors import InvalidValue
 
@@ -119,8 +119,6 @@ def init(
         run_file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
-    console.print(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run", highlight=False, markup=False)
+    say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
     if not words.exists():
-        console.print(
-            f"There is no corpus at {corpus} yet: make it with `unheard prepare`.", highlight=False, markup=False
-        )
+        say(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.")

@@ -28,7 +28,7 @@ def personalize(
     from rich.progress import Progress
     from rich.table import Table
 
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import console, notes, say
     from unheard.deploy.opening import run_statement
     from unheard.deploy.personal_folder import check_place
     from unheard.deploy.personalize import NOT_FOR_OTHERS, Personal, save_personal
@@ -58,10 +58,10 @@ def personalize(
     table.add_row("perplexity", *(f"{side['perplexity']:.4g}" for side in (made.before, made.after)))
     console.print(table)
     if made.passes == 0:
-        say = "No pass over the text helped on its own middle part: the personal model is the shared one. More text may do it."
+        told = "No pass over the text helped on its own middle part: the personal model is the shared one. More text may do it."
     elif made.after["accuracy_top1"] < made.before["accuracy_top1"]:
-        say = f"It learned for {made.passes} passes and guesses fewer of the latest words: keep the shared model."
+        told = f"It learned for {made.passes} passes and guesses fewer of the latest words: keep the shared model."
     else:
-        say = f"It learned for {made.passes} passes; how many was found on the middle part of the text."
-    for line in (say, f"{NOT_FOR_OTHERS} It is in {out}, readable by you alone; {folder} is unchanged."):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        told = f"It learned for {made.passes} passes; how many was found on the middle part of the text."
+    for line in (told, f"{NOT_FOR_OTHERS} It is in {out}, readable by you alone; {folder} is unchanged."):
+        say(line)

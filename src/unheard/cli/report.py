@@ -34,7 +34,7 @@ def report(
     ] = True,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import notes, say
     from unheard.cli.measuring import measured_if_possible
     from unheard.report.comparison import Comparison
     from unheard.report.page import write_page
@@ -47,4 +47,4 @@ def report(
             folders, baseline=baseline, as_if_users=as_if_users, as_if_users_per_round=as_if_users_per_round
         )
         page = write_page(compared, out, title=title)
-    console.print(f"The page is written: {page.resolve().as_uri()}", highlight=False, markup=False, soft_wrap=True)
+    say(f"The page is written: {page.resolve().as_uri()}")

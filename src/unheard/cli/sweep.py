@@ -72,7 +72,7 @@ def combinations(vary: list[str]) -> list[tuple[str, ...]]:
 def _table(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
     from rich.table import Table
 
-    from unheard.cli.display import console, epsilon_text
+    from unheard.cli.display import console, epsilon_text, say
     from unheard.runs import RunFolder
 
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")
@@ -88,4 +88,4 @@ def _table(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
         else:
             table.add_row(name, str(report.round), *figures, epsilon_text(report.epsilon), report.stopped or "")
     console.print(table)
-    console.print(f"Compare them: unheard compare {out}/*", markup=False, highlight=False)
+    say(f"Compare them: unheard compare {out}/*")

@@ -30,7 +30,7 @@ def verify(
     from rich.table import Table
 
     from unheard.audit.verification import verify as look
-    from unheard.cli.display import console, notes
+    from unheard.cli.display import console, notes, say
 
     with notes.status("Reading the folder and recomputing epsilon"):
         found = look(folder, corpus)
@@ -46,6 +46,6 @@ def verify(
         verdict = (
             "Everything that was checked fits." if fits else f"This folder cannot be believed: {', '.join(wrong)}."
         )
-        console.print(verdict, highlight=False, markup=False)
+        say(verdict)
     if not fits:
         raise typer.Exit(2)
