@@ -23,6 +23,8 @@ ORDER = [
     "measure",
     "training",
     "audit",
+    "paper",
+    "tuning",
     "deploy",
     "report",
     "cli",

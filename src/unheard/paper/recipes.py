@@ -1,0 +1,303 @@
+"""Every table and figure of the paper, and what it recommends but did not do: which runs each needs, and what it should show.
+
+Where in the paper: `place` says. This is where the paper's parts meet; exhibits.py turns results into what is shown.
+"""
+
+from dataclasses import replace
+
+from unheard.paper.recipe import PaperRun, Recipe
+from unheard.paper.runs import FIRST, LONG, SWEEP, baseline, clipped, noised, traded
+
+SEEDS = (1, 2, 3)
+CLIPS = (2.5, 5, 10, 15, 20, 30, 40)
+NOISES = (0.003, 0.006, 0.012, 0.024, 0.048, 0.2)
+TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
+MAIN = (
+    baseline(),
+    noised(15, 0.003, rounds=LONG),
+    noised(10, 0.006, rounds=LONG),
+    noised(15, 0.012, rounds=LONG),
+)
+S20 = traded(20)
+
+
+def _fedsgd(run: PaperRun) -> PaperRun:
+    """One gradient of all of a user's data: 160 windows of 10 tokens are 1,600."""
+    changes = ("update.kind=fedsgd", "update.batch_size=160", "sampling.users_per_round=50", *run.changes)
+    return replace(run, name=f"fedsgd-{run.name}", changes=changes)
+
+
+def _model(name: str, run: PaperRun, *changes: str, corpus: str = "main") -> PaperRun:
+    return replace(run, name=f"{name}-{run.name}", changes=(*changes, *run.changes), corpus=corpus)
+
+
+def _dictionary(size: str, runs: tuple[PaperRun, ...]) -> tuple[PaperRun, ...]:
+    return tuple(_model(size, run, corpus=size) for run in runs)
+
+
+VARIABLE = PaperRun(
+    name="variable-true-average",
+    changes=("estimator.kind=true_average", "clip.kind=none", "noise.kind=none"),
+    rounds=SWEEP,
+)
+PUBLIC = _model("other", replace(baseline(), rounds=1500), corpus="other")
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="table-rounds",
+            title="Privacy after 1 to 10^6 rounds",
+            place="Table 1",
+            claim="With noise in proportion to the sensitivity, epsilon stays reasonable over a large range of parameters.",
+            rank=0,
+        ),
+        Recipe(
+            name="noised-vs-baseline",
+            title="Noised training against the non-private baseline",
+            place="Figure 1",
+            runs=tuple(run.with_seed(seed) for run in MAIN for seed in (SEEDS if run in MAIN[:2] else SEEDS[:1])),
+            claim="sigma = 0.003 nearly matches the baseline; more noise costs more, later in training.",
+            rank=1,
+        ),
+        Recipe(
+            name="table-accuracy",
+            title="Privacy and AccuracyTop1 by sigma, S, users and C",
+            place="Table 2",
+            runs=MAIN,
+            claim="sigma = 0.003 with S = 15 costs 0.13 points of AccuracyTop1; 0.006 and 0.012 cost 0.58 and 1.29.",
+            rank=1,
+        ),
+        Recipe(
+            name="users-100-vs-1250",
+            title="100 against 1,250 users a round at equal sigma",
+            place="Figure 7",
+            runs=(MAIN[3], noised(15, 0.012, users=1250)),
+            claim="Both give almost the same accuracy at every round, so a cheap run with C = 100 estimates a private one.",
+            rank=2,
+        ),
+        Recipe(
+            name="private-for-real",
+            title="The runs that the paper could only estimate, at z = 1",
+            place="Section 3",
+            runs=(MAIN[1], MAIN[3], noised(15, 0.012, users=1250), noised(15, 0.003, users=5000)),
+            claim="Accuracy trained with C = 100 at equal sigma is that of the private run with z = 1.",
+            rank=2,
+        ),
+        Recipe(
+            name="trade-offs",
+            title="Noise against clipping at equal privacy, from the beginning",
+            place="Figure 8, left",
+            runs=(*(traded(norm) for norm in TRADES), S20.with_seed(2)),
+            claim="Early in training S between 10 and 12.6 works best; two runs with S = 20 differ little.",
+            rank=3,
+        ),
+        Recipe(
+            name="trade-offs-adjusted",
+            title=f"Noise and clipping adjusted after {FIRST:,} rounds",
+            place="Figure 4 and Figure 8, right",
+            runs=(
+                S20,
+                *(traded(norm, after=S20.name) for norm in TRADES),
+                *(traded(norm, "per_layer", after=S20.name) for norm in (7.9, 12.6, 20)),
+            ),
+            claim="Later in training a smaller S with less noise, at the same privacy, does better: S = 7.9.",
+            rank=3,
+        ),
+        Recipe(
+            name="head-words",
+            title="How many of the ten predictions are head words",
+            place="Table 3",
+            runs=(*MAIN, noised(20, 0.024), noised(20, 0.048), noised(15, 0.012, users=1250)),
+            claim="Better models use fewer head words; noise and C alone change little until they cost accuracy.",
+            rank=4,
+        ),
+        Recipe(
+            name="clipping",
+            title="The effect of clipping, flat and per layer",
+            place="Figure 2",
+            runs=(*(clipped(norm, kind) for kind in ("flat", "per_layer") for norm in CLIPS), VARIABLE),
+            claim="S between 10 and 20 has at most a small effect after 100, 500 and 3,000 rounds.",
+            rank=5,
+        ),
+        Recipe(
+            name="noise",
+            title="The effect of noise at S = 20, flat and per layer",
+            place="Figure 3",
+            runs=(
+                *(noised(20, sigma, kind) for kind in ("flat", "per_layer") for sigma in NOISES),
+                clipped(20),
+                clipped(20, "per_layer"),
+            ),
+            claim="Early, sigma = 0.024 costs almost nothing; later there is a small loss past 0.012; 0.2 destroys accuracy.",
+            rank=6,
+        ),
+        Recipe(
+            name="estimators",
+            title="Sampling and estimators compared",
+            place="Figure 5",
+            runs=(
+                baseline(),
+                VARIABLE,
+                PaperRun(
+                    name="variable-fixed-denominator", changes=("clip.kind=none", "noise.kind=none"), rounds=SWEEP
+                ),
+                PaperRun(
+                    name="variable-clipped-denominator",
+                    changes=(
+                        "estimator.kind=clipped_denominator",
+                        "estimator.min_total_weight=POPULATION",
+                        "clip.kind=none",
+                        "noise.kind=none",
+                    ),
+                    rounds=SWEEP,
+                ),
+            ),
+            claim="Neither a variable sample nor the estimator changes convergence.",
+            rank=7,
+        ),
+        Recipe(
+            name="users-per-round",
+            title="The effect of users per round",
+            place="Figure 6",
+            runs=tuple(baseline(users, LONG if users == 100 else SWEEP) for users in (10, 30, 100, 300, 1000)),
+            claim="More users a round help, with diminishing returns.",
+            rank=8,
+        ),
+        Recipe(
+            name="fedsgd-clipping",
+            title="FedSGD: the effect of clipping",
+            place="Figure 9",
+            runs=tuple(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)),
+            claim="A much smaller S does for FedSGD (2), which needs many more rounds for the same accuracy.",
+            rank=9,
+        ),
+        Recipe(
+            name="fedsgd-noise",
+            title="FedSGD: the effect of noise at S = 20",
+            place="Figure 10",
+            runs=(
+                *(_fedsgd(noised(20, sigma)) for sigma in (0.001, 0.002, 0.006, 0.024)),
+                _fedsgd(clipped(20)),
+                _fedsgd(noised(2, 0.002)),
+            ),
+            claim="FedSGD bears less noise than FedAvg: about sigma = 0.002.",
+            rank=9,
+        ),
+        Recipe(
+            name="dictionaries-clipping",
+            title="20,000 and 30,000 words: the effect of clipping",
+            place="Figure 11",
+            runs=tuple(
+                run for size in ("20k", "30k") for run in _dictionary(size, (clipped(10), clipped(20), VARIABLE))
+            ),
+            claim="Larger dictionaries help little and need no other S.",
+            rank=10,
+        ),
+        Recipe(
+            name="dictionaries-noise",
+            title="20,000 and 30,000 words: the effect of noise at S = 20",
+            place="Figure 12",
+            runs=tuple(
+                run
+                for size in ("20k", "30k")
+                for run in _dictionary(size, (clipped(20), noised(20, 0.012), noised(20, 0.048)))
+            ),
+            claim="Larger dictionaries need no other sigma.",
+            rank=10,
+        ),
+        Recipe(
+            name="update-penalty",
+            title="An L2 penalty on the update",
+            place="Appendix, other experiments",
+            runs=(
+                clipped(15),
+                *(
+                    replace(
+                        clipped(15),
+                        name=f"flat-S15-penalty{penalty:g}",
+                        changes=(f"update.update_penalty={penalty:g}", *clipped(15).changes),
+                    )
+                    for penalty in (0.001, 0.01)
+                ),
+            ),
+            claim="The penalty does not help.",
+            rank=11,
+        ),
+        Recipe(
+            name="tied-embeddings",
+            title="Tied against untied embeddings",
+            place="Appendix, model",
+            runs=(baseline(), _model("untied", baseline(rounds=SWEEP), "model.tied=false")),
+            claim="Tying makes the model 40 % smaller for a small loss.",
+            rank=11,
+        ),
+        Recipe(
+            name="unit-norm",
+            title="Word vectors of norm 1 against free ones",
+            place="Appendix, model",
+            runs=(baseline(), _model("free-norm", baseline(rounds=SWEEP), "model.unit_norm=false")),
+            claim="Vectors of norm 1 converge faster.",
+            rank=11,
+        ),
+        Recipe(
+            name="another-corpus",
+            title="Training on another corpus",
+            place="Section 3",
+            runs=(baseline(), PUBLIC),
+            claim="Training on another corpus costs far more (2.50 points) than privacy does.",
+            rank=11,
+        ),
+        Recipe(
+            name="public-start",
+            title="A public start before private training",
+            place="Appendix, initialization (recommended, not done)",
+            runs=(
+                PUBLIC,
+                MAIN[1],
+                replace(
+                    MAIN[1], name="after-public-" + MAIN[1].name, rounds=1500, after=PUBLIC.name, is_after_public=True
+                ),
+            ),
+            claim="A model that begins from public text reaches the same accuracy in fewer private rounds.",
+            rank=12,
+        ),
+        Recipe(
+            name="adaptive-clipping",
+            title="A clip that follows the users against the best fixed one",
+            place="Not in the paper (Andrew et al. 2021)",
+            runs=(
+                *(traded(norm) for norm in (7.9, 10, 12.6)),
+                PaperRun(
+                    name="adaptive-z0.06",
+                    changes=("clip.kind=adaptive", "clip.initial_norm=10", "noise.noise_multiplier=0.06"),
+                    rounds=SWEEP,
+                ),
+            ),
+            claim="At the same z the median of the users' norms does about as well as the best S of a sweep.",
+            rank=12,
+        ),
+        Recipe(
+            name="other-models",
+            title="A GRU and a character model under the same plan",
+            place="Not in the paper",
+            runs=(
+                *(_model("gru", replace(run, rounds=SWEEP), "model.kind=tied_gru") for run in MAIN[:2]),
+                *(_model("characters", replace(run, rounds=SWEEP), corpus="characters") for run in MAIN[:2]),
+            ),
+            claim="The same S and sigma cost other models as little.",
+            rank=12,
+        ),
+        Recipe(
+            name="cost",
+            title="What a round costs at the paper's population",
+            place="Section 3",
+            runs=(
+                replace(noised(15, 0.012, users=1250), name="cost-C1250", corpus="synthetic", rounds=20),
+                replace(noised(15, 0.003, users=5000), name="cost-C5000", corpus="synthetic", rounds=10),
+            ),
+            claim="Private training with thousands of users a round was too expensive to run; it is not any more.",
+            rank=2,
+        ),
+    )
+}
