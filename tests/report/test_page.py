@@ -12,11 +12,11 @@ import pytest
 
 from tests.report.making import ROUNDS
 from unheard.errors import InvalidValue, LedgerError
+from unheard.numbers import epsilon_text, small
 from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.html import data
 from unheard.report.images import write_images
-from unheard.report.numbers import epsilon_text, small
 from unheard.report.page import render_page, write_page
 from unheard.report.record import RunRecord, read_all
 from unheard.report.style import DARK, LIGHT

@@ -91,7 +91,7 @@ def _progress(standing: "Standing", width: int) -> Any:
 def _figures(standing: "Standing") -> Any:
     from rich.table import Table
 
-    from unheard.report.numbers import epsilon_text, number, percent, small
+    from unheard.numbers import epsilon_text, number, percent, small
 
     grid = Table.grid(padding=(0, 3))
     newest = standing.newest

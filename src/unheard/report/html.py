@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from unheard.report.numbers import shown_word
+from unheard.numbers import shown_word
 from unheard.report.plots import Plot
 from unheard.report.tables import Table
 

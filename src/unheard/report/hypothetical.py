@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from unheard.errors import InvalidValue
+from unheard.numbers import epsilon_text, small
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.planner import default_delta
-from unheard.report.numbers import epsilon_text, small
 from unheard.report.record import RunRecord
 
 

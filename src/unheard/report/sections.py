@@ -5,11 +5,11 @@ In: a Comparison. Out: sections of HTML. A part that there are no numbers for is
 
 from html import escape
 
+from unheard.numbers import epsilon_text, percent, small
 from unheard.privacy.wording import render
 from unheard.report import html, tables
 from unheard.report.comparison import Comparison
 from unheard.report.curves import accuracy_points, epsilon_points, final
-from unheard.report.numbers import epsilon_text, percent, small
 from unheard.report.plots import Plot, plots
 from unheard.report.record import RunRecord
 from unheard.report.sections_of_models import Section, check, configuration, people, suggestions, words

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unheard.numbers import NOTHING, epsilon_text, number, percent, shown_word, small
 from unheard.report.comparison import Comparison
 from unheard.report.curves import final
-from unheard.report.numbers import NOTHING, epsilon_text, number, percent, shown_word, small
 from unheard.report.record import RunRecord
 
 Measures = Mapping[str, Mapping[str, Any]]

@@ -6,7 +6,7 @@ In: a RunRecord. Out: sentences. Every number in them comes from the statement, 
 import math
 from dataclasses import dataclass
 
-from unheard.report.numbers import epsilon_text, raised, small
+from unheard.numbers import epsilon_text, raised, small
 from unheard.report.record import RunRecord
 
 WEAK, STRONG = 8.0, 1.0
