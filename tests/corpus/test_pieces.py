@@ -1,6 +1,7 @@
 """A file read in pieces is the file."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,20 @@ def test_a_large_file_in_pieces_gives_the_same_store(tmp_path, monkeypatch):
     # all times are equal: the order of the input must survive the cuts
     assert words_of(whole.store) == words_of(pieces.store)
     assert whole.counts["rows"] == pieces.counts["rows"]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+@pytest.mark.parametrize("batch_bytes", [1000, 1 << 20])
+def test_a_byte_order_mark_costs_no_row(tmp_path, monkeypatch, name, batch_bytes):
+    rows = [{"who": f"u{i % 7}", "what": "a b c", "when": i} for i in range(100)]
+    text = json.dumps(rows) if name == "x.json" else "\n".join(map(json.dumps, rows))
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    plain = made(tmp_path, tmp_path / name, out="plain")
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    monkeypatch.setattr("unheard.corpus.scan._BATCH_BYTES", batch_bytes)
+    marked = made(tmp_path, tmp_path / name, out="marked")
+    assert words_of(marked.store) == words_of(plain.store)
+    assert marked.counts["rows"] == plain.counts["rows"]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv"])

@@ -5,6 +5,7 @@ In: a path and a range of bytes that begins and ends at line ends. Out: to DuckD
 came before.
 """
 
+import codecs
 import io
 import os
 from typing import Any
@@ -14,10 +15,16 @@ from fsspec.spec import AbstractFileSystem
 SCHEME = "piece://"
 
 
-def cut_places(path: str, piece_bytes: int) -> list[int]:
-    """Where to cut a file into pieces of about this size: 0, then each time just after a line end, at last its size."""
+def after_mark(path: str) -> int:
+    """Where a text begins: behind a byte-order mark, if some editor has put one there; to a JSON reader it is a broken line."""
+    with open(path, "rb") as file:
+        return 3 if file.read(3) == codecs.BOM_UTF8 else 0
+
+
+def cut_places(path: str, piece_bytes: int, begin: int = 0) -> list[int]:
+    """Where to cut a file into pieces of about this size: its beginning, then each time just after a line end, at last its size."""
     size = os.path.getsize(path)
-    places = [0]
+    places = [begin]
     with open(path, "rb") as file:
         for number in range(1, size // piece_bytes + 1):
             file.seek(number * piece_bytes)

@@ -14,7 +14,7 @@ import duckdb
 from unheard.corpus.csv_rows import rejected_rows
 from unheard.corpus.fields import Batch, Fields, quoted
 from unheard.corpus.json_rows import count_undecided, is_quick
-from unheard.corpus.pieces import PieceFiles, cut_places
+from unheard.corpus.pieces import PieceFiles, after_mark, cut_places
 from unheard.corpus.readers import rows_sql
 from unheard.corpus.sources import Source
 from unheard.errors import CorpusError, InputError
@@ -48,10 +48,14 @@ def batches(sources: Sequence[Source]) -> list[Batch]:
 
 
 def in_pieces(source: Source) -> list[Source]:
-    """A large plain file of JSON lines as several sources, anything else as it is."""
-    if source.format != "jsonl" or source.compression != "none" or source.text_bytes <= _BATCH_BYTES:
+    """A large plain file of JSON lines as several sources; plain JSON without its byte-order mark; anything else as it is."""
+    if source.format not in ("jsonl", "json") or source.compression != "none":
         return [source]
-    return [replace(source, piece=piece) for piece in itertools.pairwise(cut_places(source.path, _BATCH_BYTES))]
+    begin = after_mark(source.path)
+    if source.format == "jsonl" and source.text_bytes > _BATCH_BYTES:
+        places = cut_places(source.path, _BATCH_BYTES, begin)
+        return [replace(source, piece=piece) for piece in itertools.pairwise(places)]
+    return [replace(source, piece=(begin, source.text_bytes))] if begin else [source]
 
 
 def open_database(
