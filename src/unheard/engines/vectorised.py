@@ -5,17 +5,17 @@ and those who have finished leave it; nobody waits for the longest.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from unheard.devices import to_device
 from unheard.engines.engine import Cohort
+from unheard.engines.gradients import of_many_users, of_one_user, takes_many
 from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
@@ -41,6 +41,7 @@ class VectorisedEngine:
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
     ) -> CohortSum:
         params_P = params_P.to(self.device)
+        self._choose(params_P)
         seed = int(rng.integers(2**63))
         batches = [plan.update.batches(user, seed) for user in users]
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
@@ -60,7 +61,7 @@ class VectorisedEngine:
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
         while by_length:
-            size = self.users_at_once or self._users_that_fit(batches[by_length[0]])
+            size = 1 if self._is_alone else self.users_at_once or self._users_that_fit(batches[by_length[0]])
             yield by_length[:size]
             by_length = by_length[size:]
 
@@ -129,9 +130,8 @@ class VectorisedEngine:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_coarse):
                 return mean_loss(self.model, params, window_BW, features_F)
 
-        in_dims = (0, 0, None if features_UF is None else 0)
         layers = self.model.layout.split(theta0_P + delta_UP)
-        gradients = vmap(grad(loss), in_dims=in_dims, randomness="error")(layers, window_UBW, features_UF)
+        gradients = self._gradients(loss, layers, window_UBW, features_UF)
         eta, keep = numbers[0], numbers[1]
         moved = [
             (keep * layer - eta * gradients[name].to(layer.dtype)).reshape(len(layer), -1)
@@ -147,6 +147,22 @@ class VectorisedEngine:
             parts.append(part_UL * torch.where(norm_U1 > radius, radius / norm_U1, 1.0))
             was_clipped_U = was_clipped_U | (norm_U1[:, 0] > radius)
         return (torch.cat(parts, dim=1) if len(parts) > 1 else (parts or [moved_UP])[0]), was_clipped_U
+
+    def _gradients(
+        self, loss: Callable[..., Tensor], layers: dict[str, Tensor], window_UBW: Tensor, features_UF: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Of each user's loss, by each user's own parameters."""
+        return (of_one_user if self._is_alone else of_many_users)(loss, layers, window_UBW, features_UF)
+
+    def _choose(self, params_P: Tensor) -> None:
+        if "alone" not in self._compiled:
+            self._compiled["alone"] = not takes_many(self.model, params_P)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether users go one at a time, without vmap. Decided once, for everybody: products of another shape round otherwise,
+        and what one user adds must not depend on who else was drawn."""
+        return self._compiled.get("alone", False)
 
     @property
     def _is_coarse(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from unheard.errors import ModelError
+from unheard.models.pure import PureModule
 from unheard.parameters import Layout
 from unheard.parts import require
 
@@ -68,6 +69,10 @@ class ModuleModel:
         except Exception as error:  # whatever the class does with its arguments
             raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
 
+    @cached_property
+    def _pure(self) -> PureModule:
+        return PureModule(self._module)
+
     @property
     def layout(self) -> Layout:
         return self._layout
@@ -93,10 +98,8 @@ class ModuleModel:
         return self.layout.join(dict(fresh.named_parameters())).detach()
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
-        if (buffer := next(self._module.buffers(), None)) is not None and buffer.device != tokens_BT.device:
-            self._module.to(tokens_BT.device)
         try:
-            logits_BTV = torch.func.functional_call(self._module, dict(params), (tokens_BT,))
+            logits_BTV = self._pure(params, tokens_BT, device=tokens_BT.device)
         except (IndexError, ValueError, TypeError, RuntimeError) as error:
             raise ModelError(f"{self.module} fails on tokens of shape {tuple(tokens_BT.shape)}: {error}.") from error
         if logits_BTV.shape != (*tokens_BT.shape, self.vocabulary_size):
