@@ -15,7 +15,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.randomness import reproducible_generator
 from unheard.runs import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
-from unheard.training.round import read_users
+from unheard.updates.stored import read_users
 
 
 def adaptive(run, initial_norm, rounds, **more) -> unheard.Run:
@@ -43,7 +43,7 @@ def norms_of_users(run, store, params_P) -> np.ndarray:
     """Each user's update if nobody clipped it. With one local step that is what the clip sees."""
     plan = replace(run.plan, clip=unheard.NoClip(), noise=unheard.NoNoise()).at(0, run.model.layout)
     engine = EngineChoice(kind="reference").build(run.model)
-    users = read_users(store.train, np.arange(store.train.num_users), run.model)
+    users = read_users(store.train, np.arange(store.train.num_users), False)
     assert all(len(plan.update.batches(user, 0)) == 1 for user in users)
     return np.array([engine.user_update(params_P, user, plan, 0).norm().item() for user in users])
 
@@ -83,7 +83,7 @@ def test_a_stop_and_a_resume_go_on_with_the_same_s(run, tmp_path):
 @pytest.mark.parametrize("S", [0.001, 0.05, 10.0])
 def test_every_engine_counts_the_same_users_as_unclipped(run, store, S):
     plan = adaptive(run, S, rounds=1).plan.at(0, run.model.layout)
-    users = read_users(store.train, np.arange(30), run.model)
+    users = read_users(store.train, np.arange(30), False)
     params_P = run.model.initial(1)
     counted = {
         kind: EngineChoice(kind=kind)
@@ -98,7 +98,7 @@ def test_every_engine_counts_the_same_users_as_unclipped(run, store, S):
 
 def test_a_clip_that_stays_is_not_counted(run, store):
     plan = run.plan.at(0, run.model.layout)
-    users = read_users(store.train, np.arange(5), run.model)
+    users = read_users(store.train, np.arange(5), False)
     for kind in ("reference", "vectorised", "stacked"):
         engine = EngineChoice(kind=kind).build(run.model)
         assert engine.sum_updates(run.model.initial(1), users, plan, reproducible_generator(1)).balance is None

@@ -14,11 +14,11 @@ from unheard.privacy.account import new_run_id
 from unheard.privacy.events import Event
 from unheard.privacy.population import Population
 from unheard.randomness import Streams
-from unheard.training.round import read_users
 from unheard.training.run import Run
 from unheard.training.server import step
 from unheard.training.start import first_state
 from unheard.training.state import State
+from unheard.updates.stored import StoredUsers
 
 
 @dataclass
@@ -50,7 +50,8 @@ class Company:
         # Another stream than the canaries': one generator must not be asked for two cohorts.
         rng = self.streams.batches(round)
         cohort = plan.sampling.draw(users.num_users, plan.population, rng)
-        people = self.engine.sum_updates(self.state.params_P, read_users(users, cohort, self.run.model), plan, rng)
+        stored = StoredUsers(users, cohort, with_features=bool(self.run.model.user_features))
+        people = self.engine.sum_updates(self.state.params_P, stored, plan, rng)
         return plan.contribution.sum([canaries, replace(people, units_P=people.units_P.cpu())], plan.layout.total)
 
     def learn(self, noisy: NoisyAverage) -> None:

@@ -50,7 +50,7 @@ def _quick(folder: Path, corpus: Path | None, max_tokens: int | None) -> dict[st
     from unheard.errors import ModelError
     from unheard.measure.next_word import evaluate as measure
     from unheard.training.released import Released
-    from unheard.training.round import users_in_turn
+    from unheard.updates.stored import users_in_turn
 
     released = Released.open(folder)
     store = TokenStore.open(corpus or released.run.corpus)

@@ -52,7 +52,7 @@ def _measure(folder: Any, corpus: Path | None, max_tokens: int | None, prompts: 
     from unheard.measure.baselines import FIT_TOKENS
     from unheard.measure.full import PROMPTS, Measured, full_measures, write_measures
     from unheard.training.released import Released
-    from unheard.training.round import users_in_turn
+    from unheard.updates.stored import users_in_turn
 
     released = Released.open(folder.path)
     store = TokenStore.open(corpus or released.run.corpus)

@@ -25,7 +25,7 @@ from unheard.privacy.statement import statement
 from unheard.randomness import NormalsAhead, ReproducibleStreams, SecureStreams, Streams
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
-from unheard.training.round import draw_cohort, learn, users_in_turn
+from unheard.training.round import draw_cohort, learn
 from unheard.training.run import Run
 from unheard.training.run_file import read_run_file, run_hash, run_toml
 from unheard.training.start import (
@@ -41,6 +41,7 @@ from unheard.training.start import (
 )
 from unheard.training.state import State
 from unheard.training.together import RoundReport, Rounds, alone, side_by_side
+from unheard.updates.stored import users_in_turn
 
 
 def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -> Iterator[RoundReport]:

@@ -3,7 +3,6 @@
 In: the public state and the private users. Out: the next public state. The caller has charged the ledger before it calls.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,17 +16,16 @@ from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
 from unheard.training.server import Server, step
 from unheard.training.state import State
-from unheard.updates.user import User
+from unheard.updates.stored import StoredUsers
 
 
 def draw_cohort(
     state: State, plan: RoundPlan, model: LanguageModel, users: UserTokens, streams: Streams, attempt: int
 ) -> Cohort:
-    """Who is heard this round, and what they wrote."""
+    """Who is heard this round. What they wrote is read by whoever sums them."""
     drawn = plan.sampling.draw(users.num_users, plan.population, streams.sampling(attempt))
-    return Cohort(
-        params_P=state.params_P, users=read_users(users, drawn, model), plan=plan, rng=streams.batches(attempt)
-    )
+    stored = StoredUsers(users, drawn, with_features=bool(model.user_features))
+    return Cohort(params_P=state.params_P, users=stored, plan=plan, rng=streams.batches(attempt))
 
 
 def learn(
@@ -61,17 +59,3 @@ def run_round(
     cohort = draw_cohort(state, plan, model, users, streams, attempt)
     total = engine.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
     return learn(state, plan, model, server, total, streams.noise(attempt), streams.count(attempt))
-
-
-def read_users(users: UserTokens, cohort: np.ndarray, model: LanguageModel) -> list[User]:
-    """The cohort's text, and features if the model takes them."""
-    tokens = users.users(cohort)
-    if not model.user_features:
-        return [User(t, None, int(k)) for t, k in zip(tokens, cohort, strict=True)]
-    return [User(t, f, int(k)) for t, f, k in zip(tokens, users.features(cohort), cohort, strict=True)]
-
-
-def users_in_turn(users: UserTokens, model: LanguageModel) -> Iterator[User]:
-    """All users of a split in order, a few at a time."""
-    for start in range(0, users.num_users, 64):
-        yield from read_users(users, np.arange(start, min(start + 64, users.num_users)), model)
