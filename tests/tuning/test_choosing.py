@@ -1,0 +1,78 @@
+"""What is chosen from results that can be reckoned in the head."""
+
+import math
+
+import pytest
+
+from unheard.errors import InvalidValue
+from unheard.tuning.choosing import choose_noise, choose_norm
+from unheard.tuning.results import Margin, Result, margin
+
+
+def result(stage, norm, noise_std, *accuracies, name=None):
+    """One seed for each accuracy, evaluated twice with the same outcome."""
+    last = tuple((accuracy, accuracy) for accuracy in accuracies)
+    return Result(
+        stage=stage, norm=norm, noise_std=noise_std, name=name or f"S={norm:g},sigma={noise_std:g}", last=last
+    )
+
+
+BASELINE = result("baseline", math.inf, 0.0, 0.200)
+CLIPPED = [result("clip", s, 0.0, a) for s, a in ((20, 0.200), (5, 0.190), (10, 0.198), (30, 0.201))]
+NOISED = [
+    result("noise", 10, sigma, a) for sigma, a in ((0.003, 0.199), (0.006, 0.197), (0.012, 0.1949), (0.024, 0.150))
+]
+SURE = Margin(points=0.01, of_seeds=True)
+
+
+def test_the_smallest_s_that_costs_less_than_allowed_is_chosen():
+    assert choose_norm(BASELINE, CLIPPED, 0.25, SURE).result.norm == 10
+    assert choose_norm(BASELINE, CLIPPED, 0.1, SURE).result.norm == 20
+    assert choose_norm(BASELINE, CLIPPED, 5.0, SURE).result.norm == 5
+
+
+def test_the_largest_noise_that_costs_less_than_allowed_is_chosen():
+    chosen = choose_noise(BASELINE, NOISED, 0.5, SURE)
+    assert (chosen.result.noise_std, chosen.loss) == (0.006, pytest.approx(0.3))
+    assert choose_noise(BASELINE, NOISED, 0.52, SURE).result.noise_std == 0.012
+
+
+def test_where_everything_costs_too_much_nothing_is_chosen_and_the_least_is_named():
+    with pytest.raises(InvalidValue, match=r"the least: 0\.10, S=10,sigma=0\.003.*--noise-stds.*--allow-loss"):
+        choose_noise(BASELINE, NOISED, 0.05, SURE)
+
+
+def test_a_choice_at_the_edge_of_the_grid_says_so():
+    assert "edge of the grid" in choose_norm(BASELINE, CLIPPED, 5.0, SURE).remarks[0]
+    assert not choose_norm(BASELINE, CLIPPED, 0.25, SURE).remarks
+
+
+def test_a_choice_that_chance_could_turn_says_so():
+    remarks = choose_noise(BASELINE, NOISED, 0.5, Margin(points=0.25, of_seeds=True)).remarks
+    assert "within noise" in remarks[0]  # 0.30 against 0.50 allowed
+    assert "passed over for 0.51" in remarks[1]
+    assert choose_noise(BASELINE, NOISED, 0.5, Margin(points=None, of_seeds=False)).remarks
+
+
+def test_the_margin_is_students_for_the_difference_of_two_means():
+    """Two settings of two seeds, each one point apart: s^2 = (0.5 + 0.5) / 2, t(2 degrees) = 4.303, times sqrt(2 / 2)."""
+    found = margin([result("clip", 1, 0, 0.20, 0.21), result("clip", 2, 0, 0.30, 0.31)])
+    assert found.of_seeds
+    assert found.points == pytest.approx(4.3027 * math.sqrt(0.5), rel=1e-4)
+    assert found.hides(3.0)
+    assert not found.hides(-3.1)
+
+
+def test_with_one_seed_the_margin_comes_from_the_last_evaluations_and_says_that_it_may_be_too_small():
+    one = Result(stage="clip", norm=1, noise_std=0, name="one", last=((0.20, 0.21, 0.20, 0.21, 0.205),))
+    found = margin([one])
+    assert not found.of_seeds
+    assert found.points is not None
+    assert "perhaps larger ones too" in found.sentence
+
+
+def test_without_any_repetition_every_difference_is_within_noise():
+    found = margin([Result(stage="clip", norm=s, noise_std=0, name="", last=((0.1 * s,),)) for s in (1, 2)])
+    assert found.points is None
+    assert found.hides(10.0)
+    assert "no difference can be told from chance" in found.sentence

@@ -1,0 +1,201 @@
+"""`unheard tune` from end to end, on a small store: it chooses, plans, resumes, and says what it has cost."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import unheard
+from unheard.cli.main import app, main
+from unheard.errors import InvalidValue, RunFolderExists
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population import Population
+from unheard.training.run_file import read_run_file, run_toml
+from unheard.tuning.road_map import Allowance, road_map
+from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
+
+QUICK = ["--rounds", "4", "--users-per-round", "10", "--norms", "1,4", "--noise-stds", "0.001,0.002"]
+GENEROUS = ["--allow-clip-loss", "90", "--allow-loss", "95"]
+
+
+@pytest.fixture
+def run_file(run, store, tmp_path):
+    """A private run of 20,000 declared users on a store of its own."""
+    shutil.copytree(store.path, tmp_path / "private")
+    (tmp_path / "private" / "ledger.jsonl").unlink(missing_ok=True)
+    planned = replace(
+        run,
+        corpus=tmp_path / "private",
+        plan=replace(run.plan, population=20_000, sampling=unheard.PoissonSampling(users_per_round=50)),
+        training=unheard.Training(rounds=1000, reproducible_seed=3),
+        evaluation=unheard.Evaluation(every=1, max_tokens=100),
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(planned))
+    return file
+
+
+@pytest.fixture
+def proxy(store, tmp_path):
+    shutil.copytree(store.path, tmp_path / "proxy")
+    (tmp_path / "proxy" / "ledger.jsonl").unlink(missing_ok=True)
+    return tmp_path / "proxy"
+
+
+def tune(*words):
+    return CliRunner().invoke(app, ["tune", *map(str, words)], catch_exceptions=False)
+
+
+def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, tmp_path):
+    asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
+    done = tune(*asked)
+    assert done.exit_code == 0
+    found = json.loads((tmp_path / "t" / "tuning.json").read_text())
+    assert [row["stage"] for row in found["trials"]] == ["baseline", "clip", "clip", "noise", "noise"]
+    assert found["chosen"]["norm"] == 1
+    assert found["chosen"]["noise_std"] == 0.002
+    chosen, _ = read_run_file(tmp_path / "t" / "chosen.toml")
+    event = chosen.plan.at(0, chosen.model.layout).event()
+    assert event.noise_multiplier == 1.0
+    assert event.sampling_prob == 500 / 20_000  # 1 x 1 / 0.002 users of the declared population
+    assert chosen.training.rounds == 1000
+    assert chosen.corpus.name == "private"
+    assert found["plan"]["hypothetical"] is True
+    assert found["plan"]["users_per_second"] > 0
+    assert found["plan"]["noise_std"] == pytest.approx(0.002)
+    assert "Hypothetical" in done.output
+    # from the ledgers: the proxy's people are charged for every round of every trial, the run's own for none
+    charged = Population.read(proxy / "ledger.jsonl")
+    assert len(charged.members) == 5
+    assert len(charged.events) == 20 == found["tuning_cost"]["charges"]
+    assert found["tuning_cost"]["epsilon"] == "infinity"
+    assert not (tmp_path / "private" / "ledger.jsonl").exists()
+    assert "paid nothing" in done.output
+    # again: nothing is trained, nothing is charged, the same is chosen
+    again = tune(*asked, "--json")
+    assert json.loads(again.stdout)["chosen"] == found["chosen"]
+    assert len(Population.read(proxy / "ledger.jsonl").events) == 20
+
+
+SMALL = ["--set", "privacy.population=60", "--set", "privacy.delta=1e-3"]
+
+
+def test_on_the_runs_own_people_it_says_that_they_have_no_guarantee_left(run_file, tmp_path):
+    done = tune(run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.05", *SMALL)
+    assert done.exit_code == 0
+    assert "ε = infinity" in done.output
+    assert "over all runs they have no guarantee" in done.output
+    assert "--corpus PROXY" in done.output
+    assert len(Population.read(tmp_path / "private" / "ledger.jsonl").members) == 4
+    assert "over all runs they have no guarantee" in (tmp_path / "t" / "chosen.toml").read_text()
+
+
+def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run_file, tmp_path, monkeypatch, capsys):
+    asked = ["tune", run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.001", *SMALL]
+    monkeypatch.setattr("sys.argv", ["unheard", *map(str, asked)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    shown = capsys.readouterr()
+    assert "baseline" in shown.out
+    assert "ε = infinity" in shown.out
+    assert "need 1,000 users a round" in shown.err
+    assert json.loads((tmp_path / "t" / "tuning.json").read_text())["plan"] is None
+    assert not (tmp_path / "t" / "chosen.toml").exists()
+
+
+def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
+    """A budget for the clip of less than nothing: not even a clip that is better than the baseline passes."""
+    tried = replace(
+        run, training=replace(run.training, rounds=2), evaluation=unheard.Evaluation(every=1, max_tokens=50)
+    )
+    stages = road_map(tried, Grid(norms=(2.0,), users_per_round=5), Allowance(clip_loss=-99.0), tmp_path / "t")
+    names = []
+    while True:
+        try:
+            stage = next(stages)
+        except StopIteration as end:
+            tuned = end.value
+            break
+        names += [trial.name for trial in stage.trials]
+        for _ in stage.reports():
+            pass
+    assert names == ["baseline", "S=2"]
+    assert tuned.noise is None
+    assert "Every S of the grid" in tuned.refusal
+
+
+def test_stopped_it_goes_on_where_it_was(run_file, tmp_path, proxy):
+    asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
+    done = tune(*asked, "--stop-after", 0)
+    assert "goes on where it was" in done.output
+    assert not (tmp_path / "t" / "chosen.toml").exists()
+    ledgers = sorted((tmp_path / "t").glob("*/*/ledger.jsonl"))
+    assert [len(Ledger.read(path)) for path in ledgers] == [1, 1, 1]
+    assert tune(*asked).exit_code == 0
+    assert len(Population.read(proxy / "ledger.jsonl").events) == 20  # no round was done twice
+
+
+def test_a_folder_with_other_trials_is_not_gone_on_with(run_file, tmp_path, proxy):
+    asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
+    tune(*asked, "--stop-after", 0)
+    with pytest.raises(RunFolderExists, match="other options"):
+        tune(*asked, "--set", "update.learning_rate=0.5")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--corpus", "elsewhere"], "go together"),
+        (["--population", "60"], "go together"),
+        (["--norms", "1,x"], "--norms 1,x"),
+        (["--norms", "1,1"], "twice"),
+        (["--noise-stds", "0"], "above 0"),
+        (["--set", "privacy.budget_epsilon=8"], "budget of ε = 8"),
+        (["--set", "clip.kind=adaptive", "--set", "clip.initial_norm=1"], "nothing to sweep"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_is_charged(run_file, tmp_path, words, why):
+    with pytest.raises(InvalidValue, match=why):
+        tune(run_file, "--out", tmp_path / "t", *words)
+    assert not (tmp_path / "private" / "ledger.jsonl").exists()
+
+
+def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
+    with pytest.raises(InvalidValue, match="no proxy"):
+        tune(run_file, "--out", tmp_path / "t", "--corpus", tmp_path / "private", "--population", 60)
+
+
+def test_each_stage_changes_what_the_papers_does_and_nothing_else(run, tmp_path):
+    """Baseline: fixed sample, true average. Then independent draws and S. Then sigma. Model, update and start are common."""
+    grid = Grid(norms=(5.0, 10.0), noise_stds=(0.01,), users_per_round=7, seeds=2)
+    first = baseline_trials(run, grid, tmp_path)
+    clips = clip_trials(run, grid, tmp_path)
+    noises = noise_trials(run, grid, tmp_path, 10.0)
+    assert [len(trials) for trials in (first, clips, noises)] == [2, 4, 2]
+    assert {trial.run.plan.sampling for trial in first} == {unheard.FixedSizeSampling(users_per_round=7)}
+    assert {trial.run.plan.estimator for trial in first} == {unheard.TrueAverage()}
+    assert {trial.run.plan.clip for trial in first} == {unheard.NoClip()}
+    assert {trial.run.plan.noise for trial in first + clips} == {unheard.NoNoise()}
+    assert {trial.run.plan.sampling for trial in clips + noises} == {unheard.PoissonSampling(users_per_round=7)}
+    assert [trial.run.plan.clip.norm for trial in clips] == [5, 5, 10, 10]
+    assert {trial.run.plan.noise for trial in noises} == {unheard.GaussianNoise(noise_std=0.01)}
+    everything = first + clips + noises
+    assert len({trial.folder for trial in everything}) == 8
+    assert {(t.run.model, t.run.plan.update, t.run.training.init_seed) for t in everything} == {
+        (run.model, run.plan.update, run.training.init_seed)
+    }
+
+
+def test_seeds_of_one_setting_differ_where_the_run_file_has_a_seed(run, tmp_path):
+    seeded = replace(run, training=replace(run.training, reproducible_seed=5))
+    trials = baseline_trials(seeded, Grid(seeds=3), tmp_path)
+    assert [trial.run.training.reproducible_seed for trial in trials] == [5, 6, 7]
+
+
+def test_a_proxys_trials_are_charged_to_its_own_people_whatever_ledger_the_run_names(run, tmp_path):
+    named = replace(run, ledger=tmp_path / "people.jsonl", budget=unheard.Budget(epsilon=1.0, delta=1e-3), delta=1e-3)
+    tried = on_proxy(named, tmp_path / "proxy", 1000)
+    assert (tried.ledger, tried.budget, tried.delta) == (None, None, None)
+    assert tried.plan.population == 1000
