@@ -34,7 +34,7 @@ chromium:  ## Chromium for the tests of pages, from Debian (as root), unless the
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
-mutants: $(VENV)/.installed  ## Break the code in some sixty ways and show that the tests notice each (a few minutes)
+mutants: $(VENV)/.installed  ## Break the code in more than a hundred ways and show that the tests notice each (some minutes)
 	$(BIN)/python -m tests.mutants.run
 
 format: $(VENV)/.installed  ## Put the code into the house's format
