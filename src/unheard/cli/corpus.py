@@ -19,6 +19,11 @@ SYNTH_EXAMPLES = """Examples:
   unheard corpus synth --like corpora/chitchat --users 763430 --tokens-per-user 1600 --out corpora/paper-size
 """
 
+NARROW_EXAMPLES = """Examples:
+
+  unheard corpus narrow corpora/posts-30k --vocab-size 10000 --out corpora/posts
+"""
+
 app = typer.Typer(help="Look at a token store, or make a synthetic one of any size.", no_args_is_help=True)
 
 
@@ -45,7 +50,7 @@ def synth(
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each core.")] = 0,
 ) -> None:
     """A corpus of any size for load tests, with the word statistics of a real one. Marked synthetic for ever."""
-    from unheard.cli.preparing import bar
+    from unheard.cli.bars import bar
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
@@ -60,4 +65,20 @@ def synth(
             workers=workers,
             progress=progress,
         )
+    print(made.path)
+
+
+@app.command("narrow", epilog=NARROW_EXAMPLES)
+def narrow(
+    store: Annotated[Path, typer.Argument(metavar="DIR", help="A token store, made by `unheard prepare`.")],
+    vocab_size: Annotated[int, typer.Option(min=4, help="Words to keep, BOS, EOS and UNK among them.")],
+    out: Annotated[Path, typer.Option(help="The folder to make for the narrower store.")],
+) -> None:
+    """The same users with a smaller dictionary: words beyond its first ranks become UNK. No text is needed."""
+    from unheard.cli.bars import bar
+    from unheard.corpus.narrow import narrow as make_narrower
+    from unheard.corpus.store import TokenStore
+
+    with bar() as progress:
+        made = make_narrower(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
     print(made.path)

@@ -1,23 +1,12 @@
 """Around the one call of `unheard prepare`: flags into parts, files into lists, a bar, the counts at the end."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from unheard.cli.bars import bar, notes
 from unheard.corpus.canaries import Canary
 from unheard.corpus.prepare import Prepared
 from unheard.corpus.sources import find_sources
@@ -27,7 +16,7 @@ from unheard.corpus.vocabulary_from_text import CorpusVocabulary, PrivateVocabul
 from unheard.errors import InputError, InvalidValue, PrivacyError
 from unheard.parts import part_from_table
 
-notes = Console(stderr=True, soft_wrap=True)
+__all__ = ["bar", "choose_tokens", "choose_vocabulary", "read_canaries", "read_ids", "report"]
 
 
 def choose_tokens(kind: str, punctuation: str) -> Tokens:
@@ -98,27 +87,6 @@ def read_canaries(path: Path | None) -> tuple[Canary, ...]:
         raise InputError(
             f"Cannot read --canaries {path}: {trouble}. Give JSON lines with text, users, repeats."
         ) from None
-
-
-@contextmanager
-def bar() -> Iterator[Callable[[str, float], None]]:
-    """One bar for each step, on stderr, with an estimate of the time left."""
-    columns = (
-        TextColumn("[bold]{task.description:<14}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes) as display:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(step: str, fraction: float) -> None:
-            if step not in tasks:
-                tasks[step] = display.add_task(step, total=1.0)
-            display.update(tasks[step], completed=fraction)
-
-        yield progress
 
 
 _ROWS = {

@@ -6,12 +6,12 @@ two of whom wrote 18 % of the words: users with at least 100 tokens stay, and no
 
 import os
 
-from unheard.corpus.grouping import Progress
 from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
 from unheard.corpus.preparation import Preparation
 from unheard.corpus.prepare import Prepared, prepare
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tasks import StreamRule
+from unheard.corpus.workers import Progress
 
 CHITCHAT = Preparation(
     fields=CHITCHAT_FIELDS,

@@ -20,9 +20,10 @@ from typing import Any
 import duckdb
 
 from unheard.corpus.fields import Batch, quoted, sql_list
-from unheard.corpus.grouping import ORDER, Grouping, Progress, Rows, ShardTask, cores, count_rows
+from unheard.corpus.grouping import ORDER, Grouping, Rows, ShardTask, count_rows
 from unheard.corpus.scan import UNUSABLE, Aftermath, after_scan, as_refusal, open_database, scan_sql
 from unheard.corpus.torn import as_far_as_they_go, is_tear
+from unheard.corpus.workers import Progress, cores
 from unheard.errors import CorpusError
 
 _FETCH_ROWS = 4096

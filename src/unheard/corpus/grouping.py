@@ -7,9 +7,8 @@ time, then of their place in the input. This is the plan; two engines follow it,
 
 import itertools
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -19,10 +18,10 @@ import duckdb
 
 from unheard.corpus.fields import Batch, Fields, sql_list
 from unheard.corpus.scan import UNUSABLE, open_database
+from unheard.corpus.workers import Progress, cores
 from unheard.errors import CorpusError
 
 ORDER = '"user", "time" NULLS LAST, place'
-Progress = Callable[[str, float], None]
 Rows = Iterator[tuple[Sequence[str], Sequence[str]]]  # users and texts, some thousand at a time: columns are quick
 
 
@@ -130,8 +129,3 @@ def runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
     for value, equal in itertools.groupby(values):
         begin, place = place, place + len(list(equal))
         yield value, slice(begin, place)
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

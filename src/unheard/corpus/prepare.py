@@ -21,7 +21,7 @@ import duckdb
 
 from unheard.corpus.canaries import plant
 from unheard.corpus.duck import DuckDBEngine
-from unheard.corpus.grouping import Engine, Grouping, Progress
+from unheard.corpus.grouping import Engine, Grouping
 from unheard.corpus.imports import import_source
 from unheard.corpus.preparation import Preparation, public_record
 from unheard.corpus.scan import batches
@@ -31,6 +31,7 @@ from unheard.corpus.splits import draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
 from unheard.corpus.tasks import WriteStreams
 from unheard.corpus.vocabulary_choice import FoundVocabulary
+from unheard.corpus.workers import Progress
 from unheard.errors import InputError
 
 _SHARD_BYTES = 64 << 20

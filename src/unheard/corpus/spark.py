@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from unheard.corpus.fields import Batch
-from unheard.corpus.grouping import Grouping, Progress, ShardTask, count_rows, runs
+from unheard.corpus.grouping import Grouping, ShardTask, count_rows, runs
 from unheard.corpus.scan import UNUSABLE, after_scan, as_refusal, open_database, scan_sql
 from unheard.corpus.torn import as_far_as_they_go, is_tear
+from unheard.corpus.workers import Progress
 from unheard.errors import CorpusError, InputError, UnheardError
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.corpus.grouping import Progress, cores
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.store import StoreWriter, TokenStore
 from unheard.corpus.vocabulary import BOS, EOS
 from unheard.corpus.word_model import TOPICS, WordModel, fit
+from unheard.corpus.workers import Progress, cores
 from unheard.parts import require
 from unheard.randomness import reproducible_generator
 

@@ -9,9 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unheard.corpus.grouping import Engine, Grouping, Progress
+from unheard.corpus.grouping import Engine, Grouping
 from unheard.corpus.tokens import TokenizerFile
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
+from unheard.corpus.workers import Progress
 from unheard.errors import InputError
 from unheard.parts import require
 
@@ -75,5 +76,10 @@ class TokenizerVocabulary:
     ) -> FoundVocabulary:
         if not isinstance(preparation.tokens, TokenizerFile):
             raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
-        words = [w for w in preparation.tokens.words_by_id() if w not in SPECIALS]
-        return FoundVocabulary(vocabulary=Vocabulary.of(words), provenance={"source": "the tokenizer's own pieces"})
+        found = tokenizer_vocabulary(preparation.tokens)
+        return FoundVocabulary(vocabulary=found, provenance={"source": "the tokenizer's own pieces"})
+
+
+def tokenizer_vocabulary(tokens: TokenizerFile) -> Vocabulary:
+    """A model that was made for this tokenizer knows the store's words by the same rule (models/hugging_face.py)."""
+    return Vocabulary.of(w for w in tokens.words_by_id() if w not in SPECIALS)

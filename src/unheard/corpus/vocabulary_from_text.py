@@ -13,7 +13,7 @@ import duckdb
 import numpy as np
 
 from unheard.corpus.fields import Fields
-from unheard.corpus.grouping import Engine, Grouping, Progress
+from unheard.corpus.grouping import Engine, Grouping
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.corpus.scan import as_refusal, batches, open_database, scan_sql
 from unheard.corpus.sources import find_sources
@@ -21,6 +21,7 @@ from unheard.corpus.store import TokenStore
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary
 from unheard.corpus.vocabulary_choice import FoundVocabulary
 from unheard.corpus.word_counts import CountVotes, count_public, summed
+from unheard.corpus.workers import Progress
 from unheard.errors import InputError
 from unheard.parts import require
 from unheard.privacy.events import to_record

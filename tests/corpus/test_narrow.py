@@ -1,0 +1,89 @@
+"""A store narrowed by rank is the store that would have been prepared with the shorter list."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.corpus.making import write_jsonl
+from unheard.cli.main import app
+from unheard.corpus.fields import Fields
+from unheard.corpus.narrow import narrow
+from unheard.corpus.preparation import Preparation
+from unheard.corpus.prepare import prepare
+from unheard.corpus.sources import find_sources
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.vocabulary import Vocabulary, public_vocabulary
+from unheard.corpus.vocabulary_choice import PublicVocabulary
+from unheard.errors import CorpusError, InvalidValue
+
+SAID = (
+    "How are you today? I'm fine, thanks!",
+    "the quick brown fox jumps over the lazy dog; mitochondria, perhaps",
+    "see you at the rendezvous tomorrow (or not) zzyzx",
+    "ornithology <UNK> is what she studies... don't laugh",
+)
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def prepared(source, out, size) -> TokenStore:
+    preparation = Preparation(
+        fields=Fields(user="who", text="what"),
+        vocabulary=PublicVocabulary(size=size),
+        splits=SplitRule(held_out=0.3, public=0.1),
+        test_tokens=40,
+        shards=2,
+    )
+    return prepare(find_sources([str(source)]), out, preparation).store
+
+
+def test_it_is_the_store_that_prepare_would_have_made_to_the_byte(tmp_path):
+    rows = [{"who": f"u{k % 17}", "what": SAID[k % 4] + f" {SAID[k % 3]}"} for k in range(60)]
+    source = write_jsonl(tmp_path / "posts.jsonl", rows)
+    large, small = (prepared(source, tmp_path / name / "posts", n) for name, n in (("large", 5_000), ("small", 800)))
+    assert files(large.path)["train/00000.tokens"] != files(small.path)["train/00000.tokens"]
+    narrowed = narrow(large, tmp_path / "narrowed" / "posts", vocabulary_size=800)
+    assert files(narrowed.path) == files(small.path)
+    assert {"test_posts/00000.tokens", "public/00001.offsets"} <= set(files(narrowed.path))
+
+
+def test_the_public_lists_of_the_paper_begin_alike():
+    assert public_vocabulary(30_000).words[:10_000] == public_vocabulary(10_000).words
+
+
+def large_store(path, **info) -> TokenStore:
+    vocabulary = Vocabulary.of(f"w{i}" for i in range(70_000))
+    users = [np.array([0, 3, 69_000, 9, 1]), np.array([0, 4, 10, 1])]
+    kind = info.pop("kind", "file")
+    return write_store(
+        path, train=users, held_out=users[:1], vocabulary=vocabulary, info={"vocabulary": {"kind": kind}, **info}
+    )
+
+
+def test_ids_become_narrower_on_disk_and_everybody_keeps_their_length(tmp_path):
+    made = narrow(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=10)
+    assert made.dtype == np.dtype("<u2")
+    assert [user.tolist() for user in made.train.users(np.arange(2))] == [[0, 3, 2, 9, 1], [0, 4, 2, 1]]
+
+
+@pytest.mark.parametrize("size", [3, 70_004])
+def test_a_size_that_is_none_is_refused(tmp_path, size):
+    with pytest.raises(InvalidValue, match="Choose a size between"):
+        narrow(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=size)
+
+
+@pytest.mark.parametrize("info", [{"kind": "tokenizer"}, {"canaries": True}])
+def test_what_cannot_be_narrowed_by_rank_is_refused(tmp_path, info):
+    with pytest.raises(CorpusError, match="prepare it"):
+        narrow(large_store(tmp_path / "large", **info), tmp_path / "small", vocabulary_size=10)
+    assert not (tmp_path / "small").exists()
+
+
+def test_on_the_command_line(tmp_path):
+    large_store(tmp_path / "large")
+    asked = ["corpus", "narrow", str(tmp_path / "large"), "--vocab-size", "10", "--out", str(tmp_path / "small")]
+    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
+    assert len(TokenStore.open(tmp_path / "small").vocabulary) == 10
