@@ -1,24 +1,16 @@
 """Curves by round: accuracy, smoothed as in the paper, and epsilon as the ledger grew.
 
-In: a RunRecord. Out: points. Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothed over 5
-evaluations (100 rounds)". Smoothed here is the mean of an evaluation and the four before it: no point knows the future.
+In: a RunRecord. Out: points.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
+from unheard.paper.curves import smoothed
 from unheard.privacy.budget import RunningEpsilon
 from unheard.report.record import RunRecord
 
-SMOOTHED_OVER = 5
 MOST_POINTS = 200
-
-
-def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
-    """The mean of each value and up to over - 1 before it."""
-    windows = (values[max(0, i + 1 - over) : i + 1] for i in range(len(values)))
-    return [math.fsum(window) / len(window) for window in windows]
 
 
 def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[dict[str, Any]]:

@@ -58,9 +58,10 @@ def figure(plot: Plot, *, alternative: str = "", inside: bool = False) -> str:
 
 def legend(plot: Plot) -> str:
     """Which colour and dash is which run, outside the plot: it wraps on a phone and can be read aloud."""
+    drawn = bool(plot.zoom) or plot.is_line
     items = "".join(
         f'<li><svg width="26" height="10" aria-hidden="true"><line x1="2" y1="5" x2="24" y2="5" style="stroke:{look.colour}" '
-        f'stroke-width="{3 if plot.zoom else 9}" stroke-dasharray="{" ".join(map(str, look.dash)) if plot.zoom else ""}"/></svg>'
+        f'stroke-width="{3 if drawn else 9}" stroke-dasharray="{" ".join(map(str, look.dash)) if drawn else ""}"/></svg>'
         f"{escape(look.name)}</li>"
         for look in plot.legend
     )

@@ -3,17 +3,12 @@
 In: a Comparison. Out: index.html, whole: text, plots, their library, colours of both themes. It asks no network for anything.
 """
 
-from collections.abc import Mapping
-from datetime import date
-from functools import cache
 from html import escape
-from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 
 from unheard.report import sections
 from unheard.report.comparison import Comparison
-from unheard.report.style import DARK, LIGHT
+from unheard.report.document import document
 from unheard.runs import replace_file
 
 
@@ -27,62 +22,17 @@ def write_page(compared: Comparison, out: str | Path, *, title: str | None = Non
 
 def render_page(compared: Comparison, *, title: str | None = None) -> str:
     """The page's text."""
-    heading = title or sections.heading(compared)
     shown = sections.all_of(compared)
     links = "".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s in shown)
     body = "".join(
         f'<section id="{s.anchor}" aria-labelledby="{s.anchor}-h"><h2 id="{s.anchor}-h">{escape(s.title)}</h2>{s.html}</section>'
         for s in shown
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="unheard {version("unheard")}">
-<title>{escape(heading)} · Unheard</title>
-<link rel="icon" href="data:,">
-<style>{_colours()}{_file("page.css")}</style>
-</head>
-<body>
-<a class="skip" href="#main">To the content</a>
-<header class="top">
-<p class="mark"><b>Unheard</b> · accuracy and privacy report</p>
-<h1>{escape(heading)}</h1>
-<p class="lede">{sections.lede(compared)}</p>
-<nav aria-label="On this page"><ul>{links}</ul></nav>
-</header>
-<main id="main">{body}</main>
-<footer>Written by unheard {version("unheard")} on {date.today().isoformat()} from run folders alone. This page loads nothing
-and sends nothing.</footer>
-<script>{_library()}</script>
-<script>{_file("page.js")}</script>
-</body>
-</html>
-"""
-
-
-def _colours() -> str:
-    # Dark on screens only: a printed page is light.
-    return f":root{{{_variables(LIGHT)}}}@media screen and (prefers-color-scheme: dark){{:root{{{_variables(DARK)}}}}}"
-
-
-def _variables(colours: Mapping[str, str]) -> str:
-    return "".join(f"--{name}:{value};" for name, value in colours.items())
-
-
-def _file(name: str) -> str:
-    return files("unheard.report").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """Vega, Vega-Lite and vega-embed (BSD-3-Clause), as vl-convert carries them: 0.9 MB."""
-    import vl_convert
-
-    from unheard.report.style import VEGALITE
-
-    # A script element ends at the first closing tag, wherever it stands: inside a string it may be written with an escape.
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
-    return bundle.replace("</script", "<\\/script")
+    return document(
+        heading=title or sections.heading(compared),
+        mark="accuracy and privacy report",
+        lede=sections.lede(compared),
+        contents=f"<ul>{links}</ul>",
+        body=body,
+        source="run folders",
+    )

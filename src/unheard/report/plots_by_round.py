@@ -23,6 +23,8 @@ class Plot:
     legend: Sequence[Look] = ()
     zoom: tuple[int, int] | None = None
     """First and last round, if the horizontal axis is time."""
+    is_line: bool = False
+    """Lines over another axis: the legend shows their dashes too."""
 
 
 X = {
@@ -52,17 +54,17 @@ def accuracy_by_round(compared: Comparison) -> Plot | None:
     ]
     y = {"type": "quantitative", "scale": {"zero": False, "padding": 20}, "axis": {"title": None, "format": ".0%"}}
     layers = [
-        *_rules(floors),
-        _line({**y, "field": "value"}, shown, width=1.1, opacity=0.4),
-        _line({**y, "field": "smoothed"}, shown, zoom=True),
-        *_hover(shown, "smoothed", ".2%"),
+        *rule_layers(floors),
+        curve_layer({**y, "field": "value"}, shown, width=1.1, opacity=0.4),
+        curve_layer({**y, "field": "smoothed"}, shown, zoom=True),
+        *hover_layers(shown, "smoothed", ".2%"),
     ]
     names = ", ".join(look.name for look in shown)
     spec = specification(
         {"data": {"values": points}, "layer": layers},
         description=f"AccuracyTop1 on held-out users by round, for {names}: each evaluation thin, smoothed over 5 bold.",
     )
-    return Plot(name="accuracy-by-round", title="AccuracyTop1 by round", spec=spec, legend=shown, zoom=_ends(points))
+    return Plot(name="accuracy-by-round", title="AccuracyTop1 by round", spec=spec, legend=shown, zoom=ends(points))
 
 
 def epsilon_by_round(compared: Comparison) -> Plot | None:
@@ -93,9 +95,9 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
         },
     }
     layers = [
-        *_rules([{"floor": "budget", "value": budget} for budget in budgets if budget]),
-        _line(y, shown, zoom=True),
-        *_hover(shown, "epsilon", ".4g"),
+        *rule_layers([{"floor": "budget", "value": budget} for budget in budgets if budget]),
+        curve_layer(y, shown, zoom=True),
+        *hover_layers(shown, "epsilon", ".4g"),
         ring,
     ]
     names = ", ".join(look.name for look in shown)
@@ -103,10 +105,10 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
         {"data": {"values": points}, "layer": layers},
         description=f"Epsilon spent by round, by RDP, for {names}. Rings: the claimed bound at the end.",
     )
-    return Plot(name="epsilon-by-round", title="ε by round", spec=spec, legend=shown, zoom=_ends(points))
+    return Plot(name="epsilon-by-round", title="ε by round", spec=spec, legend=shown, zoom=ends(points))
 
 
-def _line(
+def curve_layer(
     y: dict[str, Any], shown: Sequence[Look], *, width: float = 2.5, opacity: float = 1.0, zoom: bool = False
 ) -> dict[str, Any]:
     encoding = {"x": X, "y": y, "color": colours_of(shown), "strokeDash": dashes_of(shown)}
@@ -114,7 +116,7 @@ def _line(
     return {**layer, "params": [{"name": "view", "select": ZOOM, "bind": "scales"}]} if zoom else layer
 
 
-def _hover(shown: Sequence[Look], field: str, form: str) -> list[dict[str, Any]]:
+def hover_layers(shown: Sequence[Look], field: str, form: str) -> list[dict[str, Any]]:
     """A line under the pointer, dots on it, and one note with every run's figure at that round."""
     near = {"type": "point", "fields": ["round"], "nearest": True, "on": "pointerover", "clear": "pointerout"}
 
@@ -147,7 +149,7 @@ def _hover(shown: Sequence[Look], field: str, form: str) -> list[dict[str, Any]]
     return [dots, rule]
 
 
-def _rules(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def rule_layers(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Quiet horizontal lines with their names on them."""
     if not lines:
         return []
@@ -158,6 +160,6 @@ def _rules(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"data": {"values": list(lines)}, **layer} for layer in (rule, label)]
 
 
-def _ends(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
+def ends(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
     rounds = [int(point["round"]) for point in points]
     return min(rounds), max(rounds)

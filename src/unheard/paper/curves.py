@@ -1,0 +1,26 @@
+"""Curves as the paper draws them: smoothed over five evaluations.
+
+In: figures in the order of their rounds. Out: smoothed figures. Paper, section 3: "We evaluate accuracy every 20 rounds and plot
+metrics smoothed over 5 evaluations (100 rounds)". Smoothed here is the mean of an evaluation and the four before it: no point
+knows the future.
+"""
+
+import math
+from collections.abc import Sequence
+
+from unheard.paper.results import RunResult
+
+SMOOTHED_OVER = 5
+Points = tuple[tuple[float, float], ...]
+
+
+def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
+    """The mean of each value and up to over - 1 before it."""
+    windows = (values[max(0, i + 1 - over) : i + 1] for i in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
+    """Round and smoothed figure of every evaluation."""
+    rows = sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])
+    return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))

@@ -1,0 +1,38 @@
+"""A clip that follows a private quantile of the users' norms, beside the best fixed S of a sweep at the same z."""
+
+from unheard.numbers import percent
+from unheard.paper.exhibit import Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.runs import traded
+from unheard.paper.showing import by_round, cell, reached, shown
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, missing, plural, points
+
+FIXED = {norm: traded(norm).name for norm in (7.9, 10, 12.6)}
+ADAPTIVE = "adaptive-z0.06"
+RULE = f"Where all got to, the adaptive clip is at most {points(NEARLY)} below the best of the three fixed ones."
+
+
+def adaptive_clipping(recipe: Recipe, found: Found) -> Exhibit:
+    labels = {**{name: f"S = {norm:g}" for norm, name in FIXED.items()}, ADAPTIVE: "adaptive"}
+    figure = by_round(found, "adaptive-clipping", "AccuracyTop1 by round, z = 0.06", labels)
+    marks = reached(found, labels)
+    rows = [[label, *(cell(found, name, mark) for mark in marks)] for name, label in labels.items()]
+    table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
+    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    names = [*FIXED.values(), ADAPTIVE]
+    if lacking := missing(found, names, RULE):
+        return lacking
+    at = found.rounds(*names)
+    values = {norm: found.accuracy(name, at) or 0.0 for norm, name in FIXED.items()}
+    best = max(values, key=lambda norm: values[norm])
+    mine = found.accuracy(ADAPTIVE, at) or 0.0
+    sentence = (
+        f"After {plural(at or 0)} the adaptive clip has {percent(mine)}, {below(mine - values[best])} the best fixed "
+        f"one (S = {best:g}, "
+        f"{percent(values[best])}). {about_seeds(found, [mine - values[best]], at)}"
+    )
+    return judged(mine >= values[best] - NEARLY, sentence, RULE)

@@ -1,0 +1,62 @@
+"""The paper's -2.50 %: what training on another corpus costs, beside what privacy costs."""
+
+from unheard.numbers import NOTHING, percent
+from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
+from unheard.paper.found import POINT, Found
+from unheard.paper.printed import BASELINE_ACCURACY, OTHER_CORPUS_COST, PRIVACY_COST
+from unheard.paper.recipe import Recipe
+from unheard.paper.recipes import PUBLIC
+from unheard.paper.runs import noised
+from unheard.paper.showing import shown, signed
+from unheard.paper.verdict import Verdict, about_seeds, judged, missing, plural, points
+
+OWN, OTHER, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
+RULE = (
+    "On held-out users of this corpus, after as many rounds, the model trained on the other corpus is more than "
+    f"{points(POINT)} below the one trained "
+    "here, and further below than σ = 0.003 is."
+)
+
+
+def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
+    at = found.rounds(OWN, OTHER)
+    own, private, other = found.mean(OWN, at), found.mean(PRIVATE, at), elsewhere(found)
+
+    def row(label: str, value: float | None, printed: str) -> list[str]:
+        gap = None if own is None or value is None or at is None else value - own
+        return [label, NOT_RUN if value is None else percent(value), signed(gap), printed]
+
+    where = plural(at) if at is not None else "as many rounds"
+    table = Table(
+        title=f"AccuracyTop1 on held-out users of {found.corpus or 'this corpus'}, after {where}",
+        columns=["trained on", "AccuracyTop1", "less its own, points", "paper"],
+        rows=[
+            ["this corpus, no privacy", NOT_RUN if own is None else percent(own), NOTHING, percent(BASELINE_ACCURACY)],
+            row("this corpus, σ = 0.003", private, signed(PRIVACY_COST.value)),
+            row("another corpus, no privacy", other, signed(OTHER_CORPUS_COST.value)),
+        ],
+        note="Both models use this corpus's dictionary. The paper compared other corpora, which are not public.",
+    )
+    return shown(recipe, found, judge(found), tables=[table])
+
+
+def judge(found: Found) -> Verdict:
+    if lacking := missing(found, [OWN, OTHER, PRIVATE], RULE):
+        return lacking
+    other = elsewhere(found)
+    if other is None:
+        return judged(None, "The other corpus's model was not tried on this one.", RULE)
+    at = found.rounds(OWN, OTHER, PRIVATE)
+    own, private = found.mean(OWN, at) or 0.0, found.mean(PRIVATE, at) or 0.0
+    sentence = (
+        f"After {plural(at or 0)} the other corpus costs {100 * (own - other):.2f} points (the paper: "
+        f"{-100 * OTHER_CORPUS_COST.value:.2f}), σ = 0.003 "
+        f"costs {100 * (own - private):.2f} ({-100 * PRIVACY_COST.value:.2f}). {about_seeds(found, [own - private], at)}"
+    )
+    return judged(own - other > POINT and other < private, sentence, RULE)
+
+
+def elsewhere(found: Found) -> float | None:
+    """The other corpus's model on this corpus's held-out users."""
+    result = found.runs.get(OTHER)
+    return None if result is None else result.accuracy_elsewhere.get("main", {}).get("accuracy_top1")

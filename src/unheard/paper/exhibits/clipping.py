@@ -1,0 +1,68 @@
+"""Figure 2: AccuracyTop1 against S after 100, 500 and 3,000 rounds, flat and per layer."""
+
+from unheard.paper.exhibit import Exhibit, Figure, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.recipes import CLIPS, VARIABLE
+from unheard.paper.runs import clipped
+from unheard.paper.showing import cell, level, reached, shown, sweep
+from unheard.paper.verdict import SMALL, Verdict, about_seeds, judged, missing, plural, points
+
+FLAT = {norm: clipped(norm).name for norm in CLIPS}
+LAYERED = {norm: clipped(norm, "per_layer").name for norm in CLIPS}
+FREE = VARIABLE.name
+RANGE = (10, 15, 20)
+RULE = (
+    "At every round drawn, flat and (where it was run) per-layer clipping with S = 10, 15 and 20 are at most "
+    f"{points(SMALL)} below the "
+    "run without a clip."
+)
+
+
+def clipping(recipe: Recipe, found: Found) -> Exhibit:
+    marks = _marks(found)
+    lines = []
+    for mark in marks:
+        name = f"after {plural(mark)}"
+        lines.append(sweep(found, FLAT, mark, name=f"{name}, flat", tint=name))
+        lines.append(sweep(found, LAYERED, mark, name=f"{name}, per layer", tint=name, dashed=True))
+        lines += level(found, FREE, mark, name=f"{name}, no clip", tint=name)
+    figure = Figure(name="clipping", title="AccuracyTop1 against S", x="S", lines=tuple(lines), is_log=True)
+    columns = ["", *(f"{kind}, {mark:,}" for mark in marks for kind in ("flat", "per layer"))]
+    rows = [
+        [f"S = {norm:g}", *(cell(found, runs[norm], mark) for mark in marks for runs in (FLAT, LAYERED))]
+        for norm in CLIPS
+    ]
+    rows.append(["no clip", *(text for mark in marks for text in (cell(found, FREE, mark), ""))])
+    table = Table(title="AccuracyTop1 by S, kind of clip and rounds", columns=columns, rows=rows)
+    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    needed = [FREE, *(FLAT[norm] for norm in RANGE)]
+    if lacking := missing(found, needed, RULE):
+        return lacking
+    losses = {}
+    for mark in _marks(found):
+        free = found.accuracy(FREE, mark)
+        for kind, runs in (("flat", FLAT), ("per layer", LAYERED)):
+            for norm in RANGE:
+                value = found.accuracy(runs[norm], mark)
+                if free is not None and value is not None:
+                    losses[free - value] = (kind, norm, mark)
+    if not losses:
+        return judged(None, "No two of the runs were evaluated at the same round.", RULE)
+    most = max(losses)
+    kind, norm, mark = losses[most]
+    last = max(place[2] for place in losses.values())
+    end = max(loss for loss, place in losses.items() if place[2] == last)
+    sentence = (
+        f"With S from 10 to 20 the largest loss against no clip is {points(max(most, 0.0))} (S = {norm:g}, {kind}, "
+        f"after {plural(mark)}); "
+        f"after {plural(last)} it is {points(max(end, 0.0))}. {about_seeds(found, [most], last)}"
+    )
+    return judged(most <= SMALL, sentence, RULE)
+
+
+def _marks(found: Found) -> tuple[int, ...]:
+    return reached(found, [FREE, *FLAT.values(), *LAYERED.values()])

@@ -1,0 +1,39 @@
+"""Figure 5: a fixed or a variable sample, and the three estimators of the average: convergence does not change."""
+
+from unheard.numbers import percent
+from unheard.paper.exhibit import Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.showing import by_round, cell, shown
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, missing, plural, points
+
+LABELS = {
+    "baseline": "fixed sample, true average",
+    "variable-true-average": "variable sample, true average",
+    "variable-fixed-denominator": "variable sample, fixed denominator",
+    "variable-clipped-denominator": "variable sample, clipped denominator",
+}
+MARKS = (100, 500, 1000, 2000, 3000)
+RULE = f"Where all four got to, the best and the worst are at most {points(NEARLY)} apart."
+
+
+def estimators(recipe: Recipe, found: Found) -> Exhibit:
+    figure = by_round(found, "estimators", "AccuracyTop1 by round", LABELS)
+    rows = [[label, *(cell(found, name, mark) for mark in MARKS)] for name, label in LABELS.items()]
+    table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in MARKS)], rows=rows)
+    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    if lacking := missing(found, list(LABELS), RULE):
+        return lacking
+    at = found.rounds(*LABELS)
+    values = {label: found.accuracy(name, at) or 0.0 for name, label in LABELS.items()}
+    best, worst = max(values, key=lambda label: values[label]), min(values, key=lambda label: values[label])
+    apart = values[best] - values[worst]
+    sentence = (
+        f"After {plural(at or 0)} all four lie within {points(apart)}: from {percent(values[worst])} ({worst}) to "
+        f"{percent(values[best])} "
+        f"({best}). {about_seeds(found, [apart], at)}"
+    )
+    return judged(apart <= NEARLY, sentence, RULE)

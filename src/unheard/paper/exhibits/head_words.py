@@ -1,0 +1,110 @@
+"""Table 3: how many of a model's ten suggestions are head words, for models of different quality and noise."""
+
+from collections.abc import Sequence
+
+from unheard.numbers import NOTHING, percent
+from unheard.paper.exhibit import NOT_RUN, Exhibit, Figure, Line, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.runs import noised
+from unheard.paper.showing import shown
+from unheard.paper.verdict import Verdict, judged, margin
+
+BASELINE, QUIET = "baseline", noised(15, 0.003).name
+LABELS = {
+    BASELINE: "baseline",
+    QUIET: "σ = 0.003, S = 15",
+    noised(10, 0.006).name: "σ = 0.006, S = 10",
+    noised(15, 0.012).name: "σ = 0.012, S = 15",
+    noised(15, 0.012, users=1250).name: "σ = 0.012, S = 15, 1,250 users a round",
+    noised(20, 0.024).name: "σ = 0.024, S = 20",
+    noised(20, 0.048).name: "σ = 0.048, S = 20",
+}
+HEADS = ("10", "50", "100")
+FEWEST = 4
+LEANING = -0.5
+LITTLE = 0.25
+RULE = (
+    f"Over at least {FEWEST} models of different accuracy, the rank correlation between AccuracyTop1 and the mean "
+    "number of the 100 most "
+    f"frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 differs from the baseline by at most "
+    f"{LITTLE:g} of the ten."
+)
+
+
+def head_words(recipe: Recipe, found: Found) -> Exhibit:
+    figure = Figure(
+        name="head-words",
+        title="Head words among ten suggestions, by accuracy",
+        x="AccuracyTop1, %",
+        y="head words of ten, mean",
+        lines=tuple(
+            Line(name=f"the {head} most frequent", points=tuple((100 * a, m) for a, m in pairs(found, head)))
+            for head in HEADS
+        ),
+        is_scatter=True,
+        is_share=False,
+    )
+    return shown(recipe, found, judge(found), tables=[_table(found, head) for head in HEADS], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    known = pairs(found, "100")
+    base, quiet = mean(found, BASELINE, "100"), mean(found, QUIET, "100")
+    if not known:
+        return judged(None, "Not run.", RULE)
+    if len(known) < FEWEST or base is None or quiet is None:
+        return judged(None, f"Head words were counted for {len(known)} models; the rule asks for more.", RULE)
+    accuracies = [accuracy for accuracy, _ in known]
+    if max(accuracies) - min(accuracies) <= margin(found):
+        return judged(None, "The models are equally good, so they cannot show what quality does.", RULE)
+    leaning = rank_correlation(known)
+    sentence = (
+        f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {leaning:+.2f}. Of ten "
+        f"suggestions {quiet:.2f} are "
+        f"among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
+    )
+    return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE, sentence, RULE)
+
+
+def pairs(found: Found, head: str) -> list[tuple[float, float]]:
+    """Accuracy and mean number of head words of each model."""
+    both = ((found.accuracy(name), mean(found, name, head)) for name in LABELS)
+    return [(accuracy, number) for accuracy, number in both if accuracy is not None and number is not None]
+
+
+def mean(found: Found, name: str, head: str) -> float | None:
+    counts = found.runs[name].head_words.get(head) if name in found else None
+    return sum(i * n for i, n in enumerate(counts)) / sum(counts) if counts and sum(counts) else None
+
+
+def rank_correlation(known: Sequence[tuple[float, float]]) -> float:
+    """Spearman's: the correlation of ranks, equal values sharing theirs."""
+    first, second = (_ranks([pair[i] for pair in known]) for i in (0, 1))
+    middle = (len(known) - 1) / 2
+    covariance = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
+    spread = [sum((a - middle) ** 2 for a in ranks) for ranks in (first, second)]
+    return covariance / (spread[0] * spread[1]) ** 0.5 if all(spread) else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [sum(other < v for other in values) + (sum(other == v for other in values) - 1) / 2 for v in values]
+
+
+def _table(found: Found, head: str) -> Table:
+    rows = []
+    for name, label in LABELS.items():
+        counts = found.runs[name].head_words.get(head) if name in found else None
+        if not counts or not sum(counts):
+            rows.append([label, NOT_RUN, *[NOTHING] * 12])
+            continue
+        shares = [100 * count / sum(counts) for count in counts]
+        cells = [f"{share:.0f}" if share >= 0.5 or not share else "<½" for share in shares]
+        rows.append([label, percent(found.accuracy(name)), *cells, f"{mean(found, name, head):.2f}"])
+    note = "In % of all places in the held-out text. More to the right: more head words. The paper shows this table as a picture."
+    return Table(
+        title=f"How many of ten suggestions are among the {head} most frequent words",
+        columns=["", "AccT1", *map(str, range(11)), "mean"],
+        rows=rows,
+        note=note,
+    )

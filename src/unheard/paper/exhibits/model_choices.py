@@ -1,0 +1,83 @@
+"""The model's two tricks: one embedding for input and output, and word vectors of norm 1."""
+
+from unheard.numbers import percent
+from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.showing import by_round, cell, reached, shown
+from unheard.paper.verdict import SMALL, Verdict, about_seeds, below, judged, missing, plural, points
+
+OURS, UNTIED, FREE = "baseline", "untied-baseline", "free-norm-baseline"
+SMALLER = (0.35, 0.45)
+"""The paper says about 40 %."""
+RULE_TIED = (
+    f"The tied model is {SMALLER[0]:.0%} to {SMALLER[1]:.0%} smaller than the untied one; where both got to, it is at most "
+    f"{points(SMALL)} below it."
+)
+RULE_NORM = (
+    "With vectors of norm 1 the model reaches, in fewer rounds, the accuracy at which free vectors ended (or where "
+    "both got to)."
+)
+
+
+def tied_embeddings(recipe: Recipe, found: Found) -> Exhibit:
+    labels = {OURS: "tied", UNTIED: "untied"}
+    return shown(
+        recipe,
+        found,
+        judge_tied(found),
+        tables=[_table(found, labels)],
+        figures=[by_round(found, "tied-embeddings", "AccuracyTop1 by round", labels)],
+    )
+
+
+def unit_norm(recipe: Recipe, found: Found) -> Exhibit:
+    labels = {OURS: "vectors of norm 1", FREE: "free vectors"}
+    return shown(
+        recipe,
+        found,
+        judge_norm(found),
+        tables=[_table(found, labels)],
+        figures=[by_round(found, "unit-norm", "AccuracyTop1 by round", labels)],
+    )
+
+
+def judge_tied(found: Found) -> Verdict:
+    if lacking := missing(found, [OURS, UNTIED], RULE_TIED):
+        return lacking
+    at = found.rounds(OURS, UNTIED)
+    tied, untied = found.accuracy(OURS, at) or 0.0, found.accuracy(UNTIED, at) or 0.0
+    share = 1 - found.runs[OURS].parameters / found.runs[UNTIED].parameters
+    sentence = (
+        f"Tied, the model is {100 * share:.0f} % smaller ({found.runs[OURS].parameters:,} parameters against "
+        f"{found.runs[UNTIED].parameters:,}) "
+        f"and after {plural(at or 0)} {below(tied - untied)} the untied one. {about_seeds(found, [tied - untied], at)}"
+    )
+    return judged(SMALLER[0] <= share <= SMALLER[1] and tied >= untied - SMALL, sentence, RULE_TIED)
+
+
+def judge_norm(found: Found) -> Verdict:
+    if lacking := missing(found, [OURS, FREE], RULE_NORM):
+        return lacking
+    at = found.rounds(OURS, FREE) or 0
+    free, unit = found.accuracy(FREE, at) or 0.0, found.accuracy(OURS, at) or 0.0
+    sooner = found.reach(OURS, free)
+    words = f"reach that after {plural(sooner)}" if sooner is not None else "never reach that"
+    sentence = (
+        f"Free vectors have {percent(free)} after {plural(at)}; vectors of norm 1 {words}, and have {percent(unit)} then. "
+        f"{about_seeds(found, [unit - free], at)}"
+    )
+    return judged(sooner is not None and sooner < (found.reach(FREE, free) or at), sentence, RULE_NORM)
+
+
+def _table(found: Found, labels: dict[str, str]) -> Table:
+    marks = reached(found, labels)
+    rows = []
+    for name, label in labels.items():
+        size = f"{found.runs[name].parameters:,}" if name in found else NOT_RUN
+        rows.append([label, size, *(cell(found, name, mark) for mark in marks)])
+    return Table(
+        title="Size, and AccuracyTop1 after some rounds",
+        columns=["", "parameters", *(f"{mark:,}" for mark in marks)],
+        rows=rows,
+    )

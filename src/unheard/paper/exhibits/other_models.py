@@ -1,0 +1,59 @@
+"""A GRU and a character model under the plan of the LSTM: the same S and sigma, and what they cost there."""
+
+from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.runs import noised
+from unheard.paper.showing import by_round, cell, shown, signed
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, missing, plural, points
+
+PLAIN, NOISED = "baseline", noised(15, 0.003).name
+MODELS = {"": "LSTM", "gru-": "GRU", "characters-": "characters"}
+RULE = f"Where all got to, σ = 0.003 with S = 15 costs the GRU and the character model at most {points(NEARLY)} each."
+
+
+def other_models(recipe: Recipe, found: Found) -> Exhibit:
+    figures = [
+        by_round(
+            found,
+            f"other-models-{kind}",
+            f"AccuracyTop1 by round: {label}",
+            {f"{kind}-{PLAIN}": "baseline", f"{kind}-{NOISED}": "σ = 0.003, S = 15"},
+        )
+        for kind, label in (("gru", "GRU"), ("characters", "character model, by character"))
+    ]
+    rows = []
+    for prefix, label in MODELS.items():
+        names = [prefix + PLAIN, prefix + NOISED]
+        at = found.rounds(*names)
+        size = f"{found.runs[names[0]].parameters:,}" if names[0] in found else NOT_RUN
+        done = "—" if at is None else f"{at:,}"
+        rows.append([label, size, done, *(cell(found, name, at) for name in names), signed(_cost(found, prefix, at))])
+    table = Table(
+        title="The same plan for three models",
+        columns=["", "parameters", "rounds", "baseline", "σ = 0.003", "difference, points"],
+        rows=rows,
+        note="The character model's accuracy is by character: compare its columns with each other only.",
+    )
+    return shown(recipe, found, judge(found), tables=[table], figures=figures)
+
+
+def judge(found: Found) -> Verdict:
+    others = ["gru-", "characters-"]
+    needed = [prefix + name for prefix in others for name in (PLAIN, NOISED)]
+    if lacking := missing(found, needed, RULE):
+        return lacking
+    at = found.rounds(*needed)
+    costs = {MODELS[prefix]: -(_cost(found, prefix, at) or 0.0) for prefix in others}
+    listed = " and ".join(
+        f"the {'GRU' if name == 'GRU' else 'character model'} {100 * cost:.2f}" for name, cost in costs.items()
+    )
+    sentence = (
+        f"After {plural(at or 0)} σ = 0.003 costs {listed} points. {about_seeds(found, list(costs.values()), at)}"
+    )
+    return judged(all(cost <= NEARLY for cost in costs.values()), sentence, RULE)
+
+
+def _cost(found: Found, prefix: str, at: int | None) -> float | None:
+    plain, noised_ = found.accuracy(prefix + PLAIN, at), found.accuracy(prefix + NOISED, at)
+    return None if at is None or plain is None or noised_ is None else noised_ - plain

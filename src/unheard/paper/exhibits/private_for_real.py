@@ -1,0 +1,96 @@
+"""The runs that the paper could only estimate: z = 1 with all its users a round, beside the estimate with 100."""
+
+from unheard.numbers import NOTHING, epsilon_text, small
+from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.printed import REDDIT, TINY_DELTA, PrintedEpsilon
+from unheard.paper.recipe import Recipe
+from unheard.paper.recomputed import moments, today
+from unheard.paper.runs import noised
+from unheard.paper.showing import by_round, cell, own_epsilon, shown, signed
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, margin, missing, plural, points
+
+PAIRS = {
+    (15, 0.012, 1250): (noised(15, 0.012, users=1250).name, noised(15, 0.012).name),
+    (15, 0.003, 5000): (noised(15, 0.003, users=5000).name, noised(15, 0.003).name),
+}
+"""S, sigma and users a round to the real run and to its estimate."""
+RULE = (
+    f"Every real run that was done ends at most {points(NEARLY)} below its estimate with 100 users a round, after as many rounds. "
+    "(Above it is no loss, and is said.)"
+)
+
+
+def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
+    labels = {}
+    for (_, sigma, users), (real, estimate) in PAIRS.items():
+        labels |= {estimate: f"σ = {sigma:g}, 100 users: estimate", real: f"σ = {sigma:g}, {users:,} users: real"}
+    figure = by_round(found, "private-for-real", "AccuracyTop1 by round, real and estimated", labels)
+    columns = [
+        "σ, S, users a round",
+        "rounds",
+        "AccT1 real",
+        "AccT1 estimate",
+        "difference",
+        "ε real, today",
+        "moments",
+        "δ",
+        "of users",
+    ]
+    table = Table(
+        title="Trained for real at z = 1",
+        columns=[*columns, "ε if 763,430"],
+        rows=[_row(found, *key, *pair) for key, pair in PAIRS.items()],
+        note=(
+            "ε real is what the run cost the users of this corpus, as it is: a small corpus is sampled often, so it is large. "
+            "ε if 763,430 is hypothetical: the same rounds drawn from the paper's population at δ = 10⁻⁹, by the paper's "
+            "accountant and by today's."
+        ),
+    )
+    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    done = {key: pair for key, pair in PAIRS.items() if pair[0] in found}
+    if not done:
+        return judged(None, "Not run.", RULE)
+    parts, gaps, last = [], [], 0
+    for (_, sigma, users), (real, estimate) in done.items():
+        if lacking := missing(found, [real, estimate], RULE):
+            return lacking
+        last = found.rounds(real, estimate) or 0
+        gap = (found.accuracy(real, last) or 0.0) - (found.accuracy(estimate, last) or 0.0)
+        gaps.append(gap)
+        parts.append(
+            f"{users:,} users a round at σ = {sigma:g} end {signed(gap)} points from the estimate after {plural(last)}"
+        )
+    held = all(gap >= -NEARLY for gap in gaps)
+    better = " Where it is above, the estimate was too careful." if max(gaps) > margin(found, last) else ""
+    sentence = f"{'; '.join(parts)}.{better} {about_seeds(found, gaps, last)}"
+    return judged(held, sentence[0].upper() + sentence[1:], RULE)
+
+
+def _row(found: Found, norm: float, sigma: float, users: int, real: str, estimate: str) -> list[str]:
+    name = f"{sigma:g}, {norm:g}, {users:,}"
+    result = found.runs.get(real)
+    if result is None:
+        return [name, NOT_RUN, *[NOTHING] * 8]
+    at = found.rounds(real, estimate)
+    mine, other = found.accuracy(real, at), found.accuracy(estimate, at)
+    gap = None if at is None or mine is None or other is None else mine - other
+    if_paper = PrintedEpsilon(
+        place="", population=REDDIT, users_per_round=users, rounds=max(1, result.rounds), delta=TINY_DELTA, digits=""
+    )
+    by_moments = result.epsilon.get("moments")
+    return [
+        name,
+        f"{result.rounds:,}",
+        cell(found, real, at),
+        cell(found, estimate, at),
+        signed(gap),
+        epsilon_text(own_epsilon(result)),
+        "∞" if by_moments is None else epsilon_text(by_moments),
+        small(result.epsilon.get("delta") or 0.0),
+        f"{result.population:,}",
+        f"{moments(if_paper):.2f}, {today(if_paper):.2f}",
+    ]

@@ -1,0 +1,68 @@
+"""What the paper recommends and did not do: a public start, then private training: rounds saved at equal accuracy."""
+
+from unheard.numbers import NOTHING, percent
+from unheard.paper.exhibit import Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.recipes import PUBLIC
+from unheard.paper.runs import noised
+from unheard.paper.showing import by_round, shown
+from unheard.paper.verdict import Verdict, judged, missing, plural
+
+SCRATCH = noised(15, 0.003).name
+STARTED = f"after-public-{SCRATCH}"
+LABELS = {SCRATCH: "from nothing", STARTED: "from the public model"}
+MARKS = (100, 200, 500, 1000, 1500, 3000, 5000)
+FEWER = 0.9
+RULE = (
+    "The accuracy that training from nothing has where both got to is reached from the public model in at most "
+    f"{FEWER:.0%} of the rounds."
+)
+
+
+def public_start(recipe: Recipe, found: Found) -> Exhibit:
+    figure = by_round(found, "public-start", "AccuracyTop1 by private round, σ = 0.003, S = 15", LABELS)
+    rows = []
+    for mark in MARKS:
+        target = found.accuracy(SCRATCH, mark)
+        rounds = None if target is None else found.reach(STARTED, target)
+        saved = NOTHING if rounds is None else f"{mark - rounds:,}"
+        reached = (
+            NOTHING
+            if target is None or STARTED not in found
+            else f"{rounds:,}"
+            if rounds is not None
+            else "not reached"
+        )
+        rows.append([f"{mark:,}", percent(target), reached, saved])
+    table = Table(
+        title="Private rounds to the same accuracy",
+        columns=["rounds from nothing", "AccuracyTop1", "from the public model", "saved"],
+        rows=rows,
+        note=(
+            f"Rounds of private training only. The public model ({PUBLIC.name}) cost its own people, who are not "
+            "protected, and nobody here."
+        ),
+    )
+    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    if lacking := missing(found, [SCRATCH, STARTED], RULE):
+        return lacking
+    at = found.rounds(SCRATCH, STARTED) or 0
+    target = found.accuracy(SCRATCH, at) or 0.0
+    rounds = found.reach(STARTED, target)
+    if rounds is None:
+        best = max(value for _, value in found.curve(STARTED))
+        return judged(
+            False,
+            f"From nothing {percent(target)} is reached in {plural(at)}; from the public model never (at best {percent(best)}).",
+            RULE,
+        )
+    sentence = (
+        f"From nothing {percent(target)} takes {plural(at)}, from the public model {rounds:,}: {at - rounds:,} "
+        "private rounds saved, "
+        f"{100 * (at - rounds) / at:.0f} %."
+    )
+    return judged(rounds <= FEWER * at, sentence, RULE)

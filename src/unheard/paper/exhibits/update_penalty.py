@@ -1,0 +1,36 @@
+"""The L2 penalty on updates that the paper tried: it was hoped to make clipping needless, and did not help."""
+
+from unheard.paper.exhibit import Exhibit, Table
+from unheard.paper.found import Found
+from unheard.paper.recipe import Recipe
+from unheard.paper.runs import clipped
+from unheard.paper.showing import by_round, cell, reached, shown
+from unheard.paper.verdict import Verdict, about_seeds, judged, margin, missing, plural
+
+WITHOUT = clipped(15).name
+WITH = {penalty: f"{WITHOUT}-penalty{penalty:g}" for penalty in (0.001, 0.01)}
+RULE = "Where all got to, no penalty is above the run without one by more than two seeds can differ."
+
+
+def update_penalty(recipe: Recipe, found: Found) -> Exhibit:
+    labels = {WITHOUT: "no penalty", **{name: f"penalty {penalty:g}" for penalty, name in WITH.items()}}
+    figure = by_round(found, "update-penalty", "AccuracyTop1 by round, S = 15", labels)
+    marks = reached(found, labels)
+    rows = [[label, *(cell(found, name, mark) for mark in marks)] for name, label in labels.items()]
+    table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
+    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def judge(found: Found) -> Verdict:
+    names = [WITHOUT, *WITH.values()]
+    if lacking := missing(found, names, RULE):
+        return lacking
+    at = found.rounds(*names)
+    plain = found.accuracy(WITHOUT, at) or 0.0
+    gains = {penalty: (found.accuracy(name, at) or 0.0) - plain for penalty, name in WITH.items()}
+    listed = " and ".join(f"{100 * gain:+.2f} points at {penalty:g}" for penalty, gain in gains.items())
+    sentence = (
+        f"After {plural(at or 0)} the penalty changes AccuracyTop1 by {listed}. "
+        f"{about_seeds(found, list(gains.values()), at)}"
+    )
+    return judged(max(gains.values()) <= margin(found, at), sentence, RULE)

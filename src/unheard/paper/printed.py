@@ -1,0 +1,172 @@
+"""Every number that the paper prints about a table or a figure, as data with its place.
+
+In: nothing. Out: frozen values; tests and exhibits read them here and nowhere else. Epsilons are kept as the paper's own digits,
+since two of them are cut and not rounded. Paper: Tables 1 and 2, sections 1 and 3, appendices B and D.
+"""
+
+import math
+from dataclasses import dataclass
+
+REDDIT = 763_430
+"""K: users of the paper's corpus, each with 1,600 tokens."""
+LARGER = 10**8
+"""K: a hypothetical population."""
+TINY_DELTA = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedEpsilon:
+    """An epsilon by the moments accountant, as the paper prints it."""
+
+    place: str
+    population: int
+    users_per_round: int
+    noise_multiplier: float = 1.0
+    rounds: int
+    delta: float
+    digits: str
+    """The printed figure, digit by digit."""
+    is_cut: bool = False
+    """The last digit was cut off, not rounded."""
+
+    def agrees(self, epsilon: float) -> bool:
+        """Whether a computed epsilon would have been printed so."""
+        places = len(self.digits.partition(".")[2])
+        if self.is_cut:
+            epsilon = math.floor(epsilon * 10**places) / 10**places
+        return f"{epsilon:.{places}f}" == self.digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedModel:
+    """A row of Table 2. AccuracyTop1 was trained with 100 users a round; epsilon is for `users_per_round`."""
+
+    noise_std: float
+    clip_norm: float | None
+    population: int
+    users_per_round: int
+    epsilon: PrintedEpsilon | None
+    """None: infinite."""
+    accuracy: float
+
+    @property
+    def run(self) -> str:
+        """The run here that has the row's sigma and S, by its name among the recipes."""
+        return "baseline" if self.clip_norm is None else f"flat-S{self.clip_norm:g}-sigma{self.noise_std:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintedNumber:
+    """A figure in the text."""
+
+    place: str
+    what: str
+    value: float
+
+
+POWERS = tuple(range(7))
+"""Table 1's columns: 10^0 ... 10^6 rounds."""
+_TABLE_1 = (
+    (10**5, 10**2, 1.0, "0.97 0.98 1.00 1.07 1.18 2.21 7.50"),
+    (10**6, 10**1, 1.0, "0.68 0.69 0.69 0.69 0.69 0.72 0.73"),
+    (10**6, 10**3, 1.0, "1.17 1.17 1.20 1.28 1.39 2.44 8.13"),
+    (10**6, 10**4, 1.0, "1.73 1.92 2.08 3.06 8.49 32.38 187.01"),
+    (10**6, 10**3, 3.0, "0.47 0.47 0.48 0.48 0.49 0.67 1.95"),
+    (10**9, 10**3, 1.0, "0.84 0.84 0.84 0.85 0.88 0.88 0.88"),
+)
+TABLE_1: tuple[tuple[PrintedEpsilon, ...], ...] = tuple(
+    tuple(
+        PrintedEpsilon(
+            place=f"Table 1, row {row}",
+            population=users,
+            users_per_round=drawn,
+            noise_multiplier=z,
+            rounds=10**power,
+            delta=users**-1.1,
+            digits=digits,
+        )
+        for power, digits in zip(POWERS, line.split(), strict=True)
+    )
+    for row, (users, drawn, z, line) in enumerate(_TABLE_1, 1)
+)
+
+ACCURACY_ROUNDS = 5000
+"""Table 2 is after so many rounds."""
+BASELINE_ACCURACY = 0.1762
+_ACCURACIES = {0.003: 0.1749, 0.006: 0.1704, 0.012: 0.1633}
+_TABLE_2 = (
+    (0.003, 15, REDDIT, 5000, "4.634"),
+    (0.006, 10, REDDIT, 1667, "2.314"),
+    (0.012, 15, REDDIT, 1250, "2.038"),
+    (0.003, 15, LARGER, 5000, "1.152"),
+    (0.006, 10, LARGER, 1667, "0.991"),
+    (0.012, 15, LARGER, 1250, "0.987"),
+)
+TABLE_2: tuple[PrintedModel, ...] = (
+    PrintedModel(
+        noise_std=0.0,
+        clip_norm=None,
+        population=REDDIT,
+        users_per_round=100,
+        epsilon=None,
+        accuracy=BASELINE_ACCURACY,
+    ),
+    *(
+        PrintedModel(
+            noise_std=sigma,
+            clip_norm=norm,
+            population=users,
+            users_per_round=drawn,
+            epsilon=PrintedEpsilon(
+                place=f"Table 2, row {row}",
+                population=users,
+                users_per_round=drawn,
+                rounds=ACCURACY_ROUNDS,
+                delta=TINY_DELTA,
+                digits=digits,
+            ),
+            accuracy=_ACCURACIES[sigma],
+        )
+        for row, (sigma, norm, users, drawn, digits) in enumerate(_TABLE_2, 2)
+    ),
+)
+
+
+def _in_text(
+    place: str, drawn: int, rounds: int, digits: str, users: int = REDDIT, cut: bool = False
+) -> PrintedEpsilon:
+    return PrintedEpsilon(
+        place=place,
+        population=users,
+        users_per_round=drawn,
+        rounds=rounds,
+        delta=TINY_DELTA,
+        digits=digits,
+        is_cut=cut,
+    )
+
+
+IN_TEXT: tuple[PrintedEpsilon, ...] = (
+    _in_text("Section 1", 5000, 4980, "4.6"),
+    _in_text("Section 1", 5000, 4980, "1.2", users=LARGER),
+    _in_text("Section 3", 5000, ACCURACY_ROUNDS, "4.6"),
+    _in_text("Section 3", 1250, 3000, "1.97", cut=True),
+    _in_text("Appendix D", 5000, 3000, "3.81", cut=True),
+    _in_text("Appendix D", 5000, 20_000, "8.92"),
+)
+
+PRIVACY_COST = PrintedNumber(place="Section 3", what="AccuracyTop1 at sigma = 0.003 less the baseline's", value=-0.0013)
+OTHER_CORPUS_COST = PrintedNumber(place="Section 3", what="AccuracyTop1 lost by another corpus", value=-0.0250)
+NUMBERS: tuple[PrintedNumber, ...] = (
+    PrintedNumber(place="Section 1", what="AccuracyTop1 that both reach", value=0.175),
+    PrintedNumber(place="Section 1", what="rounds of the baseline to it", value=4120),
+    PrintedNumber(place="Section 1", what="rounds of the private run to it", value=4980),
+    PrintedNumber(place="Section 1", what="computation of the private run, times the baseline's", value=60),
+    PRIVACY_COST,
+    OTHER_CORPUS_COST,
+    PrintedNumber(place="Section 3", what="sigma at z = 1 with S = 20 and C = 100", value=0.2),
+    PrintedNumber(place="Appendix B", what="parameters of the model", value=1.35e6),
+    PrintedNumber(place="Appendix B", what="share by which tying makes the model smaller", value=0.40),
+    PrintedNumber(place="Appendix D", what="FedSGD: S", value=2),
+    PrintedNumber(place="Appendix D", what="FedSGD: sigma", value=0.002),
+)

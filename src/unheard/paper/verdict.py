@@ -1,0 +1,78 @@
+"""Whether a conclusion of the paper held here: three answers, each with a sentence and the rule that decided.
+
+In: numbers. Out: Verdict. Tolerances stand here, once, so that no figure gets one of its own. A verdict is computed, never typed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from unheard.paper.found import POINT, Found
+
+NEARLY = 0.5 * POINT
+"""At most so far apart, two accuracies nearly match."""
+SMALL = 1.0 * POINT
+"""At most so much is a small effect. (The paper calls 0.13 points negligible, and shows 0.58 and 1.29 as costs.)"""
+UNCERTAIN = 0.2 * POINT
+"""Below this, or below the distance between two seeds if that is more, two single runs do not differ."""
+TRAINED = 500
+"""Fewer rounds say nothing about a trained model."""
+
+Outcome = Literal["held", "did not hold", "cannot tell"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer, the sentence with its numbers, and the rule."""
+
+    outcome: Outcome
+    sentence: str
+    rule: str
+
+
+def judged(is_so: bool | None, sentence: str, rule: str) -> Verdict:
+    """None: the numbers do not decide."""
+    outcome: Outcome = "cannot tell" if is_so is None else "held" if is_so else "did not hold"
+    return Verdict(outcome=outcome, sentence=sentence, rule=rule)
+
+
+def missing(found: Found, names: Sequence[str], rule: str, least: int = TRAINED) -> Verdict | None:
+    """Why nothing can be said, if these runs are not all there or did not get far enough to say anything."""
+    absent = [name for name in names if found.rounds(name) is None]
+    if len(absent) == len(names):
+        return judged(None, "Not run.", rule)
+    if absent:
+        return judged(None, f"Not run yet: {', '.join(absent)}.", rule)
+    rounds = found.rounds(*names)
+    if rounds is not None and rounds < least:
+        return judged(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)
+    return None
+
+
+def margin(found: Found, at: int | None = None) -> float:
+    """How far apart two single runs must lie to differ."""
+    return max(UNCERTAIN, found.seed_distance(at) or 0.0)
+
+
+def about_seeds(found: Found, differences: Sequence[float], at: int | None = None) -> str:
+    """A sentence on the noise of training, where several seeds were run; said of differences that it could explain."""
+    distance = found.seed_distance(at)
+    if distance is None:
+        return "One seed each: chance alone can move a figure by a few tenths of a point."
+    inside = all(abs(difference) <= distance for difference in differences)
+    words = f"Two seeds of one run lie up to {points(distance)} apart"
+    return f"{words}; this is within that." if inside else f"{words}."
+
+
+def points(difference: float) -> str:
+    """A difference of accuracies in words: 0.13 points."""
+    return f"{abs(difference) / POINT:.2f} points"
+
+
+def below(difference: float) -> str:
+    """First less second: `0.13 points below` if the first is lower."""
+    return f"{points(difference)} {'above' if difference > 0 else 'below'}"
+
+
+def plural(rounds: int) -> str:
+    return f"{rounds:,} round{'' if rounds == 1 else 's'}"

@@ -1,0 +1,63 @@
+"""An exhibit as a section of the paper's page: verdict, figures, the printed numbers beside ours, notes, the runs behind it.
+
+In: an Exhibit. Out: HTML text. The same numbers stand in a plot and in a table.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from unheard.paper.exhibit import Exhibit
+from unheard.report import html
+from unheard.report.plots_of_paper import plot_of
+
+ANSWERS = ("held", "did not hold", "cannot tell")
+
+
+def section(made: Exhibit) -> str:
+    """One table or figure."""
+    recipe, verdict = made.recipe, made.verdict
+    figures = "".join(html.figure(plot_of(figure)) for figure in made.figures)
+    tables = "".join(html.table(table, classes="wide" if len(table.columns) > 8 else "") for table in made.tables)
+    kind = verdict.outcome.replace(" ", "-")
+    return (
+        f'<section id="{recipe.name}" aria-labelledby="{recipe.name}-h"><p class="place">{escape(recipe.place)}</p>'
+        f'<h2 id="{recipe.name}-h">{escape(recipe.title)}</h2>'
+        f'<div class="card verdict {kind}"><p class="answer {kind}">{verdict.outcome.capitalize()}</p>'
+        f"<p>{escape(verdict.sentence)}</p>"
+        f"<dl><dt>The paper</dt><dd>{escape(recipe.claim)}</dd><dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
+        f"{figures}{tables}{html.items(made.notes, 'lacks')}{_runs(made)}</section>"
+    )
+
+
+def contents(shown: Sequence[Exhibit]) -> str:
+    """Everything on the page, with its answer."""
+    lines = "".join(
+        f'<li><span class="soft">{escape(made.recipe.place)}</span><a href="#{made.recipe.name}">{escape(made.recipe.title)}</a>'
+        f'<span class="answer {made.verdict.outcome.replace(" ", "-")}">{made.verdict.outcome}</span></li>'
+        for made in shown
+    )
+    return f'<ol class="contents">{lines}</ol>'
+
+
+def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> str:
+    """What held, counted; links to the same page for other corpora."""
+    counts = Counter(made.verdict.outcome for made in shown)
+    said = ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])
+    corpus = shown[0].corpus if shown else ""
+    where = f"on {escape(corpus)}" if corpus else "with no results yet"
+    links = ", ".join(f'<a href="{escape(address)}">{escape(name)}</a>' for name, address in others)
+    also = f" The same on other text: {links}." if links else ""
+    return (
+        "McMahan, Ramage, Talwar and Zhang, “Learning Differentially Private Recurrent Language Models” (ICLR 2018), "
+        f"run again {where}: "
+        f"of {len(shown)} conclusions {said}. Every number below comes from runs that happened, or says that it does not.{also}"
+    )
+
+
+def _runs(made: Exhibit) -> str:
+    if not made.runs.rows:
+        return ""
+    done = sum(row[1] != "not run" for row in made.runs.rows)
+    summary = f"{done} of {len(made.runs.rows)} runs: rounds, seeds, ε, hardware, date and commit"
+    return f'<details class="runs"><summary>{summary}</summary>{html.table(made.runs, classes="wide")}</details>'
