@@ -29,6 +29,12 @@ class PaperRun:
     is_after_public: bool = False
     """The model begun from was trained on other people."""
 
+    @property
+    def users(self) -> int:
+        """Users a round: the paper's 100, unless the run says otherwise."""
+        asked = [change for change in self.changes if change.startswith("sampling.users_per_round=")]
+        return int(asked[-1].partition("=")[2]) if asked else 100
+
     def with_seed(self, seed: int) -> "PaperRun":
         """The same run drawn again."""
         return self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed)

@@ -29,20 +29,21 @@ class RunResult:
     """Rounds that the recipe asks for."""
     settings: dict[str, Any]
     """The complete run file, as tables, without paths."""
-    evaluations: list[dict[str, float]]
-    """round, accuracy_top1, accuracy_top3, accuracy_top5, loss, perplexity: every 20 rounds."""
+    evaluations: list[dict[str, Any]]
+    """round, accuracy_top1, accuracy_top3, accuracy_top5, loss, perplexity: every 20 rounds. A loss that is not finite is None."""
     head_words: dict[str, list[int]] = field(default_factory=dict)
     """For n = 10, 50, 100: how many targets had 0, 1, ... 10 of the ten predictions among the n most frequent words."""
-    accuracy_elsewhere: dict[str, dict[str, float]] = field(default_factory=dict)
+    accuracy_elsewhere: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The last model on held-out users of another corpus, by the role of that corpus: `main`."""
     parameters: int
     epsilon: dict[str, float | None]
     """By accountant, with `delta`: what this very run cost its population, as it is. None: infinite."""
     population: int
     seconds: float
-    """Wall time of its rounds, evaluation included; runs side by side share it by their updates."""
+    """Wall time of its rounds, evaluation included; runs side by side share it by their updates. A group's first turn, which compiles,
+    and rounds of a sitting that was killed, count at the pace of the others."""
     users_per_second: float
-    """Of the whole group that it ran with."""
+    """Of the whole group that it ran with, in its last sitting; 0 if that did no round."""
     device: str
     date: str
     commit: str

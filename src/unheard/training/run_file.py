@@ -20,6 +20,7 @@ from unheard.errors import InvalidValue, UnknownKey
 from unheard.measure.next_word import Evaluation
 from unheard.mechanism.plan import KINDS, Plan
 from unheard.mechanism.schedule import Change
+from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.module import ModuleModel
 from unheard.models.tied_gru import TiedGRU
 from unheard.models.tied_lstm import TiedLSTM
@@ -28,7 +29,12 @@ from unheard.privacy.accountants import Budget
 from unheard.training.run import Run, Training
 from unheard.training.server import SERVERS
 
-MODELS: dict[str, type] = {"tied_lstm": TiedLSTM, "tied_gru": TiedGRU, "module": ModuleModel}
+MODELS: dict[str, type] = {
+    "tied_lstm": TiedLSTM,
+    "tied_gru": TiedGRU,
+    "module": ModuleModel,
+    "hugging_face": HuggingFaceModel,
+}
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "weights": {"kind": "equal"},
@@ -44,6 +50,7 @@ NOT_MEANING = (
     ("training", "keep_checkpoints"),
     ("engine",),
     ("corpus", "path"),
+    ("model", "path"),  # of a Hugging Face folder, which base_sha256 names
     ("privacy", "ledger"),
 )
 """Keys that may change between a run and its resumption: they move neither a model nor its cost."""
@@ -92,7 +99,7 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
     except tomllib.TOMLDecodeError as error:
         raise InvalidValue(f"{path} is not valid TOML: {error}.") from None
     for override in overrides:
-        _set(tables, override)
+        set_key(tables, override)
     return run_from_tables(tables)
 
 
@@ -176,7 +183,7 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _set(tables: dict[str, Any], override: str) -> None:
+def set_key(tables: dict[str, Any], override: str) -> None:
     """--set clip.norm=10: a dotted key and a TOML value; a bare word is text."""
     key, equals, text = override.partition("=")
     table, dot, name = key.strip().partition(".")

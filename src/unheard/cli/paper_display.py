@@ -1,0 +1,98 @@
+"""What running the paper looks like in a terminal: the plan with its time, then one bar for all and one for the group at work."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from unheard.cli.display import console, notes, say
+
+if TYPE_CHECKING:
+    from unheard.paper.groups import Waiting
+    from unheard.paper.runner import GroupEnded, Happening
+    from unheard.paper.workplace import Workplace
+
+
+def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float) -> None:
+    """Every run that lacks rounds, its user updates, and how long they take."""
+    if not left:
+        say(f"{place.results}: every run that was asked for is there.")
+        return
+    table = Table(title="To be run", title_justify="left")
+    for name in ("run", "corpus", "users a round", "rounds", "left", "user updates", "time"):
+        table.add_column(name, justify="left" if name in ("run", "corpus") else "right")
+    for one in left:
+        updates = one.left * one.users
+        figures = (
+            f"{one.users:,}",
+            f"{one.job.rounds:,}",
+            f"{one.left:,}",
+            f"{updates:,}",
+            duration(updates / users_per_second),
+        )
+        table.add_row(one.job.run.name, one.job.run.corpus, *figures)
+    notes.print(table)
+    total = sum(one.left * one.users for one in left)
+    say(
+        f"{len(left)} runs, {total:,} user updates: about {duration(total / users_per_second)} at {users_per_second:,.0f} a second "
+        "(--users-per-second)."
+    )
+
+
+def show_running(happenings: Iterator["Happening"], updates: int) -> None:
+    """Draw the bars while groups go by; a row for each run when its group ends."""
+    from unheard.paper.runner import GroupBegan, GroupEnded, RoundDone, Skipped
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # Closed on every way out: the runner then saves and records what was begun.
+    with Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
+        whole = bars.add_task("all runs", total=max(updates, 1), figures="")
+        group, accuracy, said = None, {}, set()
+        for one in happenings:
+            match one:
+                case Skipped() if one.name not in said:
+                    said.add(one.name)
+                    notes.print(f"{one.name} is not run: {one.why}.", style="yellow", markup=False, highlight=False)
+                case GroupBegan():
+                    if group is not None:
+                        bars.remove_task(group)
+                    accuracy = {}
+                    first, more = one.names[0], len(one.names) - 1
+                    title = first + (f" and {more} more" if more else "")
+                    group = bars.add_task(title, total=max(one.updates, 1), figures="starting")
+                case RoundDone():
+                    assert group is not None
+                    if one.accuracy is not None:
+                        accuracy[one.name] = one.accuracy
+                    best = f", best top-1 {100 * max(accuracy.values()):.2f} %" if accuracy else ""
+                    bars.update(group, advance=one.updates, figures=f"round {one.round:,}{best}")
+                    bars.update(whole, advance=one.updates)
+                case GroupEnded():
+                    _show_results(one)
+                case _:
+                    pass
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _show_results(ended: "GroupEnded") -> None:
+    for result in ended.results:
+        last = result.evaluations[-1] if result.evaluations else None
+        accuracy = (
+            "not evaluated" if last is None else f"top-1 {100 * last['accuracy_top1']:.2f} % after {last['round']:,}"
+        )
+        told = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)

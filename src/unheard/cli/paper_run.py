@@ -1,0 +1,145 @@
+"""`unheard paper run`: recipes in, results out; stopped at any moment, the same command goes on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from unheard.paper.corpora import Corpus
+    from unheard.paper.schedule import Step
+    from unheard.paper.workplace import Workplace
+
+EXAMPLES = """Examples:
+
+  unheard paper run noised-vs-baseline --corpus corpora/blogs --scale smoke    (does it work here? a minute)
+
+  unheard paper run all --corpus corpora/paper --name blogs --dry-run    (what there is to run, and how long it takes)
+
+  unheard paper run all --corpus corpora/paper --name blogs --schedule schedule.toml --stop-after 1500
+
+  unheard paper run estimators clipping --corpus main=corpora/reddit --rounds 1000 --seed 10
+"""
+
+SPEED = 4_250.0
+"""User updates a second of the paper's model on one H200, sixteen runs side by side (benchmarks/results)."""
+
+
+def run(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Recipes (`unheard paper list`), or all.")],
+    corpus: Annotated[
+        list[str], typer.Option(help="A store, a folder of stores named by role, or ROLE=DIR. May be repeated.")
+    ],
+    scale: Annotated[str, typer.Option(help="full: as the paper. smoke: a tiny version of everything.")] = "full",
+    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Added to every seed; results get a folder of their own.")] = 0,
+    population: Annotated[
+        list[str] | None, typer.Option(help="Declared users: N, or ROLE=N. Left out: counted, for research corpora.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the corpus goes by in print; default: its own name.")] = None,
+    work: Annotated[Path, typer.Option(help="Where the run folders lie.")] = Path("runs/paper"),
+    results: Annotated[Path, typer.Option(help="Where lines of results go: DIR/<name>/runs.jsonl.")] = Path("results"),
+    schedule: Annotated[
+        Path | None, typer.Option(help="A TOML file of [[step]]: recipes, rounds, runs, seconds. NAME... then chooses.")
+    ] = None,
+    stop_after: Annotated[
+        float | None, typer.Option(min=0, help="Seconds after which all is saved and recorded, wherever it is.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be run, and how long it takes.")
+    ] = False,
+    users_per_second: Annotated[
+        float, typer.Option(min=0.001, help="For the estimate: user updates a second (default: one H200).")
+    ] = SPEED,
+    engine: Annotated[str, typer.Option(help="auto, stacked, vectorised or reference.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+) -> None:
+    """Make the runs behind the paper's tables and figures. Runs that recipes share are made once, like ones side by side."""
+    from unheard.cli.display import say
+    from unheard.cli.paper_display import show_plan, show_running
+    from unheard.engines.engine import EngineChoice
+    from unheard.errors import CorpusMissing
+    from unheard.paper.corpora import find_corpora
+    from unheard.paper.runner import run_steps
+    from unheard.paper.scale import scale_named
+    from unheard.paper.workplace import Workplace
+
+    chosen, steps = scale_named(scale), _steps(names, schedule)
+    corpora = find_corpora(corpus, population or [], name)
+    if "main" not in corpora and name is None:
+        raise CorpusMissing(
+            "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
+        )
+    title = _title(name or corpora["main"].name, scale, seed)
+    _say_what_is_counted(corpora)
+    place = Workplace(
+        corpora=corpora,
+        work=work / title,
+        results=results / title,
+        scale=chosen,
+        seed_shift=seed,
+        engine=EngineChoice(kind=engine, device=device),
+    )
+    left = _left(place, steps, rounds)
+    show_plan(place, left, users_per_second)
+    if dry_run:
+        return
+    show_running(run_steps(place, steps, cap=rounds, stop_after=stop_after), sum(one.left * one.users for one in left))
+    say(
+        f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `unheard paper page --results {results}` shows them."
+    )
+
+
+def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
+    """The schedule's steps as far as the recipes are asked for, or the recipes by rank."""
+    from dataclasses import replace
+
+    from unheard.errors import InvalidValue
+    from unheard.paper.schedule import read_schedule, steps_by_rank
+
+    asked = {name for step in steps_by_rank(names) for name in step.recipes}
+    if schedule is None:
+        steps = steps_by_rank(names)
+    else:
+        kept = [replace(s, recipes=tuple(n for n in s.recipes if n in asked)) for s in read_schedule(schedule)]
+        steps = [step for step in kept if step.recipes]
+    if not steps:
+        raise InvalidValue(f"{', '.join(names)}: nothing here needs a run. `unheard paper show {names[0]}` shows it.")
+    return steps
+
+
+def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list:
+    """What is still to do; an error if nothing can be done at all, with the reasons."""
+    from unheard.errors import CorpusMissing
+    from unheard.paper.schedule import furthest, jobs_of
+
+    jobs = furthest(job for step in steps for job in jobs_of(step, place.scale, cap))
+    by_name = {job.run.name: job for job in jobs}
+    reasons = {job.run.name: place.why_not(job, by_name) for job in jobs}
+    if all(reasons.values()):
+        why = sorted({str(reason) for reason in reasons.values()})
+        raise CorpusMissing(f"None of these runs can be made: {'; '.join(why)}.")
+    return place.waiting([job for job in jobs if not reasons[job.run.name]])
+
+
+def _title(name: str, scale: str, seed: int) -> str:
+    """The folder of a corpus's runs and results: tiny runs and other seeds do not mix with the paper's."""
+    return name + ("" if scale == "full" else f"-{scale}") + (f"-seeds+{seed}" if seed else "")
+
+
+def _say_what_is_counted(corpora: "Mapping[str, Corpus]") -> None:
+    from unheard.cli.display import notes
+
+    counted = [one.role for one in corpora.values() if one.is_counted]
+    if counted:
+        notes.print(
+            f"No --population was declared for {', '.join(counted)}: the number of training users is COUNTED in the store, "
+            "which is a fact about private people. Right for research corpora only. And all these runs are seeded experiments: "
+            "no epsilon of theirs is a guarantee against whoever knows the seed.",
+            style="bold yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

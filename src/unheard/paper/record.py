@@ -1,0 +1,118 @@
+"""From a run folder to a line of results: accuracy by round, head words of the last model, what it cost and how long it took.
+
+In: a folder that training has left, finished or not. Out: a RunResult. It reads held-out users, models and ledgers only; nobody
+who was trained on, and no word of anybody.
+"""
+
+import json
+import math
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import EngineChoice
+from unheard.measure.next_word import evaluate
+from unheard.measure.scores import score
+from unheard.paper.corpora import Corpus
+from unheard.paper.results import RunResult
+from unheard.paper.schedule import Job
+from unheard.paper.setting import settings_of
+from unheard.runs import RunFolder
+from unheard.training.checkpoint import released_model
+from unheard.training.run import Run
+from unheard.updates.stored import users_in_turn
+from unheard.updates.user import User
+
+EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
+TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 40_000}
+
+
+def record(
+    job: Job,
+    run: Run,
+    corpus: Corpus,
+    folder: RunFolder,
+    *,
+    main: Corpus | None,
+    began_after: int | None,
+    choice: EngineChoice,
+    seconds: float,
+    users_per_second: float,
+) -> RunResult:
+    """What this run is worth, as far as it went. `main` is where a run on another corpus is measured too."""
+    device = choice.torch_device()
+    params_P, rounds = released_model(folder.model, run.model)
+    params_P = params_P.to(device)
+    after = None if job.run.after is None else f"{job.run.after} after {began_after} rounds"
+    heads = score(
+        run.model,
+        params_P,
+        _held_out(run, corpus),
+        unroll=run.evaluation.unroll,
+        tokens_at_once=TOKENS_AT_ONCE[device.type],
+    )[1]
+    return RunResult(
+        name=job.run.name,
+        corpus=corpus.name,
+        seed=run.training.reproducible_seed or 0,
+        rounds=rounds,
+        planned=job.planned,
+        settings=settings_of(run, after),
+        evaluations=[
+            {"round": row["round"], **{name: _finite(row[name]) for name in EVALUATED}}
+            for row in folder.read_metrics()
+            if row["round"] <= rounds  # a kill can leave evaluations of rounds that were lost
+        ],
+        head_words={str(head): counts.tolist() for head, counts in heads.histograms.items()},
+        accuracy_elsewhere={"main": _elsewhere(run, params_P, main)} if corpus.role == "other" and main else {},
+        parameters=run.model.layout.total,
+        epsilon=_epsilons(folder),
+        population=run.plan.population,
+        seconds=round(seconds, 3),
+        users_per_second=round(users_per_second, 2),
+        device=device_name(device),
+        date=datetime.now(UTC).date().isoformat(),
+        commit=commit(),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def commit() -> str:
+    """Which state of the software this was; the package's version where there is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        found = ""
+    return found or f"unheard {version('unheard')}"
+
+
+def _held_out(run: Run, corpus: Corpus) -> list[User]:
+    return run.evaluation.choose(users_in_turn(TokenStore.open(corpus.path).held_out, run.model))
+
+
+def _elsewhere(run: Run, params_P: Tensor, main: Corpus) -> dict[str, Any]:
+    numbers = evaluate(run.model, params_P, _held_out(run, main), unroll=run.evaluation.unroll)
+    return {name: _finite(numbers[name]) for name in EVALUATED}
+
+
+def _epsilons(folder: RunFolder) -> dict[str, float | None]:
+    """Of the statement that training left; infinity is null."""
+    told = json.loads(folder.statement.read_text(encoding="utf-8"))
+    return {name: _finite(float(value)) for name, value in {**told["epsilon"], "delta": told["delta"]}.items()}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity, and a model that has diverged has no loss."""
+    return value if math.isfinite(value) else None

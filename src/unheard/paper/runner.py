@@ -1,0 +1,155 @@
+"""Runs of the paper made one group after the other: what goes side by side does, what was begun goes on, what is done is kept.
+
+In: steps and a workplace. Out: a generator of what happens; its caller shows it. A line of results is written for each run when its
+group ends or is stopped, however that comes about; after a kill, the same call goes on from the runs' own checkpoints.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from unheard.paper import results
+from unheard.paper.groups import Waiting, next_group
+from unheard.paper.pace import Clock, Pace
+from unheard.paper.record import record
+from unheard.paper.results import RunResult
+from unheard.paper.schedule import Job, Step, jobs_of
+from unheard.paper.workplace import Workplace
+from unheard.training.loop import train_together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A run that is not made in this sitting, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBegan:
+    """Runs that go side by side from now on, and the user updates that they lack."""
+
+    names: tuple[str, ...]
+    updates: int
+    rounds: int
+    """That the longest of them lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDone:
+    """One run of the group has done a round of so many user updates."""
+
+    name: str
+    round: int
+    updates: int
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupEnded:
+    """What the group left; `stopped` if its time was up."""
+
+    results: list[RunResult]
+    stopped: bool
+
+
+Happening = Skipped | GroupBegan | RoundDone | GroupEnded
+
+
+def run_steps(
+    place: Workplace,
+    steps: Sequence[Step],
+    *,
+    cap: int | None = None,
+    stop_after: float | None = None,
+    clock: Clock = time.monotonic,
+) -> Iterator[Happening]:
+    """All steps in order, until the time is up. Whatever was begun is saved and recorded before this ends."""
+    pace = Pace(clock)
+    until = None if stop_after is None else clock() + stop_after
+    for step in steps:
+        step_until = _earlier(until, None if step.seconds is None else clock() + step.seconds)
+        yield from _run_step(place, jobs_of(step, place.scale, cap), step_until, pace)
+        if pace.is_over(until, 1):
+            return
+
+
+def _run_step(place: Workplace, jobs: list[Job], until: float | None, pace: Pace) -> Iterator[Happening]:
+    by_name = {job.run.name: job for job in jobs}
+    possible = []
+    for job in jobs:
+        if why := place.why_not(job, by_name):
+            yield Skipped(name=job.run.name, why=why)
+        else:
+            possible.append(job)
+    waiting = place.waiting(possible)
+    while waiting and not pace.is_over(until, 1):
+        group = next_group(waiting, lambda job: place.is_ready(job, by_name))
+        if not group:
+            yield from (Skipped(name=w.job.run.name, why=f"{w.job.run.after} is not as far yet") for w in waiting)
+            return
+        yield from _run_group(place, group, until, pace)
+        waiting = [one for one in waiting if one not in group]
+
+
+def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace: Pace) -> Iterator[Happening]:
+    jobs = [one.job for one in group]
+    for job in jobs:
+        place.note_begun(job)
+    began_at = {job.run.name: place.rounds_done(job.run.name) for job in jobs}
+    names = tuple(began_at)
+    yield GroupBegan(
+        names=names, updates=sum(one.left * one.users for one in group), rounds=max(one.left for one in group)
+    )
+    runs = [(place.run(job), place.folder(job.run.name).path) for job in jobs]
+    rounds, made = {job.run.name: job.rounds for job in jobs}, []
+    pace.begin()
+    try:
+        with closing(train_together(runs, engine=place.engine)) as reports:  # pyright: ignore[reportArgumentType]
+            for number, report in reports:
+                pace.count(number, group[number].users)
+                accuracy = None if report.metrics is None else report.metrics["accuracy_top1"]
+                yield RoundDone(name=names[number], round=report.round, updates=group[number].users, accuracy=accuracy)
+                if pace.is_over(until, len(group)):
+                    break
+    finally:
+        # However the group ends: at its last round, by the clock, by whoever reads us, by Ctrl-C.
+        made = _results(place, group, began_at, pace)
+        results.append(place.results, made)
+        pace.closed(len(group))
+    yield GroupEnded(results=made, stopped=any(done.rounds < rounds[done.name] for done in made))
+
+
+def _results(place: Workplace, group: list[Waiting], began_at: dict[str, int], pace: Pace) -> list[RunResult]:
+    """One for each run of the group that has a model."""
+    known, made = results.read(place.results), []
+    for one in group:
+        job, name = one.job, one.job.run.name
+        folder, done = place.folder(name), place.rounds_done(name)
+        if not (folder.model.exists() and folder.statement.exists()):
+            continue
+        per_second = pace.updates_per_second
+        before = known.get(name)
+        # Earlier sittings are known from their line; rounds of one that was killed count at today's pace.
+        counted = before.rounds if before and before.rounds == began_at[name] else 0
+        seconds = (done - counted) * one.users / per_second if per_second else 0.0
+        made.append(
+            record(
+                job,
+                place.run(job),
+                place.corpora[job.run.corpus],
+                folder,
+                main=place.corpora.get("main"),
+                began_after=place.began_after.get(name),
+                choice=place.engine,
+                seconds=seconds + (before.seconds if before and counted else 0.0),
+                users_per_second=per_second,
+            )
+        )
+    return made
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    return min((moment for moment in (one, other) if moment is not None), default=None)

@@ -1,0 +1,130 @@
+"""Where the paper's runs lie while they are made: folders, ledgers, results; what is there already, and what cannot be run here.
+
+In: corpora by role, a work folder, a results folder, a scale. Out: for each job its Run, its folder, and whether it still lacks
+rounds. Each run charges a people's ledger of its own (docs/decisions/0060-populations-of-experiments.md).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from unheard.engines.engine import EngineChoice
+from unheard.errors import InvalidValue, RunFolderExists
+from unheard.paper.corpora import Corpus
+from unheard.paper.groups import Waiting
+from unheard.paper.results import FILE, RunResult, read
+from unheard.paper.scale import Scale
+from unheard.paper.schedule import Job
+from unheard.paper.setting import meaning, run_of, settings_of, side_by_side_key
+from unheard.privacy.ledger import Ledger
+from unheard.runs import RunFolder, replace_file
+from unheard.training.checkpoint import checkpoint_files
+from unheard.training.run import Run
+from unheard.training.run_file import run_hash
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Everything about a sitting but which runs it is for."""
+
+    corpora: Mapping[str, Corpus]
+    work: Path
+    results: Path
+    """The folder of this corpus's results."""
+    scale: Scale
+    seed_shift: int = 0
+    engine: EngineChoice = EngineChoice()
+
+    def folder(self, name: str) -> RunFolder:
+        return RunFolder(self.work / name)
+
+    def run(self, job: Job) -> Run:
+        return run_of(
+            job.run,
+            self.corpora[job.run.corpus],
+            ledger=self.work / "ledgers" / f"{job.run.name}.jsonl",
+            rounds=job.rounds,
+            scale=self.scale,
+            seed_shift=self.seed_shift,
+            start=None if job.run.after is None else self.work / job.run.after,
+        )
+
+    def why_not(self, job: Job, others: Mapping[str, Job]) -> str | None:
+        """Why a run cannot be made here, as the end of a sentence; None if it can."""
+        corpus = self.corpora.get(job.run.corpus)
+        if corpus is None:
+            return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR)"
+        if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
+            return f"{users:,} users a round are more than {corpus.name} has"
+        if job.run.after is not None and (why := self.why_not(others[job.run.after], others)):
+            return f"it begins from {job.run.after}, and {why}"
+        return None
+
+    def waiting(self, jobs: Sequence[Job]) -> list[Waiting]:
+        """The jobs that lack rounds, and those that others must begin from. All of them can be made here."""
+        known = read(self.results)
+        runs = {job.run.name: self.run(job) for job in jobs}
+        lacking = [job for job in jobs if not self._suffices(known.get(job.run.name), job, runs[job.run.name])]
+        begun_from = {job.run.after for job in lacking if not self.folder(job.run.name).run_file.exists()}
+        found = []
+        for job in jobs:
+            left = job.rounds - self.rounds_done(job.run.name)
+            if job in lacking or (job.run.name in begun_from and left > 0):
+                run = runs[job.run.name]
+                self._check_same(job, run)
+                corpus = self.corpora[job.run.corpus]
+                users = self.scale.users(job.run, min(corpus.users, corpus.population))
+                key = side_by_side_key(run, job.run.corpus)
+                found.append(Waiting(job=job, key=key, left=max(left, 0), users=users))
+        return found
+
+    def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
+        """Whether the run that it begins from is as far as it is wanted."""
+        if job.run.after is None or self.folder(job.run.name).run_file.exists():
+            return True
+        return self.rounds_done(job.run.after) >= others[job.run.after].rounds
+
+    def rounds_done(self, name: str) -> int:
+        """How far its newest checkpoint is; a checkpoint is named by its round."""
+        files = checkpoint_files(self.folder(name))
+        return int(files[-1].stem.removeprefix("round-")) if files else 0
+
+    def note_begun(self, job: Job) -> None:
+        """Keep after how many rounds of the earlier run this one begins: that one may go on later."""
+        if job.run.after is not None and not self.folder(job.run.name).run_file.exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            notes = {**self.began_after, job.run.name: self.rounds_done(job.run.after)}
+            replace_file(self._notes, json.dumps(notes, indent=1).encode())
+
+    @property
+    def began_after(self) -> dict[str, int]:
+        return json.loads(self._notes.read_text(encoding="utf-8")) if self._notes.exists() else {}
+
+    @cached_property
+    def _notes(self) -> Path:
+        return self.work / "began_after.json"
+
+    def _suffices(self, result: RunResult | None, job: Job, run: Run) -> bool:
+        if result is None:
+            return False
+        if meaning(_as_read(settings_of(run))) != meaning(result.settings):
+            raise InvalidValue(
+                f"{self.results / FILE} has a result for {job.run.name} with other settings (another population, "
+                "seed, scale or dictionary). Choose another --name, so that they do not mix."
+            )
+        return result.rounds >= job.rounds
+
+    def _check_same(self, job: Job, run: Run) -> None:
+        folder = self.folder(job.run.name)
+        if folder.run_file.exists() and Ledger.read(folder.ledger).facts.get("run_hash") != run_hash(run):
+            raise RunFolderExists(
+                f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or work folder). "
+                "Choose another --work or --name, or remove it."
+            )
+
+
+def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(settings))
