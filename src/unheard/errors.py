@@ -18,6 +18,7 @@
     |   |-- RunFolderInUse     another process is training in it
     |   |-- RunFolderMissing   it holds no run
     |   `-- CheckpointCorrupt  a checkpoint or model file that does not read back as it was written
+    |-- RankError              one of several processes that train together is late, gone or in trouble; it is named
     `-- ModelError             a model that does not fit its parameters, its vocabulary or the engine
 
 The command line prints the message and exits with status 2; a traceback is a bug.
@@ -93,6 +94,10 @@ class RunFolderMissing(RunFolderError):
 
 
 class CheckpointCorrupt(RunFolderError):
+    pass
+
+
+class RankError(UnheardError):
     pass
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from unheard.corpus.vocabulary import BOS
+from unheard.engines.spread import Batch, Spread, in_turn
 from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
 from unheard.models.model import LanguageModel
 
@@ -71,6 +72,7 @@ def exposures(
     rng: np.random.Generator,
     *,
     candidates: int = 10_000,
+    spread: Spread = in_turn,
 ) -> Iterator[Exposure]:
     """One at a time, so that a caller can show how far it is. Canaries of one length share their candidates."""
     if candidates < 100:
@@ -82,7 +84,7 @@ def exposures(
             raise InvalidValue(f"Canary {number} has no words to rank.")
         if len(words) not in drawn:
             phrases_NL = rng.integers(FIRST_WORD, model.vocabulary_size, size=(candidates, len(words)))
-            drawn[len(words)] = log_probability(model, params_P, phrases_NL)
+            drawn[len(words)] = log_probability(model, params_P, phrases_NL, spread=spread)
         mine = log_probability(model, params_P, np.array([words]))[0]
         rank = 1 + int((drawn[len(words)] >= mine - ROUNDING).sum())
         most = math.log2(candidates + 1)
@@ -96,19 +98,26 @@ def exposures(
         )
 
 
-@torch.no_grad()
-def log_probability(model: LanguageModel, params_P: Tensor, words_NL: np.ndarray) -> np.ndarray:
+def log_probability(
+    model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, spread: Spread = in_turn
+) -> np.ndarray:
     """log P(phrase | the beginning of a post), in nats, for phrases of one length."""
-    params = model.layout.split(params_P)
-    features_F = torch.zeros(model.user_features, device=params_P.device) if model.user_features else None
-    found = []
-    for start in range(0, len(words_NL), PHRASES_AT_ONCE):
-        target_BT = torch.from_numpy(words_NL[start : start + PHRASES_AT_ONCE]).to(params_P.device)
-        begin_B1 = torch.full((len(target_BT), 1), BOS, device=params_P.device)
-        logits_BTV = model.logits(params, torch.cat([begin_B1, target_BT[:, :-1]], dim=1), features_F)
-        loss_N = nnf.cross_entropy(logits_BTV.flatten(0, 1).double(), target_BT.flatten(), reduction="none")
-        found.append(-loss_N.view_as(target_BT).sum(dim=1))
-    return torch.cat(found).cpu().numpy()
+    features_F = np.zeros(model.user_features, dtype=np.float32) if model.user_features else None
+    batches = [
+        Batch(words_NL[start : start + PHRASES_AT_ONCE], features_F)
+        for start in range(0, len(words_NL), PHRASES_AT_ONCE)
+    ]
+    return np.concatenate(list(spread(phrases, model, params_P, batches)))
+
+
+def phrases(
+    model: LanguageModel, params: Mapping[str, Tensor], target_BT: Tensor, features_F: Tensor | None
+) -> np.ndarray:
+    """One batch of them."""
+    begin_B1 = torch.full((len(target_BT), 1), BOS, device=target_BT.device)
+    logits_BTV = model.logits(params, torch.cat([begin_B1, target_BT[:, :-1]], dim=1), features_F)
+    loss_N = nnf.cross_entropy(logits_BTV.flatten(0, 1).double(), target_BT.flatten(), reduction="none")
+    return -loss_N.view_as(target_BT).sum(dim=1).cpu().numpy()
 
 
 def learned_by_heart(found: Sequence[Exposure]) -> list[Exposure]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.errors import CorpusCorrupt
+from unheard.errors import CorpusCorrupt, CorpusError
 
 OFFSET_BYTES = 8
 
@@ -89,28 +89,38 @@ class Shard:
     dtype: np.dtype
     num_users: int
     num_tokens: int
+    is_here: bool = True
+    """Whether its tokens lie in this copy of the store; offsets always do."""
 
     @classmethod
-    def found(cls, offsets_path: Path, dtype: np.dtype) -> "Shard":
-        """Check that the two files agree: three system calls, whatever their size."""
+    def found(cls, offsets_path: Path, dtype: np.dtype, *, elsewhere: bool = False) -> "Shard":
+        """Check that the two files agree: three system calls, whatever their size. `elsewhere`: a part of a store does without
+        these tokens."""
         stem = str(offsets_path.with_suffix(""))
         num_users, rest = divmod(offsets_path.stat().st_size, OFFSET_BYTES)
+        token_bytes = None
         try:
             token_bytes = os.stat(f"{stem}.tokens").st_size
         except FileNotFoundError:
-            raise CorpusCorrupt(f"{stem}.tokens is missing beside its offsets. {CURE}") from None
+            if not elsewhere:
+                raise CorpusCorrupt(f"{stem}.tokens is missing beside its offsets. {CURE}") from None
         if rest or not num_users:
             raise CorpusCorrupt(f"{offsets_path} is cut short: {offsets_path.stat().st_size} bytes. {CURE}")
         with open(offsets_path, "rb") as offsets:
             offsets.seek(-OFFSET_BYTES, os.SEEK_END)
             last = int.from_bytes(offsets.read(OFFSET_BYTES), "little", signed=True)
-        if last * dtype.itemsize != token_bytes:
+        if token_bytes is not None and last * dtype.itemsize != token_bytes:
             wanted = last * dtype.itemsize
             raise CorpusCorrupt(f"{stem}.tokens holds {token_bytes} bytes where its offsets ask for {wanted}. {CURE}")
-        return cls(stem=stem, dtype=dtype, num_users=num_users - 1, num_tokens=last)
+        is_here = token_bytes is not None
+        return cls(stem=stem, dtype=dtype, num_users=num_users - 1, num_tokens=last, is_here=is_here)
 
     @cached_property
     def tokens(self) -> np.ndarray:
+        if not self.is_here:
+            raise CorpusError(
+                f"{self.stem}.tokens is not in this part of the store. Use the whole store, or train on ranks that hold all of it."
+            )
         if not self.num_tokens:  # an empty file cannot be mapped
             return np.empty(0, dtype=self.dtype)
         return np.asarray(np.memmap(f"{self.stem}.tokens", dtype=self.dtype, mode="r"))

@@ -36,6 +36,8 @@ class TokenStore:
         self.vocabulary = vocabulary
         self.shards = int(layout["shards"])
         self.dtype = np.dtype(layout["dtype"])
+        self.part = _read_json(path / "part.json") if (path / "part.json").is_file() else None
+        """Which part of a store this copy is (corpus/dividing.py); None for a whole one."""
         self.train = self._split("train")
         self.held_out = self._split("held_out")
         self.public = self._split("public") if (path / "public").is_dir() else None
@@ -82,16 +84,17 @@ class TokenStore:
         return list(self.info["vocabulary"].get("events", []))
 
     def _split(self, name: str) -> UserTokens:
-        found = [Shard.found(p, self.dtype) for p in sorted((self.path / name).glob("*.offsets"))]
+        elsewhere = self.part is not None and name == "train"
+        paths = sorted((self.path / name).glob("*.offsets"))
+        found = [Shard.found(p, self.dtype, elsewhere=elsewhere) for p in paths]
         wanted = 1 if name == "test_posts" else self.shards
         if len(found) != wanted or [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
             raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {CURE}")
-        users = UserTokens(found, self.dtype, vocabulary_size=len(self.vocabulary))
-        file = self.path / name / "features.npy"
-        if not file.is_file():
-            return users
-        features_UF = _read_features(file, users.num_users)
-        return UserTokens(found, self.dtype, features_UF, vocabulary_size=len(self.vocabulary))
+        file, size = self.path / name / "features.npy", len(self.vocabulary)
+        num_users = sum(shard.num_users for shard in found)
+        features_UF = _read_features(file, num_users) if file.is_file() else None
+        place = (str(self.path.resolve()), name)
+        return UserTokens(found, self.dtype, features_UF, vocabulary_size=size, place=place)
 
 
 class StoreWriter:

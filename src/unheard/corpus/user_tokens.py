@@ -4,6 +4,7 @@ In: the shards of a split. Out: the tokens of one user (a view), or of a cohort 
 order asked for). Users are numbers; nothing here knows who they are.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,7 +22,10 @@ class UserTokens:
         dtype: np.dtype,
         features_UF: np.ndarray | None = None,
         vocabulary_size: int | None = None,
+        place: tuple[str, str] | None = None,
     ) -> None:
+        self.place = place
+        """The store's folder and the split's name, where other processes find the same users; None for users of no store."""
         self._shards = shards
         self._vocabulary_size = vocabulary_size
         self._features_UF = features_UF
@@ -61,6 +65,25 @@ class UserTokens:
             if int(shard.offsets[0]) != 0 or (np.diff(shard.offsets) < 0).any():
                 raise CorpusCorrupt(f"{shard.stem}.offsets does not rise from 0: users would overlap. {CURE}")
 
+    def shard_of(self, cohort: np.ndarray) -> np.ndarray:
+        """In which shard each user of a cohort lies."""
+        return np.searchsorted(self._first, np.asarray(cohort, dtype=np.int64), side="right") - 1
+
+    @property
+    def shards_here(self) -> np.ndarray:
+        """Which shards' tokens can be read in this copy of the store, a mask."""
+        return np.array([shard.is_here for shard in self._shards])
+
+    def tokens_of_shards(self) -> np.ndarray:
+        return np.array([shard.num_tokens for shard in self._shards], dtype=np.int64)
+
+    def boundaries_digest(self) -> bytes:
+        """Names where every user begins and ends. Copies of one store agree in it, whatever tokens they hold."""
+        digest = hashlib.sha256()
+        for shard in self._shards:
+            digest.update(np.ascontiguousarray(shard.offsets).data)
+        return digest.digest()
+
     def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
         """How many ids each user of the cohort (or of the whole split) has, BOS included."""
         if cohort is None:
@@ -88,7 +111,7 @@ class UserTokens:
     def _spans(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if len(cohort) and not (cohort.min() >= 0 and cohort.max() < self.num_users):
             raise IndexError(f"a cohort outside users 0 to {self.num_users - 1}")
-        shard_of = np.searchsorted(self._first, cohort, side="right") - 1
+        shard_of = self.shard_of(cohort)
         begins, ends = np.empty(len(cohort), dtype=np.int64), np.empty(len(cohort), dtype=np.int64)
         for s in np.unique(shard_of):
             mine = shard_of == s

@@ -6,6 +6,7 @@ ledger; tests/agreement says so for each. This is the meeting point of work: mod
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
-from unheard.parts import nearest, require
+from unheard.parts import nearest, require, require_positive
 from unheard.updates.user import User
 
 
@@ -27,7 +28,22 @@ class Cohort:
     params_P: Tensor = field(repr=False)
     users: Sequence[User] = field(repr=False)  # how many were drawn is private too
     plan: RoundPlan
-    rng: np.random.Generator = field(repr=False)
+    rng: "np.random.Generator | Drawn" = field(repr=False)
+
+    @cached_property
+    def seed(self) -> int:
+        """The seed of FedSGD's batches, drawn once, whoever looks at it and however often."""
+        return int(self.rng.integers(2**63))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """In the place of a generator: a seed that was drawn already, for all who sum a part of one cohort."""
+
+    seed: int
+
+    def integers(self, high: int) -> int:
+        return self.seed
 
 
 KINDS = ("auto", "reference", "vectorised", "stacked")
@@ -42,7 +58,7 @@ class Engine(Protocol):
     def device(self) -> torch.device: ...
 
     def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
         """The sum over users of w_k * Clip(delta_k). `rng` seeds FedSGD's batches, nothing else."""
         ...
@@ -63,6 +79,11 @@ class EngineChoice:
     precision: str = "auto"
     """Of the products within a user's own steps: 'float32', or 'bfloat16' (the default on CUDA). The clip of what a user returns
     and the sum are exact either way, so the guarantee does not depend on it."""
+    rank_timeout: float = 600.0
+    """Seconds that ranks wait for each other at the end of a piece of work, before the one that is late is named."""
+    corpus_part: str | None = None
+    """Where each rank finds its part of the corpus, for machines without a shared disk: {rank}, {local_rank} and {node} are filled
+    in. None: every rank reads the corpus where the run file says."""
 
     def __post_init__(self) -> None:
         require(
@@ -72,6 +93,7 @@ class EngineChoice:
             self.users_at_once is None or self.users_at_once >= 1,
             "users_at_once must be at least 1; leave it out to choose.",
         )
+        require_positive(rank_timeout=self.rank_timeout)
 
     def build(self, model: LanguageModel) -> Engine:
         from unheard.engines.reference import ReferenceEngine

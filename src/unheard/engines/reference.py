@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.engines.engine import Cohort
+from unheard.engines.engine import Cohort, Drawn
 from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
@@ -26,7 +26,7 @@ class ReferenceEngine:
     device: torch.device = torch.device("cpu")
 
     def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
         params_P = params_P.to(self.device)
         seed = int(rng.integers(2**63))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unheard.devices import to_device
-from unheard.engines.engine import Cohort
+from unheard.engines.engine import Cohort, Drawn
 from unheard.engines.gradients import of_many_users, of_one_user, takes_many
 from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.plan import RoundPlan
@@ -38,7 +38,7 @@ class VectorisedEngine:
     _compiled: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
         params_P = params_P.to(self.device)
         self._choose(params_P)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unheard.corpus.tokens import Tokens
 from unheard.corpus.vocabulary import Vocabulary
+from unheard.engines.spread import Spread, in_turn
 from unheard.measure.baselines import score_baselines
 from unheard.measure.breakdown import by_band, by_token, by_user
 from unheard.measure.next_word import Evaluation
@@ -49,10 +50,11 @@ def full_measures(
     *,
     prompts: Sequence[str] = PROMPTS,
     progress: Callable[[int, int], None] | None = None,
+    spread: Spread = in_turn,
 ) -> dict[str, Any]:
     """By token, by user, by band; head words; baselines on the same targets; what the model says after a few prompts."""
     users, size = how.choose(what.held_out), len(what.vocabulary)
-    scores, heads = score(what.model, what.params_P, users, unroll=how.unroll, progress=progress)
+    scores, heads = score(what.model, what.params_P, users, unroll=how.unroll, progress=progress, spread=spread)
     others = what.public or [user.tokens for user in what.held_out]
     baselines = score_baselines(users, others, size, are_public=bool(what.public))
     found = {

@@ -6,7 +6,7 @@ BOS is never a target; EOS is one, since a keyboard must know when to stop (docs
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from unheard.corpus.vocabulary import EOS, UNK
+from unheard.engines.spread import Batch, Spread, in_turn
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
 from unheard.parts import require
@@ -52,7 +53,7 @@ class Evaluation:
 
 @dataclass
 class Tally:
-    """Sums over targets."""
+    """Sums over targets, batch after batch."""
 
     targets: int = 0
     words: int = 0
@@ -60,17 +61,15 @@ class Tally:
     hits: dict[int, int] = field(default_factory=lambda: dict.fromkeys(TOP, 0))
     word_hits: int = 0
 
-    def add(self, logits_NV: Tensor, target_N: Tensor) -> None:
-        self.targets += len(target_N)
-        self.loss += nnf.cross_entropy(logits_NV.double(), target_N, reduction="sum").item()
-        top_NK = logits_NV.topk(min(max(TOP), logits_NV.shape[1]), dim=1).indices
-        in_dictionary_N1 = (target_N != UNK)[:, None]
-        hit_NK = (top_NK == target_N[:, None]) & in_dictionary_N1
-        for k in TOP:
-            self.hits[k] += int(hit_NK[:, :k].any(dim=1).sum())
-        is_word_N = target_N != EOS
-        self.words += int(is_word_N.sum())
-        self.word_hits += int((hit_NK[:, 0] & is_word_N).sum())
+    def add(self, row: np.ndarray) -> None:
+        """One batch, as `tally` has it."""
+        targets, words, loss, word_hits, *hits = row.tolist()
+        self.targets += int(targets)
+        self.words += int(words)
+        self.loss += loss
+        self.word_hits += int(word_hits)
+        for k, hit in zip(TOP, hits, strict=True):
+            self.hits[k] += int(hit)
 
     def numbers(self) -> dict[str, float]:
         mean = self.loss / self.targets
@@ -83,33 +82,52 @@ class Tally:
         }
 
 
-@torch.no_grad()
+def tally(
+    model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
+) -> np.ndarray:
+    """One batch: targets, words among them, loss, words guessed right, and targets among the first k guesses."""
+    input_BT, target_BT, counts_BT = window_targets(windows_BW)
+    logits_NV, target_N = model.logits(params, input_BT, features_F)[counts_BT], target_BT[counts_BT]
+    top_NK = logits_NV.topk(min(max(TOP), logits_NV.shape[1]), dim=1).indices
+    hit_NK = (top_NK == target_N[:, None]) & (target_N != UNK)[:, None]
+    is_word_N = target_N != EOS
+    found = [
+        torch.tensor(len(target_N)),
+        is_word_N.sum(),
+        nnf.cross_entropy(logits_NV.double(), target_N, reduction="sum"),
+        (hit_NK[:, 0] & is_word_N).sum(),
+        *(hit_NK[:, :k].any(dim=1).sum() for k in TOP),
+    ]
+    return np.array([one.item() for one in found], dtype=np.float64)
+
+
 def evaluate(
-    model: LanguageModel, params_P: Tensor, users: Sequence[User], *, unroll: int, tokens_at_once: int = 4_000
+    model: LanguageModel,
+    params_P: Tensor,
+    users: Sequence[User],
+    *,
+    unroll: int,
+    tokens_at_once: int = 4_000,
+    spread: Spread = in_turn,
 ) -> dict[str, float]:
-    """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out."""
-    params = model.layout.split(params_P)
-    tally = Tally()
-    for windows_BW, features_F in _batches(users, unroll, max(1, tokens_at_once // unroll), bool(model.user_features)):
-        input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(windows_BW, device=params_P.device))
-        features = None if features_F is None else torch.as_tensor(features_F, device=params_P.device)
-        logits_BTV = model.logits(params, input_BT, features)
-        tally.add(logits_BTV[counts_BT], target_BT[counts_BT])
-    if not tally.targets:
+    """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out. `spread` says who works on the batches."""
+    total = Tally()
+    batches = list(_batches(users, unroll, max(1, tokens_at_once // unroll), bool(model.user_features)))
+    for row in spread(tally, model, params_P, batches):
+        total.add(row)
+    if not total.targets:
         raise InvalidValue("There is no held-out text to evaluate on. Prepare the corpus with held-out users.")
-    return tally.numbers()
+    return total.numbers()
 
 
-def _batches(
-    users: Sequence[User], unroll: int, size: int, per_user: bool
-) -> Iterable[tuple[np.ndarray, np.ndarray | None]]:
+def _batches(users: Sequence[User], unroll: int, size: int, per_user: bool) -> Iterable[Batch]:
     """Windows of many users together; of one user at a time if the model looks at features."""
     if per_user:
         for user in users:
             windows_KW = windows_of(user.tokens, unroll)
             for start in range(0, len(windows_KW), size):
-                yield windows_KW[start : start + size], user.features
+                yield Batch(windows_KW[start : start + size], user.features)
         return
     windows_KW = np.concatenate([windows_of(user.tokens, unroll) for user in users] or [np.empty((0, unroll + 1), int)])
     for start in range(0, len(windows_KW), size):
-        yield windows_KW[start : start + size], None
+        yield Batch(windows_KW[start : start + size])

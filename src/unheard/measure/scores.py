@@ -5,7 +5,7 @@ Everything else in this room is arithmetic on these rows, so that a figure by us
 same pass over one and the same text. What counts as a target is decided in docs/decisions/0004-what-counts-in-accuracy.md.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from unheard.corpus.vocabulary import BOS, UNK
+from unheard.engines.spread import Batch, Spread, in_turn
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
 from unheard.updates.user import User, windows_of
@@ -50,7 +51,6 @@ class HeadCounts:
     histograms: dict[int, np.ndarray]
 
 
-@torch.no_grad()
 def score(
     model: LanguageModel,
     params_P: Tensor,
@@ -59,20 +59,24 @@ def score(
     unroll: int,
     tokens_at_once: int = 4_000,
     progress: Callable[[int, int], None] | None = None,
+    spread: Spread = in_turn,
 ) -> tuple[Scores, HeadCounts]:
     """Score every target of these users, text read in windows of `unroll` from a zero state, as in training's evaluations."""
-    params = model.layout.split(params_P)
     heads = {head: np.zeros(GUESSES + 1, dtype=np.int64) for head in HEADS}
     rows: list[tuple[np.ndarray, ...]] = []
+    batches, owners = [], []
     for windows_BW, owner_B, features_F in _batches(users, unroll, max(1, tokens_at_once // unroll), model):
-        input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(windows_BW, device=params_P.device))
-        features = None if features_F is None else torch.as_tensor(features_F, device=params_P.device)
-        logits_NV = model.logits(params, input_BT, features)[counts_BT]
-        place_N, loss_N, top_NK = _places(logits_NV, target_BT[counts_BT])
-        for head in HEADS:
-            heads[head] += _histogram(top_NK, head)
+        batches.append(Batch(windows_BW, features_F))
+        owners.append(owner_B)
+    found = spread(places, model, params_P, batches)
+    for batch, owner_B, row in zip(batches, owners, found, strict=True):
+        _, target_BT, counts_BT = (t.numpy() for t in window_targets(torch.from_numpy(batch.rows_BW)))
+        N = int(counts_BT.sum())
+        place_N, loss_N, histograms = row[:N].astype(np.int64), row[N : 2 * N], row[2 * N :].astype(np.int64)
+        for head, counts in zip(HEADS, histograms.reshape(len(HEADS), -1), strict=True):
+            heads[head] += counts
         owner_BT = np.broadcast_to(owner_B[:, None], counts_BT.shape)
-        rows.append((owner_BT[counts_BT.cpu().numpy()], target_BT[counts_BT].cpu().numpy(), place_N, loss_N))
+        rows.append((owner_BT[counts_BT], target_BT[counts_BT], place_N, loss_N))
         if progress:
             progress(int(owner_B[-1]) + 1, len(users))
     if not sum(len(row[0]) for row in rows):
@@ -80,6 +84,16 @@ def score(
     user_N, target_N, place_N, loss_N = (np.concatenate(column) for column in zip(*rows, strict=True))
     scores = Scores(user_N=user_N, target_N=target_N, place_N=place_N, loss_N=loss_N)
     return scores, HeadCounts(histograms=heads)
+
+
+def places(
+    model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
+) -> np.ndarray:
+    """One batch: the place of every target, then their losses, then a histogram for each of HEADS."""
+    input_BT, target_BT, counts_BT = window_targets(windows_BW)
+    logits_NV = model.logits(params, input_BT, features_F)[counts_BT]
+    place_N, loss_N, top_NK = _places(logits_NV, target_BT[counts_BT])
+    return np.concatenate([place_N, loss_N, *(_histogram(top_NK, head) for head in HEADS)])
 
 
 def _batches(

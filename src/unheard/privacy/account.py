@@ -97,6 +97,12 @@ def open_population(
     ledger: str | os.PathLike[str] | None = None,
 ) -> Population:
     """The ledger of a store's people, in the store's folder or where the run file says; their vocabulary is charged once."""
+    # DP: a part of a store has no ledger of its own: what was charged there would be missing in the people's.
+    if ledger is None and (Path(store) / "part.json").is_file():
+        raise LedgerError(
+            f"{store} is a part of a store, and its people's ledger lies with the whole one. Name it: [privacy] ledger = the whole "
+            "store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
+        )
     place = Path(ledger) if ledger is not None else Path(store) / FILE
     if place.is_dir():
         place = place / FILE

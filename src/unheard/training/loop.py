@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.engines.engine import EngineChoice
+from unheard.engines.engine import Engine, EngineChoice
+from unheard.engines.ranks import Ranks
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.measure.next_word import evaluate
 from unheard.mechanism.noise import NoNoise, Normals
 from unheard.mechanism.plan import RoundPlan
+from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.account import Account
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
@@ -25,6 +27,7 @@ from unheard.privacy.statement import statement
 from unheard.randomness import NormalsAhead, ReproducibleStreams, SecureStreams, Streams
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+from unheard.training.crew import build, reach, spread_of
 from unheard.training.round import draw_cohort, learn
 from unheard.training.run import Run
 from unheard.training.run_file import read_run_file, run_hash, run_toml
@@ -44,10 +47,20 @@ from unheard.training.together import RoundReport, Rounds, alone, side_by_side
 from unheard.updates.stored import users_in_turn
 
 
-def train(run: Run, out: str | Path, *, engine: EngineChoice = EngineChoice()) -> Iterator[RoundReport]:
-    """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears."""
-    built = engine.build(run.model)
-    return alone(_begin(run, out, engine, built.device), built)
+def train(
+    run: Run,
+    out: str | Path,
+    *,
+    engine: EngineChoice = EngineChoice(),
+    ranks: Ranks | None = None,
+    again: bool = False,
+) -> Iterator[RoundReport]:
+    """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears. `ranks` are the
+    processes to train on (training/crew.py). `again`: this was begun before, by processes that died; if so, it goes on."""
+    built = build(engine, run.model, ranks)
+    if again and RunFolder(Path(out)).run_file.exists():
+        return alone(_go_on(run, RunFolder.open(out), built), built)
+    return alone(_begin(run, out, engine, built), built)
 
 
 def resume(
@@ -56,6 +69,7 @@ def resume(
     rounds: int | None = None,
     corpus: str | Path | None = None,
     engine: EngineChoice | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[RoundReport]:
     """Go on from the newest checkpoint, here or on another machine; `rounds` moves the end, `corpus` says where the store is."""
     folder = RunFolder.open(out)
@@ -64,12 +78,12 @@ def resume(
         run = replace(run, training=replace(run.training, rounds=rounds))
     if corpus is not None:
         run = replace(run, corpus=Path(corpus))
-    built = (engine or saved_engine).build(run.model)
-    return alone(_go_on(run, folder, built.device), built)
+    built = build(engine or saved_engine, run.model, ranks)
+    return alone(_go_on(run, folder, built), built)
 
 
 def train_together(
-    runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice()
+    runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice(), ranks: Ranks | None = None
 ) -> Iterator[tuple[int, RoundReport]]:
     """Several runs of one model side by side, each in a folder of its own; one that was begun before goes on. Each report comes
     with its run's place in the list. Every run is equal to running it alone."""
@@ -79,20 +93,23 @@ def train_together(
         raise InvalidValue("Runs side by side share one model's shape; give those of another model apart.")
     if len({Path(out).resolve() for _, out in runs}) < len(runs):
         raise InvalidValue("Each run needs a folder of its own.")
-    built = engine.build(runs[0][0].model)
+    built = build(engine, runs[0][0].model, ranks)
     going = [
-        _go_on(run, RunFolder.open(out), built.device)
+        _go_on(run, RunFolder.open(out), built)
         if RunFolder(Path(out)).run_file.exists()
-        else _begin(run, out, engine, built.device)
+        else _begin(run, out, engine, built)
         for run, out in runs
     ]
     return side_by_side(going, built)
 
 
-def _begin(run: Run, out: str | Path, engine: EngineChoice, device: torch.device) -> Rounds:
+def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Rounds:
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
+    if isinstance(run.model, HuggingFaceModel):
+        run = replace(run, model=run.model.pinned())
     check_fits(run, store)
+    reach(built, store)
     people = people_of(run, store)
     state = first_state(run)
     folder = RunFolder.begin(out)
@@ -104,10 +121,10 @@ def _begin(run: Run, out: str | Path, engine: EngineChoice, device: torch.device
     enter(run, ledger, people, Path(out).name)
     save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
-    return _rounds(run, folder.settle(out), store, device)
+    return _rounds(run, folder.settle(out), store, built)
 
 
-def _go_on(run: Run, folder: RunFolder, device: torch.device) -> Rounds:
+def _go_on(run: Run, folder: RunFolder, built: Engine) -> Rounds:
     store = TokenStore.open(run.corpus)
     check_fits(run, store)
     facts = Ledger.read(folder.ledger).facts
@@ -118,20 +135,22 @@ def _go_on(run: Run, folder: RunFolder, device: torch.device) -> Rounds:
         )
     if facts.get("corpus") != corpus_name(store):
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
-    return _rounds(run, folder, store, device)
+    reach(built, store)
+    return _rounds(run, folder, store, built)
 
 
-def _rounds(run: Run, folder: RunFolder, store: TokenStore, device: torch.device) -> Rounds:
+def _rounds(run: Run, folder: RunFolder, store: TokenStore, built: Engine) -> Rounds:
     """The rounds of one run. It asks for the sum of each cohort, and is sent it: who sums, and beside whom, is not its affair."""
     with folder.locked():
         ledger = Account(Ledger.open(folder.ledger), people_of(run, store))
         running = RunningEpsilon(
             run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
         )
-        state = _where_we_were(run, folder, ledger, device)
+        state = _where_we_were(run, folder, ledger, built.device)
         first_round = saved_round = state.round
         streams = _streams(run)
-        held_out = run.evaluation.choose(users_in_turn(store.held_out, run.model))
+        how = run.evaluation
+        held_out = how.choose(users_in_turn(store.held_out, run.model))
         folder.statement.unlink(missing_ok=True)  # it would be of fewer rounds than the model, should we be killed
         try:
             while state.round < run.training.rounds:
@@ -157,8 +176,8 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, device: torch.device
                 state = learn(state, plan, run.model, run.server, total, normals, streams.count(attempt))
                 is_last = state.round == run.training.rounds
                 metrics = None
-                if is_last or state.round % run.evaluation.every == 0:
-                    metrics = evaluate(run.model, state.params_P, held_out, unroll=run.evaluation.unroll)
+                if is_last or state.round % how.every == 0:
+                    metrics = evaluate(run.model, state.params_P, held_out, unroll=how.unroll, spread=spread_of(built))
                     folder.append_metrics({"round": state.round, "epsilon": _or_none(running.epsilon), **metrics})
                 if is_last or state.round % run.training.checkpoint_every == 0:
                     save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)

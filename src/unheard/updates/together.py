@@ -20,7 +20,9 @@ def batches_together(update: FedAvg | FedSGD, users: Sequence[User], seed: int) 
     if isinstance(update, FedAvg):
         return _consecutive(update, users)
     batches = [update.batches(user, seed) for user in users]
-    S, B = (max((b.shape[axis] for b in batches), default=0) for axis in (0, 1))
+    S = max((len(b) for b in batches), default=0)
+    # An empty cohort has the shape of any other: runs beside it, and parts of it on other ranks, go the same way as without it.
+    B = update.batch_size or max((b.shape[1] for b in batches), default=0)
     windows_USBW = np.full((len(users), S, B, update.unroll + 1), PAD, dtype=np.int32)
     for row, b in zip(windows_USBW, batches, strict=True):
         row[: b.shape[0], : b.shape[1]] = b

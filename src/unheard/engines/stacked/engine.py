@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unheard.devices import to_device
-from unheard.engines.engine import Cohort
+from unheard.engines.engine import Cohort, Drawn
 from unheard.engines.stacked.buffers import Buffers
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Sizes
@@ -52,7 +52,7 @@ class StackedEngine:
         return isinstance(model, TiedLSTM | TiedGRU)
 
     def sum_updates(
-        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
@@ -101,7 +101,7 @@ class StackedEngine:
 
     def _alone(self, cohort: Cohort) -> CohortSum:
         any_model = VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
-        return any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
+        return any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, Drawn(cohort.seed))
 
     def _chunks(
         self, tasks: list[tuple["_Task", int]], work: list["_Task"], dtype: torch.dtype
@@ -186,7 +186,7 @@ class _Task:
 
     @classmethod
     def of(cls, c: int, cohort: Cohort) -> "_Task":
-        windows_USBW, num_steps_U = batches_together(cohort.plan.update, cohort.users, int(cohort.rng.integers(2**63)))
+        windows_USBW, num_steps_U = batches_together(cohort.plan.update, cohort.users, cohort.seed)
         return cls(c, windows_USBW, num_steps_U)
 
 

@@ -1,0 +1,70 @@
+"""A store in parts: for machines without a shared disk, each of which keeps some of the people's text and not the rest.
+
+In: a store. Out: a copy of it in the same format that holds the tokens of some shards of `train` only; offsets, vocabulary and what
+describes the store are whole, so that every machine knows which users there are. Held-out text is whole too: after a restart any
+machine may be the one that measures. The people's ledger stays where it is: there is one, whoever holds their text.
+How it is used: `unheard corpus part`, and `[engine] corpus_part` in the run file (engines/stores.py).
+"""
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from unheard.corpus.store import StoreWriter, TokenStore, partial_path, write_private_json
+from unheard.errors import CorpusError, InvalidValue
+from unheard.privacy.population import FILE
+
+
+def divide(
+    store: TokenStore, out: str | os.PathLike[str], *, part: int, of: int, progress: Callable[[str, float], None]
+) -> TokenStore:
+    """Part number `part` (from 1) of `of`: neighbouring shards, in parts of nearly equal text."""
+    if store.part is not None:
+        raise CorpusError(f"{store.path} is itself a part. Divide the whole store.")
+    if not 1 <= part <= of:
+        raise InvalidValue(f"--part {part}/{of}: parts are numbered from 1 to {of}.")
+    if of > store.shards:
+        raise InvalidValue(
+            f"--part {part}/{of}: {store.path} has {store.shards} shards, and a shard is never cut. Ask for at most "
+            f"{store.shards} parts, or prepare the corpus with --shards {of} or more."
+        )
+    mine = shards_of_part(store, part, of)
+    StoreWriter(out)  # refuses a folder that holds something, and makes the place beside it
+    beside = partial_path(Path(out))
+    files = [path for path in sorted(store.path.rglob("*")) if path.is_file() and _belongs(store, path, mine)]
+    total = sum(path.stat().st_size for path in files) or 1
+    copied = 0
+    for path in files:
+        target = beside / path.relative_to(store.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)  # with its mode: what is for the owner alone stays so
+        copied += path.stat().st_size
+        progress("Copying", copied / total)
+    write_private_json(beside / "part.json", {"part": part, "of": of, "shards": mine})
+    if Path(out).exists():
+        Path(out).rmdir()  # empty: checked when the writer was made
+    os.replace(beside, out)
+    return TokenStore.open(out)
+
+
+def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
+    """The shards of one part: each part has at least one, and all have about the same number of tokens."""
+    ends = np.cumsum(store.train.tokens_of_shards())
+    cuts = [int(np.searchsorted(ends, ends[-1] * k / of)) + 1 for k in range(1, of)]
+    # A cut may fall where another is: then the next shard that is free, and always enough left for the parts that follow.
+    for k in range(len(cuts)):
+        least = cuts[k - 1] + 1 if k else 1
+        cuts[k] = min(max(cuts[k], least), store.shards - (of - 1 - k))
+    begin, end = list(itertools.pairwise([0, *cuts, store.shards]))[part - 1]
+    return list(range(begin, end))
+
+
+def _belongs(store: TokenStore, path: Path, mine: list[int]) -> bool:
+    if path.parent == store.path:
+        return path.name != FILE  # DP: one ledger: a copy of it would count without the other's rounds
+    is_text_of_train = path.parent == store.path / "train" and path.suffix == ".tokens"
+    return not is_text_of_train or int(path.stem) in mine

@@ -1,0 +1,229 @@
+"""Processes that train together: rank 0 leads and asks, the others answer. Only messages and sums are here, no meaning.
+
+In: what torchrun puts into the environment. Out: `tell`, `hear`, `answer` and `answers` (small messages, to and from one rank at a
+time, over Gloo, so that who is late can be named), `hand_out` and `add_up` (collectives: over NCCL between GPUs, else Gloo).
+Messages are JSON and whole numbers; nothing is ever unpickled. How it is used: engines/distributed.py, training/crew.py.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unheard.errors import RankError
+
+LONG = timedelta(days=3650)
+"""How long a rank waits for work: a leader may audit or save for hours, and one that dies is noticed by its connection."""
+WORDS = 1024
+"""Bytes of an answer that say what went wrong."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the leader asks of one rank."""
+
+    job: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank says: numbers, and how long they took."""
+
+    numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
+    seconds: float = field(default=0.0, repr=False)
+
+
+class Ranks:
+    """The group as one of its processes sees it."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self.node = int(os.environ.get("GROUP_RANK", 0))
+        self.timeout, self.device = 600.0, torch.device("cpu")
+        self._collective: Any = None
+        self.is_broken = False
+
+    @classmethod
+    def join(cls) -> "Ranks | None":
+        """Meet the others that torchrun started; None for a process that is alone."""
+        if world_size() == 1:
+            return None
+        try:
+            dist.init_process_group("gloo")
+        except (RuntimeError, ValueError) as error:
+            raise RankError(
+                f"The ranks did not find each other ({_first_line(error)}). Start them with torchrun or --processes; on several "
+                "machines GLOO_SOCKET_IFNAME names the network to use."
+            ) from None
+        ranks = cls()
+        share_cores(ranks.local_size)
+        return ranks
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def others(self) -> range:
+        return range(1, self.size)
+
+    def connect(self, device: torch.device, timeout: float) -> None:
+        """How sums will travel, and how long ranks wait for each other. Every rank calls this at the same point."""
+        if self._collective is None or (device.type, timeout) != (self.device.type, self.timeout):
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            self._collective = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
+        self.device, self.timeout = device, timeout
+
+    def tell(self, messages: Sequence[Message]) -> None:
+        """The leader asks every other rank for something, each in its own words, and sees that they have heard."""
+        for rank, message in zip(self.others, messages, strict=True):
+            with self._naming(rank):
+                self._send(rank, message)
+        self.answers()
+
+    def _send(self, rank: int, message: Message) -> None:
+        said = json.dumps([message.job, message.facts]).encode()
+        numbers = np.ascontiguousarray(message.numbers, dtype=np.int64)
+        content = torch.from_numpy(np.frombuffer(said + numbers.tobytes(), dtype=np.uint8).copy())
+        for part in (torch.tensor([len(said), numbers.size]), content):
+            _wait(dist.isend(part, dst=rank), self.timeout)
+
+    def hear(self) -> Message:
+        """What the leader asks next, however long that takes. The answer "heard" goes back at once."""
+        sizes = torch.zeros(2, dtype=torch.int64)
+        with self._naming(0):
+            _wait(dist.irecv(sizes, src=0), LONG.total_seconds())
+            text, count = sizes.tolist()
+            content = torch.zeros(text + 8 * count, dtype=torch.uint8)
+            _wait(dist.irecv(content, src=0), self.timeout)
+        said = content.numpy().tobytes()
+        job, facts = json.loads(said[:text])
+        if job != "end":
+            self.answer()
+        return Message(job, facts, np.frombuffer(said[text:], dtype=np.int64))
+
+    def answer(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, trouble: str = "") -> None:
+        """To the leader: numbers, or what went wrong."""
+        numbers = np.empty(0, dtype=np.int64) if numbers is None else np.ascontiguousarray(numbers, dtype=np.int64)
+        words = np.zeros(WORDS, dtype=np.uint8)
+        said = np.frombuffer(trouble.encode()[:WORDS], dtype=np.uint8)
+        words[: len(said)] = said
+        head = np.concatenate([np.array([numbers.size, int(seconds * 1e9)]), words.view(np.int64)])
+        with self._naming(0):
+            for part in (head, numbers) if numbers.size else (head,):
+                _wait(dist.isend(torch.from_numpy(part.copy()), dst=0), self.timeout)
+
+    def answers(self) -> list[Answer]:
+        """The leader hears every other rank, in order; whoever is late, gone or in trouble is named."""
+        until, found = time.monotonic() + self.timeout, []
+        for rank in self.others:
+            head = torch.zeros(2 + WORDS // 8, dtype=torch.int64)
+            with self._naming(rank):
+                _wait(dist.irecv(head, src=rank), until - time.monotonic())
+                count, nanoseconds, *_ = head.tolist()
+                trouble = head[2:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+                numbers = torch.zeros(count, dtype=torch.int64)
+                if count:
+                    _wait(dist.irecv(numbers, src=rank), self.timeout)
+            if trouble:
+                raise RankError(f"Rank {rank} of {self.size}: {trouble}")
+            found.append(Answer(numbers.numpy(), nanoseconds / 1e9))
+        return found
+
+    def hand_out(self, tensor: Tensor) -> Tensor:
+        """The leader's tensor, on every rank; all give one of its size and type."""
+        tensor = tensor.to(self.device).contiguous()
+        self._together(lambda: dist.broadcast(tensor, src=0, group=self._collective))
+        return tensor
+
+    def add_up(self, units: Tensor) -> Tensor:
+        """The sum over ranks of whole numbers; only the leader's copy is one."""
+        # DP: in int64, where a sum is the same in any order on any number of ranks, and never rounds.
+        if units.dtype != torch.int64:
+            raise TypeError(f"Sums over ranks are of int64, not of {units.dtype}.")
+        units = units.to(self.device).contiguous()
+        self._together(lambda: dist.reduce(units, dst=0, op=dist.ReduceOp.SUM, group=self._collective))
+        return units
+
+    def leave(self) -> None:
+        """Let the others go home, if they can still hear; who cannot will notice that we have gone."""
+        for rank in () if self.is_broken else self.others:
+            with suppress(RuntimeError):
+                self._send(rank, Message("end"))
+
+    def _together(self, collective: Callable[[], Any]) -> None:
+        try:
+            collective()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            self.is_broken = True
+            raise RankError(f"A rank was lost while sums were on their way ({_first_line(error)}). {_CURE}") from None
+
+    def _naming(self, rank: int) -> "_Naming":
+        return _Naming(self, rank)
+
+
+@dataclass
+class _Naming:
+    """Turns a broken connection into an error that names the rank."""
+
+    ranks: Ranks
+    rank: int
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        if kind is None or not isinstance(error, RuntimeError):
+            return
+        self.ranks.is_broken = True
+        name = f"Rank {self.rank} of {self.ranks.size}"
+        if "Timed out" in str(error):
+            late = f"{name} did not answer within {self.ranks.timeout:g} s: it is slow, or it hangs."
+            raise RankError(f"{late} Give it longer (--rank-timeout), or look at its machine. {_CURE}") from None
+        raise RankError(f"{name} is gone ({_first_line(error)}). {_CURE}") from None
+
+
+_CURE = "No round is lost that was saved: start again and it goes on, or let torchrun do it (--max-restarts)."
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started these processes again after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def share_cores(local_size: int) -> None:
+    """Ranks of one machine share its cores: torchrun leaves each with one thread, which is few where ranks are few."""
+    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // local_size))
+
+
+def same_for_all(ranks: Ranks, job: str, facts: Mapping[str, Any]) -> list[Message]:
+    """One message for every other rank."""
+    return [Message(job, dict(facts)) for _ in ranks.others]
+
+
+def _wait(work: Any, seconds: float) -> None:
+    work.wait(timedelta(seconds=max(seconds, 0.01)))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0].split("] ")[-1][:120] if str(error) else type(error).__name__

@@ -1,0 +1,93 @@
+"""Ranks on demand: forks of the test's own process that meet over Gloo. A fork, because importing torch takes seconds.
+
+Rank 0 runs what the test asks for and the others serve, as `unheard` does under torchrun (tests of that: test_commands.py).
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import unheard.randomness
+from unheard.engines.ranks import Ranks
+from unheard.training import crew
+
+Lead = Callable[[Ranks], np.ndarray | None]
+
+
+def on_ranks(size: int, lead: Lead, follow: Callable[[Ranks], None] = crew.serve, *, patience: float = 120) -> np.ndarray:
+    """What the leader's work gives. Fails with the leader's words if it raised, or if somebody did not end."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder, started(size, lead, follow, Path(folder)) as processes:
+        until = time.monotonic() + patience
+        while os.waitpid(processes[0], os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                raise TimeoutError("the ranks did not come to an end")
+            time.sleep(0.01)
+        said = Path(folder, "said")
+        if said.exists():
+            raise LeaderFailed(said.read_text())
+        return np.load(Path(folder, "found.npy"))
+
+
+class LeaderFailed(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def started(size: int, lead: Lead, follow: Callable[[Ranks], None], folder: Path) -> Iterator[list[int]]:
+    """The processes by rank; what is left of them is killed at the end."""
+    port = _free_port()
+    processes = [_fork(rank, size, port, lead, follow, folder) for rank in range(size)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+
+
+def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Ranks], None], folder: Path) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        unheard.randomness._threads.cache_clear()  # threads do not survive a fork
+        torch.set_num_threads(1)
+        where = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+        os.environ |= {k: str(v) for k, v in where.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = Ranks.join()
+        if ranks is None or ranks.is_leader:
+            found = lead(ranks)  # pyright: ignore[reportArgumentType] (of one rank: None)
+            np.save(folder / "found.npy", np.empty(0) if found is None else found)
+            if ranks is not None:
+                ranks.leave()
+        else:
+            follow(ranks)
+        status = 0
+    except BaseException as trouble:
+        if rank == 0:
+            (folder / "said.new").write_text(f"{type(trouble).__name__}: {trouble}\n{traceback.format_exc()}")
+            os.replace(folder / "said.new", folder / "said")
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
