@@ -3,8 +3,9 @@
 import math
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from unheard.paper.found import Found
 from unheard.paper.recipe import PaperRun, distinct
@@ -26,14 +27,18 @@ def world(*, rounds: int | None = None, without: Iterable[str] = (), only: Itera
     return Found("made-up" if made else "", made)
 
 
-def moved(found: Found, **points: float) -> Found:
-    """The same world with some runs better or worse by so many points, from the first round on. Dashes are written `__`."""
+def moved(found: Found, points: Mapping[str, float]) -> Found:
+    """The same world with some runs better or worse by so many points, from the first round on."""
     runs = dict(found.runs)
     for name, by in points.items():
-        run = runs[name.replace("__", "-")]
-        rows = [{**row, "accuracy_top1": row["accuracy_top1"] + by / 100} for row in run.evaluations]
-        runs[run.name] = replace(run, evaluations=rows)
+        rows = [{**row, "accuracy_top1": row["accuracy_top1"] + by / 100} for row in runs[name].evaluations]
+        runs[name] = replace(runs[name], evaluations=rows)
     return Found(found.corpus, runs)
+
+
+def changed(found: Found, name: str, **fields: Any) -> Found:
+    """The same world with other facts about one run."""
+    return Found(found.corpus, {**found.runs, name: replace(found.runs[name], **fields)})
 
 
 def result(run: PaperRun, rounds: int) -> RunResult:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from unheard.numbers import NOTHING, epsilon_text, percent, small
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Figure, Line, Table
 from unheard.paper.found import Found
-from unheard.paper.recipe import PaperRun, Recipe
+from unheard.paper.recipe import PaperRun, Recipe, distinct
+from unheard.paper.recipes import RECIPES
 from unheard.paper.results import RunResult
 from unheard.paper.verdict import Verdict
 
@@ -25,17 +26,22 @@ def shown(
     tables: Iterable[Table] = (),
     figures: Iterable[Figure] = (),
     notes: Iterable[str] = (),
+    beside: Iterable[str] = (),
 ) -> Exhibit:
-    """The exhibit, with its list of runs and what they lack; a figure without a point is left out."""
-    drawn = tuple(figure for figure in figures if any(line.points for line in figure.lines))
+    """The exhibit, with its list of runs and what they lack; a figure without a line of its own is left out.
+
+    `beside`: runs of other recipes that it is compared with.
+    """
+    runs = ordered(recipe, beside)
+    drawn = tuple(f for f in figures if any(line.points and not line.is_level for line in f.lines))
     return Exhibit(
         recipe=recipe,
         corpus=found.corpus,
         tables=tuple(tables),
         figures=drawn,
         verdict=verdict,
-        notes=(*notes, *_lacks(recipe, found)),
-        runs=_runs(recipe, found),
+        notes=(*notes, *_lacks(runs, found)),
+        runs=_runs(runs, found),
     )
 
 
@@ -98,11 +104,13 @@ def cell(found: Found, run: str, at: int | None = None) -> str:
 
 def signed(difference: float | None) -> str:
     """A difference in points, with its sign."""
-    return NOTHING if difference is None else f"{100 * difference:+.2f}"
+    return NOTHING if difference is None else f"{100 * difference:+.2f}".replace("-", "−")
 
 
-def ordered(recipe: Recipe) -> list[PaperRun]:
-    return list({run.name: run for run in recipe.runs}.values())
+def ordered(recipe: Recipe, beside: Iterable[str] = ()) -> list[PaperRun]:
+    """The recipe's runs, then those of other recipes, each once."""
+    known = {run.name: run for run in distinct(RECIPES.values())}
+    return list(({run.name: run for run in recipe.runs} | {name: known[name] for name in beside}).values())
 
 
 def _mean_curve(found: Found, seeds: Sequence[str]) -> tuple[tuple[float, float], ...]:
@@ -117,8 +125,7 @@ def _later(points: tuple[tuple[float, float], ...], first: int) -> tuple[tuple[f
     return tuple((round_ + first, value) for round_, value in points)
 
 
-def _lacks(recipe: Recipe, found: Found) -> list[str]:
-    runs = ordered(recipe)
+def _lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
     absent = [run.name for run in runs if run.name not in found]
     stopped = [run for run in runs if run.name in found and found.runs[run.name].rounds < run.rounds]
     notes = []
@@ -133,9 +140,9 @@ def _lacks(recipe: Recipe, found: Found) -> list[str]:
     return notes
 
 
-def _runs(recipe: Recipe, found: Found) -> Table:
+def _runs(runs: Sequence[PaperRun], found: Found) -> Table:
     rows = []
-    for run in ordered(recipe):
+    for run in runs:
         result = found.runs.get(run.name)
         rows.append([run.name, NOT_RUN, *[NOTHING] * 8] if result is None else _row(run, result, found))
     columns = ["run", "rounds", "of", "seed", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]

@@ -5,27 +5,30 @@ In: an Exhibit. Out: HTML text. The same numbers stand in a plot and in a table.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
 from unheard.paper.exhibit import Exhibit
 from unheard.report import html
 from unheard.report.plots_of_paper import plot_of
 
-ANSWERS = ("held", "did not hold", "cannot tell")
+ANSWERS = {"held": "held", "did not hold": "did not", "cannot tell": "cannot be told"}
 
 
 def section(made: Exhibit) -> str:
     """One table or figure."""
     recipe, verdict = made.recipe, made.verdict
-    figures = "".join(html.figure(plot_of(figure)) for figure in made.figures)
-    tables = "".join(html.table(table, classes="wide" if len(table.columns) > 8 else "") for table in made.tables)
+    # A section has the recipe's name, so its plots need others.
+    plots = (plot_of(figure) for figure in made.figures)
+    figures = "".join(html.figure(replace(plot, name=f"plot-{plot.name}")) for plot in plots)
+    tables = "".join(html.table(table, classes="wide" if len(table.columns) > 6 else "") for table in made.tables)
     kind = verdict.outcome.replace(" ", "-")
     return (
         f'<section id="{recipe.name}" aria-labelledby="{recipe.name}-h"><p class="place">{escape(recipe.place)}</p>'
-        f'<h2 id="{recipe.name}-h">{escape(recipe.title)}</h2>'
+        f'<h2 id="{recipe.name}-h">{_typeset(recipe.title)}</h2>'
         f'<div class="card verdict {kind}"><p class="answer {kind}">{verdict.outcome.capitalize()}</p>'
         f"<p>{escape(verdict.sentence)}</p>"
-        f"<dl><dt>The paper</dt><dd>{escape(recipe.claim)}</dd><dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
+        f"<dl><dt>The paper</dt><dd>{_typeset(recipe.claim)}</dd><dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
         f"{figures}{tables}{html.items(made.notes, 'lacks')}{_runs(made)}</section>"
     )
 
@@ -33,7 +36,7 @@ def section(made: Exhibit) -> str:
 def contents(shown: Sequence[Exhibit]) -> str:
     """Everything on the page, with its answer."""
     lines = "".join(
-        f'<li><span class="soft">{escape(made.recipe.place)}</span><a href="#{made.recipe.name}">{escape(made.recipe.title)}</a>'
+        f'<li><span class="soft">{escape(made.recipe.place)}</span><a href="#{made.recipe.name}">{_typeset(made.recipe.title)}</a>'
         f'<span class="answer {made.verdict.outcome.replace(" ", "-")}">{made.verdict.outcome}</span></li>'
         for made in shown
     )
@@ -43,7 +46,7 @@ def contents(shown: Sequence[Exhibit]) -> str:
 def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> str:
     """What held, counted; links to the same page for other corpora."""
     counts = Counter(made.verdict.outcome for made in shown)
-    said = ", ".join(f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer])
+    said = ", ".join(f"{counts[answer]} {words}" for answer, words in ANSWERS.items() if counts[answer])
     corpus = shown[0].corpus if shown else ""
     where = f"on {escape(corpus)}" if corpus else "with no results yet"
     links = ", ".join(f'<a href="{escape(address)}">{escape(name)}</a>' for name, address in others)
@@ -53,6 +56,11 @@ def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> st
         f"run again {where}: "
         f"of {len(shown)} conclusions {said}. Every number below comes from runs that happened, or says that it does not.{also}"
     )
+
+
+def _typeset(text: str) -> str:
+    """Recipes are written in ASCII, to be read in any terminal."""
+    return escape(text).replace("sigma", "σ").replace("epsilon", "ε").replace("10^6", "10⁶")
 
 
 def _runs(made: Exhibit) -> str:

@@ -10,6 +10,8 @@ from unheard.paper.exhibit import Figure, Line
 from unheard.report.plots_by_round import Plot, X, curve_layer, ends, hover_layers
 from unheard.report.style import DASHES, SERIES, Look, colour, colours_of, dashes_of, specification
 
+EARLY = 25
+"""The first part of training, of so many."""
 SOLID, DASHED, DOTTED = [1, 0], [7, 4], [2, 3]
 
 
@@ -48,6 +50,7 @@ def _colour(lines: Sequence[Line], line: Line) -> str:
 
 def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dict[str, Any]:
     y = {"field": "value", **_y(figure)}
+    y["scale"] = {**y["scale"], **_begin(lines)}
     bold = [line for line in lines if not line.is_thin]
     layers = [
         {
@@ -72,7 +75,8 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
     across = [line for line in lines if not line.is_level]
     where = sorted({x for line in across for x, _ in line.points})
     axis = {"title": figure.x, "values": where, "format": ".4~g", "labelOverlap": "greedy", "grid": False}
-    scale = {"type": "log" if figure.is_log else "linear", "nice": False, "zero": False, "padding": 24}
+    kind = {"type": "log"} if figure.is_log else {"type": "linear", "zero": False}
+    scale = {**kind, "nice": False, "padding": 24}
     x = {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}
     y = {"field": "value", **_y(figure)}
     tips = [
@@ -86,7 +90,7 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
         layers += _upright(figure.upright, x)
     for line in lines:
         if line.is_level:
-            layers += _level(line, y, _colour(lines, line))
+            layers += _level(line, y, _colour(lines, line), at_end=_is_freer_at_end(line, across))
     layers.append(
         {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dashes_of(legend)}}
     )
@@ -99,7 +103,7 @@ def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> d
     x = {
         "field": "x",
         "type": "quantitative",
-        "axis": {"title": figure.x},
+        "axis": {"title": figure.x, "tickCount": 6, "format": ".4~g"},
         "scale": {"zero": False, "padding": 24, "nice": False},
     }
     tips = [
@@ -114,21 +118,36 @@ def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> d
     }
 
 
+def _begin(lines: Sequence[Line]) -> dict[str, float]:
+    """Where the upright axis begins: where the lines are after the first part of training. Before that they climb so steeply that
+    showing it all would press the rest, which is what they are compared by, into one line."""
+    rounds = [x for line in lines for x, _ in line.points]
+    early = min(rounds) + (max(rounds) - min(rounds)) / EARLY
+    later = [y for line in lines for x, y in line.points if x >= early]
+    return {"domainMin": min(later)} if later else {}
+
+
 def _y(figure: Figure) -> dict[str, Any]:
-    axis = {"title": None, "format": ".0%"} if figure.is_share else {"title": figure.y}
+    axis = {"title": None, "format": ".2~%"} if figure.is_share else {"title": figure.y}
     return {"type": "quantitative", "scale": {"zero": False, "padding": 20}, "axis": axis}
 
 
-def _level(line: Line, y: dict[str, Any], tint: str) -> list[dict[str, Any]]:
-    """From edge to edge, dotted, with its own word at the end."""
+def _level(line: Line, y: dict[str, Any], tint: str, *, at_end: bool) -> list[dict[str, Any]]:
+    """From edge to edge, dotted, with its own word where the lines are further away."""
     word = line.name.rpartition(", ")[2]
     values = {"values": [{"value": line.points[0][1], "word": word}]}
     rule = {"type": "rule", "color": tint, "strokeDash": DOTTED, "strokeWidth": 1.5, "opacity": 0.8}
-    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -3, "color": tint, "fontSize": 11}
+    side = {"align": "right", "dx": -4, "x": "width"} if at_end else {"align": "left", "dx": 4, "x": 0}
+    text = {"type": "text", "baseline": "bottom", "dy": -3, "color": tint, "fontSize": 11, **side}
     return [
         {"data": values, "mark": rule, "encoding": {"y": y}},
-        {"data": values, "mark": {**text, "x": 0}, "encoding": {"y": y, "text": {"field": "word"}}},
+        {"data": values, "mark": text, "encoding": {"y": y, "text": {"field": "word"}}},
     ]
+
+
+def _is_freer_at_end(level: Line, lines: Sequence[Line]) -> bool:
+    first = min(abs(line.points[0][1] - level.points[0][1]) for line in lines)
+    return min(abs(line.points[-1][1] - level.points[0][1]) for line in lines) > first
 
 
 def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from unheard.paper.recipe import Recipe
 from unheard.paper.recipes import VARIABLE
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import cell, level, reached, shown, signed, sweep
-from unheard.paper.verdict import NEARLY, SMALL, Verdict, about_seeds, judged, missing, plural, points
+from unheard.paper.verdict import NEARLY, SMALL, Verdict, about_seeds, below, judged, missing, plural, points
 
 SIZES = {"": "10,000", "20k-": "20,000", "30k-": "30,000"}
 FREE, QUIET, NOISY = VARIABLE.name, clipped(20).name, noised(20, 0.012).name
@@ -47,8 +47,8 @@ def judge_clipping(found: Found) -> Verdict:
     held = all(-NEARLY <= gain <= SMALL for gain in gains.values())
     held = held and all(cost - costs["10,000"] <= NEARLY for cost in costs.values())
     sentence = (
-        f"After {plural(at or 0)} 20,000 words are {signed(gains['20,000'])} points from 10,000, 30,000 words "
-        f"{signed(gains['30,000'])}. S = 20 "
+        f"After {plural(at or 0)} 20,000 words are {below(gains['20,000'])} 10,000, 30,000 words "
+        f"{below(gains['30,000'])}. S = 20 "
         f"costs {_listed(costs)} points. {about_seeds(found, list(gains.values()), at)}"
     )
     return judged(held, sentence, RULE_CLIP)
@@ -94,4 +94,4 @@ def _pieces(found: Found, name: str, axis: str, swept: Mapping[float, str], plai
             rows.append([f"{label}, {words} words", *(cell(found, size + run, mark) for mark in marks), signed(gap)])
     columns = ["", *(f"{mark:,}" for mark in marks), "less 10,000 words"]
     table = Table(title="AccuracyTop1 after some rounds; difference in points", columns=columns, rows=rows)
-    return {"tables": [table], "figures": [figure]}
+    return {"tables": [table], "figures": [figure], "beside": [*swept.values(), plain]}

@@ -32,7 +32,9 @@ def fedsgd_clipping(recipe: Recipe, found: Found) -> Exhibit:
     rows = [[f"S = {norm:g}", *(cell(found, name, mark) for mark in marks)] for norm, name in CLIPPED.items()]
     rows.append(["FedAvg, S = 20", *(cell(found, AVERAGED, mark) for mark in marks)])
     table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
-    return shown(recipe, found, judge_clipping(found), tables=[table], figures=[figure], notes=[_NOTE])
+    return shown(
+        recipe, found, judge_clipping(found), tables=[table], figures=[figure], notes=[_NOTE], beside=[AVERAGED]
+    )
 
 
 def fedsgd_noise(recipe: Recipe, found: Found) -> Exhibit:
@@ -56,7 +58,15 @@ def fedsgd_noise(recipe: Recipe, found: Found) -> Exhibit:
         "is 1,000 for the first "
         "and 1,500 for the second."
     )
-    return shown(recipe, found, judge_noise(found), tables=[table], figures=[figure], notes=[slip])
+    return shown(
+        recipe,
+        found,
+        judge_noise(found),
+        tables=[table],
+        figures=[figure],
+        notes=[slip],
+        beside=[AVERAGED, AVERAGED_NOISED],
+    )
 
 
 def judge_clipping(found: Found) -> Verdict:

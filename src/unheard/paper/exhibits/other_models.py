@@ -35,7 +35,7 @@ def other_models(recipe: Recipe, found: Found) -> Exhibit:
         rows=rows,
         note="The character model's accuracy is by character: compare its columns with each other only.",
     )
-    return shown(recipe, found, judge(found), tables=[table], figures=figures)
+    return shown(recipe, found, judge(found), tables=[table], figures=figures, beside=[PLAIN, NOISED])
 
 
 def judge(found: Found) -> Verdict:

@@ -8,7 +8,7 @@ from unheard.paper.recipe import Recipe
 from unheard.paper.recomputed import moments, today
 from unheard.paper.runs import noised
 from unheard.paper.showing import by_round, cell, own_epsilon, shown, signed
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, margin, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 PAIRS = {
     (15, 0.012, 1250): (noised(15, 0.012, users=1250).name, noised(15, 0.012).name),
@@ -61,9 +61,7 @@ def judge(found: Found) -> Verdict:
         last = found.rounds(real, estimate) or 0
         gap = (found.accuracy(real, last) or 0.0) - (found.accuracy(estimate, last) or 0.0)
         gaps.append(gap)
-        parts.append(
-            f"{users:,} users a round at σ = {sigma:g} end {signed(gap)} points from the estimate after {plural(last)}"
-        )
+        parts.append(f"{users:,} users a round at σ = {sigma:g} end {below(gap)} the estimate after {plural(last)}")
     held = all(gap >= -NEARLY for gap in gaps)
     better = " Where it is above, the estimate was too careful." if max(gaps) > margin(found, last) else ""
     sentence = f"{'; '.join(parts)}.{better} {about_seeds(found, gaps, last)}"

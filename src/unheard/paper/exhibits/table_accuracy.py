@@ -3,7 +3,7 @@
 from unheard.numbers import NOTHING, epsilon_text, percent
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
-from unheard.paper.printed import ACCURACY_ROUNDS, BASELINE_ACCURACY, IN_TEXT, TABLE_2, PrintedModel
+from unheard.paper.printed import ACCURACY_ROUNDS, BASELINE_ACCURACY, IN_TEXT, LARGER, TABLE_2, PrintedModel
 from unheard.paper.recipe import Recipe
 from unheard.paper.recomputed import moments, today
 from unheard.paper.showing import shown, signed
@@ -19,7 +19,10 @@ RULE = (
 def table_accuracy(recipe: Recipe, found: Found) -> Exhibit:
     at = found.rounds(*RUNS)
     columns = [
-        "σ, S, users, a round",
+        "σ",
+        "S",
+        "users",
+        "a round",
         "ε paper",
         "ε ours",
         "ε today",
@@ -81,12 +84,13 @@ def judge(found: Found) -> Verdict:
 
 
 def _row(row: PrintedModel, found: Found, at: int | None) -> list[str]:
-    norm = "no clip" if row.clip_norm is None else f"S = {row.clip_norm:g}"
-    name = f"{row.noise_std:.3f}, {norm}, {row.population:,}, {row.users_per_round:,}"
+    norm = "∞" if row.clip_norm is None else f"{row.clip_norm:g}"
+    users = "10⁸" if row.population == LARGER else f"{row.population:,}"
+    model = [f"{row.noise_std:.3f}", norm, users, f"{row.users_per_round:,}"]
     cell = row.epsilon
     bounds = ["∞"] * 3 if cell is None else [cell.digits, f"{moments(cell):.3f}", epsilon_text(today(cell))]
     ours, base = found.mean(row.run, at), found.mean("baseline", at)
     is_base = cell is None
     cost = NOTHING if is_base else signed(row.accuracy - BASELINE_ACCURACY)
     ours_cost = NOTHING if is_base or ours is None or base is None else signed(ours - base)
-    return [name, *bounds, percent(row.accuracy), NOT_RUN if ours is None else percent(ours), cost, ours_cost]
+    return [*model, *bounds, percent(row.accuracy), NOT_RUN if ours is None else percent(ours), cost, ours_cost]

@@ -7,7 +7,7 @@ from unheard.paper.recipe import Recipe
 from unheard.paper.recipes import TRADES
 from unheard.paper.runs import FIRST, traded
 from unheard.paper.showing import by_round, cell, lines, shown, signed, sweep
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, margin, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 S20 = traded(20).name
 AGAIN = traded(20).with_seed(2).name
@@ -97,7 +97,7 @@ def trade_offs_adjusted(recipe: Recipe, found: Found) -> Exhibit:
         ],
         rows=rows,
     )
-    return shown(recipe, found, judge_then(found), tables=[table], figures=[curves, by_norm])
+    return shown(recipe, found, judge_then(found), tables=[table], figures=[curves, by_norm], beside=BEGUN.values())
 
 
 def judge_first(found: Found) -> Verdict:
@@ -130,7 +130,7 @@ def judge_then(found: Found) -> Verdict:
     there = {norm: value for norm, name in THEN.items() if (value := found.accuracy(name, at)) is not None}
     best = max(there, key=lambda norm: there[norm])
     sentence = (
-        f"{plural(at or 0).capitalize()} after the change S = 7.9 is {signed(gap)} points from S = 20 at the same privacy; best is "
+        f"{plural(at or 0).capitalize()} after the change S = 7.9 is {below(gap)} S = 20 at the same privacy; best is "
         f"S = {best:g} ({percent(there[best])}). {about_seeds(found, [gap])}"
     )
     return judged(None if abs(gap) <= margin(found) else gap > 0, sentence, RULE_THEN)

@@ -1,0 +1,50 @@
+"""What the paper prints, as data: its figures fit each other, and what we compute fits them.
+
+That each epsilon comes out to its digits is tests/privacy/test_paper_figures.py.
+"""
+
+import pytest
+
+from unheard.paper import printed
+from unheard.paper.printed import IN_TEXT, NUMBERS, TABLE_1, TABLE_2, PrintedEpsilon
+from unheard.paper.recipes import RECIPES
+from unheard.paper.recomputed import moments, today
+
+
+def test_nothing_is_missing():
+    assert [len(row) for row in TABLE_1] == [7] * 6
+    assert len(TABLE_2) == 7
+    assert [cell.digits for cell in IN_TEXT] == ["4.6", "1.2", "4.6", "1.97", "3.81", "8.92"]
+
+
+def test_a_figure_that_is_off_by_one_digit_does_not_agree():
+    cell = PrintedEpsilon(place="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63")
+    assert cell.agrees(4.634)
+    assert not cell.agrees(4.636)
+    cut = PrintedEpsilon(place="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63", is_cut=True)
+    assert cut.agrees(4.6399)
+    assert not cut.agrees(4.6299)
+
+
+def test_sigma_is_s_over_users_a_round_in_every_private_row():
+    for row in TABLE_2[1:]:
+        assert row.clip_norm is not None
+        assert row.clip_norm / row.users_per_round == pytest.approx(row.noise_std, rel=1e-3)
+
+
+def test_the_text_follows_from_the_table():
+    accuracies = {row.noise_std: row.accuracy for row in TABLE_2}
+    assert accuracies[0.003] - accuracies[0.0] == pytest.approx(printed.PRIVACY_COST.value)
+    said = {number.what: number.value for number in NUMBERS}
+    updates = said["rounds of the private run to it"] * 5000 / (said["rounds of the baseline to it"] * 100)
+    assert round(updates, -1) == said["computation of the private run, times the baseline's"]
+
+
+def test_every_row_has_a_run_among_the_recipes():
+    assert {row.run for row in TABLE_2} == {run.name for run in RECIPES["table-accuracy"].runs}
+
+
+def test_what_is_claimed_today_is_smaller_than_what_the_paper_could_claim():
+    for row in (TABLE_2[1], TABLE_2[4]):
+        assert row.epsilon is not None
+        assert 0 < today(row.epsilon) < moments(row.epsilon)
