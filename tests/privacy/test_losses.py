@@ -7,6 +7,7 @@ from dp_accounting.pld import PLDAccountant
 
 from tests.privacy.test_accountants import exact_delta, exact_epsilon
 from unheard.privacy import losses
+from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.curves import library_event
 from unheard.privacy.events import Gaussian, PoissonGaussian
 from unheard.privacy.losses import LossDistribution, in_few_kinds, pld_delta, pld_epsilon
@@ -93,3 +94,13 @@ def test_delta_is_one_at_most_and_falls_with_epsilon():
     counts = ((PoissonGaussian(sampling_prob=0.01, noise_multiplier=1), 100),)
     found = [pld_delta(counts, epsilon) for epsilon in (0.0, 0.5, 1.0, 2.0)]
     assert 1 >= found[0] > found[1] > found[2] > found[3] > 0
+
+
+@pytest.mark.parametrize(("z", "rounds"), [(5e-5, 2), (1e-4, 3000)])
+def test_noise_too_small_for_any_grid_is_left_to_rdp(z, rounds):
+    counts = ((PoissonGaussian(sampling_prob=1e-4, noise_multiplier=z), rounds),)
+    assert pld_epsilon(counts, 1e-5) == math.inf
+    assert pld_delta(counts, 1.0) == 1.0
+    claimed = best_epsilon([event for event, count in counts for _ in range(count)], 1e-5)
+    assert claimed.accountant == "rdp"
+    assert math.isfinite(claimed.epsilon)

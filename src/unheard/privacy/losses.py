@@ -18,6 +18,7 @@ BINS_IN_A_USUAL_LOSS = 4  # enough for an epsilon within a few tenths of a perce
 TYPICAL_DELTA = 1e-8
 MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
 MAX_BINS_OF_A_RUN = 4e6
+WIDEST_GRID = 700.0  # the library takes exp of it; a loss so coarse says nothing that RDP does not say better
 MAX_KINDS = 24  # each further kind of round costs a Fourier transform more
 
 # The library raises a Fourier transform to the power of the number of rounds, and its rounding errors grow with that
@@ -57,11 +58,12 @@ def pld_delta(counts: Counts, epsilon: float) -> float:
 
 
 def _composed(counts: Counts) -> LossDistribution | None:
-    """The loss of all rounds on the grid that suits them; None if some had no noise."""
+    """The loss of all rounds on the grid that suits them; None if some had no noise, or so little that there is no grid."""
     if any(_noise_multiplier(event) < NO_NOISE for event, _ in counts):
         return None
     counts = in_few_kinds(counts)
-    return loss_distribution(counts, _grid(counts))
+    grid = _grid(counts)
+    return loss_distribution(counts, grid) if grid <= WIDEST_GRID else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -79,6 +81,8 @@ def _grid(counts: Counts) -> float:
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
     of_a_run = 4 * _rdp_epsilon(counts, 1e-15)
     grid = max(GRID, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+    if grid > WIDEST_GRID:
+        return grid
     usual = min(_usual_loss(event) for event, _ in counts)
     if grid > 10 * usual or loss_distribution(counts, grid).epsilon(TYPICAL_DELTA) > _rdp_epsilon(
         counts, TYPICAL_DELTA
