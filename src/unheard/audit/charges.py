@@ -4,7 +4,7 @@ In: a run and its ledger. Out: a sentence, or the first charge that does not fit
 """
 
 from unheard.audit.findings import Trouble
-from unheard.privacy.events import FailureProbability, Gaussian
+from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection
 from unheard.privacy.ledger import Ledger
 from unheard.training.run import Run
 
@@ -15,7 +15,7 @@ def check_charges(run: Run, ledger: Ledger) -> str:
     past = _charged_before_the_first_round(ledger)
     if past > len(entries) or any(entry.round for entry in entries[:past]):
         raise Trouble(f"the ledger says that {past} charges came before the first round, and does not have them.")
-    reached = 0
+    reached = selected = rounds_of_selection(run, ledger)
     for number, entry in enumerate(entries[past:], start=past + 2):  # line 1 is the header
         if entry.round > reached:
             raise Trouble(
@@ -29,10 +29,27 @@ def check_charges(run: Run, ledger: Ledger) -> str:
                 f"ledger.jsonl, line {number}: round {entry.round} was charged as {entry.event}, but the run file makes it "
                 f"{event_of[entry.round]}."
             )
-    again = len(entries) - past - reached
+    again = len(entries) - past - (reached - selected)
     words = f"{reached} rounds, each charged with the q and z of the run file"
+    words += f" ({selected} of them in one charge: the best of several runs)" if selected else ""
     words += f"; {again} were done, and charged, again after a stop" if again else ""
     return words + (f"; {past} charges from before the first round" if past else "")
+
+
+def rounds_of_selection(run: Run, ledger: Ledger) -> int:
+    """How many rounds were charged at once because the run is the best of several; 0 for any other run."""
+    told = ledger.facts.get("selection")
+    if not told:
+        return 0
+    place = _charged_before_the_first_round(ledger) - 1
+    charged = ledger.entries[place].event if 0 <= place < len(ledger) else None
+    event = run.plan.at(0, run.model.layout).event()
+    q_and_z = (event.sampling_prob, event.noise_multiplier) if isinstance(event, PoissonGaussian) else None
+    if not isinstance(charged, Selection) or q_and_z != (charged.sampling_prob, charged.noise_multiplier):
+        raise Trouble(
+            "the run was selected among several, but was not charged as that with the q and z of the run file."
+        )
+    return charged.rounds
 
 
 def _charged_before_the_first_round(ledger: Ledger) -> int:

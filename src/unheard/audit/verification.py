@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from unheard.audit.charges import check_charges
+from unheard.audit.charges import check_charges, rounds_of_selection
 from unheard.audit.findings import Finding, Trouble, Unknown, finding
 from unheard.audit.people import check_people
 from unheard.corpus.vocabulary import Vocabulary
@@ -119,6 +119,7 @@ def _checkpoints(folder: Folder) -> Iterator[str]:
                 f"the checkpoint of round {round} was saved with a longer or another ledger: this one was shortened or replaced."
             )
         charged = {entry.round for entry in ledger.entries[: checkpoint.ledger_length]}
+        charged |= set(range(rounds_of_selection(run, ledger)))
         if missing := sorted(set(range(round)) - charged):
             raise Trouble(f"the checkpoint is of round {round}, but round {missing[0]} was never charged before it.")
         if checkpoint.state.params_P.shape != (run.model.layout.total,):
@@ -156,8 +157,9 @@ def _vocabulary(folder: Folder) -> Iterator[str]:
 
 
 def _metrics(folder: Folder) -> Iterator[str]:
-    ledger = _needed(folder.ledger, "the ledger")
+    run, ledger = _needed(folder.run, "run.toml"), _needed(folder.ledger, "the ledger")
     reached = max((entry.round for entry in ledger.entries), default=-1) + 1
+    reached = max(reached, rounds_of_selection(run, ledger))
     rows = folder.path.read_metrics()
     late = [row["round"] for row in rows if not 0 < int(row["round"]) <= reached]
     if late:

@@ -46,6 +46,7 @@ def _gather_verbs() -> None:
         export,
         init,
         keyboard,
+        paper,
         personalize,
         plan,
         predict,
@@ -55,6 +56,7 @@ def _gather_verbs() -> None:
         statement,
         sweep,
         train,
+        tune,
         verify,
         watch,
     )
@@ -66,6 +68,7 @@ def _gather_verbs() -> None:
     app.command("train", epilog=train.EXAMPLES)(train.train)
     app.command("resume", epilog=resume.EXAMPLES)(resume.resume)
     app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
+    app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
     app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
     app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
     app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
@@ -80,6 +83,7 @@ def _gather_verbs() -> None:
     app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
     app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
     app.command("canaries", epilog=canaries.EXAMPLES)(canaries.canaries)
+    app.add_typer(paper.app, name="paper")
     app.command("benchmark", epilog=benchmark.EXAMPLES)(benchmark.benchmark)
 
 

@@ -15,10 +15,18 @@ EXAMPLES = """Examples:
   unheard tune run.toml --out tuning --rounds 1000 --seeds 3 --norms 5,10,20 --noise-stds 0.006,0.012
 
   unheard tune run.toml --out tuning --corpus corpora/public --population 20000    (again: goes on where it was stopped)
+
+  unheard tune run.toml --out runs/best --select --vary clip.norm=8,15 --vary update.learning_rate=3,6 --trials 5
 """
+
+SWEEPING = ("corpus", "population", "norms", "noise_stds", "users_per_round", "rounds", "seeds", "allow_clip_loss")
+SWEEPING += ("allow_loss", "noise_multiplier", "stop_after")
+SELECTING = ("vary", "trials", "trials_from")
+"""Options of the two ways to tune: neither is taken for the other."""
 
 
 def tune(
+    context: typer.Context,
     run_file: Annotated[Path, typer.Argument(help="The run to plan; `unheard init` writes one.", metavar="RUN.toml")],
     out: Annotated[Path, typer.Option(help="The folder for the trials and the plan.")],
     corpus: Annotated[
@@ -40,6 +48,19 @@ def tune(
         float, typer.Option(help="Points of AccuracyTop1 that clip and noise together may cost.")
     ] = 0.5,
     noise_multiplier: Annotated[float, typer.Option(help="z of the plan.", min=1e-6)] = 1.0,
+    select: Annotated[
+        bool, typer.Option("--select", help="Instead: train a secret number of private candidates, keep only the best.")
+    ] = False,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --select: table.key=value,value,...; all combinations are candidates. May be repeated."
+        ),
+    ] = None,
+    trials: Annotated[float, typer.Option(help="With --select: how many trials on average.", min=1, max=1000)] = 5,
+    trials_from: Annotated[
+        str, typer.Option(help="With --select: geometric (at least one model) or poisson (perhaps none).")
+    ] = "geometric",
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one key of the run file: table.key=value. May be repeated."),
@@ -70,6 +91,13 @@ def tune(
     overrides = [*(set_ or [])]
     overrides += [f"engine.kind={engine}"] if engine else []
     overrides += [f"engine.device={device}"] if device else []
+    if select:
+        from unheard.cli.selecting import select_best
+
+        _refuse_both(context, SWEEPING, "--select")
+        select_best(run_file, overrides, vary or [], out, trials, trials_from, as_json)
+        return
+    _refuse_both(context, SELECTING, "a sweep (it is for --select)")
     run, choice = read_run_file(run_file, overrides)
     grid = Grid(
         norms=_numbers("--norms", norms),
@@ -102,6 +130,16 @@ def tune(
             show_plan(found, out)
     if refusal is not None:
         raise InvalidValue(refusal)
+
+
+def _refuse_both(context: typer.Context, names: tuple[str, ...], mode: str) -> None:
+    """An option of the other way of tuning would be silently without effect."""
+    from unheard.errors import InvalidValue
+
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidValue(f"--{name.replace('_', '-')} has no meaning for {mode}. Leave it out.")
 
 
 def _tried(run: "Run", corpus: Path | None, population: int | None) -> "Run":

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
-from dp_accounting.dp_event import DpEvent
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from scipy.special import gammaln, logsumexp
 
-from unheard.privacy.events import Event, FailureProbability, Gaussian, NonPrivate, PoissonGaussian
+from unheard.privacy.events import Event, FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
 
 Counts = tuple[tuple[Event, int], ...]
 
@@ -31,6 +31,10 @@ RDP_ORDERS = RdpAccountant().orders
 
 # dp-accounting rounds: for small q and large z its divergences come out at -1e-16, which it reads as "epsilon is 0".
 RDP_ROUNDING = 1e-13 * RDP_ORDERS / (RDP_ORDERS - 1)
+
+
+# How the library names the distributions of the number of trials (Papernot and Steinke 2022, theorems 2 and 6).
+SHAPES = {"geometric": 1.0, "poisson": math.inf}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,11 @@ def library_event(event: Event) -> DpEvent:
         return NoOpDpEvent()
     if event.noise_multiplier < NO_NOISE:
         return NonPrivateDpEvent()
+    if isinstance(event, Selection):
+        # DP: all rounds of a run are repeated together: each trial is a whole run, and its whole curve goes into the bound.
+        one = PoissonGaussian(sampling_prob=event.sampling_prob, noise_multiplier=event.noise_multiplier)
+        run = SelfComposedDpEvent(library_event(one), event.rounds)
+        return RepeatAndSelectDpEvent(run, event.mean_trials, SHAPES[event.drawn_from])
     if isinstance(event, Gaussian) or event.sampling_prob == 1:
         return GaussianDpEvent(event.noise_multiplier)
     return PoissonSampledDpEvent(event.sampling_prob, GaussianDpEvent(event.noise_multiplier))
@@ -66,6 +75,9 @@ def moments_cost(event: Event) -> np.ndarray:
         return np.zeros(len(MOMENTS))
     if isinstance(event, NonPrivate) or event.noise_multiplier < NO_NOISE:
         return np.full(len(MOMENTS), math.inf)  # DP: no noise costs everything, in every accountant.
+    if isinstance(event, Selection):  # a log moment is lambda times the Renyi divergence of order lambda + 1
+        with _quiet_library():
+            return MOMENTS * RdpAccountant(orders=[m + 1.0 for m in MOMENTS]).compose(library_event(event)).rdp
     q = event.sampling_prob if isinstance(event, PoissonGaussian) else 1.0
     return np.array([_log_moment(q, event.noise_multiplier, int(order)) for order in MOMENTS])
 

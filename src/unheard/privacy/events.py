@@ -64,13 +64,42 @@ class NonPrivate:
         require(isinstance(self.reason, str) and bool(self.reason.strip()), "reason must say why there is no privacy.")
 
 
-Event = PoissonGaussian | Gaussian | FailureProbability | NonPrivate
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The best of a random number of runs, each of so many rounds at q and z, is released; of the others nothing, nor their number.
+
+    The number is drawn from a geometric distribution (1, 2, ...) or a Poisson distribution (0, 1, ...) with this mean.
+    """
+
+    sampling_prob: float
+    noise_multiplier: float
+    rounds: int
+    mean_trials: float
+    drawn_from: str
+
+    def __post_init__(self) -> None:
+        for name in ("sampling_prob", "noise_multiplier", "mean_trials"):
+            _set_number(self, name)
+        require(0 < self.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {self.sampling_prob}.")
+        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
+        is_whole = isinstance(self.rounds, int) and not isinstance(self.rounds, bool)
+        require(is_whole and self.rounds >= 1, f"rounds must be a whole number from 1 up, not {self.rounds!r}.")
+        # DP: the bound is for a mean of at least 1, and for these two distributions.
+        require(self.mean_trials >= 1, f"mean_trials must be at least 1, not {self.mean_trials}.")
+        require(
+            self.drawn_from in ("geometric", "poisson"),
+            f"drawn_from must be 'geometric' or 'poisson', not {self.drawn_from!r}.",
+        )
+
+
+Event = PoissonGaussian | Gaussian | FailureProbability | NonPrivate | Selection
 
 KINDS: dict[str, type] = {
     "poisson_gaussian": PoissonGaussian,
     "gaussian": Gaussian,
     "failure_probability": FailureProbability,
     "non_private": NonPrivate,
+    "selection": Selection,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _FIELDS = {kind: {f.name for f in dataclasses.fields(cls)} for kind, cls in KINDS.items()}

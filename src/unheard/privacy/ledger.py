@@ -22,7 +22,8 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("population", "parameters"), int),
     **dict.fromkeys(("run_id", "run_hash", "corpus"), str),
     **dict.fromkeys(
-        ("sampling", "weights", "estimator", "update", "vocabulary", "start", "randomness", "software"), dict
+        ("sampling", "weights", "estimator", "update", "vocabulary", "start", "randomness", "software", "selection"),
+        dict,
     ),
 }
 """What a header's facts must be where they are given, so that nobody downstream has to wonder."""

@@ -12,7 +12,15 @@ from typing import Any
 
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon, collapse, delta_at, epsilons, replace_one_epsilon, versions
-from unheard.privacy.events import Event, FailureProbability, Gaussian, NonPrivate, PoissonGaussian, to_record
+from unheard.privacy.events import (
+    Event,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    Selection,
+    to_record,
+)
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
 from unheard.privacy.wording import NOT_COVERED, NOT_DECLARED, RELEASED, render
@@ -115,7 +123,8 @@ def _smallest_delta(events: Sequence[Event], epsilon: float) -> float:
 def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
     """How many rounds were charged, and how many of them for a round that had been charged before."""
     numbers = [item.round for item in events if isinstance(item, Entry) and _is_a_round(item.event)]
-    charged = sum(_is_a_round(item.event if isinstance(item, Entry) else item) for item in events)
+    kept = [item.event if isinstance(item, Entry) else item for item in events]
+    charged = sum(event.rounds if isinstance(event, Selection) else _is_a_round(event) for event in kept)
     return {"charged": charged, "redone": len(numbers) - len(set(numbers))}
 
 
@@ -152,7 +161,7 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
                 "posts that stood under several users were dropped before training, so one user's posts could depend on "
                 "another's: the guarantee is about the corpus after dropping."
             )
-    if start.get("from") == "a model declared public":
+    if "a model declared public" in (start.get("from"), start.get("base")):
         found.append(
             "it began from a model that was declared public: that no user here had a part in it is taken on trust. "
             "The people of that public corpus are not protected by this guarantee."
@@ -161,6 +170,11 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
     if isinstance(population, int) and population > 0 and delta >= 1 / population:
         found.append(
             f"delta {delta:.3g} is not below 1/users = {1 / population:.3g}: such a guarantee says very little."
+        )
+    for event in (one for one in events if isinstance(one, Selection)):
+        found.append(
+            f"it is the best of a secret number of runs ({event.drawn_from}, {event.mean_trials:g} on average): the guarantee is "
+            "about this one alone, as long as nothing of the others is shown, nor how many there were."
         )
     if any(isinstance(event, NonPrivate) for event in events):
         found.append("not every round was private: epsilon is infinite.")

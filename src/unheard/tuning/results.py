@@ -5,9 +5,10 @@ over 5 evaluations", and the margin within which two results cannot be told apar
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from unheard.errors import InvalidValue
 from unheard.runs import RunFolder
@@ -93,6 +94,13 @@ def margin(found: Iterable[Result]) -> Margin:
     fewest = min(len(values) for values in groups)
     error = math.sqrt(squares / freedom) * math.sqrt(2 / fewest)
     return Margin(points=100 * float(t.ppf((1 + CONFIDENCE) / 2, freedom)) * error, of_seeds=of_seeds)
+
+
+def mean_of_last(rows: Sequence[Mapping[str, Any]]) -> float:
+    """One run's smoothed AccuracyTop1; below everything, where it was never evaluated or is not a number."""
+    values = [row["accuracy_top1"] for row in rows[-SMOOTHED_OVER:]]
+    mean = math.fsum(values) / len(values) if values else -1.0
+    return mean if math.isfinite(mean) else -1.0
 
 
 def _last_evaluations(trial: Trial) -> tuple[float, ...]:

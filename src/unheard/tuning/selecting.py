@@ -1,0 +1,129 @@
+"""The best of several private runs, and nothing else: how many there were, and how the others did, is told to nobody.
+
+In: candidates of one cost. Out: one run folder, charged before the first trial for all of them together, or nothing where the
+number drawn was 0. Chosen by accuracy on held-out users, who are not protected by any of this.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import EngineChoice
+from unheard.privacy.account import Account, run_id
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population import Population
+from unheard.randomness import SecureStreams, secure_generator
+from unheard.runs import RunFolder, replace_file
+from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+from unheard.training.loop import train_together, write_statement
+from unheard.training.run import Run
+from unheard.training.run_file import run_toml
+from unheard.training.start import charge_the_past, check_fits, enter, names, people_of, public_facts
+from unheard.tuning.results import mean_of_last
+from unheard.tuning.trial_count import TrialCount, check_candidates
+
+AT_ONCE = 8
+"""Trials that are trained side by side."""
+SECRET = "trials"
+
+
+def select(
+    candidates: Sequence[Run],
+    out: str | Path,
+    count: TrialCount,
+    *,
+    engine: EngineChoice = EngineChoice(),
+) -> RunFolder | None:
+    """Charge, draw a number, train so many of the candidates, keep the best."""
+    check_candidates(candidates)
+    event = count.event(candidates)
+    candidates = [_resolved(run) for run in candidates]
+    first = candidates[0]
+    store = TokenStore.open(first.corpus)
+    for run in candidates:
+        check_fits(run, store)
+    people = people_of(first, store)
+    folder = RunFolder.begin(out)  # readable by nobody else until it is settled
+    try:
+        secret = folder.path / SECRET
+        secret.mkdir()
+        charged = Ledger.create(
+            secret / "charged.jsonl", {**public_facts(first, store, SecureStreams()), **names(first)}
+        )
+        charge_the_past(first, store, charged)
+        if first.budget:
+            first.budget.check(first.budget.running(charged.events), event, 0)
+        enter(first, charged, people, Path(out).name)
+        # DP: all trials are paid for here, in the people's ledger, before the number of them is drawn or anybody's text is read.
+        Account(charged, people).charge(event, 0)
+        best = _best(candidates, count.draw(secure_generator()), secret, engine)
+        if best is None:
+            return None
+        _release(*best, folder, charged, people, store, engine, count)
+        # DP: of the other trials nothing is left.
+        shutil.rmtree(secret)
+        return folder.settle(out)
+    finally:
+        shutil.rmtree(folder.path, ignore_errors=True)  # settled, it is no longer there
+
+
+def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineChoice) -> tuple[Run, RunFolder] | None:
+    """Train `number` candidates, each drawn uniformly, with replacement; the one with the best score stays, the first of equals
+    (trials are alike before they are trained, so that is no different from drawing among equals)."""
+    best: tuple[float, Run, RunFolder] | None = None
+    for start in range(0, number, AT_ONCE):
+        # DP: which candidate a trial takes does not depend on the trials before it.
+        chosen = [
+            candidates[int(secure_generator().integers(len(candidates)))]
+            for _ in range(start, min(number, start + AT_ONCE))
+        ]
+        places = [secret / f"{start + i}" for i in range(len(chosen))]
+        # The people's own ledger holds the whole selection; the trials keep their accounts in a place that is thrown away.
+        trials = [replace(run, ledger=secret / "people.jsonl", budget=None) for run in chosen]
+        for _ in train_together(list(zip(trials, places, strict=True)), engine=engine):
+            pass
+        for run, place in zip(chosen, places, strict=True):
+            score = mean_of_last(RunFolder(place).read_metrics())
+            if best is None or score > best[0]:
+                if best is not None:
+                    shutil.rmtree(best[2].path)
+                best = (score, run, RunFolder(place))
+            else:
+                shutil.rmtree(place)
+    return None if best is None else best[1:]
+
+
+def _release(
+    run: Run,
+    trial: RunFolder,
+    folder: RunFolder,
+    charged: Ledger,
+    people: Population,
+    store: TokenStore,
+    engine: EngineChoice,
+    count: TrialCount,
+) -> None:
+    """The best trial as a run folder like any other, whose ledger holds what was charged for all of them."""
+    facts = public_facts(run, store, SecureStreams())
+    facts["start"]["charges"] += 1  # the selection, before the first round that a resumed run would charge
+    facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}
+    ledger = Ledger.create(folder.ledger, {**facts, **names(run), "run_id": run_id(charged)})
+    for entry in charged.entries:
+        ledger.charge(entry.event, entry.round)
+    replace_file(folder.run_file, run_toml(run, engine).encode())
+    for path in (folder.vocabulary, folder.tokens):
+        replace_file(path, (trial.path / path.name).read_bytes())
+    state = newest_checkpoint(trial).state
+    save_checkpoint(folder, run.model, state, Account(ledger, people), run.training.keep_checkpoints)
+    # DP: every model of the chosen run is known only because it was chosen: each costs the whole selection.
+    total = best_epsilon(ledger.events, run.claimed_delta).epsilon
+    for row in trial.read_metrics():
+        folder.append_metrics({**row, "epsilon": total})
+    write_statement(folder, ledger)
+
+
+def _resolved(run: Run) -> Run:
+    return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())

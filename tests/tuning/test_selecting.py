@@ -1,0 +1,240 @@
+"""A selection: charged before its first trial, drawn by the tool, and nothing of it left but the best."""
+
+import json
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import unheard
+from unheard.audit.verification import verify
+from unheard.cli.main import app
+from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.budget import Budget
+from unheard.privacy.events import Selection, from_record
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population import Population
+from unheard.training.loop import resume
+from unheard.training.run_file import run_toml
+from unheard.tuning import selecting
+from unheard.tuning.selecting import select
+from unheard.tuning.trial_count import TrialCount
+
+
+@pytest.fixture
+def candidates(run, store, tmp_path):
+    """Two learning rates on a store of their own."""
+    shutil.copytree(store.path, tmp_path / "store")
+    (tmp_path / "store" / "ledger.jsonl").unlink(missing_ok=True)
+    short = replace(
+        run,
+        corpus=tmp_path / "store",
+        plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=2.0)),
+        training=unheard.Training(rounds=3, checkpoint_every=2),
+        evaluation=unheard.Evaluation(every=1, max_tokens=100),
+    )
+    rates = (0.01, 1.0)
+    return [
+        replace(short, plan=replace(short.plan, update=replace(short.plan.update, learning_rate=rate)))
+        for rate in rates
+    ]
+
+
+class Drawn(TrialCount):
+    """A count whose number a test decides."""
+
+    def draw(self, rng):
+        return int(self.mean)
+
+
+def people(candidates):
+    return Population.read(candidates[0].corpus / "ledger.jsonl")
+
+
+def test_one_charge_for_all_trials_in_both_ledgers_and_the_folder_fits_together(candidates, tmp_path):
+    folder = select(candidates, tmp_path / "best", Drawn(mean=2))
+    event = Selection(sampling_prob=12 / 60, noise_multiplier=2.0, rounds=3, mean_trials=2.0, drawn_from="geometric")
+    assert Ledger.read(folder.ledger).events == [event]
+    assert people(candidates).events == [event]
+    assert all(finding.fits for finding in verify(tmp_path / "best"))
+    told = json.loads(folder.statement.read_text())
+    assert told["claimed"]["epsilon"] == best_epsilon([event], told["delta"]).epsilon
+    assert told["rounds"]["charged"] == 3
+    assert any("best of a secret number of runs" in warning for warning in told["warnings"])
+
+
+def test_the_people_are_charged_before_anybody_is_read(candidates, tmp_path, monkeypatch):
+    seen = []
+
+    def no_training(runs, **_):
+        seen.append(people(candidates).events)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selecting, "train_together", no_training)
+    with pytest.raises(KeyboardInterrupt):
+        select(candidates, tmp_path / "best", TrialCount(mean=2))
+    assert [[type(event) for event in events] for events in seen] == [[Selection]]
+    assert len(people(candidates).events) == 1  # stopped, it stays charged
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]  # and leaves nothing
+
+
+def test_of_the_other_trials_nothing_is_left(candidates, tmp_path):
+    folder = select(candidates, tmp_path / "best", Drawn(mean=3))
+    names = {path.name for path in folder.path.rglob("*") if path.is_file()}
+    assert names == {
+        *("run.toml", "ledger.jsonl", "metrics.jsonl", "statement.json", "model.safetensors", "vocabulary.txt"),
+        *("tokens.json", "round-00000003.safetensors"),
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "best"}
+    assert "people.jsonl" not in folder.run_file.read_text()  # the trials' own account is not the run's
+    whole = best_epsilon(Ledger.read(folder.ledger).events, folder_delta(folder)).epsilon
+    assert {row["epsilon"] for row in folder.read_metrics()} == {whole}
+
+
+def folder_delta(folder):
+    return Ledger.read(folder.ledger).facts["delta"]
+
+
+def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch):
+    """Scores in an order that a test decides: the second of three trials is the best."""
+    scores = iter([0.1, 0.3, 0.2])
+    kept = []
+    monkeypatch.setattr(selecting, "mean_of_last", lambda rows: next(scores))
+    real = selecting._release
+    monkeypatch.setattr(
+        selecting, "_release", lambda run, trial, *rest: (kept.append(trial.path.name), real(run, trial, *rest))
+    )
+    select(candidates, tmp_path / "best", Drawn(mean=3))
+    assert kept == ["1"]
+
+
+def test_where_the_number_drawn_is_zero_there_is_no_model_but_a_charge(candidates, tmp_path):
+    class Zero(TrialCount):
+        def draw(self, rng):
+            return 0
+
+    assert select(candidates, tmp_path / "best", Zero(mean=2, drawn_from="poisson")) is None
+    assert len(people(candidates).events) == 1
+    assert not (tmp_path / "best").exists()
+
+
+def test_a_selected_run_goes_on_like_any_other_and_pays_for_its_further_rounds(candidates, tmp_path):
+    folder = select(candidates, tmp_path / "best", Drawn(mean=1))
+    assert [report.round for report in resume(folder.path, rounds=5)] == [4, 5]
+    kinds = [type(event).__name__ for event in Ledger.read(folder.ledger).events]
+    assert kinds == ["Selection", "PoissonGaussian", "PoissonGaussian"]
+    assert len(people(candidates).events) == 3
+    assert all(finding.fits for finding in verify(folder.path))
+
+
+@pytest.mark.parametrize("drawn_from", ["geometric", "poisson"])
+def test_the_number_is_drawn_from_the_distribution_that_is_charged(drawn_from):
+    """Mean and the probability of the least number, within five standard errors of 20,000 draws."""
+    rng, count = np.random.default_rng(1), TrialCount(mean=4.0, drawn_from=drawn_from)
+    drawn = np.array([count.draw(rng) for _ in range(20_000)])
+    variance = 4.0 * 3.0 if drawn_from == "geometric" else 4.0
+    assert abs(drawn.mean() - 4.0) < 5 * (variance / 20_000) ** 0.5
+    least, share = (1, 0.25) if drawn_from == "geometric" else (0, np.exp(-4.0))
+    assert drawn.min() == least
+    assert abs((drawn == least).mean() - share) < 5 * (share / 20_000) ** 0.5
+    event = Selection(sampling_prob=0.1, noise_multiplier=1, rounds=1, mean_trials=4.0, drawn_from=drawn_from)
+    assert (event.mean_trials, event.drawn_from) == (count.mean, count.drawn_from)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mean_trials": 0.5}, {"drawn_from": "fixed"}, {"rounds": 0}, {"rounds": 2.5}, {"sampling_prob": 0.0}]
+)
+def test_a_selection_that_the_bound_is_not_for_is_no_event(wrong):
+    right = {"sampling_prob": 0.1, "noise_multiplier": 1.0, "rounds": 3, "mean_trials": 2.0, "drawn_from": "geometric"}
+    assert from_record({"kind": "selection", **right}) == Selection(**right)
+    with pytest.raises(InvalidValue):
+        Selection(**{**right, **wrong})
+    with pytest.raises(LedgerError):
+        from_record({"kind": "selection", **right, **wrong})
+
+
+def test_every_trial_draws_its_candidate_anew_and_from_all_of_them(candidates, tmp_path, monkeypatch):
+    asked = []
+
+    def pretend(runs, **_):
+        asked.extend(run.plan.update.learning_rate for run, _ in runs)
+        for _, place in runs:
+            place.mkdir()
+        return iter(())
+
+    monkeypatch.setattr(selecting, "train_together", pretend)
+    selecting._best(candidates, 400, tmp_path, unheard.EngineChoice())
+    assert len(asked) == 400
+    assert 140 < asked.count(1.0) < 260  # six standard deviations
+    changes = sum(a != b for a, b in pairwise(asked))
+    assert 140 < changes < 260
+
+
+def other(run, **parts):
+    return replace(run, plan=replace(run.plan, **parts))
+
+
+def test_candidates_of_different_cost_are_refused(candidates):
+    for cheaper in (
+        other(candidates[0], noise=unheard.GaussianNoise(noise_multiplier=1.9)),
+        other(candidates[0], sampling=unheard.PoissonSampling(users_per_round=13)),
+        replace(candidates[0], training=replace(candidates[0].training, rounds=4)),
+    ):
+        with pytest.raises(UnprovenCombination, match="must all cost the same"):
+            TrialCount(mean=2).event([candidates[1], cheaper])
+
+
+def test_another_clip_at_the_same_z_costs_the_same(candidates):
+    wider = other(candidates[0], clip=unheard.FlatClip(norm=4.0))
+    assert TrialCount(mean=2).event([*candidates, wider]) == TrialCount(mean=2).event(candidates)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda run: other(run, noise=unheard.NoNoise()), "among private runs"),
+        (lambda run: other(run, schedule=(unheard.Change(from_round=1, noise_multiplier=1.0),)), "among private runs"),
+        (lambda run: replace(run, training=replace(run.training, reproducible_seed=1)), "reproducible_seed"),
+    ],
+)
+def test_what_has_no_proof_is_refused_before_anything_is_charged(candidates, tmp_path, change, why):
+    with pytest.raises(UnprovenCombination, match=why):
+        select([change(run) for run in candidates], tmp_path / "best", TrialCount(mean=2))
+    assert not (candidates[0].corpus / "ledger.jsonl").exists()
+
+
+def test_candidates_that_begin_elsewhere_are_refused(candidates, tmp_path):
+    elsewhere = replace(candidates[0], training=replace(candidates[0].training, init_seed=1))
+    with pytest.raises(InvalidValue, match="the same training"):
+        select([candidates[1], elsewhere], tmp_path / "best", TrialCount(mean=2))
+
+
+def test_a_budget_is_asked_before_the_first_trial(candidates, tmp_path):
+    tight = [replace(run, budget=Budget(epsilon=0.5, delta=run.claimed_delta)) for run in candidates]
+    with pytest.raises(BudgetExceeded):
+        select(tight, tmp_path / "best", TrialCount(mean=2))
+    assert not people(candidates).events
+
+
+def test_the_command_tells_the_best_its_cost_and_nothing_of_the_others(candidates, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(candidates[0]))
+    asked = ["tune", str(file), "--out", str(tmp_path / "best"), "--select", "--trials", "2"]
+    done = CliRunner().invoke(app, [*asked, "--vary", "update.learning_rate=0.5,1.0"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "The best: update.learning_rate=" in done.output
+    assert "differential privacy for every user, by rdp" in done.output
+    assert "held-out users, who are not protected" in done.output
+    assert "%" not in done.output  # no score
+    for words, why in (
+        ([], "needs candidates"),
+        (["--vary", "clip.norm=1,2", "--seeds", "2"], "--seeds has no meaning"),
+    ):
+        with pytest.raises(InvalidValue, match=why):
+            CliRunner().invoke(app, [*asked, *words], catch_exceptions=False)
+    with pytest.raises(InvalidValue, match="--trials has no meaning for a sweep"):
+        CliRunner().invoke(app, ["tune", str(file), "--out", "x", "--trials", "3"], catch_exceptions=False)
