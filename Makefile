@@ -1,15 +1,15 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo test lint types tests mutants chromium format install clean help
+.PHONY: demo paper test lint types tests mutants chromium format install clean help
 
 VENV := .venv
 BIN := $(VENV)/bin
 # The first Python that is new enough.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# CI also runs what needs Spark or a browser; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub,browser` for all of it.)
-EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub$(comma)browser,dev)
+# CI also runs what needs Spark, Hugging Face models or a browser; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub,hf,browser` for all of it.)
+EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub$(comma)hf$(comma)browser,dev)
 comma := ,
 
 help:  ## What there is to make
@@ -17,6 +17,9 @@ help:  ## What there is to make
 
 demo: $(VENV)/.installed  ## Train with and without privacy on a small real corpus, and compare (a few minutes)
 	$(BIN)/unheard demo
+
+paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from results/ (a minute)
+	$(BIN)/unheard paper page --results results --out build/paper
 
 test: lint types tests  ## Everything that CI checks
 

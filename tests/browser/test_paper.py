@@ -1,0 +1,27 @@
+"""The paper's page in a real browser, from disk: every figure drawn, nothing fetched, as wide as the window and no wider."""
+
+import pytest
+
+from tests.paper.conftest import everything, quick  # noqa: F401 (fixtures)
+from unheard.report.paper_page import exhibits, write_page
+
+DESKTOP = dict(width=1280, height=900)
+PHONE = dict(width=375, height=740, touch=True)
+DRAWN = "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot[data-drawn]').length"
+
+
+@pytest.fixture
+def page_file(quick, everything, tmp_path):  # noqa: F811
+    return write_page(exhibits(everything), tmp_path)
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
+def test_every_figure_is_drawn_without_a_complaint_and_the_page_fits(open_page, page_file, size, scheme):
+    opened = open_page(**size, scheme=scheme)
+    page = opened.goto(page_file)
+    page.wait_for_function(DRAWN, timeout=60_000)
+    assert page.locator(".plot").count() > 20
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    assert opened.troubles == []
+    assert [request for request in opened.requests if not request.startswith("data:")] == [page_file.as_uri()]

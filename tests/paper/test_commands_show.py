@@ -1,0 +1,84 @@
+"""`unheard paper show` and `unheard paper page` by command line: what they print, write and refuse."""
+
+import json
+import sys
+
+import pytest
+
+from tests.paper.making import world
+from unheard.cli.main import main
+from unheard.paper import results
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def unheard(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run_words(*words: object, status: int = 0):
+        monkeypatch.setattr(sys, "argv", ["unheard", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert (left.value.code or 0) == status
+        return capsys.readouterr()
+
+    return run_words
+
+
+@pytest.fixture
+def folder(tmp_path):
+    results.append(tmp_path / "blogs", world(rounds=1000, without=["flat-S10-sigma0.006"]).runs.values())
+    return tmp_path
+
+
+def test_show_prints_claim_verdict_rule_curves_and_tables(unheard, folder):
+    said = unheard("paper", "show", "noised-vs-baseline", "--results", folder).out
+    for words in (
+        "Figure 1",
+        "The paper: sigma = 0.003",
+        "Held",
+        "After 1,000 rounds",
+        "The rule:",
+        "The runs",
+        "not run",
+    ):
+        assert words in said
+    assert "Stopped at 1,000 of 5,000 rounds" in said
+
+
+def test_show_prints_one_json_object(unheard, folder):
+    content = json.loads(unheard("paper", "show", "clipping", "--results", folder / "blogs", "--json").out)
+    assert content["verdict"]["outcome"] == "held"
+    assert content["corpus"] == "made-up"
+    assert content["figures"][0]["lines"][0]["points"]
+
+
+def test_table_1_needs_no_results(unheard, tmp_path):
+    said = unheard("paper", "show", "table-rounds", "--results", tmp_path / "none").out
+    assert said.count("187.01") == 2
+    assert "42 of 42 cells" in said
+
+
+def test_an_unknown_name_is_refused_and_all_names_are_said(unheard, tmp_path):
+    said = unheard("paper", "show", "noise-vs-baseline", "--results", tmp_path, status=2).err
+    assert "Did you mean 'noised-vs-baseline'?" in said
+    assert "table-rounds" in said
+
+
+def test_results_that_are_not_results_are_refused_with_their_line(unheard, tmp_path):
+    (tmp_path / "runs.jsonl").write_text('{"name": "half"}\n')
+    said = unheard("paper", "show", "clipping", "--results", tmp_path, status=2).err
+    assert "line 1" in said
+    assert "Traceback" not in said
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused(unheard, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file" in unheard("paper", "show", "clipping", "--results", tmp_path / "file", status=2).err
+
+
+def test_page_writes_the_page_and_says_where(unheard, folder):
+    said = unheard("paper", "page", "--results", folder, "--out", folder / "out", "--no-pictures").out
+    assert (folder / "out" / "index.html").as_uri() in said
+    assert not (folder / "out" / "figures").exists()

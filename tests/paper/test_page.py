@@ -1,0 +1,123 @@
+"""The paper's page and pictures: whole from complete, partial and no results, and nothing in it that a result could break."""
+
+import re
+
+import pytest
+
+from tests.paper.making import changed, world
+from unheard.paper import results
+from unheard.paper.exhibits import EXHIBITS, exhibit
+from unheard.paper.found import Found, corpora
+from unheard.report.images import write_png, write_svg
+from unheard.report.paper_page import exhibits, render_page, write_page, write_pages
+from unheard.report.plots_of_paper import looks_of, plot_of
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def page(quick, everything):
+    return render_page(exhibits(everything))
+
+
+def test_every_table_and_figure_is_in_the_contents_and_on_the_page(page):
+    for name in EXHIBITS:
+        assert f'href="#{name}"' in page
+        assert page.count(f'id="{name}"') == 1
+    assert page.count('class="answer held"') == 2 * len(EXHIBITS)  # in the contents, and in its section
+    assert "24 conclusions 24 held" in page
+
+
+def test_no_name_is_given_twice(page):
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names))
+
+
+def test_it_fetches_nothing(page):
+    body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r'(?:src|href)="(?!#|data:)', body)
+    assert "not run" not in body
+
+
+def test_without_results_it_is_written_and_says_so(tmp_path):
+    (path,) = write_pages(tmp_path / "nothing", tmp_path / "out", pictures=False)
+    text = path.read_text()
+    assert "The paper, not yet run" in text
+    assert text.count('class="answer cannot-tell"') == 2 * (len(EXHIBITS) - 1)
+    assert ">187.01<" in text  # Table 1 is whole
+    assert 'class="plot"' not in text
+
+
+def test_partial_results_are_shown_as_far_as_they_go():
+    text = render_page(exhibits(world(rounds=600, only=["baseline", "flat-S15-sigma0.003", "flat-S15-sigma0.012"])))
+    assert "After 600 rounds" in text
+    assert "Stopped at 600 of 5,000 rounds" in text
+    assert "not run" in text
+    assert 'id="plot-noised-vs-baseline"' in text
+
+
+def test_what_a_result_says_is_escaped(everything):
+    hostile = changed(everything, "baseline", device="<script>alert(1)</script>")
+    text = write_to_text(hostile)
+    assert "<script>alert(1)" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def write_to_text(found: Found) -> str:
+    return render_page([exhibit("noised-vs-baseline", found)])
+
+
+def test_two_corpora_have_a_page_each_that_link_to_each_other(tmp_path, everything):
+    results.append(tmp_path / "results" / "large", everything.runs.values())
+    results.append(tmp_path / "results" / "small", world(rounds=100, only=["baseline"]).runs.values())
+    assert [found.folder for found in corpora(tmp_path / "results")] == ["large", "small"]
+    first, second = write_pages(tmp_path / "results", tmp_path / "out", pictures=False)
+    assert (first, second) == (tmp_path / "out" / "index.html", tmp_path / "out" / "small" / "index.html")
+    assert 'href="small/index.html"' in first.read_text()
+    assert 'href="../index.html"' in second.read_text()
+
+
+def test_a_corpus_is_also_read_from_its_own_folder(tmp_path, everything):
+    results.append(tmp_path / "blogs", [everything.runs["baseline"]])
+    (found,) = corpora(tmp_path / "blogs")
+    assert list(found.runs) == ["baseline"]
+
+
+@pytest.mark.parametrize("name", ["noised-vs-baseline", "noise", "head-words"])
+def test_a_figure_becomes_an_svg_and_a_png(name, everything, tmp_path):
+    plot = plot_of(exhibit(name, everything).figures[0])
+    drawing = write_svg(plot, tmp_path).read_text()
+    assert drawing.startswith("<svg")
+    assert "var(--" not in drawing
+    assert write_png(plot, tmp_path, scale=1).read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_are_thin_lines_in_the_colour_of_their_mean_and_not_in_the_legend(everything):
+    figure = exhibit("noised-vs-baseline", everything).figures[0]
+    assert sum(line.is_thin for line in figure.lines) == 6
+    plot = plot_of(figure)
+    assert len(plot.legend) == 4
+    thin = [layer["mark"] for layer in plot.spec["layer"] if layer["mark"].get("strokeWidth") == 1.1]
+    assert [mark["color"] for mark in thin] == [plot.legend[0].colour] * 3 + [plot.legend[1].colour] * 3
+
+
+def test_per_layer_is_dashed_in_the_colour_of_flat(everything):
+    lines = exhibit("clipping", everything).figures[0].lines
+    looks = {look.name: look for look in looks_of(lines)}
+    flat, layered = looks["after 3,000 rounds, flat"], looks["after 3,000 rounds, per layer"]
+    assert flat.colour == layered.colour
+    assert flat.dash != layered.dash
+
+
+def test_the_effect_of_noise_has_its_upright_line_at_02(everything):
+    plot = plot_of(exhibit("noise", everything).figures[0])
+    assert {"x": 0.2, "word": "σ = 0.2"} in [
+        v for layer in plot.spec["layer"] for v in layer.get("data", {}).get("values", [])
+    ]
+
+
+def test_a_page_is_replaced_whole(tmp_path, everything):
+    shown = [exhibit("estimators", everything)]
+    first = write_page(shown, tmp_path)
+    assert write_page(shown, tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
