@@ -25,7 +25,9 @@ from unheard.training import crew
 Lead = Callable[[Ranks], np.ndarray | None]
 
 
-def on_ranks(size: int, lead: Lead, follow: Callable[[Ranks], None] = crew.serve, *, patience: float = 120) -> np.ndarray:
+def on_ranks(
+    size: int, lead: Lead, follow: Callable[[Ranks], None] = crew.serve, *, patience: float = 120
+) -> np.ndarray:
     """What the leader's work gives. Fails with the leader's words if it raised, or if somebody did not end."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder, started(size, lead, follow, Path(folder)) as processes:
         until = time.monotonic() + patience

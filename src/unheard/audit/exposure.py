@@ -85,7 +85,7 @@ def exposures(
         if len(words) not in drawn:
             phrases_NL = rng.integers(FIRST_WORD, model.vocabulary_size, size=(candidates, len(words)))
             drawn[len(words)] = log_probability(model, params_P, phrases_NL, spread=spread)
-        mine = log_probability(model, params_P, np.array([words]))[0]
+        mine = log_probability(model, params_P, np.array([words]), spread=spread)[0]
         rank = 1 + int((drawn[len(words)] >= mine - ROUNDING).sum())
         most = math.log2(candidates + 1)
         yield Exposure(

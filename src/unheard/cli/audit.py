@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unheard.cli.ranks import Processes, lead
+
 if TYPE_CHECKING:
     from unheard.audit.exposure import Exposure
     from unheard.audit.one_run import OneRunAudit
+    from unheard.engines.engine import Engine
+    from unheard.engines.ranks import Ranks
     from unheard.training.run import Run
 
 EXAMPLES = """Examples:
@@ -17,6 +21,8 @@ EXAMPLES = """Examples:
   unheard audit runs/first --canaries 2000 --rounds 200 --json
 
   unheard audit runs/first --skip-one-run    (only: was a planted secret learned by heart?)
+
+  unheard audit runs/first --with-users --processes 8
 """
 
 
@@ -38,22 +44,45 @@ def audit(
     ] = False,
     skip_one_run: Annotated[bool, typer.Option("--skip-one-run", help="Only rank planted secrets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    processes: Processes = 1,
 ) -> None:
     """Attack a run as an auditor would: are planted secrets learned by heart, and is a lower bound on epsilon above the claim?
 
     Exit status 2 if the claim is refuted."""
+
+    def work(ranks: "Ranks | None") -> None:
+        _audit(folder, out, corpus, canaries, rounds, candidates, with_users, skip_one_run, as_json, ranks)
+
+    lead(work, processes)
+
+
+def _audit(
+    folder: Path,
+    out: Path | None,
+    corpus: Path | None,
+    canaries: int | None,
+    rounds: int | None,
+    candidates: int,
+    with_users: bool,
+    skip_one_run: bool,
+    as_json: bool,
+    ranks: "Ranks | None",
+) -> None:
     import json
 
     from unheard.audit.plot import score_plot
     from unheard.audit.verdict import as_data
     from unheard.cli.display import notes, say
+    from unheard.engines.engine import EngineChoice
     from unheard.runs import replace_file
+    from unheard.training.crew import build
     from unheard.training.released import Released
 
     released = Released.open(folder)
     store = Path(corpus or released.run.corpus)
-    found = _exposures(released, store, candidates)
-    one = None if skip_one_run else _one_run(released.run, store, folder.name, canaries, rounds, with_users)
+    engine = build(EngineChoice(), released.run.model, ranks)
+    found = _exposures(released, store, candidates, engine)
+    one = None if skip_one_run else _one_run(released.run, store, folder.name, canaries, rounds, with_users, engine)
     told = as_data(found, one)
     place = out or folder / "audit"
     place.mkdir(parents=True, exist_ok=True)
@@ -72,23 +101,38 @@ def audit(
         raise typer.Exit(2)
 
 
-def _exposures(released, store: Path, candidates: int) -> "list[Exposure] | None":
+def _exposures(released, store: Path, candidates: int, engine: "Engine") -> "list[Exposure] | None":
     from unheard.audit.exposure import exposures, read_canaries
     from unheard.randomness import secure_generator
+    from unheard.training.crew import spread_of
 
     if not (store / "canaries.json").is_file():
         return None
     planted = read_canaries(store, released.run.model.vocabulary_size)
     found = []
     with _bar("Ranking planted secrets", len(planted)) as advance:
-        for one in exposures(released.run.model, released.params_P, planted, secure_generator(), candidates=candidates):
+        ranked = exposures(
+            released.run.model,
+            released.params_P,
+            planted,
+            secure_generator(),
+            candidates=candidates,
+            spread=spread_of(engine),
+        )
+        for one in ranked:
             found.append(one)
             advance(len(found))
     return found
 
 
 def _one_run(
-    run: "Run", store: Path, name: str, canaries: int | None, rounds: int | None, with_users: bool
+    run: "Run",
+    store: Path,
+    name: str,
+    canaries: int | None,
+    rounds: int | None,
+    with_users: bool,
+    engine: "Engine",
 ) -> "OneRunAudit":
     from unheard.audit.canary_users import CanaryUsers
     from unheard.audit.one_run import OneRunAudit, one_run
@@ -100,11 +144,11 @@ def _one_run(
     if with_users:
         from unheard.audit.company import Company
         from unheard.corpus.store import TokenStore
-        from unheard.engines.engine import EngineChoice
+        from unheard.training.crew import reach
         from unheard.training.start import people_of
 
         opened = TokenStore.open(store)
-        engine = EngineChoice().build(run.model)
+        reach(engine, opened)
         company = Company(run, opened, engine, streams, people_of(run, opened), name)
     with _bar("One run with canary users", rounds or run.training.rounds) as advance:
         for step in one_run(run, streams, canaries=count, rounds=rounds, company=company):

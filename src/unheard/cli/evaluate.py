@@ -2,9 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from unheard.cli.ranks import Processes, lead
+
+if TYPE_CHECKING:
+    from unheard.engines.ranks import Ranks
 
 EXAMPLES = """Examples:
 
@@ -13,6 +18,8 @@ EXAMPLES = """Examples:
   unheard evaluate runs/first --full    (by user, by word frequency, head words, baselines)
 
   unheard evaluate runs/first --corpus corpora/other --max-tokens 1000000 --json
+
+  unheard evaluate runs/first --full --processes 8
 """
 
 
@@ -31,24 +38,30 @@ def evaluate(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    processes: Processes = 1,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
-    numbers = _full(folder, corpus, max_tokens) if full else _quick(folder, corpus, max_tokens)
-    if as_json:
-        print(json.dumps(numbers))
-    elif full:
-        _show_full(folder, numbers)
-    else:
-        _show_quick(folder, numbers)
+
+    def work(ranks: "Ranks | None") -> None:
+        numbers = (_full if full else _quick)(folder, corpus, max_tokens, ranks)
+        if as_json:
+            print(json.dumps(numbers))
+        elif full:
+            _show_full(folder, numbers)
+        else:
+            _show_quick(folder, numbers)
+
+    lead(work, processes)
 
 
-def _quick(folder: Path, corpus: Path | None, max_tokens: int | None) -> dict[str, Any]:
+def _quick(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ranks | None") -> dict[str, Any]:
     from dataclasses import replace
 
     from unheard.cli.display import notes
     from unheard.corpus.store import TokenStore
     from unheard.errors import ModelError
     from unheard.measure.next_word import evaluate as measure
+    from unheard.training.crew import spread_with
     from unheard.training.released import Released
     from unheard.updates.stored import users_in_turn
 
@@ -59,13 +72,14 @@ def _quick(folder: Path, corpus: Path | None, max_tokens: int | None) -> dict[st
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     with notes.status("Evaluating on held-out users"):
         users = how.choose(users_in_turn(store.held_out, released.run.model))
-        return measure(released.run.model, released.params_P, users, unroll=how.unroll)
+        spread = spread_with(released.run.model, ranks)
+        return measure(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)
 
 
-def _full(folder: Path, corpus: Path | None, max_tokens: int | None) -> dict[str, Any]:
+def _full(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ranks | None") -> dict[str, Any]:
     from unheard.cli.measuring import measured
 
-    return measured(folder, corpus=corpus, max_tokens=max_tokens, again=True)
+    return measured(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
 
 
 def _show_quick(folder: Path, numbers: dict[str, Any]) -> None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unheard.cli.display import notes
 from unheard.errors import CorpusError
+
+if TYPE_CHECKING:
+    from unheard.engines.ranks import Ranks
 
 
 def measured(
@@ -15,6 +18,7 @@ def measured(
     max_tokens: int | None = None,
     prompts: Sequence[str] | None = None,
     again: bool = False,
+    ranks: "Ranks | None" = None,
 ) -> dict[str, Any]:
     """measures.json as it stands if it is of the newest model and answers what is asked; else measured now, and kept."""
     from unheard.runs import RunFolder
@@ -23,7 +27,7 @@ def measured(
     kept = None if again or corpus else folder.read_measures()
     if kept and _answers(kept, max_tokens, prompts):
         return kept
-    return _measure(folder, corpus, max_tokens, prompts)
+    return _measure(folder, corpus, max_tokens, prompts, ranks)
 
 
 def measured_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -42,7 +46,13 @@ def _answers(kept: dict[str, Any], max_tokens: int | None, prompts: Sequence[str
     return max_tokens in (None, kept["max_tokens"]) and (prompts is None or list(prompts) == said)
 
 
-def _measure(folder: Any, corpus: Path | None, max_tokens: int | None, prompts: Sequence[str] | None) -> dict[str, Any]:
+def _measure(
+    folder: Any,
+    corpus: Path | None,
+    max_tokens: int | None,
+    prompts: Sequence[str] | None,
+    ranks: "Ranks | None" = None,
+) -> dict[str, Any]:
     from dataclasses import replace
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -51,6 +61,7 @@ def _measure(folder: Any, corpus: Path | None, max_tokens: int | None, prompts: 
     from unheard.errors import ModelError
     from unheard.measure.baselines import FIT_TOKENS
     from unheard.measure.full import PROMPTS, Measured, full_measures, write_measures
+    from unheard.training.crew import spread_with
     from unheard.training.released import Released
     from unheard.updates.stored import users_in_turn
 
@@ -80,7 +91,8 @@ def _measure(folder: Any, corpus: Path | None, max_tokens: int | None, prompts: 
         def progress(done: int, of: int) -> None:
             bar.update(task, completed=done, total=of)
 
-        found = full_measures(what, how, prompts=PROMPTS if prompts is None else prompts, progress=progress)
+        asked, spread = PROMPTS if prompts is None else prompts, spread_with(what.model, ranks)
+        found = full_measures(what, how, prompts=asked, progress=progress, spread=spread)
     if corpus is None:  # measures of another corpus are not this run's
         write_measures(folder, found)
     return found

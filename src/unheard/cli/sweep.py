@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unheard.cli.ranks import MaxRestarts, Processes, RankTimeout, lead
+
 if TYPE_CHECKING:
+    from unheard.engines.ranks import Ranks
     from unheard.training.loop import RoundReport
 
 EXAMPLES = """Examples:
@@ -33,24 +36,32 @@ def sweep(
     stop_after: Annotated[
         float | None, typer.Option(help="Seconds after which to stop cleanly, at the end of a round.", min=0)
     ] = None,
+    processes: Processes = 1,
+    max_restarts: MaxRestarts = 0,
+    rank_timeout: RankTimeout = None,
 ) -> None:
     """Train variants of a run side by side. Each is what it would be alone, in a folder and with a ledger of its own; and each is
     charged to the people it was trained on: ten variants cost them ten runs."""
-    from unheard.cli.display import show_together
-    from unheard.training.loop import train_together
-    from unheard.training.run_file import read_run_file
-
     fixed = [*(set_ or [])]
     fixed += [f"engine.kind={engine}"] if engine else []
     fixed += [f"engine.device={device}"] if device else []
-    names, runs, choice = [], [], None
-    for changes in combinations(vary):
-        run, choice = read_run_file(run_file, [*fixed, *changes])
-        names.append(",".join(change.partition(".")[2] for change in changes))
-        runs.append((run, out / names[-1]))
-    assert choice is not None
-    last = show_together(train_together(runs, engine=choice), names, stop_after)
-    _table(names, last, out)
+    fixed += [f"engine.rank_timeout={rank_timeout}"] if rank_timeout else []
+
+    def work(ranks: "Ranks | None") -> None:
+        from unheard.cli.display import show_together
+        from unheard.training.loop import train_together
+        from unheard.training.run_file import read_run_file
+
+        names, runs, choice = [], [], None
+        for changes in combinations(vary):
+            run, choice = read_run_file(run_file, [*fixed, *changes])
+            names.append(",".join(change.partition(".")[2] for change in changes))
+            runs.append((run, out / names[-1]))
+        assert choice is not None
+        last = show_together(train_together(runs, engine=choice, ranks=ranks), names, stop_after)
+        _table(names, last, out)
+
+    lead(work, processes, max_restarts)
 
 
 def combinations(vary: list[str]) -> list[tuple[str, ...]]:

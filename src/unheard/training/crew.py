@@ -56,6 +56,11 @@ def spread_of(engine: Engine) -> Spread:
     return on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else in_turn
 
 
+def spread_with(model: LanguageModel, ranks: Ranks | None) -> Spread:
+    """The same for a model that is only measured, where its parameters are: on CPUs."""
+    return in_turn if ranks is None else spread_of(build(EngineChoice(device="cpu"), model, ranks))
+
+
 def reach(engine: Engine, store: TokenStore) -> None:
     """Before anything is charged: can everybody who may be drawn be read by somebody?"""
     if isinstance(engine, DistributedEngine):

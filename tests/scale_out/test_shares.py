@@ -1,0 +1,61 @@
+"""Users are dealt out evenly, each to one rank that holds their text; what was slow gets less."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import unheard
+from unheard.engines.shares import Speeds, cost_of, deal
+
+
+@given(
+    costs=st.lists(st.integers(1, 50), max_size=900),
+    speeds=st.lists(st.floats(0.25, 4.0), min_size=1, max_size=9),
+    data=st.data(),
+)
+def test_every_user_goes_to_exactly_one_rank_that_holds_them(costs, speeds, data):
+    groups = data.draw(st.integers(1, 4))
+    may_HR = np.array(
+        data.draw(
+            st.lists(
+                st.lists(st.booleans(), min_size=len(speeds), max_size=len(speeds)), min_size=groups, max_size=groups
+            )
+        )
+    )
+    may_HR[:, 0] |= ~may_HR.any(axis=1)  # somebody holds each group
+    holder_U = np.arange(len(costs)) % groups
+    rank_U = deal(np.array(costs, dtype=float), np.array(speeds), holder_U, may_HR)
+    assert rank_U.shape == (len(costs),)
+    assert ((0 <= rank_U) & (rank_U < len(speeds))).all()
+    assert may_HR[holder_U, rank_U].all()
+
+
+@pytest.mark.parametrize("users", [40, 1250, 20_000])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_all_ranks_end_together(users, ranks):
+    rng = np.random.default_rng(0)
+    cost_U = 1.0 + rng.integers(0, 21, users)
+    speed_R = np.linspace(1, 2, ranks)
+    rank_U = deal(cost_U, speed_R, np.zeros(users, dtype=int), np.ones((1, ranks), dtype=bool))
+    ends_R = np.bincount(rank_U, weights=cost_U, minlength=ranks) / speed_R
+    assert ends_R.max() <= 1.02 * cost_U.sum() / speed_R.sum() + 1
+
+
+def test_the_cost_of_a_user_is_known_from_how_much_they_wrote():
+    update = unheard.FedAvg(batch_size=8, unroll=10, epochs=2)
+    assert cost_of(update, np.array([0, 1, 2, 81, 82, 1601])).tolist() == [1, 1, 3, 3, 5, 41]
+    whole, one = unheard.FedSGD(unroll=10), unheard.FedSGD(batch_size=4, unroll=10)
+    assert cost_of(whole, np.array([1, 801])).tolist() == [1, 11]
+    assert cost_of(one, np.array([1, 801])).tolist() == [1, 1.5]
+
+
+def test_a_rank_that_was_slow_is_given_less_but_never_starved():
+    speeds = Speeds(3)
+    assert speeds.speed_R.tolist() == [1, 1, 1]
+    speeds.measured(np.array([10.0, 10.0, 0.0]), np.array([1.0, 2.0, 0.0]))
+    assert speeds.speed_R[0] == pytest.approx(2 * speeds.speed_R[1])
+    assert speeds.speed_R[2] == 1  # nothing known: as fast as the middle
+    for _ in range(20):
+        speeds.measured(np.array([10.0, 10.0, 10.0]), np.array([1.0, 1e6, 1.0]))
+    assert speeds.speed_R.tolist() == [1, 0.25, 1]
