@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from unheard.mechanism.sampling import FixedSizeSampling as FixedSizeSampling
     from unheard.mechanism.sampling import PoissonSampling as PoissonSampling
     from unheard.mechanism.schedule import Change as Change
+    from unheard.models.hugging_face import HuggingFaceModel as HuggingFaceModel
     from unheard.models.module import ModuleModel as ModuleModel
     from unheard.models.tied_gru import TiedGRU as TiedGRU
     from unheard.models.tied_lstm import TiedLSTM as TiedLSTM
@@ -61,6 +62,7 @@ _MENU = {
     "TiedLSTM": "models.tied_lstm",
     "TiedGRU": "models.tied_gru",
     "ModuleModel": "models.module",
+    "HuggingFaceModel": "models.hugging_face",
     "EngineChoice": "engines.engine",
     "Evaluation": "measure.next_word",
     "Budget": "privacy.budget",

@@ -174,9 +174,11 @@ class VectorisedEngine:
         return torch.as_tensor(np.stack([u.features for u in users if u.features is not None]), device=self.device)
 
     def _users_that_fit(self, batches_SBW: np.ndarray) -> int:
-        """About six copies of the parameters and four of the logits live at once for each user."""
+        """About six copies of the parameters and four of the logits live at once for each user, and what a deep model adds."""
         _, B, W = batches_SBW.shape
-        bytes_a_user = 4 * (6 * self.model.layout.total + 4 * B * (W - 1) * self.model.vocabulary_size)
+        inside = getattr(self.model, "numbers_inside", None)
+        each_token = 4 * self.model.vocabulary_size + (inside(W - 1) if inside is not None else 0)
+        bytes_a_user = 4 * (6 * self.model.layout.total + B * (W - 1) * each_token)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
 
 

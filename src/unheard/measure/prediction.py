@@ -17,7 +17,8 @@ def predict(
     model: LanguageModel, params_P: Tensor, vocabulary: Vocabulary, words: Sequence[str], top: int = 3
 ) -> list[tuple[str, float]]:
     """The `top` next words; EOS shows as it stands in the vocabulary."""
-    context_1T = torch.tensor([[BOS, *vocabulary.encode_words(words).tolist()]], device=params_P.device)
+    ids = [BOS, *vocabulary.encode_words(words).tolist()]
+    context_1T = torch.tensor([ids[-(getattr(model, "context", None) or len(ids)) :]], device=params_P.device)
     features_F = torch.zeros(model.user_features, device=params_P.device) if model.user_features else None
     logits_V = model.logits(model.layout.split(params_P), context_1T, features_F)[0, -1].double()
     probs_V = torch.softmax(logits_V, dim=-1)

@@ -12,6 +12,7 @@ import torch
 from unheard.corpus.store import TokenStore
 from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
+from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.model import LanguageModel
 from unheard.privacy.account import Account, new_run_id, open_population
 from unheard.privacy.accountants import versions
@@ -28,6 +29,8 @@ from unheard.training.state import State
 
 def check_fits(run: Run, store: TokenStore) -> None:
     """Refuse now what would fail later."""
+    if isinstance(run.model, HuggingFaceModel):
+        check_base(run, run.model, store)
     if run.model.vocabulary_size != len(store.vocabulary):
         raise ModelError(
             f"The model has {run.model.vocabulary_size} rows, the corpus's vocabulary {len(store.vocabulary)} words. "
@@ -47,6 +50,22 @@ def check_fits(run: Run, store: TokenStore) -> None:
     check_forgets(run.model)
     for _, plan in run.plan.phases(run.model.layout):
         plan.event()
+
+
+def check_base(run: Run, model: HuggingFaceModel, store: TokenStore) -> None:
+    """A model from elsewhere: may these people be trained into it, does it know their words, can it look so far?"""
+    if not isinstance(run.plan.noise, NoNoise) and not model.base_is_public:
+        # DP: weights of unknown origin may have seen these users without noise.
+        raise UnprovenCombination(
+            f"{model.path} is a model without a ledger: nobody can say what it cost these users. If none of them had a part in it, "
+            "set model.base_is_public = true."
+        )
+    model.check_words(store.info.get("tokens", {}), store.vocabulary)
+    if model.context is not None and max(run.plan.update.unroll, run.evaluation.unroll) > model.context:
+        raise ModelError(
+            f"{model.path} looks at {model.context} tokens at most. Lower update.unroll = {run.plan.update.unroll} or "
+            f"evaluation.unroll = {run.evaluation.unroll}."
+        )
 
 
 def check_forgets(model: LanguageModel) -> None:
@@ -146,7 +165,7 @@ def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any
         "randomness": streams.describe(),
         "vocabulary": vocabulary,
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
-        "start": {**_start(run), "charges": len(store.vocabulary_events) + len(_parent(run) or ())},
+        "start": {**_start(run), **_base(run), "charges": len(store.vocabulary_events) + len(_parent(run) or ())},
         "parameters": run.model.layout.total,
         "corpus": corpus_name(store),
         "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
@@ -157,10 +176,18 @@ def corpus_name(store: TokenStore) -> str:
     return store.name
 
 
+def _base(run: Run) -> dict[str, Any]:
+    """What a model from elsewhere was declared to be, under every start: its constants, or what the first run began from."""
+    if not isinstance(run.model, HuggingFaceModel):
+        return {}
+    return {"base": "a model declared public" if run.model.base_is_public else "a model of unknown cost"}
+
+
 def _start(run: Run) -> dict[str, Any]:
     """Where the first model came from, and whether what it cost rests on something that must be said."""
     if run.training.init_from is None:
-        return {"from": f"seed {run.training.init_seed}"}
+        is_base = isinstance(run.model, HuggingFaceModel)
+        return {"from": "its base" if is_base else f"seed {run.training.init_seed}"}
     if run.training.init_is_public:
         return {"from": "a model declared public"}
     parent = Path(run.training.init_from)

@@ -1,0 +1,128 @@
+"""A Hugging Face model, fine-tuned on what people wrote, with a guarantee for each of them: whole, and through LoRA alone.
+
+Nothing is fetched. A small GPT-2 and its tokenizer are made on the spot, and learn a little English from this project's own
+documents, which are public. A folder of your own (`save_pretrained`) goes through the same steps:
+
+    unheard prepare posts.jsonl --user-field who --text-field what --tokens MODEL/tokenizer.json --out corpora/posts
+
+    [model]
+    kind = "hugging_face"
+    path = "MODEL"
+    train = "lora"              # or "all"
+    base_is_public = true       # no user of the corpus had a part in it: you declare this
+
+Run it (a few minutes on 2 cores): python examples/fine_tune_gpt2.py runs/gpt2      Needs: pip install 'unheard[hf,demo]'
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+
+import unheard
+from unheard.corpus.chitchat import CHITCHAT
+from unheard.corpus.imports import find_chitchat
+from unheard.corpus.prepare import prepare
+from unheard.corpus.tokens import TokenizerFile
+from unheard.corpus.vocabulary_choice import TokenizerVocabulary
+from unheard.measure.next_word import evaluate
+from unheard.updates.stored import users_in_turn
+
+END = "<|endoftext|>"
+
+
+def make_base(folder: Path, texts: list[str], *, pieces: int = 2000, width: int = 64, steps: int = 400) -> None:
+    """A tokenizer of byte pairs and a GPT-2 of two layers, both from public text; saved as Hugging Face saves them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=pieces, initial_alphabet=alphabet, special_tokens=[END], show_progress=False
+    )  # pyright: ignore[reportCallIssue]
+    tokenizer.train_from_iterator(texts, trainer)
+    end = tokenizer.token_to_id(END)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = GPT2Config(
+            vocab_size=tokenizer.get_vocab_size(), n_positions=64, n_embd=width, n_layer=2, n_head=2,
+            bos_token_id=end, eos_token_id=end, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
+        )  # fmt: skip
+        model = GPT2LMHeadModel(config)
+        ids = torch.tensor([i for text in texts for i in [end, *tokenizer.encode(text).ids]])
+        learn_a_little(model, ids, steps)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def learn_a_little(model: GPT2LMHeadModel, ids: torch.Tensor, steps: int) -> None:
+    """Ordinary training on public text: no user is in it."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - 64, (16,)).tolist()
+        window = torch.stack([ids[s : s + 64] for s in starts])
+        loss = model(window, labels=window).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def run_on(corpus: Path, model: unheard.HuggingFaceModel, rounds: int, users_per_round: int) -> unheard.Run:
+    """The same plan for both; what LoRA trains is smaller, so each number may move further and is noised less."""
+    lora = model.train == "lora"
+    return unheard.Run(
+        corpus=corpus,
+        model=model,
+        plan=unheard.Plan(
+            population=1000,
+            sampling=unheard.PoissonSampling(users_per_round=users_per_round),
+            update=unheard.FedAvg(batch_size=8, unroll=20, learning_rate=1.0 if lora else 0.3),
+            clip=unheard.FlatClip(norm=1.0 if lora else 0.5),
+            noise=unheard.GaussianNoise(noise_multiplier=0.6),
+        ),
+        training=unheard.Training(rounds=rounds),
+        evaluation=unheard.Evaluation(every=rounds, max_tokens=20_000, unroll=20),
+    )
+
+
+def fine_tune(
+    corpus: Path, base: Path, out: Path, rounds: int, users_per_round: int = 50
+) -> list[tuple[str, float, float, float]]:
+    """What was trained, held-out accuracy before and after, epsilon."""
+    rows = []
+    for what in ("all", "lora"):
+        model = unheard.HuggingFaceModel(path=str(base), train=what, lora_rank=8, base_is_public=True)
+        run = run_on(corpus, model, rounds, users_per_round)
+        held_out = run.evaluation.choose(users_in_turn(unheard.TokenStore.open(corpus).held_out, model))
+        before = evaluate(model, model.initial(0), held_out, unroll=run.evaluation.unroll)["accuracy_top1"]
+        report = None
+        for report in unheard.train(run, out / what):
+            print(f"\r{what}: {model.layout.total:,} parameters, round {report.round} of {rounds}", end="", flush=True)
+        assert report is not None
+        assert report.metrics is not None
+        after = report.metrics["accuracy_top1"]
+        print(f"\n  held-out accuracy {before:.2%} before, {after:.2%} after", end="; ")
+        print(f"epsilon {report.epsilon:.2f} at delta {report.delta:.1e}")
+        rows.append((what, before, after, report.epsilon))
+    return rows
+
+
+def main(out: str, rounds: int = 60) -> None:
+    folder = Path(out)
+    documents = Path(__file__).parents[1]
+    public = [path.read_text() for path in sorted([documents / "README.md", *documents.glob("docs/**/*.md")])]
+    make_base(folder / "base", public)
+    own_words = TokenizerFile.read(folder / "base" / "tokenizer.json")
+    short = replace(CHITCHAT.streams, tokens_per_user=320)  # two local steps each: a quick example
+    prepared = replace(CHITCHAT, tokens=own_words, vocabulary=TokenizerVocabulary(), streams=short)
+    prepare([find_chitchat()], folder / "corpus", prepared)
+    fine_tune(folder / "corpus", folder / "base", folder, rounds)
+    print("then:", unheard.Released.open(folder / "lora").predict("how are"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,141 @@
+"""The library's update of a Hugging Face model against a plain loop over users: transformers and autograd, no vmap."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as nnf
+
+import unheard
+from unheard.corpus.vocabulary import BOS, EOS
+from unheard.engines.reference import ReferenceEngine
+from unheard.engines.vectorised import VectorisedEngine
+from unheard.measure.next_word import evaluate
+from unheard.randomness import reproducible_generator
+from unheard.updates.stored import users_in_turn
+
+from .conftest import model_of, run_of
+
+
+class Plain:
+    """Written from transformers and the paper alone: numbers of the model's own tokenizer, its own loss over all of its rows."""
+
+    def __init__(self, base, model, dtype):
+        from peft import LoraConfig, get_peft_model
+        from tokenizers import Tokenizer
+        from transformers import GPT2LMHeadModel
+
+        self.tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+        self.module = GPT2LMHeadModel.from_pretrained(base, attn_implementation="eager").eval()
+        if model.train == "lora":
+            config = LoraConfig(r=2, lora_alpha=16.0, target_modules=["c_attn"], fan_in_fan_out=True)
+            self.module = get_peft_model(self.module, config).eval()
+        self.module = self.module.to(dtype)
+        self.trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self.end, self.dtype = self.tokenizer.token_to_id("<|endoftext|>"), dtype
+
+    def set(self, named):
+        with torch.no_grad():
+            for name, p in self.trained.items():
+                p.copy_(named[name])
+
+    def own_numbers(self, tokens, words):
+        """A user's stream in the model's numbers, and which of them begin a post."""
+        ids = [self.end if t in (BOS, EOS) else self.tokenizer.token_to_id(words.word(int(t))) for t in tokens]
+        return ids, [t == BOS for t in tokens]
+
+    def windows(self, ids, begins, unroll):
+        for start in range(0, len(ids) - 1, unroll):
+            yield ids[start : start + unroll + 1], begins[start : start + unroll + 1]
+
+    def loss(self, batch):
+        total, count = torch.zeros((), dtype=self.dtype), 0
+        for ids, begins in batch:
+            logits = self.module(torch.tensor([ids[:-1]])).logits[0]
+            for place, target in enumerate(ids[1:]):
+                if not begins[place + 1]:
+                    total = total + nnf.cross_entropy(logits[place], torch.tensor(target))
+                    count += 1
+        return total / max(count, 1)
+
+    def delta(self, start, ids, begins, update, S):
+        windows = list(self.windows(ids, begins, update.unroll))
+        now = {name: t.clone() for name, t in start.items()}
+        for first in range(0, len(windows), update.batch_size):
+            self.set(now)
+            loss = self.loss(windows[first : first + update.batch_size])
+            gradients = torch.autograd.grad(loss, list(self.trained.values()))
+            moved = {
+                n: now[n] - update.learning_rate * g - start[n] for n, g in zip(self.trained, gradients, strict=True)
+            }
+            norm = torch.sqrt(sum((d**2).sum() for d in moved.values()))
+            now = {n: start[n] + d * min(1.0, S / norm.item()) for n, d in moved.items()}
+        return {n: now[n] - start[n] for n in now}
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_the_sum_of_a_cohort_and_what_is_measured_after_it_are_those_of_a_plain_loop(train, base, corpus):
+    model, dtype = model_of(base, train, lora_layers=("c_attn",)), torch.float64 if train == "all" else torch.float32
+    run, store = run_of(corpus, model), unheard.TokenStore.open(corpus)
+    plan = run.plan.at(0, model.layout)
+    users = list(users_in_turn(store.train, model))[:6]
+    params = model.initial(5).to(dtype)
+    total = VectorisedEngine(model, users_at_once=4).sum_updates(params, users, plan, reproducible_generator(1))
+    fast = total.units_P.double() * total.grid
+
+    plain = Plain(base, model, dtype)
+    start = {name: layer.clone() for name, layer in model.layout.split(params).items()}
+    assert set(start) == set(plain.trained)
+    summed = torch.zeros(model.layout.total, dtype=torch.float64)
+    for user in users:
+        ids, begins = plain.own_numbers(user.tokens, store.vocabulary)
+        summed += model.layout.join(plain.delta(start, ids, begins, run.plan.update, 0.4)).double()
+    if train == "all":  # float64 on both sides: what is left is the truncation to the grid, below a unit for each user
+        assert (fast - summed).abs().max() <= len(users) * total.grid
+    assert (fast - summed).norm() / summed.norm() < 1e-4
+
+    after = params + (fast / 6).to(dtype)
+    held_out = run.evaluation.choose(users_in_turn(store.held_out, model))
+    told = evaluate(model, after, held_out, unroll=16)
+    plain.set(model.layout.split(params + (summed / 6).to(dtype)))
+    right, loss, count = 0, 0.0, 0
+    with torch.no_grad():
+        for user in held_out:
+            for ids, begins in plain.windows(*plain.own_numbers(user.tokens, store.vocabulary), 16):
+                logits = plain.module(torch.tensor([ids[:-1]])).logits[0]
+                for place, target in enumerate(ids[1:]):
+                    if not begins[place + 1]:
+                        right += int(logits[place].argmax() == target)
+                        loss += nnf.cross_entropy(logits[place], torch.tensor(target)).item()
+                        count += 1
+    assert told["tokens"] == count
+    assert told["accuracy_top1"] == pytest.approx(right / count, abs=1.5 / count)  # a tie may fall either way, once
+    assert told["loss"] == pytest.approx(loss / count, rel=1e-5)
+    before = evaluate(model, params, held_out, unroll=16)
+    assert told["loss"] < before["loss"]  # and the step was one worth taking
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_what_one_user_adds_does_not_depend_on_who_else_is_there(train, base, corpus):
+    """To the bit, though the frozen part of every user's products is shared."""
+    model = model_of(base, train)
+    plan = run_of(corpus, model).plan.at(0, model.layout)
+    users = list(users_in_turn(unheard.TokenStore.open(corpus).train, model))[:7]
+
+    def total(some):
+        return VectorisedEngine(model).sum_updates(model.initial(5), some, plan, reproducible_generator(1)).units_P
+
+    for gone in (0, 3, 6):
+        rest = [user for k, user in enumerate(users) if k != gone]
+        assert torch.equal(total(users), total(rest) + total([users[gone]]))
+
+
+def test_every_engine_gives_the_sum_of_reference(base, corpus):
+    model = model_of(base, "lora")
+    plan = run_of(corpus, model).plan.at(0, model.layout)
+    users = list(users_in_turn(unheard.TokenStore.open(corpus).train, model))[:5]
+    one, other = (
+        e(model).sum_updates(model.initial(5), users, plan, reproducible_generator(1)).units_P.double()
+        for e in (ReferenceEngine, VectorisedEngine)
+    )
+    assert np.isfinite(one.norm().item())
+    assert (one - other).norm() / one.norm() < 1e-4
