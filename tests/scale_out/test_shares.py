@@ -27,7 +27,7 @@ def test_every_user_goes_to_exactly_one_rank_that_holds_them(costs, speeds, data
     holder_U = np.arange(len(costs)) % groups
     rank_U = deal(np.array(costs, dtype=float), np.array(speeds), holder_U, may_HR)
     assert rank_U.shape == (len(costs),)
-    assert ((0 <= rank_U) & (rank_U < len(speeds))).all()
+    assert ((rank_U >= 0) & (rank_U < len(speeds))).all()
     assert may_HR[holder_U, rank_U].all()
 
 

@@ -21,7 +21,7 @@ PLANS = {
     "capped": lambda plan: replace(
         plan,
         weights=unheard.CappedWeights(weight_cap=70, total_weight=40.0),
-        clip=unheard.PerLayerClip(norm=1.0, norms={"embedding": 0.3}),
+        clip=unheard.PerLayerClip(norm=1.0),
         estimator=unheard.ClippedDenominator(min_total_weight=20.0),
     ),
     "adaptive": lambda plan: replace(plan, clip=AdaptiveClip(initial_norm=0.5)),
