@@ -29,6 +29,11 @@ class Found:
     folder: str = ""
     """The name of the folder that they were read from."""
 
+    @property
+    def title(self) -> str:
+        """The corpus, and where other seeds or tiny runs have a folder of their own, that too."""
+        return self.corpus if self.folder in ("", self.corpus) else f"{self.corpus} ({self.folder})"
+
     def __contains__(self, name: str) -> bool:
         return name in self.runs
 
@@ -90,13 +95,15 @@ def read(folder: Path) -> Found:
 
 
 def corpora(folder: Path) -> list[Found]:
-    """Every corpus under a folder, or the folder's own one, most runs first; one with no runs where there are none."""
+    """Every corpus under a folder, or the folder's own one, most rounds first; one with no runs where there are none."""
     if (folder / results.FILE).exists():
         return [read(folder)]
     if folder.exists() and not folder.is_dir():
         raise InvalidValue(f"{folder} is a file. Give the folder that holds {results.FILE}, or the one above it.")
     below = [path for path in _folders(folder) if (path / results.FILE).exists()]
-    return sorted((read(path) for path in below), key=lambda found: -len(found.runs)) or [Found()]
+    return sorted((read(path) for path in below), key=lambda f: -sum(run.rounds for run in f.runs.values())) or [
+        Found()
+    ]
 
 
 def _folders(folder: Path) -> Iterable[Path]:

@@ -1,6 +1,6 @@
 """The paper on one page: every table and figure from results alone, and each figure as a file.
 
-In: a folder of results. Out: index.html for the corpus with the most runs, a folder for each other one, SVG and PNG files.
+In: a folder of results. Out: index.html for the corpus with the most rounds, a folder for each other one, SVG and PNG files.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def write_pages(
     for found, folder in zip(founds, folders, strict=True):
         # A page links to the others by where they lie from it.
         others = [
-            (other.corpus, _from(folder, there, out))
+            (other.title, _from(folder, there, out))
             for other, there in zip(founds, folders, strict=True)
             if other is not found
         ]
@@ -44,7 +44,7 @@ def exhibits(found: Found, progress: Progress = lambda step, part: None) -> list
     made = []
     for i, name in enumerate(EXHIBITS, 1):
         made.append(exhibit(name, found))
-        progress(f"tables {found.corpus}".strip(), i / len(EXHIBITS))
+        progress(f"tables {found.folder}".strip(), i / len(EXHIBITS))
     return made
 
 

@@ -1,5 +1,4 @@
-"""Figure 3: AccuracyTop1 against sigma at S = 20, flat and per layer; at 0.2, which z = 1 would need with C = 100, "
-"nothing is left."""
+"""Figure 3: AccuracyTop1 against sigma at S = 20, flat and per layer; 0.2 is what z = 1 would need with 100 users a round."""
 
 from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Figure, Table

@@ -1,5 +1,7 @@
 """Figures 4 and 8: S and sigma moved together at equal privacy, from the beginning and after the first 4,885 rounds."""
 
+import re
+
 from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Figure, Line, Table
 from unheard.paper.found import Found
@@ -46,7 +48,7 @@ def trade_offs(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def trade_offs_adjusted(recipe: Recipe, found: Found) -> Exhibit:
-    first = found.runs[S20].rounds if S20 in found else FIRST
+    first = _begun_after(found)
     curves = by_round(
         found,
         "trade-offs-adjusted",
@@ -134,6 +136,15 @@ def judge_then(found: Found) -> Verdict:
         f"S = {best:g} ({percent(there[best])}). {about_seeds(found, [gap])}"
     )
     return judged(None if abs(gap) <= margin(found) else gap > 0, sentence, RULE_THEN)
+
+
+def _begun_after(found: Found) -> int:
+    """The round of the S = 20 run that the others were begun from, as their results say it."""
+    for name in (*THEN.values(), *LAYERED.values()):
+        start = found.runs[name].settings.get("training", {}).get("init_from", "") if name in found else ""
+        if said := re.search(r"after (\d+) rounds", str(start)):
+            return int(said.group(1))
+    return found.runs[S20].rounds if S20 in found else FIRST
 
 
 def _label(norm: float) -> str:

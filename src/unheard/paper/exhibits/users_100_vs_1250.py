@@ -1,4 +1,4 @@
-"""Figure 7: 100 against 1,250 users a round at the same sigma: may a cheap run stand for a private one?"""
+"""Figure 7: 100 against 1,250 users a round at the same sigma, and whether a cheap run may stand for a private one."""
 
 from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Table
