@@ -82,7 +82,7 @@ def tune(
     from unheard.cli.tuning_tables import show_plan, show_trials
     from unheard.errors import InvalidValue
     from unheard.training.run_file import read_run_file
-    from unheard.tuning.outlook import outlook
+    from unheard.tuning.outlook import check_can_be_private, outlook
     from unheard.tuning.road_map import Allowance, users_per_second
     from unheard.tuning.spending import spending
     from unheard.tuning.trials import Grid
@@ -107,10 +107,12 @@ def tune(
     )
     allowance = Allowance(clip_loss=allow_clip_loss, loss=allow_loss)
     tried = _tried(run, corpus, population)
+    check_can_be_private(run, grid, noise_multiplier)
     if rounds is not None:
         tried = replace(tried, training=replace(tried.training, rounds=rounds))
     tuned = _walk(tried, grid, allowance, out, choice, stop_after)
     if tuned is None:
+        typer.echo('{"stopped": true}' if as_json else "Stopped. The same command goes on where it was.")
         return
     price = spending(tuned.trials, is_proxy=corpus is not None)
     # Where nothing can be chosen or planned, what was found and what it cost is told all the same, and then why.
@@ -170,7 +172,7 @@ def _walk(run: "Run", grid: Any, allowance: Any, out: Path, choice: Any, stop_af
     """Stage by stage, with a bar for each trial. None if the time was up."""
     import time
 
-    from unheard.cli.display import notes, say, show_together
+    from unheard.cli.display import notes, show_together
     from unheard.tuning.road_map import road_map
 
     began = time.monotonic()
@@ -179,8 +181,6 @@ def _walk(run: "Run", grid: Any, allowance: Any, out: Path, choice: Any, stop_af
         try:
             stage = next(stages)
         except StopIteration as end:
-            if end.value is None:
-                say("Stopped. The same command goes on where it was.")
             return end.value
         left = None if stop_after is None else max(0.0, stop_after - (time.monotonic() - began))
         notes.print(f"\n[bold]{stage.title}[/]")

@@ -14,7 +14,7 @@ from unheard.mechanism.noise import GaussianNoise, NoNoise
 from unheard.mechanism.sampling import PoissonSampling
 from unheard.privacy.accountants import CLAIMED, epsilons
 from unheard.training.run import Run
-from unheard.tuning.trials import clip_at, private_estimator
+from unheard.tuning.trials import Grid, clip_at, private_estimator
 
 ROUNDING = 1e-12
 """15 / 0.003 is 5,000 users, and not one more for a last digit."""
@@ -78,6 +78,18 @@ def outlook(run: Run, norm: float, noise_std: float, noise_multiplier: float) ->
         noise_std=_std(chosen),
         epsilon=epsilons(events, chosen.claimed_delta),
     )
+
+
+def check_can_be_private(run: Run, grid: Grid, noise_multiplier: float) -> None:
+    """Before anything is trained: at least the smallest S with the largest sigma must be possible with the declared population."""
+    norm, std = min(grid.norms), max(grid.noise_stds)
+    users = users_for(run, norm, std, noise_multiplier)
+    if users > run.plan.population:
+        raise InvalidValue(
+            f"Even S = {norm:g} with sigma = {std:g}, the easiest of these grids, needs {users:,} users a round for z = "
+            f"{noise_multiplier:g}, and the declared population is {run.plan.population:,}: nothing was trained. Try smaller "
+            "--norms, larger --noise-stds or a smaller --noise-multiplier."
+        )
 
 
 def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) -> int:

@@ -11,10 +11,10 @@ from itertools import groupby
 from typing import Any
 
 from unheard.errors import InvalidValue
+from unheard.paper.curves import SMOOTHED_OVER
 from unheard.runs import RunFolder
 from unheard.tuning.trials import Trial
 
-SMOOTHED_OVER = 5
 CONFIDENCE = 0.95
 
 

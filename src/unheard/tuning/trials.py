@@ -14,6 +14,7 @@ from unheard.mechanism.adaptive import AdaptiveClip
 from unheard.mechanism.clipping import Clip, FlatClip, NoClip
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import GaussianNoise, NoNoise
+from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.parts import require, require_positive
 from unheard.privacy.ledger import Ledger
@@ -159,7 +160,7 @@ def check_same(trial: Trial) -> None:
         )
 
 
-def _sampled(run: Run, grid: Grid):
+def _sampled(run: Run, grid: Grid) -> Plan:
     return replace(
         run.plan,
         sampling=PoissonSampling(users_per_round=grid.users_per_round),
@@ -168,7 +169,7 @@ def _sampled(run: Run, grid: Grid):
     )
 
 
-def _with(run: Run, plan) -> Run:
+def _with(run: Run, plan: Plan) -> Run:
     return replace(run, plan=plan, budget=None)
 
 
