@@ -50,7 +50,7 @@ def test_show_prints_claim_verdict_rule_curves_and_tables(unheard, folder):
 def test_show_prints_one_json_object(unheard, folder):
     content = json.loads(unheard("paper", "show", "clipping", "--results", folder / "blogs", "--json").out)
     assert content["verdict"]["outcome"] == "held"
-    assert content["corpus"] == "made-up"
+    assert content["corpus"] == "made-up (blogs)"
     assert content["figures"][0]["lines"][0]["points"]
 
 
