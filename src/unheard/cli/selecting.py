@@ -29,6 +29,7 @@ def select_best(
         f"{len(candidates)} candidates, {mean:g} trials on average ({drawn_from}). How many there will be is drawn by the machine "
         "and told to nobody: hence no bar. It may take several times the average.",
         highlight=False,
+        soft_wrap=True,
     )
     with notes.status("Training"):
         folder = select(candidates, out, count, engine=read[0][1])

@@ -13,7 +13,7 @@ from typing import Any
 
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import best_epsilon, epsilon, epsilons, versions
-from unheard.privacy.events import NonPrivate
+from unheard.privacy.events import NonPrivate, Selection
 from unheard.privacy.population import FILE, FORMAT, Member, Population
 from unheard.privacy.statement import plain
 
@@ -133,6 +133,8 @@ def _warnings(population: Population) -> list[str]:
             )
         if _is_free(member):
             found.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")
+        if any(isinstance(event, Selection) for event in member.events):
+            found.append(f"run '{name}' is the best of a secret number of runs: nothing of the others may be shown.")
         if member.facts.get("came_with"):
             found.append(
                 f"run '{name}' came here with {member.facts['came_with']} charges from another ledger: whatever else that one "
