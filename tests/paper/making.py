@@ -55,7 +55,7 @@ def result(run: PaperRun, rounds: int) -> RunResult:
         seed=run.seed,
         rounds=rounds,
         planned=run.rounds,
-        settings={},
+        settings={"sampling": {"users_per_round": run.users}},
         evaluations=evaluations,
         head_words={head: _histogram(last, int(head)) for head in ("10", "50", "100")},
         accuracy_elsewhere={"main": {"accuracy_top1": 0.185}} if run.corpus == "other" else {},

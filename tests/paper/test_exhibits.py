@@ -125,6 +125,12 @@ def test_models_of_one_quality_cannot_show_what_quality_does(everything):
     assert exhibit("head-words", Found("x", flat)).verdict.outcome == "cannot tell"
 
 
+def test_a_few_rounds_say_nothing_about_head_words_and_a_tiny_run_nothing_about_cost(everything):
+    assert exhibit("head-words", world(rounds=40)).verdict.outcome == "cannot tell"
+    tiny = changed(everything, "cost-C5000", settings={"sampling": {"users_per_round": 3}})
+    assert exhibit("cost", tiny).verdict.outcome == "cannot tell"
+
+
 def test_table_1_holds_only_if_every_cell_has_its_digits():
     cells = [(cell, moments(cell)) for row in TABLE_1 for cell in row]
     assert judge_rounds(cells).outcome == "held"

@@ -64,5 +64,9 @@ def judge(found: Found) -> Verdict:
 
 
 def seconds_a_round(found: Found, name: str) -> float | None:
+    """As timed with the users a round of its row; a run with fewer (a tiny version) says nothing about that."""
     result = found.runs.get(name)
-    return result.seconds / result.rounds if result is not None and result.rounds else None
+    if result is None or not result.rounds:
+        return None
+    users = result.settings.get("sampling", {}).get("users_per_round")
+    return result.seconds / result.rounds if users == RUNS[name][0] else None

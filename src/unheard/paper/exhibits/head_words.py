@@ -8,7 +8,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import noised
 from unheard.paper.showing import shown
-from unheard.paper.verdict import Verdict, judged, margin
+from unheard.paper.verdict import TRAINED, Verdict, judged, margin
 
 BASELINE, QUIET = "baseline", noised(15, 0.003).name
 LABELS = {
@@ -25,7 +25,8 @@ FEWEST = 4
 LEANING = -0.5
 LITTLE = 0.25
 RULE = (
-    f"Over at least {FEWEST} models of different accuracy, the rank correlation between AccuracyTop1 and the mean "
+    f"Over at least {FEWEST} models, trained for {TRAINED:,} rounds or more and of different accuracy, the rank "
+    "correlation between AccuracyTop1 and the mean "
     "number of the 100 most "
     f"frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 differs from the baseline by at most "
     f"{LITTLE:g} of the ten."
@@ -49,12 +50,12 @@ def head_words(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    known = pairs(found, "100")
+    known = pairs(found, "100", least=TRAINED)
     base, quiet = mean(found, BASELINE, "100"), mean(found, QUIET, "100")
-    if not known:
+    if not pairs(found, "100"):
         return judged(None, "Not run.", RULE)
     if len(known) < FEWEST or base is None or quiet is None:
-        return judged(None, f"Head words were counted for {len(known)} models; the rule asks for more.", RULE)
+        return judged(None, f"Head words were counted for {len(known)} trained models; the rule asks for more.", RULE)
     accuracies = [accuracy for accuracy, _ in known]
     if max(accuracies) - min(accuracies) <= margin(found):
         return judged(None, "The models are equally good, so they cannot show what quality does.", RULE)
@@ -67,9 +68,10 @@ def judge(found: Found) -> Verdict:
     return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE, sentence, RULE)
 
 
-def pairs(found: Found, head: str) -> list[tuple[float, float]]:
-    """Accuracy and mean number of head words of each model."""
-    both = ((found.accuracy(name), mean(found, name, head)) for name in LABELS)
+def pairs(found: Found, head: str, least: int = 0) -> list[tuple[float, float]]:
+    """Accuracy and mean number of head words of each model that was trained so long."""
+    names = [name for name in LABELS if (found.rounds(name) or 0) >= least]
+    both = ((found.accuracy(name), mean(found, name, head)) for name in names)
     return [(accuracy, number) for accuracy, number in both if accuracy is not None and number is not None]
 
 
