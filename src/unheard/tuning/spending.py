@@ -63,6 +63,8 @@ class Spending:
             spent,
             "It was charged to the very people that the plan is for. Whatever the plan's own statement will say, over all runs "
             "they have no guarantee (unheard statement --all-runs). Tune on public or proxy text: --corpus PROXY --population N.",
+            "No smaller bound holds for a sweep: one for the best of several private runs needs a number of trials that the tool "
+            "itself draws (unheard tune --select).",
         ]
 
 
