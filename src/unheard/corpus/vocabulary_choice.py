@@ -9,14 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unheard.corpus.grouping import Engine, Grouping
 from unheard.corpus.tokens import TokenizerFile
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.corpus.workers import Progress
 from unheard.errors import InputError
 from unheard.parts import require
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # no database is needed to know a tokenizer's words
+    from unheard.corpus.grouping import Engine, Grouping
     from unheard.corpus.preparation import Preparation
 
 
@@ -29,7 +29,7 @@ class FoundVocabulary:
 
 class VocabularyChoice(Protocol):
     def find(
-        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
+        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
     ) -> FoundVocabulary: ...
 
 
@@ -44,7 +44,7 @@ class PublicVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def find(
-        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
+        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
     ) -> FoundVocabulary:
         found = public_vocabulary(self.size, self.language, preparation.tokens)
         return FoundVocabulary(
@@ -60,7 +60,7 @@ class FileVocabulary:
     size: int | None = None
 
     def find(
-        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
+        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
     ) -> FoundVocabulary:
         return FoundVocabulary(
             vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
@@ -72,7 +72,7 @@ class TokenizerVocabulary:
     """All pieces of a tokenizer.json, in its own order."""
 
     def find(
-        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
+        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
     ) -> FoundVocabulary:
         if not isinstance(preparation.tokens, TokenizerFile):
             raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")

@@ -1,0 +1,157 @@
+"""`unheard paper list`, `run` and `prepare` on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from unheard.cli.main import app
+from unheard.corpus.store import TokenStore
+from unheard.paper.recipes import RECIPES
+from unheard.paper.results import read
+
+PLAIN = {"COLUMNS": "200"}
+NOT_THERE = (
+    "duckdb",
+    "altair",
+    "vl_convert",
+    "wordfreq",
+    "tokenizers",
+    "pyarrow",
+    "tensorboardX",
+    "plotext",
+    "onnx",
+    "fsspec",
+)
+
+
+def unheard(*words: str):
+    return CliRunner(env=PLAIN).invoke(app, [*words], catch_exceptions=False)
+
+
+def refused(*words: str) -> str:
+    command = [sys.executable, "-m", "unheard", *words]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2, ended.stderr
+    return " ".join(ended.stderr.split())
+
+
+def test_the_list_names_every_recipe_and_the_whole_price():
+    shown = unheard("paper", "list").output
+    assert all(name in shown for name in RECIPES)
+    assert "51,076,000 user updates, about 3 h 20 min at 4,250 a second" in shown
+    assert "90 runs, shared" in shown
+
+
+def test_the_list_says_how_far_results_are(store, tmp_path):
+    asked = ["paper", "run", "users-per-round", "--corpus", str(store.path), "--scale", "smoke", "--rounds", "1"]
+    done = unheard(*asked, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"))
+    assert "baseline-C300: 1 of 2 rounds" in done.output
+    shown = unheard(
+        "paper", "list", "--scale", "smoke", "--results", str(tmp_path / "results" / "counting-smoke")
+    ).output
+    lines = {name: line for line in shown.splitlines() for name in RECIPES if f" {name} " in line}
+    assert "50%" in lines["users-per-round"]
+    assert "not run" in lines["clipping"]
+    assert "needs no run" in lines["table-rounds"]
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(store, tmp_path):
+    asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--dry-run"]
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    shown = unheard(*asked, *folders, "--users-per-second", "2").output
+    assert "4 runs, 16 user updates: about 8 s at 2 a second" in shown
+    assert "COUNTED" in shown
+    assert list(tmp_path.iterdir()) == []
+    assert "COUNTED" not in unheard(*asked, *folders, "--population", "70").output
+
+
+def test_a_schedule_and_a_seed_on_the_command_line(store, tmp_path):
+    schedule = tmp_path / "schedule.toml"
+    schedule.write_text('[[step]]\nrecipes = ["estimators", "noise"]\nrounds = 1\nruns = ["baseline", "flat-S20"]\n')
+    asked = ["paper", "run", "all", "--corpus", f"main={store.path}", "--scale", "smoke", "--schedule", str(schedule)]
+    more = ["--seed", "5", "--name", "digits", "--population", "50", "--stop-after", "600"]
+    unheard(*asked, *more, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"))
+    found = read(tmp_path / "results" / "digits-smoke-seeds+5")
+    assert {name: (one.seed, one.rounds, one.population) for name, one in found.items()} == {
+        "baseline": (6, 1, 50),
+        "flat-S20": (6, 1, 50),
+    }
+    assert found["baseline"].corpus == "digits"
+
+
+BLOCKED = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {NOT_THERE!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+from unheard.cli.main import main
+main()
+"""
+
+
+def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(store, tmp_path):
+    """A machine with an accelerator need not have all that preparing and showing need."""
+    blocked = [sys.executable, "-c", BLOCKED]
+    synth = [
+        "corpus",
+        "synth",
+        "--like",
+        store.path,
+        "--users",
+        "20",
+        "--tokens-per-user",
+        "30",
+        "--out",
+        tmp_path / "synth",
+    ]
+    subprocess.run([*blocked, *synth], check=True, capture_output=True)
+    run = ["paper", "run", "cost", "users-per-round", "--scale", "smoke", "--rounds", "1", "--work", tmp_path / "work"]
+    corpora = ["--corpus", store.path, "--corpus", f"synthetic={tmp_path / 'synth'}", "--results", tmp_path / "results"]
+    subprocess.run([*blocked, *run, *corpora], check=True, capture_output=True)
+    assert {"cost-C1250", "baseline-C10"} < set(read(tmp_path / "results" / "counting-smoke"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "clippings", "--corpus", "STORE"), "Did you mean 'clipping'"),
+        (("run", "table-rounds", "--corpus", "STORE"), "nothing here needs a run"),
+        (("run", "dictionaries-noise", "--corpus", "STORE"), "no corpus '20k'"),
+        (("run", "clipping", "--corpus", "20k=STORE"), "no main corpus"),
+        (("run", "clipping", "--corpus", "nowhere"), "paper prepare"),
+        (("prepare", "x.jsonl", "--out", "o"), "--user-field"),
+        (("prepare", "chitchat", "--out", "o", "--only", "40k"), "the stores are main"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_cure(store, words, said):
+    assert said in refused("paper", *(word.replace("STORE", str(store.path)) for word in words))
+
+
+def test_prepare_makes_the_stores_by_role(tmp_path):
+    text = ["see you at the rendezvous tomorrow", "mitochondria are the powerhouse of the cell!", "ok. fine. great"]
+    for name in ("posts", "speeches"):
+        rows = [{"who": f"{name}{k % 25}", "said": text[k % 3]} for k in range(100)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = ["--user-field", "who", "--text-field", "said", "--tokens-per-user", "16", "--held-out", "0.3"]
+    asked = ["paper", "prepare", str(tmp_path / "posts.jsonl"), "--other", str(tmp_path / "speeches.jsonl"), *fields]
+    made = unheard(*asked, "--out", str(tmp_path / "stores"))
+    assert made.exit_code == 0
+    stores = {path.name: TokenStore.open(path) for path in sorted((tmp_path / "stores").iterdir())}
+    sizes = {role: len(one.vocabulary) for role, one in stores.items()}
+    assert sizes == {"20k": 20_000, "30k": 30_000, "characters": 104, "main": 10_000, "other": 10_000}
+    assert {one.info["name"] for one in stores.values()} == {"posts", "speeches"}
+    assert stores["main"].vocabulary == stores["other"].vocabulary
+    assert set(stores["main"].train.lengths() - 16) <= {1, 2, 3, 4, 5, 6}  # BOS is not counted
+    again = unheard(*asked, "--out", str(tmp_path / "stores"))
+    assert "rows read" not in again.output
+    run = ["paper", "run", "public-start", "dictionaries-clipping", "other-models", "--scale", "smoke", "--rounds", "1"]
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    dry = unheard(*run, *folders, "--corpus", str(Path(tmp_path / "stores")), "--dry-run")
+    assert "not run" not in dry.output
+    assert "13 runs" in dry.output
