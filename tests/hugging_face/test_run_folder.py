@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.errors import LedgerError, ModelError, UnprovenCombination
+from unheard.models.hugging_face_folder import base_digest
+from unheard.training.crew import build
 from unheard.training.run_file import read_run_file
 
 from .conftest import model_of, run_of
@@ -169,3 +171,23 @@ def test_the_example_fine_tunes_whole_and_through_lora_and_tells_what_it_cost(ex
     assert [row[0] for row in rows] == ["all", "lora"]
     assert all(0 < epsilon < 100 for *_, epsilon in rows)
     assert capsys.readouterr().out.count("held-out accuracy") == 2
+
+
+class Told(Exception):
+    pass
+
+
+class OneOther:
+    """Ranks of which the leader's first words are kept."""
+
+    size, rank, local_size, others = 2, 0, 1, range(1, 2)
+
+    def tell(self, messages):
+        raise Told(messages[0].facts["model"])
+
+
+def test_every_rank_is_told_which_weights_are_meant(base):
+    model = model_of(base, "lora")
+    with pytest.raises(Told) as told:
+        build(unheard.EngineChoice(device="cpu"), model, OneOther())
+    assert told.value.args[0]["base_sha256"] == base_digest(base)

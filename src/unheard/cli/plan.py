@@ -1,6 +1,7 @@
 """`unheard plan`: what a run would cost, before it is run."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,8 @@ Examples:
 unheard plan --users 763430 --users-per-round 5000 --noise-multiplier 1 --rounds 5000 --delta 1e-9
 
 unheard plan --users 1000000 --users-per-round 1000 --rounds 3000 --epsilon 2  [dim](finds the noise multiplier)[/]
+
+unheard plan --users 763430 --users-per-round 5000 --noise-multiplier 1 --rounds 5000 --cost --gpus 8
 """
 
 
@@ -29,9 +32,20 @@ def plan(
         str,
         typer.Option(help="Which bound must meet the target: best (the smaller of pld and rdp), pld, rdp, moments."),
     ] = "best",
+    cost: Annotated[bool, typer.Option("--cost", help="Also the machine time, from measured speeds.")] = False,
+    gpus: Annotated[int, typer.Option(min=1, help="With --cost: on so many GPUs.")] = 1,
+    efficiency: Annotated[
+        float, typer.Option(help="With --cost: the part of ideal speed that several GPUs reach, your assumption.")
+    ] = 1.0,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(help="With --cost: what an hour of one GPU costs you.", show_default=False)
+    ] = None,
+    speed_from: Annotated[
+        Path | None, typer.Option(help="With --cost: speeds that `unheard benchmark --json` printed.", metavar="FILE")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a run would cost in privacy. Every epsilon printed here is hypothetical: the run has not happened."""
+    """What a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical: no run has happened."""
     from unheard.errors import InvalidValue
     from unheard.parts import nearest
     from unheard.privacy.planner import Plan, default_delta
@@ -47,14 +61,17 @@ def plan(
         "rounds": rounds,
         "delta": default_delta(users) if delta is None else delta,
     }
+    if not cost and (gpus, efficiency, gpu_hour_price, speed_from) != (1, 1.0, None, None):
+        raise InvalidValue("--gpus, --efficiency, --gpu-hour-price and --speed-from go with --cost.")
+    machines = (speed_from, gpus, efficiency, gpu_hour_price) if cost else None
     if epsilon is not None:
         solution = _solve(users, epsilon, values, accountant)
-        _show(solution.plan, accountant, json, solution)
+        _show(solution.plan, accountant, json, solution, machines)
         return
     missing = [f"--{name.replace('_', '-')}" for name, value in values.items() if value is None]
     if missing:
         raise InvalidValue(f"Give {' and '.join(missing)} too; or leave out one, and give --epsilon to solve for it.")
-    _show(Plan(population=users, **values), accountant, json, None)
+    _show(Plan(population=users, **values), accountant, json, None, machines)
 
 
 def _solve(users: int, epsilon: float, values: dict[str, Any], accountant: str) -> Any:
@@ -73,16 +90,21 @@ def _solve(users: int, epsilon: float, values: dict[str, Any], accountant: str) 
         )
 
 
-def _show(plan: Any, accountant: str, json: bool, solution: Any) -> None:
+def _show(plan: Any, accountant: str, json: bool, solution: Any, machines: tuple[Any, ...] | None) -> None:
+    from unheard.cli.cost_table import costs
+
+    found = costs(plan, *machines) if machines is not None else None
+    efficiency = machines[2] if machines is not None else 1.0
     if json:
-        _print_json(plan, accountant, solution)
+        _print_json(plan, accountant, solution, found, efficiency)
     else:
-        _print_table(plan, solution)
+        _print_table(plan, solution, found, efficiency)
 
 
-def _print_json(plan: Any, accountant: str, solution: Any) -> None:
+def _print_json(plan: Any, accountant: str, solution: Any, costs: Any, efficiency: float) -> None:
     from json import dumps
 
+    from unheard.cli.cost_table import record as cost_record
     from unheard.privacy.accountants import versions
     from unheard.privacy.statement import plain
 
@@ -106,10 +128,12 @@ def _print_json(plan: Any, accountant: str, solution: Any) -> None:
         record["solved_for"] = solution.solved_for
         record["target"] = {"epsilon": solution.target, "accountant": accountant}
         record["not_enough"] = getattr(solution.cheaper, solution.solved_for, None)
+    if costs is not None:
+        record["cost"] = cost_record(plan, costs, efficiency)
     typer.echo(dumps(plain(record), allow_nan=False))
 
 
-def _print_table(plan: Any, solution: Any) -> None:
+def _print_table(plan: Any, solution: Any, costs: Any, efficiency: float) -> None:
     """Epsilon after 1, 10, ... rounds, as in the paper's Table 1."""
     from rich.console import Console
     from rich.table import Table
@@ -134,6 +158,10 @@ def _print_table(plan: Any, solution: Any) -> None:
     console.print("All three are upper bounds. A run claims the smaller of PLD and RDP.")
     if math.isinf(found["pld"]) and not math.isinf(found["rdp"]):
         console.print("PLD's arithmetic cannot resolve so small a delta over so many rounds, hence its 'inf'.")
+    if costs is not None:
+        from unheard.cli.cost_table import show
+
+        show(console, plan, costs, efficiency)
 
 
 def _answer(plan: Any, solution: Any) -> str:

@@ -28,6 +28,7 @@ from unheard.engines.stores import Stores
 from unheard.errors import CorpusError, InvalidValue, UnheardError
 from unheard.measure.next_word import tally
 from unheard.measure.scores import places
+from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.model import LanguageModel
 from unheard.parts import part_from_table, part_of_kind, table_from_part
 from unheard.training.run_file import MODELS
@@ -40,6 +41,8 @@ def build(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None
     """The engine for one model: of this process alone, or with all ranks behind it."""
     if ranks is None:
         return choice.build(model)
+    if isinstance(model, HuggingFaceModel):
+        model = model.pinned()  # every rank reads the folder for itself: it must be the same
     mine = at_rank(choice, ranks)
     engine = table_from_part(replace(choice, device=mine.torch_device().type))
     facts = {"model": table_from_part(model, MODELS), "engine": engine}

@@ -1,0 +1,56 @@
+"""The speeds that `unheard plan --cost` reckons with, taken from the dated results beside this file: no figure is typed twice.
+
+Run it after a new result: python benchmarks/speeds.py      It writes src/unheard/training/speeds.toml; a test holds them together.
+A newer result goes into READ, in place of the one that it supersedes.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+HERE = Path(__file__).parent
+OUT = HERE.parent / "src" / "unheard" / "training" / "speeds.toml"
+PAPERS = {"model": "the paper's LSTM", "parameters": 1_346_144, "tokens_per_user": 1600}
+H200 = {"device": "NVIDIA H200", "is_gpu": True, "source": "results/2026-11-15-h200-stacked.md"}
+CPU = {"device": "2 CPU cores", "is_gpu": False, "source": "results/2026-11-15-cpu-against-pfl.md"}
+
+READ: list[tuple[dict[str, Any], str]] = [
+    (
+        {**H200, "engine": "stacked, bfloat16", "users_per_round": 100, "of": "whole rounds"},
+        r"^\| whole rounds, 100 users a round \|.*\| ([\d,.]+) \|$",
+    ),
+    (
+        {**H200, "engine": "stacked, bfloat16", "users_per_round": 1250, "of": "whole rounds"},
+        r"^\| whole rounds, 1,250 users a round \|.*\| ([\d,.]+) \|$",
+    ),
+    (
+        {**H200, "engine": "vectorised, bfloat16", "users_per_round": 1024, "of": "updates"},
+        r"^\| vectorised, bfloat16, 256 / 1,024 users \|.*/ ([\d,.]+) \|$",
+    ),
+    (
+        {**CPU, "engine": "stacked, float32", "users_per_round": 12, "of": "updates, clip, noise"},
+        r"^\| as it comes \| ([\d,.]+) ",
+    ),
+]
+"""What each figure is of, and where it stands: one line of one file, one number in it."""
+
+
+def speeds() -> list[dict[str, Any]]:
+    found = []
+    for what, pattern in READ:
+        lines = (HERE / what["source"]).read_text().splitlines()
+        (figure,) = [match.group(1) for line in lines if (match := re.match(pattern, line))]
+        found.append({**what, **PAPERS, "users_per_second": float(figure.replace(",", ""))})
+    return found
+
+
+def text() -> str:
+    about = "# Made by benchmarks/speeds.py from the results that each entry names. Do not edit.\n\n"
+    return about + tomli_w.dumps({"speed": [{**row, "source": f"benchmarks/{row['source']}"} for row in speeds()]})
+
+
+if __name__ == "__main__":
+    OUT.write_text(text())
+    print(OUT)
