@@ -73,6 +73,8 @@ def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, t
     assert found["tuning_cost"]["epsilon"] == "infinity"
     assert not (tmp_path / "private" / "ledger.jsonl").exists()
     assert "paid nothing" in done.output
+    with pytest.raises(RunFolderExists, match="other options"):  # the results of other runs are not taken for these
+        tune(*asked, "--set", "update.learning_rate=0.5")
     # again: nothing is trained, nothing is charged, the same is chosen
     again = tune(*asked, "--json")
     assert json.loads(again.stdout)["chosen"] == found["chosen"]

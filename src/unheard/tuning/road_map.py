@@ -57,8 +57,6 @@ class Stage:
     def reports(self) -> Generator[tuple[int, RoundReport], None, None]:
         """Train what is left. How fast it went is kept: the plan's cost is worked out from it."""
         left = self.left
-        for trial in left:
-            check_same(trial)
         going = train_together([(trial.run, trial.folder) for trial in left], engine=self.engine)
         began, seen, rounds = 0.0, set(), 0
         try:
@@ -102,6 +100,8 @@ def road_map(
     trials: list[Trial] = []
 
     def stage(title: str, more: Sequence[Trial]) -> Stage:
+        for trial in more:
+            check_same(trial)  # complete ones too: their results would be taken for this run file's
         trials.extend(more)
         return Stage(title=title, trials=tuple(more), engine=engine, out=out)
 
