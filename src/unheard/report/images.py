@@ -20,15 +20,19 @@ def write_images(compared: Comparison, out: str | Path, *, scale: float = 2.0) -
 def write_png(plot: Plot, folder: Path, *, scale: float = 2.0) -> Path:
     import vl_convert
 
-    spec = json.dumps(for_file(plot.spec, plot.title))
+    spec = _spec(plot)
     return _write(folder / f"{plot.name}.png", vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, scale=scale))
 
 
 def write_svg(plot: Plot, folder: Path) -> Path:
     import vl_convert
 
-    spec = json.dumps(for_file(plot.spec, plot.title))
+    spec = _spec(plot)
     return _write(folder / f"{plot.name}.svg", vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE).encode())
+
+
+def _spec(plot: Plot) -> str:
+    return json.dumps(for_file(plot.spec, plot.title, is_line=plot.is_line or plot.zoom is not None))
 
 
 def _write(path: Path, content: bytes) -> Path:

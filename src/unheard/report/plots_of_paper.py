@@ -90,7 +90,8 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
         layers += _upright(figure.upright, x)
     for line in lines:
         if line.is_level:
-            layers += _level(line, y, _colour(lines, line), at_end=_is_freer_at_end(line, across))
+            end = None if not _is_freer_at_end(line, across) else 4 if figure.upright is None else 36
+            layers += _level(line, y, _colour(lines, line), from_end=end)
     layers.append(
         {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dashes_of(legend)}}
     )
@@ -132,12 +133,14 @@ def _y(figure: Figure) -> dict[str, Any]:
     return {"type": "quantitative", "scale": {"zero": False, "padding": 20}, "axis": axis}
 
 
-def _level(line: Line, y: dict[str, Any], tint: str, *, at_end: bool) -> list[dict[str, Any]]:
-    """From edge to edge, dotted, with its own word where the lines are further away."""
+def _level(line: Line, y: dict[str, Any], tint: str, *, from_end: int | None) -> list[dict[str, Any]]:
+    """From edge to edge, dotted, with its own word where the lines are further away (and beside an upright line, not on it)."""
     word = line.name.rpartition(", ")[2]
     values = {"values": [{"value": line.points[0][1], "word": word}]}
     rule = {"type": "rule", "color": tint, "strokeDash": DOTTED, "strokeWidth": 1.5, "opacity": 0.8}
-    side = {"align": "right", "dx": -4, "x": "width"} if at_end else {"align": "left", "dx": 4, "x": 0}
+    side: dict[str, Any] = {"align": "left", "dx": 4, "x": 0}
+    if from_end is not None:
+        side = {"align": "right", "dx": -from_end, "x": "width"}
     text = {"type": "text", "baseline": "bottom", "dy": -3, "color": tint, "fontSize": 11, **side}
     return [
         {"data": values, "mark": rule, "encoding": {"y": y}},

@@ -113,9 +113,13 @@ def specification(body: dict[str, Any], *, description: str, height: int = 300) 
     }
 
 
-def for_file(spec: dict[str, Any], title: str, width: int = 720) -> dict[str, Any]:
+def for_file(spec: dict[str, Any], title: str, width: int = 720, *, is_line: bool = False) -> dict[str, Any]:
     """The same plot for a file: a title and a legend in it, colours written out, a width of its own, a background."""
     legend = {"orient": "top", "title": None, "labelColor": LIGHT["ink"], "labelLimit": 320, "symbolOpacity": 1}
+    # Three in a row: more run out of the picture. Lines are shown as lines, since dashes do not show on dots.
+    legend |= {"columns": 3, "columnPadding": 24, "rowPadding": 6}
+    if is_line:
+        legend |= {"symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 3}
     around = {
         "width": width,
         "background": LIGHT["card"],

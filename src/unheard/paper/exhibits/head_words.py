@@ -26,8 +26,7 @@ LEANING = -0.5
 LITTLE = 0.25
 RULE = (
     f"Over at least {FEWEST} models, trained for {TRAINED:,} rounds or more and of different accuracy, the rank "
-    "correlation between AccuracyTop1 and the mean "
-    "number of the 100 most "
+    "correlation between AccuracyTop1 and the mean number of the 100 most "
     f"frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 differs from the baseline by at most "
     f"{LITTLE:g} of the ten."
 )
