@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app, main
+from unheard.corpus.store import write_store
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population import Population
@@ -48,7 +49,7 @@ def tune(*words):
     return CliRunner().invoke(app, ["tune", *map(str, words)], catch_exceptions=False)
 
 
-def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, tmp_path):
+def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, store, tmp_path):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
     done = tune(*asked)
     assert done.exit_code == 0
@@ -75,6 +76,11 @@ def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, t
     assert "paid nothing" in done.output
     with pytest.raises(RunFolderExists, match="other options"):  # the results of other runs are not taken for these
         tune(*asked, "--set", "update.learning_rate=0.5")
+    write_store(
+        tmp_path / "elsewhere", train=[], held_out=[], vocabulary=store.vocabulary, info={"tokens": {"kind": "other"}}
+    )
+    with pytest.raises(RunFolderExists, match="another run file, corpus"):
+        tune(*asked, "--corpus", tmp_path / "elsewhere")
     # again: nothing is trained, nothing is charged, the same is chosen
     again = tune(*asked, "--json")
     assert json.loads(again.stdout)["chosen"] == found["chosen"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unheard.corpus.store import TokenStore
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.mechanism.adaptive import AdaptiveClip
 from unheard.mechanism.clipping import Clip, FlatClip, NoClip
@@ -149,13 +150,13 @@ def private_estimator(estimator: Estimator) -> Estimator:
 
 
 def check_same(trial: Trial) -> None:
-    """A folder that holds another run is not gone on with under this trial's name."""
-    folder = RunFolder(trial.folder)
-    if folder.run_file.exists() and Ledger.read(RunFolder.open(trial.folder).ledger).facts.get("run_hash") != run_hash(
-        trial.run
-    ):
+    """A folder that holds another run, or one on another corpus, is neither gone on with nor read under this trial's name."""
+    if not RunFolder(trial.folder).run_file.exists():
+        return
+    facts = Ledger.read(RunFolder.open(trial.folder).ledger).facts
+    if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(trial.run), TokenStore.open(trial.run.corpus).name):
         raise RunFolderExists(
-            f"{trial.folder} holds a trial of another run file or of other options (all but the grids, --seeds and --rounds "
+            f"{trial.folder} holds a trial of another run file, corpus or of other options (all but grids, --seeds and --rounds "
             "must stay as they were). Choose another --out."
         )
 
