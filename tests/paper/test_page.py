@@ -1,6 +1,8 @@
 """The paper's page and pictures: whole from complete, partial and no results, and nothing in it that a result could break."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -114,6 +116,11 @@ def test_the_effect_of_noise_has_its_upright_line_at_02(everything):
     assert {"x": 0.2, "word": "σ = 0.2"} in [
         v for layer in plot.spec["layer"] for v in layer.get("data", {}).get("values", [])
     ]
+
+
+def test_a_page_needs_no_torch():
+    code = "import sys, unheard.report.paper_page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_page_is_replaced_whole(tmp_path, everything):

@@ -5,8 +5,9 @@ That each epsilon comes out to its digits is tests/privacy/test_paper_figures.py
 
 import pytest
 
+import unheard
 from unheard.paper import printed
-from unheard.paper.printed import IN_TEXT, NUMBERS, TABLE_1, TABLE_2, PrintedEpsilon
+from unheard.paper.printed import IN_TEXT, TABLE_1, TABLE_2, PrintedEpsilon
 from unheard.paper.recipes import RECIPES
 from unheard.paper.recomputed import moments, today
 
@@ -35,9 +36,15 @@ def test_sigma_is_s_over_users_a_round_in_every_private_row():
 def test_the_text_follows_from_the_table():
     accuracies = {row.noise_std: row.accuracy for row in TABLE_2}
     assert accuracies[0.003] - accuracies[0.0] == pytest.approx(printed.PRIVACY_COST.value)
-    said = {number.what: number.value for number in NUMBERS}
-    updates = said["rounds of the private run to it"] * 5000 / (said["rounds of the baseline to it"] * 100)
-    assert round(updates, -1) == said["computation of the private run, times the baseline's"]
+    updates = printed.PRIVATE_ROUNDS.value * 5000 / (printed.BASELINE_ROUNDS.value * 100)
+    assert round(updates, -1) == printed.COMPUTATION.value
+    assert printed.SAME_ACCURACY.value == pytest.approx(accuracies[0.003], abs=0.0005)
+
+
+def test_the_model_has_the_printed_size_and_saves_the_printed_share():
+    tied, untied = (unheard.TiedLSTM(vocabulary_size=10_000, tied=tied).layout.total for tied in (True, False))
+    assert round(tied, -4) == printed.PARAMETERS.value
+    assert 1 - tied / untied == pytest.approx(printed.TIED_SMALLER.value, abs=0.02)
 
 
 def test_every_row_has_a_run_among_the_recipes():

@@ -155,18 +155,12 @@ IN_TEXT: tuple[PrintedEpsilon, ...] = (
     _in_text("Appendix D", 5000, 20_000, "8.92"),
 )
 
+SAME_ACCURACY = PrintedNumber(place="Section 1", what="AccuracyTop1 that both reach", value=0.175)
+BASELINE_ROUNDS = PrintedNumber(place="Section 1", what="rounds of the baseline to it", value=4120)
+PRIVATE_ROUNDS = PrintedNumber(place="Section 1", what="rounds of the private run to it", value=4980)
+COMPUTATION = PrintedNumber(place="Section 1", what="user updates of the private run, times the baseline's", value=60)
 PRIVACY_COST = PrintedNumber(place="Section 3", what="AccuracyTop1 at sigma = 0.003 less the baseline's", value=-0.0013)
 OTHER_CORPUS_COST = PrintedNumber(place="Section 3", what="AccuracyTop1 lost by another corpus", value=-0.0250)
-NUMBERS: tuple[PrintedNumber, ...] = (
-    PrintedNumber(place="Section 1", what="AccuracyTop1 that both reach", value=0.175),
-    PrintedNumber(place="Section 1", what="rounds of the baseline to it", value=4120),
-    PrintedNumber(place="Section 1", what="rounds of the private run to it", value=4980),
-    PrintedNumber(place="Section 1", what="computation of the private run, times the baseline's", value=60),
-    PRIVACY_COST,
-    OTHER_CORPUS_COST,
-    PrintedNumber(place="Section 3", what="sigma at z = 1 with S = 20 and C = 100", value=0.2),
-    PrintedNumber(place="Appendix B", what="parameters of the model", value=1.35e6),
-    PrintedNumber(place="Appendix B", what="share by which tying makes the model smaller", value=0.40),
-    PrintedNumber(place="Appendix D", what="FedSGD: S", value=2),
-    PrintedNumber(place="Appendix D", what="FedSGD: sigma", value=0.002),
-)
+DROWNED = PrintedNumber(place="Section 3", what="sigma at z = 1 with S = 20 and C = 100", value=0.2)
+PARAMETERS = PrintedNumber(place="Appendix B", what="parameters of the model", value=1.35e6)
+TIED_SMALLER = PrintedNumber(place="Appendix B", what="share by which tying makes the model smaller", value=0.40)

@@ -32,7 +32,6 @@ def judge(found: Found) -> Verdict:
     mine = found.accuracy(ADAPTIVE, at) or 0.0
     sentence = (
         f"After {plural(at or 0)} the adaptive clip has {percent(mine)}, {below(mine - values[best])} the best fixed "
-        f"one (S = {best:g}, "
-        f"{percent(values[best])}). {about_seeds(found, [mine - values[best]], at)}"
+        f"one (S = {best:g}, {percent(values[best])}). {about_seeds(found, [mine - values[best]], at)}"
     )
     return judged(mine >= values[best] - NEARLY, sentence, RULE)

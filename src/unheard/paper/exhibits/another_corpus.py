@@ -13,8 +13,7 @@ from unheard.paper.verdict import Verdict, about_seeds, judged, missing, plural,
 OWN, OTHER, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
 RULE = (
     "On held-out users of this corpus, after as many rounds, the model trained on the other corpus is more than "
-    f"{points(POINT)} below the one trained "
-    "here, and further below than σ = 0.003 is."
+    f"{points(POINT)} below the one trained here, and further below than σ = 0.003 is."
 )
 
 

@@ -14,8 +14,7 @@ FREE = VARIABLE.name
 RANGE = (10, 15, 20)
 RULE = (
     "At every round drawn, flat and (where it was run) per-layer clipping with S = 10, 15 and 20 are at most "
-    f"{points(SMALL)} below the "
-    "run without a clip."
+    f"{points(SMALL)} below the run without a clip."
 )
 
 
@@ -58,8 +57,7 @@ def judge(found: Found) -> Verdict:
     end = max(loss for loss, place in losses.items() if place[2] == last)
     sentence = (
         f"With S from 10 to 20 the largest loss against no clip is {points(max(most, 0.0))} (S = {norm:g}, {kind}, "
-        f"after {plural(mark)}); "
-        f"after {plural(last)} it is {points(max(end, 0.0))}. {about_seeds(found, [most], last)}"
+        f"after {plural(mark)}); after {plural(last)} it is {points(max(end, 0.0))}. {about_seeds(found, [most], last)}"
     )
     return judged(most <= SMALL, sentence, RULE)
 

@@ -16,8 +16,7 @@ CLIPS: dict[float, str] = {norm: clipped(norm).name for norm in (10, 20)}
 NOISES = {sigma: noised(20, sigma).name for sigma in (0.012, 0.048)}
 RULE_CLIP = (
     f"Where all got to, without a clip the larger dictionaries are at most {points(NEARLY)} below 10,000 words and at "
-    f"most {points(SMALL)} above; "
-    f"and S = 20 costs them at most {points(NEARLY)} more than it costs 10,000 words."
+    f"most {points(SMALL)} above; and S = 20 costs them at most {points(NEARLY)} more than it costs 10,000 words."
 )
 RULE_NOISE = (
     f"Where all got to, σ = 0.012 at S = 20 costs 20,000 and 30,000 words at most {points(NEARLY)} more than it costs "

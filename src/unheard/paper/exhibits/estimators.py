@@ -33,7 +33,6 @@ def judge(found: Found) -> Verdict:
     apart = values[best] - values[worst]
     sentence = (
         f"After {plural(at or 0)} all four lie within {points(apart)}: from {percent(values[worst])} ({worst}) to "
-        f"{percent(values[best])} "
-        f"({best}). {about_seeds(found, [apart], at)}"
+        f"{percent(values[best])} ({best}). {about_seeds(found, [apart], at)}"
     )
     return judged(apart <= NEARLY, sentence, RULE)

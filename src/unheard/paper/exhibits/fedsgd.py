@@ -15,13 +15,11 @@ AVERAGED, AVERAGED_NOISED = clipped(20).name, noised(20, 0.024).name
 """FedAvg at the same S, without and with noise."""
 RULE_CLIP = (
     f"Where all got to, S = 2 is at most {points(NEARLY)} below the best S of FedSGD, and FedAvg (S = 20) reaches "
-    "what FedSGD reached in less "
-    "than half of its rounds."
+    "what FedSGD reached in less than half of its rounds."
 )
 RULE_NOISE = (
     f"Where all got to, σ = 0.002 costs FedSGD at most {points(NEARLY)} at S = 20, and σ = 0.024 costs it a larger "
-    "part of its accuracy than "
-    "it costs FedAvg."
+    "part of its accuracy than it costs FedAvg."
 )
 
 
@@ -55,8 +53,7 @@ def fedsgd_noise(recipe: Recipe, found: Found) -> Exhibit:
     table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
     slip = (
         "The paper's text gives 1,500 users a round for S = 2 and σ = 0.002, and 1,000 for S = 15 and σ = 0.01. S/σ "
-        "is 1,000 for the first "
-        "and 1,500 for the second."
+        "is 1,000 for the first and 1,500 for the second."
     )
     return shown(
         recipe,
@@ -97,8 +94,7 @@ def judge_noise(found: Found) -> Verdict:
     part, averaged_part = 1 - much / quiet, 1 - averaged_much / averaged
     sentence = (
         f"After {plural(at or 0)} σ = 0.002 costs FedSGD {100 * (quiet - little):.2f} points. σ = 0.024 takes "
-        f"{100 * part:.0f} % of its accuracy, "
-        f"and {100 * averaged_part:.0f} % of FedAvg's."
+        f"{100 * part:.0f} % of its accuracy, and {100 * averaged_part:.0f} % of FedAvg's."
     )
     return judged(quiet - little <= NEARLY and part > averaged_part, sentence, RULE_NOISE)
 

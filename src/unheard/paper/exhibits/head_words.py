@@ -61,8 +61,7 @@ def judge(found: Found) -> Verdict:
     leaning = rank_correlation(known)
     sentence = (
         f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {leaning:+.2f}. Of ten "
-        f"suggestions {quiet:.2f} are "
-        f"among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
+        f"suggestions {quiet:.2f} are among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
     )
     return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE, sentence, RULE)
 

@@ -3,6 +3,7 @@
 from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Figure, Table
 from unheard.paper.found import Found
+from unheard.paper.printed import DROWNED
 from unheard.paper.recipe import Recipe
 from unheard.paper.recipes import NOISES
 from unheard.paper.runs import clipped, noised
@@ -12,7 +13,7 @@ from unheard.paper.verdict import NEARLY, SMALL, Verdict, about_seeds, judged, m
 FLAT = {sigma: noised(20, sigma).name for sigma in NOISES}
 LAYERED = {sigma: noised(20, sigma, "per_layer").name for sigma in NOISES}
 QUIET, QUIET_LAYERED = clipped(20).name, clipped(20, "per_layer").name
-NEEDED = 0.2
+NEEDED = DROWNED.value
 """sigma for z = 1 at S = 20 with 100 users a round: the dashed line of the figure."""
 EARLY = 100
 RULE = (

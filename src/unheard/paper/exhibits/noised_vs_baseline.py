@@ -3,6 +3,7 @@
 from unheard.numbers import NOTHING, percent
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
+from unheard.paper.printed import BASELINE_ROUNDS, COMPUTATION, PRIVATE_ROUNDS, SAME_ACCURACY
 from unheard.paper.recipe import Recipe
 from unheard.paper.showing import by_round, shown, signed
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, missing, plural, points
@@ -61,7 +62,13 @@ def _computation(found: Found) -> Table:
     private = found.reach(LEAST, target) if target is not None else None
     times = f"{private * 5000 / (ours * 100):.0f} ×" if ours and private else NOTHING
     rows = [
-        ["paper", "17.5 %", "4,120", "4,980", "60 ×"],
+        [
+            "paper",
+            percent(SAME_ACCURACY.value, 1),
+            f"{BASELINE_ROUNDS.value:,.0f}",
+            f"{PRIVATE_ROUNDS.value:,.0f}",
+            f"{COMPUTATION.value:.0f} ×",
+        ],
         ["ours", percent(target), *(NOTHING if r is None else f"{r:,}" for r in (ours, private)), times],
     ]
     return Table(

@@ -62,7 +62,6 @@ def judge(found: Found) -> Verdict:
         )
     sentence = (
         f"From nothing {percent(target)} takes {plural(at)}, from the public model {rounds:,}: {at - rounds:,} "
-        "private rounds saved, "
-        f"{100 * (at - rounds) / at:.0f} %."
+        f"private rounds saved, {100 * (at - rounds) / at:.0f} %."
     )
     return judged(rounds <= FEWER * at, sentence, RULE)

@@ -113,8 +113,7 @@ def judge_first(found: Found) -> Verdict:
     twice = abs(values[20] - (found.accuracy(AGAIN, at) or 0.0))
     sentence = (
         f"After {plural(at or 0)} S = {best:g} is best ({percent(values[best])}); the better of S = 10 and 12.6 has "
-        f"{percent(claimed)}. "
-        f"Two runs with S = 20 end {points(twice)} apart."
+        f"{percent(claimed)}. Two runs with S = 20 end {points(twice)} apart."
     )
     same = margin(found, at)
     if values[best] - min(values.values()) <= same:

@@ -11,8 +11,7 @@ RUNS = {users: baseline(users).name for users in (10, 30, 100, 300, 1000)}
 ENDS = [RUNS[10], RUNS[100], RUNS[1000]]
 RULE = (
     "Where all got to, 100 users a round are above 10 by more than two seeds can differ; from 100 to 1,000 the gain "
-    "is smaller than "
-    "from 10 to 100, and no loss beyond that difference."
+    "is smaller than from 10 to 100, and no loss beyond that difference."
 )
 
 
