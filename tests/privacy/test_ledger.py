@@ -37,6 +37,18 @@ def test_what_was_charged_is_read_back(path):
     assert ledger.repaired is None
 
 
+def test_many_charged_at_once_are_what_they_are_one_by_one_with_one_sync(path, tmp_path, monkeypatch):
+    events, at_once = Ledger.read(path).events, Ledger.create(tmp_path / "other.jsonl", {"population": 1000})
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    at_once.charge_all(events, 0)
+    at_once.charge(ROUND, 1)
+    assert len(synced) == 2
+    kept = Ledger.open(at_once.path)
+    assert kept.events == [*events, ROUND]
+    assert [entry.round for entry in kept.entries] == [0] * 5 + [1]
+
+
 def test_a_round_done_again_is_charged_again(path):
     ledger = Ledger.open(path)
     ledger.charge(ROUND, 4)

@@ -7,7 +7,7 @@ A hash chain is no signature: whoever can write the file can write all of it ane
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,19 @@ class Ledger:
 
     def charge(self, event: Event, round: int) -> None:
         """Append one event; when this returns, it is on disk. A round that is done again is charged again."""
+        self.charge_all([event], round)
+
+    def charge_all(self, events: Sequence[Event], round: int) -> None:
+        """Append many events in one write: what an earlier run has cost, of which nothing may be left out."""
         if not self._writable:
             raise LedgerError(f"{self.path} is not open for charging. Open it (again) with Ledger.open.")
         if not _is_round(round):
             raise LedgerError(f"A round is a whole number from 0 up, not {round!r}.")
-        line, head = chain.seal({"round": round, "event": to_record(event)}, self.head)
+        sealed, head = [], self.head
+        for event in events:
+            one, head = chain.seal({"round": round, "event": to_record(event)}, head)
+            sealed.append((event, head, one))
+        line = b"".join(one for _, _, one in sealed)
         self._writable = False  # until the line is known to be on disk
         try:
             # DP: written and synced before charge() returns, and so before anything of the round can be seen.
@@ -135,7 +143,8 @@ class Ledger:
                 "Nothing of this round may be released. Free some space if the disk is full, then resume the run."
             ) from trouble
         self._writable = True
-        self._keep(event, round, head, len(line))
+        for event, head, one in sealed:
+            self._keep(event, round, head, len(one))
 
     @classmethod
     def _load(cls, path: str | os.PathLike[str]) -> tuple["Ledger", int]:

@@ -107,9 +107,9 @@ def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
     for record in store.vocabulary_events:
         ledger.charge(from_record(record), 0)
     spent = _parent(run)
-    for event in spent.events if spent is not None else ():
+    if spent is not None:
         # DP: the earlier run had the same users, unless declared otherwise; its cost is part of this model's.
-        ledger.charge(event, 0)
+        ledger.charge_all(spent.events, 0)
 
 
 def people_of(run: Run, store: TokenStore) -> Population:
