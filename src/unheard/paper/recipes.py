@@ -31,8 +31,9 @@ def _model(name: str, run: PaperRun, *changes: str, corpus: str = "main") -> Pap
     return replace(run, name=f"{name}-{run.name}", changes=(*changes, *run.changes), corpus=corpus)
 
 
-def _dictionary(size: str, runs: tuple[PaperRun, ...]) -> tuple[PaperRun, ...]:
-    return tuple(_model(size, run, corpus=size) for run in runs)
+def _dictionaries(*runs: PaperRun) -> tuple[PaperRun, ...]:
+    """With the two larger dictionaries, and with the usual one to compare."""
+    return (*(_model(size, run, corpus=size) for size in ("20k", "30k") for run in runs), *runs)
 
 
 VARIABLE = PaperRun(
@@ -168,7 +169,7 @@ RECIPES: dict[str, Recipe] = {
             name="fedsgd-clipping",
             title="FedSGD: the effect of clipping",
             place="Figure 9",
-            runs=tuple(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)),
+            runs=(*(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)), clipped(20)),
             claim="A much smaller S does for FedSGD (2), which needs many more rounds for the same accuracy.",
             rank=9,
         ),
@@ -180,6 +181,8 @@ RECIPES: dict[str, Recipe] = {
                 *(_fedsgd(noised(20, sigma)) for sigma in (0.001, 0.002, 0.006, 0.024)),
                 _fedsgd(clipped(20)),
                 _fedsgd(noised(2, 0.002)),
+                clipped(20),
+                noised(20, 0.024),
             ),
             claim="FedSGD bears less noise than FedAvg: about sigma = 0.002.",
             rank=9,
@@ -188,9 +191,7 @@ RECIPES: dict[str, Recipe] = {
             name="dictionaries-clipping",
             title="20,000 and 30,000 words: the effect of clipping",
             place="Figure 11",
-            runs=tuple(
-                run for size in ("20k", "30k") for run in _dictionary(size, (clipped(10), clipped(20), VARIABLE))
-            ),
+            runs=_dictionaries(clipped(10), clipped(20), VARIABLE),
             claim="Larger dictionaries help little and need no other S.",
             rank=10,
         ),
@@ -198,11 +199,7 @@ RECIPES: dict[str, Recipe] = {
             name="dictionaries-noise",
             title="20,000 and 30,000 words: the effect of noise at S = 20",
             place="Figure 12",
-            runs=tuple(
-                run
-                for size in ("20k", "30k")
-                for run in _dictionary(size, (clipped(20), noised(20, 0.012), noised(20, 0.048)))
-            ),
+            runs=_dictionaries(clipped(20), noised(20, 0.012), noised(20, 0.048)),
             claim="Larger dictionaries need no other sigma.",
             rank=10,
         ),
@@ -244,7 +241,7 @@ RECIPES: dict[str, Recipe] = {
             name="another-corpus",
             title="Training on another corpus",
             place="Section 3",
-            runs=(baseline(), PUBLIC),
+            runs=(baseline(), MAIN[1], PUBLIC),
             claim="Training on another corpus costs far more (2.50 points) than privacy does.",
             rank=11,
         ),
