@@ -24,6 +24,13 @@ NARROW_EXAMPLES = """Examples:
   unheard corpus narrow corpora/posts-30k --vocab-size 10000 --out corpora/posts
 """
 
+PART_EXAMPLES = """Examples:
+
+  unheard corpus part corpora/chat --part 2/8 --out /local/chat    (for the second of eight machines)
+
+  torchrun ... -m unheard train run.toml --out runs/r --set engine.corpus_part=/local/chat
+"""
+
 app = typer.Typer(help="Look at a token store, or make a synthetic one of any size.", no_args_is_help=True)
 
 
@@ -81,4 +88,25 @@ def narrow(
 
     with bar() as progress:
         made = make_narrower(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
+    print(made.path)
+
+
+@app.command("part", epilog=PART_EXAMPLES)
+def part(
+    store: Annotated[Path, typer.Argument(metavar="DIR", help="A whole token store.")],
+    part: Annotated[str, typer.Option(help="Which part of how many: 1/8 to 8/8.", metavar="K/N")],
+    out: Annotated[Path, typer.Option(help="The folder to make for the part.")],
+) -> None:
+    """One machine's part of a store, for machines without a shared disk: some training users' text, and all that describes the
+    store. The people's ledger is not copied: there is one, with the whole store."""
+    from unheard.cli.bars import bar
+    from unheard.corpus.dividing import divide
+    from unheard.corpus.store import TokenStore
+    from unheard.errors import InvalidValue
+
+    number, slash, of = part.partition("/")
+    if not (slash and number.strip().isdecimal() and of.strip().isdecimal()):
+        raise InvalidValue(f"--part {part}: write which part of how many, for example --part 2/8.")
+    with bar() as progress:
+        made = divide(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
     print(made.path)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unheard.engines.meeting import meet
 from unheard.errors import RankError
 
 LONG = timedelta(days=3650)
@@ -62,7 +63,8 @@ class Ranks:
         if world_size() == 1:
             return None
         try:
-            dist.init_process_group("gloo")
+            store, rank, size = meet()
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         except (RuntimeError, ValueError) as error:
             raise RankError(
                 f"The ranks did not find each other ({_first_line(error)}). Start them with torchrun or --processes; on several "

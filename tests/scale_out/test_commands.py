@@ -1,0 +1,150 @@
+"""The command line on several processes: torch's own launcher starts them, one of them is killed, they go on.
+
+Each start imports torch in every process, so there are few of them here. UNHEARD_KILLS=10 kills ten times.
+"""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+from safetensors import safe_open
+
+import unheard
+from unheard.cli.ranks import _explain
+from unheard.errors import RankError
+from unheard.privacy.ledger import Ledger
+from unheard.training.checkpoint import load_model
+from unheard.training.run_file import run_toml
+
+KILLS = int(os.environ.get("UNHEARD_KILLS", "2"))
+ALONE = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+ENV = {**ALONE, "OMP_NUM_THREADS": "1"}
+
+
+def start(*words: object, module: str = "unheard") -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV
+    )
+
+
+def ended(process: subprocess.Popen, patience: float = 120) -> tuple[int, str]:
+    said = process.communicate(timeout=patience)
+    return process.returncode, (said[0] + said[1]).decode()
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """The process of each rank that a launcher has started; they may come and go as we look."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", (place / "environ").read_bytes())
+            if parent == launcher and rank:
+                found[int(rank.group(1))] = int(place.name)
+    return found
+
+
+def charged(folder: Path) -> int:
+    return len(Ledger.read(folder / "ledger.jsonl")) if (folder / "ledger.jsonl").exists() else 0
+
+
+def released_round(folder: Path) -> int:
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        found = re.search(r'"round": (\d+)', file.metadata()["unheard"])
+    assert found
+    return int(found.group(1))
+
+
+def until(condition, process: subprocess.Popen, patience: float = 120) -> None:
+    end = time.monotonic() + patience
+    while not condition():
+        assert process.poll() is None, process.communicate()[1].decode()
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.005)
+
+
+def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under_counts(run, tmp_path):
+    rng, folder = random.Random(8), tmp_path / "r"
+    (tmp_path / "run.toml").write_text(run_toml(run).replace("rounds = 6", "rounds = 100000"))
+    going = start(
+        *("train", tmp_path / "run.toml", "--out", folder, "--processes", 2, "--max-restarts", KILLS),
+        *("--rank-timeout", 60, "--device", "cpu"),
+    )
+    seen, models, before = 0, [0], {}
+    try:
+        for kill in range(KILLS):
+            until(lambda seen=seen: charged(folder) > seen + 1, going)
+            time.sleep(rng.random() * 0.3)
+            before = ranks_of(going.pid)
+            assert sorted(before) == [0, 1]
+            os.kill(before[kill % 2], signal.SIGKILL)
+            until(lambda old=set(before.values()): not old & set(ranks_of(going.pid).values()), going)
+            seen = charged(folder)
+            models.append(released_round(folder))
+            assert seen >= models[-1] >= models[-2]
+            rounds = [entry.round for entry in Ledger.read(folder / "ledger.jsonl").entries]
+            assert set(range(models[-1])) <= set(rounds)  # every round of a released model was paid for
+        until(lambda: charged(folder) > seen + 2, going)  # and they go on
+    finally:
+        last = ranks_of(going.pid)
+        going.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ended(going, 40)
+        for process in (going.pid, *last.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    rounds = [entry.round for entry in Ledger.read(folder / "ledger.jsonl").entries]
+    assert len(rounds) >= released_round(folder)
+    assert len(rounds) > len(set(rounds))  # rounds that were lost were done, and charged, again
+    done = start("resume", folder, "--rounds", released_round(folder) + 2)
+    status, said = ended(done)
+    assert status == 0, said
+
+
+def test_torchrun_makes_the_run_that_one_process_makes(run, model, tmp_path):
+    seeded = replace(run, training=unheard.Training(rounds=2, reproducible_seed=2))
+    (tmp_path / "run.toml").write_text(run_toml(seeded))
+    words = ("train", tmp_path / "run.toml", "--device", "cpu", "--out")
+    launched = ("--standalone", "--nproc-per-node", 2, "-m", "unheard")
+    going = start(*launched, *words, tmp_path / "two", module="torch.distributed.run")
+    list(unheard.train(seeded, tmp_path / "one", engine=unheard.EngineChoice(device="cpu")))
+    status, said = ended(going)
+    assert status == 0, said
+    assert said.count("Spent so far") == 1  # one of them speaks
+    one, two = (load_model(tmp_path / name / "model.safetensors", model) for name in ("one", "two"))
+    assert torch.equal(one, two)
+    one, two = (Ledger.read(tmp_path / name / "ledger.jsonl").events for name in ("one", "two"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("codes", "status"), [({0: 2}, 2), ({0: 2, 1: -9}, 2), ({0: 130}, 130), ({1: -9}, None), ({0: -15, 1: 1}, None)]
+)
+def test_a_launcher_ends_as_its_leader_did_or_names_who_died(codes, status):
+    failures = {rank: SimpleNamespace(exitcode=code, timestamp=-rank) for rank, code in codes.items()}
+    with pytest.raises(typer.Exit if status else RankError) as found:
+        _explain(failures)
+    if isinstance(found.value, typer.Exit):
+        assert found.value.exit_code == status
+    else:
+        assert "Rank 1 ended" in str(found.value)
+
+
+@pytest.mark.parametrize("verb", ["train", "resume", "sweep", "evaluate", "audit"])
+def test_the_short_form_is_there(verb):
+    from typer.testing import CliRunner
+
+    from unheard.cli.main import app
+
+    assert "--processes" in CliRunner(env={"COLUMNS": "200"}).invoke(app, [verb, "--help"]).output

@@ -1,0 +1,176 @@
+"""A store in parts: no rank holds everybody's text, and the run is the same."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import unheard
+from tests.scale_out.forks import LeaderFailed, on_ranks
+from unheard.cli.main import app
+from unheard.corpus.dividing import divide, shards_of_part
+from unheard.corpus.store import TokenStore, write_store
+from unheard.engines.engine import EngineChoice
+from unheard.errors import CorpusError, InvalidValue, LedgerError
+from unheard.privacy.ledger import Ledger
+from unheard.training.checkpoint import load_model
+
+PARTS = 3
+
+
+def quietly(what: str, share: float) -> None: ...
+
+
+@pytest.fixture
+def whole(store, tmp_path) -> TokenStore:
+    """The small store again, in five shards."""
+    return write_store(
+        tmp_path / "whole",
+        train=store.train.users(np.arange(store.train.num_users)),
+        held_out=store.held_out.users(np.arange(store.held_out.num_users)),
+        vocabulary=store.vocabulary,
+        info={"tokens": {"kind": "words"}},
+        shards=5,
+    )
+
+
+@pytest.fixture
+def parts(whole, tmp_path) -> list[TokenStore]:
+    (whole.path / "ledger.jsonl").touch()
+    return [divide(whole, tmp_path / f"part-{k}", part=k + 1, of=PARTS, progress=quietly) for k in range(PARTS)]
+
+
+@pytest.fixture
+def seeded(run, whole):
+    return replace(run, corpus=whole.path, training=unheard.Training(rounds=2, reproducible_seed=3))
+
+
+def test_every_shard_is_in_one_part_and_the_rest_in_all(whole, parts):
+    held = np.stack([part.train.shards_here for part in parts])
+    assert held.sum(axis=0).tolist() == [1] * 5
+    assert held.any(axis=1).all()
+    for part in parts:
+        assert part.name == whole.name
+        assert part.train.boundaries_digest() == whole.train.boundaries_digest()
+        assert part.held_out.shards_here.all()
+        mine = np.flatnonzero(part.train.shards_here[part.train.shard_of(np.arange(60))])
+        for ours, theirs in zip(part.train.users(mine), whole.train.users(mine), strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("shards", "of"), [(1, 1), (5, 5), (7, 3), (9, 8)])
+def test_parts_are_never_empty_and_never_overlap(store, tmp_path, shards, of):
+    made = write_store(
+        tmp_path / "s",
+        train=[*store.train.users(np.arange(20)), *[np.zeros(1, dtype=int)] * 5],
+        held_out=[],
+        vocabulary=store.vocabulary,
+        shards=shards,
+    )
+    found = [shards_of_part(made, k, of) for k in range(1, of + 1)]
+    assert all(found)
+    assert [shard for part in found for shard in part] == list(range(shards))
+
+
+def test_a_run_on_parts_is_the_run_on_the_whole(seeded, model, parts, tmp_path):
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+    list(unheard.train(seeded, tmp_path / "alone", engine=EngineChoice(device="cpu")))
+
+    def lead(ranks):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
+
+    on_ranks(PARTS, lead)
+    ours, theirs = (load_model(tmp_path / name / "model.safetensors", model) for name in ("r", "alone"))
+    assert torch.equal(ours, theirs)
+
+
+def test_a_shard_that_nobody_holds_is_named_before_anything_is_charged(seeded, parts, tmp_path):
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+
+    def lead(ranks):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
+
+    with pytest.raises(LeaderFailed, match=r"No rank holds shard 0000\d"):
+        on_ranks(PARTS - 1, lead)
+    assert not (tmp_path / "r").exists()
+
+
+def test_another_corpus_on_a_rank_is_refused(seeded, parts, store, tmp_path):
+    """Copies that cut users differently would let one person in twice."""
+    shutil.rmtree(tmp_path / "part-1")
+    write_store(
+        tmp_path / "part-1",
+        train=[*store.train.users(np.arange(59)), np.zeros(3, dtype=int)],
+        held_out=store.held_out.users(np.arange(10)),
+        vocabulary=store.vocabulary,
+        info={"tokens": {"kind": "words"}},
+        shards=5,
+    )
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+
+    def lead(ranks):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
+
+    with pytest.raises(LeaderFailed, match="Rank 1 has another corpus"):
+        on_ranks(2, lead)
+
+
+def test_a_part_alone_is_not_trained_on(seeded, parts, tmp_path):
+    alone = replace(seeded, corpus=parts[0].path, ledger=tmp_path / "people.jsonl")
+    with pytest.raises(CorpusError, match="a part of a store"):
+        list(unheard.train(alone, tmp_path / "r"))
+    with pytest.raises(CorpusError, match="not in this part"):
+        parts[0].train.users(np.arange(60))
+
+
+def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
+    """The people's ledger is one: a run that leads from a part must name it."""
+    assert not any((part.path / "ledger.jsonl").exists() for part in parts)
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+
+    def lead(ledger):
+        def work(ranks):
+            run = replace(seeded, corpus=parts[0].path, ledger=ledger)
+            list(unheard.train(run, tmp_path / "r", engine=engine, ranks=ranks))
+
+        return work
+
+    with pytest.raises(LeaderFailed, match="ledger lies with the whole one"):
+        on_ranks(PARTS, lead(None))
+    assert not (tmp_path / "r").exists()
+    (whole.path / "ledger.jsonl").unlink()
+    on_ranks(PARTS, lead(whole.path / "ledger.jsonl"))
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 2
+    assert (whole.path / "ledger.jsonl").exists()
+    done = CliRunner().invoke(app, ["budget", str(parts[1].path)])
+    assert isinstance(done.exception, LedgerError)
+
+
+def test_tokens_that_are_lost_from_a_whole_store_are_still_damage(whole):
+    (whole.path / "train" / "00002.tokens").unlink()
+    with pytest.raises(CorpusError, match="missing beside its offsets"):
+        TokenStore.open(whole.path)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("2", "which part of how many"), ("0/3", "from 1 to 3"), ("4/3", "from 1 to 3"), ("1/6", "has 5 shards")],
+)
+def test_the_command_refuses_parts_that_cannot_be(whole, tmp_path, part, words):
+    done = CliRunner().invoke(app, ["corpus", "part", str(whole.path), "--part", part, "--out", str(tmp_path / "p")])
+    assert isinstance(done.exception, InvalidValue)
+    assert words in str(done.exception)
+    assert not (tmp_path / "p").exists()
+
+
+def test_the_command_makes_a_part_and_never_a_part_of_one(whole, tmp_path):
+    place = tmp_path / "p"
+    done = CliRunner().invoke(app, ["corpus", "part", str(whole.path), "--part", "2/5", "--out", str(place)])
+    assert done.exit_code == 0, done.output
+    assert TokenStore.open(place).train.shards_here.tolist() == [False, True, False, False, False]
+    assert (place / "part.json").stat().st_mode & 0o777 == 0o600
+    done = CliRunner().invoke(app, ["corpus", "part", str(place), "--part", "1/2", "--out", str(tmp_path / "q")])
+    assert isinstance(done.exception, CorpusError)

@@ -1,0 +1,122 @@
+"""A rank that is late, gone or in trouble is named, and nothing hangs; what was charged stays charged."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+import unheard
+from tests.scale_out.forks import LeaderFailed, on_ranks
+from unheard.engines import distributed
+from unheard.engines.engine import EngineChoice
+from unheard.errors import CorpusError
+from unheard.privacy.ledger import Ledger
+from unheard.training import crew
+from unheard.training.checkpoint import newest_checkpoint
+from unheard.training.loop import RunFolder
+
+QUICK = EngineChoice(device="cpu", rank_timeout=1.0)
+
+
+@pytest.fixture
+def longer(run):
+    return replace(run, training=unheard.Training(rounds=50, checkpoint_every=1000))
+
+
+def at_round(monkeypatch, number: int, rank: int, what) -> None:
+    """Something happens on one rank (a fork of this process) when it is asked for its share of a round."""
+    real, asked = distributed._sum_here, [0]
+
+    def share(engine, stores, *rest):
+        asked[0] += 1
+        if stores.ranks.rank == rank and asked[0] == number:
+            what()
+        return real(engine, stores, *rest)
+
+    monkeypatch.setattr(distributed, "_sum_here", share)
+
+
+def trained(run, folder, engine=QUICK):
+    def lead(ranks):
+        list(unheard.train(run, folder, engine=engine, ranks=ranks))
+
+    return lead
+
+
+def charged_and_saved(folder) -> tuple[int, int]:
+    return len(Ledger.read(folder / "ledger.jsonl")), newest_checkpoint(RunFolder(folder)).state.round
+
+
+def test_a_slow_rank_is_named_after_the_time_it_was_given(longer, tmp_path, monkeypatch):
+    at_round(monkeypatch, 3, 2, lambda: time.sleep(60))
+    began = time.monotonic()
+    with pytest.raises(LeaderFailed, match="RankError: Rank 2 of 3 did not answer within 1 s"):
+        on_ranks(3, trained(longer, tmp_path / "r"))
+    assert time.monotonic() - began < 50
+    assert charged_and_saved(tmp_path / "r") == (3, 2)  # the round that was lost is paid for, those before are kept
+
+
+def test_a_rank_that_stands_still_before_it_has_heard_is_named(longer, tmp_path, monkeypatch):
+    real, rounds = distributed.DistributedEngine._deal, [0]
+
+    def deal(self, *args):
+        rounds[0] += 1
+        if rounds[0] == 2:  # the leader: between rounds, when rank 1 waits for work
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
+        return real(self, *args)
+
+    def follow(ranks):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        crew.serve(ranks)
+
+    monkeypatch.setattr(distributed.DistributedEngine, "_deal", deal)
+    with pytest.raises(LeaderFailed, match="Rank 1 of 2 did not answer within 1 s"):
+        on_ranks(2, trained(longer, tmp_path / "r"), follow, patience=30)
+    assert charged_and_saved(tmp_path / "r") == (2, 1)
+
+
+def test_a_rank_that_was_killed_is_named(longer, tmp_path, monkeypatch):
+    at_round(monkeypatch, 2, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(LeaderFailed, match="RankError: Rank 1 of 3 is gone"):
+        on_ranks(3, trained(longer, tmp_path / "r"))
+    assert charged_and_saved(tmp_path / "r") == (2, 1)
+
+
+def test_what_goes_wrong_on_a_rank_is_told_by_the_leader(longer, tmp_path, monkeypatch):
+    def damage() -> None:
+        raise CorpusError("its disk is gone.")
+
+    at_round(monkeypatch, 2, 1, damage)
+    with pytest.raises(LeaderFailed, match=r"RankError: Rank 1 of 2: its disk is gone\."):
+        on_ranks(2, trained(longer, tmp_path / "r", EngineChoice(device="cpu", rank_timeout=20)))
+    assert charged_and_saved(tmp_path / "r") == (2, 1)
+
+
+def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path, monkeypatch):
+    real = crew.at_rank
+
+    def at_rank(choice, ranks):
+        if ranks.rank == 1:
+            raise unheard.errors.InvalidValue("no such device.")
+        return real(choice, ranks)
+
+    monkeypatch.setattr(crew, "at_rank", at_rank)
+    with pytest.raises(LeaderFailed, match="Rank 1 of 2: no such device"):
+        on_ranks(2, trained(longer, tmp_path / "r"))
+    assert not (tmp_path / "r").exists()
+
+
+def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
+    from unheard.engines.ranks import Answer, Message
+
+    said = repr(Message("sum", {}, [123456789])) + repr(Answer([123456789], 7.25))
+    assert "123456789" not in said
+    assert "7.25" not in said
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf")])
+def test_a_timeout_must_be_some_time(timeout):
+    with pytest.raises(unheard.errors.InvalidValue, match="rank_timeout"):
+        EngineChoice(rank_timeout=timeout)
