@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unheard.cli.ranks import MaxRestarts, Processes, RankTimeout, lead
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from unheard.engines.ranks import Ranks
     from unheard.paper.corpora import Corpus
+    from unheard.paper.groups import Waiting
     from unheard.paper.schedule import Step
     from unheard.paper.workplace import Workplace
 
@@ -55,41 +59,53 @@ def run(
     ] = SPEED,
     engine: Annotated[str, typer.Option(help="auto, stacked, vectorised or reference.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    processes: Processes = 1,
+    max_restarts: MaxRestarts = 0,
+    rank_timeout: RankTimeout = None,
 ) -> None:
     """Make the runs behind the paper's tables and figures. Runs that recipes share are made once, like ones side by side."""
-    from unheard.cli.display import say
-    from unheard.cli.paper_display import show_plan, show_running
-    from unheard.engines.engine import EngineChoice
+
+    def work_with(ranks: "Ranks | None") -> None:
+        from unheard.cli.display import say
+        from unheard.cli.paper_display import show_plan, show_running
+        from unheard.engines.engine import EngineChoice
+        from unheard.paper.runner import run_steps
+        from unheard.paper.scale import scale_named
+        from unheard.paper.workplace import Workplace
+
+        chosen, steps, corpora = scale_named(scale), _steps(names, schedule), _corpora(corpus, population, name)
+        title = _title(name or corpora["main"].name, scale, seed)
+        place = Workplace(
+            corpora=corpora,
+            work=work / title,
+            results=results / title,
+            scale=chosen,
+            seed_shift=seed,
+            engine=EngineChoice(kind=engine, device=device, rank_timeout=rank_timeout or EngineChoice.rank_timeout),
+            ranks=ranks,
+        )
+        left = _left(place, steps, rounds)
+        show_plan(place, left, users_per_second)
+        if dry_run:
+            return
+        updates = sum(one.left * one.users for one in left)
+        show_running(run_steps(place, steps, cap=rounds, stop_after=stop_after), updates)
+        say(f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `unheard paper page` shows them.")
+
+    lead(work_with, processes, max_restarts)
+
+
+def _corpora(given: list[str], population: list[str] | None, name: str | None) -> "Mapping[str, Corpus]":
     from unheard.errors import CorpusMissing
     from unheard.paper.corpora import find_corpora
-    from unheard.paper.runner import run_steps
-    from unheard.paper.scale import scale_named
-    from unheard.paper.workplace import Workplace
 
-    chosen, steps = scale_named(scale), _steps(names, schedule)
-    corpora = find_corpora(corpus, population or [], name)
+    corpora = find_corpora(given, population or [], name)
     if "main" not in corpora and name is None:
         raise CorpusMissing(
             "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
         )
-    title = _title(name or corpora["main"].name, scale, seed)
     _say_what_is_counted(corpora)
-    place = Workplace(
-        corpora=corpora,
-        work=work / title,
-        results=results / title,
-        scale=chosen,
-        seed_shift=seed,
-        engine=EngineChoice(kind=engine, device=device),
-    )
-    left = _left(place, steps, rounds)
-    show_plan(place, left, users_per_second)
-    if dry_run:
-        return
-    show_running(run_steps(place, steps, cap=rounds, stop_after=stop_after), sum(one.left * one.users for one in left))
-    say(
-        f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `unheard paper page --results {results}` shows them."
-    )
+    return corpora
 
 
 def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
@@ -110,7 +126,7 @@ def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
     return steps
 
 
-def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list:
+def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list["Waiting"]:
     """What is still to do; an error if nothing can be done at all, with the reasons."""
     from unheard.errors import CorpusMissing
     from unheard.paper.schedule import furthest, jobs_of

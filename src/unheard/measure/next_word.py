@@ -22,6 +22,9 @@ from unheard.parts import require
 from unheard.updates.user import User, windows_of
 
 TOP = (1, 3, 5)
+TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 20_000}
+"""A GPU waits for each of a window's steps, however few windows take it together. More would need much memory for scores of 30,000
+words in double precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +110,12 @@ def evaluate(
     users: Sequence[User],
     *,
     unroll: int,
-    tokens_at_once: int = 4_000,
+    tokens_at_once: int | None = None,
     spread: Spread = in_turn,
 ) -> dict[str, float]:
     """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out. `spread` says who works on the batches."""
     total = Tally()
+    tokens_at_once = tokens_at_once or TOKENS_AT_ONCE[params_P.device.type]
     batches = list(_batches(users, unroll, max(1, tokens_at_once // unroll), bool(model.user_features)))
     for row in spread(tally, model, params_P, batches):
         total.add(row)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import EngineChoice
-from unheard.measure.next_word import evaluate
+from unheard.measure.next_word import TOKENS_AT_ONCE, evaluate
 from unheard.measure.scores import score
 from unheard.paper.corpora import Corpus
 from unheard.paper.results import RunResult
@@ -30,7 +30,6 @@ from unheard.updates.stored import users_in_turn
 from unheard.updates.user import User
 
 EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
-TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 40_000}
 
 
 def record(

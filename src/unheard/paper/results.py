@@ -40,8 +40,8 @@ class RunResult:
     """By accountant, with `delta`: what this very run cost its population, as it is. None: infinite."""
     population: int
     seconds: float
-    """Wall time of its rounds, evaluation included; runs side by side share it by their updates. A group's first turn, which compiles,
-    and rounds of a sitting that was killed, count at the pace of the others."""
+    """Wall time of its rounds, evaluation included; runs side by side share it by their updates. A group's first turn, which
+    compiles, and rounds of a sitting that was killed, count at the pace of the others."""
     users_per_second: float
     """Of the whole group that it ran with, in its last sitting; 0 if that did no round."""
     device: str

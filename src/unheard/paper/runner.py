@@ -107,7 +107,7 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
     rounds, made = {job.run.name: job.rounds for job in jobs}, []
     pace.begin()
     try:
-        with closing(train_together(runs, engine=place.engine)) as reports:  # pyright: ignore[reportArgumentType]
+        with closing(train_together(runs, engine=place.engine, ranks=place.ranks)) as reports:  # pyright: ignore[reportArgumentType]
             for number, report in reports:
                 pace.count(number, group[number].users)
                 accuracy = None if report.metrics is None else report.metrics["accuracy_top1"]

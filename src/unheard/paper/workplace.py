@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.engines.engine import EngineChoice
+from unheard.engines.ranks import Ranks
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.paper.corpora import Corpus
 from unheard.paper.groups import Waiting
@@ -37,6 +38,8 @@ class Workplace:
     scale: Scale
     seed_shift: int = 0
     engine: EngineChoice = EngineChoice()
+    ranks: Ranks | None = None
+    """The other processes, if several work together."""
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.work / name)
