@@ -109,6 +109,7 @@ def serve(ranks: Ranks, jobs: Sequence[Job] = JOBS) -> None:
             )
             continue
         ranks.answer(numbers, seconds=seconds)
+        # DP: a rank adds its sum and nothing else. It has no streams: the noise is one draw, by the leader, not one for each rank.
         if to_add is not None:
             ranks.add_up(to_add)
 

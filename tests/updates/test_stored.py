@@ -1,0 +1,42 @@
+"""Users of a store are read by whoever looks at them, and show nothing of themselves when printed."""
+
+import numpy as np
+import pytest
+
+from unheard.engines.engine import Cohort
+from unheard.randomness import reproducible_generator
+from unheard.updates.stored import StoredUsers
+
+
+@pytest.fixture
+def drawn(store) -> StoredUsers:
+    return StoredUsers(store.train, np.array([41, 3, 17, 55]), with_features=False)
+
+
+def test_they_are_the_users_asked_for_in_the_order_asked_for(store, drawn):
+    assert [user.number for user in drawn] == [41, 3, 17, 55]
+    assert np.array_equal(drawn[2].tokens, store.train.tokens(17))
+    assert drawn.lengths().tolist() == [len(user.tokens) for user in drawn]
+    assert [user.number for user in drawn[1:3]] == [3, 17]
+    assert [user.number for user in drawn.chosen(np.array([True, False, False, True]))] == [41, 55]
+
+
+def test_nobody_is_read_before_somebody_looks(store, drawn, monkeypatch):
+    read = []
+    monkeypatch.setattr("unheard.updates.stored.read_users", lambda *args: read.append(args[1].tolist()) or [None] * 9)
+    assert len(drawn) == 4
+    drawn.lengths()
+    part = drawn[1:3]
+    assert read == []
+    list(part)
+    list(part)
+    assert read == [[3, 17]]  # once, and only those
+
+
+def test_users_of_a_store_that_are_printed_show_nothing_private(drawn, model, plan):
+    cohort = Cohort(
+        params_P=model.initial(0), users=drawn, plan=plan.at(0, model.layout), rng=reproducible_generator(1)
+    )
+    for said in (repr(drawn), str(drawn), repr([drawn]), repr(cohort), repr(drawn[1:3])):
+        assert not any(number in said.split("0x")[0] for number in ("41", "17", "55"))
+        assert "4 users" not in said
