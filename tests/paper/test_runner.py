@@ -195,6 +195,14 @@ def test_left_by_its_caller_it_records_what_was_done(store, tmp_path):
     }
 
 
+def test_a_group_that_is_left_before_its_first_round_leaves_no_line(store, tmp_path):
+    place = workplace(store, tmp_path)
+    going = run_steps(place, [TWO_RUNS])
+    assert isinstance(next(going), GroupBegan)
+    going.close()
+    assert not (place.results / FILE).exists() or lines(place) == []
+
+
 KILLED = """
 import os, sys
 from tests.paper.test_runner import TWO_RUNS, workplace

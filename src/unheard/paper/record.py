@@ -64,7 +64,7 @@ def record(
         planned=job.planned,
         settings=settings_of(run, after),
         evaluations=[
-            {"round": row["round"], **{name: _finite(row[name]) for name in EVALUATED}}
+            {"round": row["round"], **{name: _short(row[name]) for name in EVALUATED}}
             for row in folder.read_metrics()
             if row["round"] <= rounds  # a kill can leave evaluations of rounds that were lost
         ],
@@ -103,13 +103,19 @@ def _held_out(run: Run, corpus: Corpus) -> list[User]:
 
 def _elsewhere(run: Run, params_P: Tensor, main: Corpus) -> dict[str, Any]:
     numbers = evaluate(run.model, params_P, _held_out(run, main), unroll=run.evaluation.unroll)
-    return {name: _finite(numbers[name]) for name in EVALUATED}
+    return {name: _short(numbers[name]) for name in EVALUATED}
 
 
 def _epsilons(folder: RunFolder) -> dict[str, float | None]:
     """Of the statement that training left; infinity is null."""
     told = json.loads(folder.statement.read_text(encoding="utf-8"))
     return {name: _finite(float(value)) for name, value in {**told["epsilon"], "delta": told["delta"]}.items()}
+
+
+def _short(value: float) -> float | None:
+    """Six digits after the point: one target of 75,000 moves the fifth."""
+    finite = _finite(value)
+    return None if finite is None else round(finite, 6)
 
 
 def _finite(value: float) -> float | None:

@@ -123,12 +123,12 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
 
 
 def _results(place: Workplace, group: list[Waiting], began_at: dict[str, int], pace: Pace) -> list[RunResult]:
-    """One for each run of the group that has a model."""
+    """One for each run of the group that has done a round."""
     known, made = results.read(place.results), []
     for one in group:
         job, name = one.job, one.job.run.name
         folder, done = place.folder(name), place.rounds_done(name)
-        if not (folder.model.exists() and folder.statement.exists()):
+        if not done or not folder.statement.exists():
             continue
         per_second = pace.updates_per_second
         before = known.get(name)
