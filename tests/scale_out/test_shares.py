@@ -31,6 +31,15 @@ def test_every_user_goes_to_exactly_one_rank_that_holds_them(costs, speeds, data
     assert may_HR[holder_U, rank_U].all()
 
 
+def test_among_many_users_too_nobody_goes_to_a_rank_that_does_not_hold_them():
+    rng = np.random.default_rng(2)
+    may_HR = np.array([[True, False, False], [False, True, True], [True, True, True]])
+    holder_U = rng.integers(3, size=5000)
+    rank_U = deal(1.0 + rng.integers(20, size=5000), np.array([1.0, 2.0, 1.0]), holder_U, may_HR)
+    assert may_HR[holder_U, rank_U].all()
+    assert np.bincount(rank_U, minlength=3).min() > 0
+
+
 @pytest.mark.parametrize("users", [40, 1250, 20_000])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_all_ranks_end_together(users, ranks):

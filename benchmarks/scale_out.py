@@ -1,0 +1,133 @@
+"""Whole rounds of the paper's model on 1, 2, 4 and 8 ranks of one machine, in one run: users a second, and how far from ideal.
+
+Run it: python benchmarks/scale_out.py --out measured.json [--ranks 1,2,4,8] [--users-per-round 48] [--rounds 4] [--device cpu]
+
+Each rank has one thread, so that two ranks on two cores are compared with one single-threaded rank. Users are synthetic and equally
+long, cohorts are the same for every number of ranks (a seed), and a round is a whole one: ledger on disk, cohort, text, noise,
+server. The first round is not counted. Beside the users a second stands the median round, whose parts benchmarks/scale_out_parts.py
+measures one by one; benchmarks/scale_out_simulator.py reads both files.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import unheard
+from unheard.corpus.store import write_store
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.engines.ranks import Ranks
+from unheard.randomness import ReproducibleStreams
+from unheard.training.crew import serve
+from unheard.training.loop import train
+from unheard.training.speed import _synthetic_users
+
+SEED, TOKENS = 1, 1600
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--ranks", default="1,2,4,8")
+    options.add_argument("--users-per-round", type=int, default=48)
+    options.add_argument("--rounds", type=int, default=4, help="counted; one more warms up")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--store", type=Path, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.store is not None:
+        on_one_rank(given)
+        return
+    cores = len(os.sched_getaffinity(0))
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_store(Path(folder) / "store", 10 * given.users_per_round)
+        for size in map(int, given.ranks.split(",")):
+            runs.append(measured(size, given, Path(folder)))
+            show(runs, cores)
+    content = {"device": given.device, "cores": cores, "users_per_round": given.users_per_round, "runs": runs}
+    given.out.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def show(runs: list[dict[str, Any]], cores: int) -> None:
+    """Against the first, and against as many cores as the ranks can really have."""
+    one, last = runs[0], runs[-1]
+    last["speed_up"] = last["users_per_second"] / one["users_per_second"]
+    last["efficiency"] = last["speed_up"] / (min(last["ranks"], cores) / min(one["ranks"], cores))
+    print(
+        f"{last['ranks']} ranks: {last['users_per_second']:.3f} users/s, {last['speed_up']:.2f} times {one['ranks']} rank, "
+        f"{100 * last['efficiency']:.0f} % of {min(last['ranks'], cores)} cores",
+        flush=True,
+    )
+
+
+def measured(size: int, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    out = folder / f"{size}.json"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), __file__]
+    words = ["--store", str(folder / "store"), "--out", str(out), "--users-per-round", str(given.users_per_round)]
+    words += ["--rounds", str(given.rounds), "--device", given.device]
+    # The cores are shared out here: one thread for each rank, also where there are more cores than ranks.
+    subprocess.run([*launch, *words], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return json.loads(out.read_text())
+
+
+def on_one_rank(given: argparse.Namespace) -> None:
+    """What each rank of a measured group does."""
+    ranks = Ranks.join()
+    torch.set_num_threads(1)
+    if ranks is not None and not ranks.is_leader:
+        serve(ranks)
+        return
+    model, population = unheard.TiedLSTM(), 10 * given.users_per_round
+    plan = unheard.Plan(
+        population=population,
+        sampling=unheard.PoissonSampling(users_per_round=given.users_per_round),
+        update=unheard.FedAvg(),
+        clip=unheard.FlatClip(norm=15.0),
+        noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    )
+    run = unheard.Run(
+        corpus=given.store,
+        model=model,
+        plan=plan,
+        training=unheard.Training(rounds=given.rounds + 2, checkpoint_every=10**6, reproducible_seed=SEED),
+        evaluation=unheard.Evaluation(every=10**6, max_tokens=100),
+        ledger=given.out.with_suffix(".people.jsonl"),
+    )
+    engine, ends = unheard.EngineChoice(device=given.device), []
+    for report in train(run, given.out.with_suffix(".run"), engine=engine, ranks=ranks):
+        ends.append(time.perf_counter())
+        if report.round > given.rounds:  # the last one, which evaluates and saves, is not begun
+            break
+    if ranks is not None:
+        ranks.leave()
+    seconds, streams = np.diff(ends), ReproducibleStreams(seed=SEED)
+    users = [len(plan.sampling.draw(population, population, streams.sampling(r + 1))) for r in range(len(seconds))]
+    found = {
+        "ranks": 1 if ranks is None else ranks.size,
+        "users_per_second": sum(users) / float(seconds.sum()),
+        "median_round_seconds": float(np.median(seconds)),
+    }
+    given.out.write_text(json.dumps(found))
+
+
+def make_store(path: Path, population: int) -> None:
+    model = unheard.TiedLSTM()
+    write_store(
+        path,
+        train=[user.tokens for user in _synthetic_users(model.vocabulary_size, population, TOKENS)],
+        held_out=[user.tokens for user in _synthetic_users(model.vocabulary_size, 2, 200)],
+        vocabulary=Vocabulary.of([f"w{k}" for k in range(model.vocabulary_size - 3)]),
+        info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "synthetic"}, "synthetic": True},
+    )
+
+
+if __name__ == "__main__":
+    main()
