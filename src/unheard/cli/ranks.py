@@ -6,6 +6,7 @@ In: a verb's work. Out: rank 0 does it and alone prints and writes; the others s
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +60,7 @@ def _serve(ranks: "Ranks") -> None:
     from unheard.training.crew import JOBS, serve
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the leader, who lets us go
+    warnings.simplefilter("ignore")  # the leader, who does the same work, says them
     try:
         serve(ranks, (*JOBS, phrases))
     except RankError:  # the leader has gone, and has said why if it could

@@ -33,7 +33,7 @@ class Message:
     """What the leader asks of one rank."""
 
     job: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict, repr=False)  # how many users, for one
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
 
 
