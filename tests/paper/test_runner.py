@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from unheard.errors import InvalidValue, RunFolderExists
+from unheard.paper import runner
 from unheard.paper.corpora import find_corpora
 from unheard.paper.pace import Pace
 from unheard.paper.recipe import CORPORA, distinct
 from unheard.paper.recipes import RECIPES
+from unheard.paper.record import record
 from unheard.paper.results import FILE, append, read
 from unheard.paper.runner import GroupBegan, GroupEnded, RoundDone, Skipped, run_steps
 from unheard.paper.scale import SMOKE
@@ -24,6 +26,7 @@ from unheard.privacy import losses
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population import Population
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
+from unheard.training.loop import train_together
 
 SIX = replace(SMOKE, most_rounds=6, evaluate_every=2, checkpoint_every=2)
 TWO_RUNS = Step(recipes=("estimators",), runs=("baseline", "variable-fixed*"))
@@ -228,6 +231,43 @@ def test_killed_in_the_middle_the_same_call_goes_on(store, tmp_path):
     ]
     assert len(Ledger.read(place.folder("baseline").ledger)) == 7  # the lost round is charged twice
     assert [row["round"] for row in lines(place)[0]["evaluations"]] == [2, 4, 6]
+
+
+def test_a_group_that_fails_does_not_end_the_others_and_goes_on_later(store, tmp_path, monkeypatch):
+    place, step = (
+        workplace(store, tmp_path),
+        Step(recipes=("estimators", "unit-norm"), runs=("variable-f*", "free-norm*")),
+    )
+
+    def failing(runs, **more):
+        for number, report in train_together(runs, **more):
+            if report.round == 3 and "free-norm" not in str(runs[0][1]):
+                raise RuntimeError("CUDA out of memory")
+            yield number, report
+
+    monkeypatch.setattr(runner, "train_together", failing)
+    ended = [one for one in run_steps(place, [step]) if isinstance(one, GroupEnded)]
+    assert ["out of memory" in (one.trouble or "") for one in ended] == [True, False]
+    assert {name: one.rounds for name, one in read(place.results).items()} == {
+        "variable-fixed-denominator": 3,
+        "free-norm-baseline": 6,
+    }
+    monkeypatch.undo()
+    list(run_steps(place, [step]))
+    assert read(place.results)["variable-fixed-denominator"].rounds == 6
+
+
+def test_a_run_that_cannot_be_measured_does_not_keep_the_others_from_their_line(store, tmp_path, monkeypatch):
+    def failing(job, *what, **more):
+        if job.run.name == "baseline":
+            raise RuntimeError("no room")
+        return record(job, *what, **more)
+
+    monkeypatch.setattr(runner, "record", failing)
+    place = workplace(store, tmp_path)
+    (ended,) = [one for one in run_steps(place, [TWO_RUNS]) if isinstance(one, GroupEnded)]
+    assert "no room" in (ended.trouble or "")
+    assert [line["name"] for line in lines(place)] == ["variable-fixed-denominator"]
 
 
 def test_a_cap_is_enough_until_more_is_asked_for(store, tmp_path):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from unheard.paper.workplace import Workplace
 
 
-def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float) -> None:
+def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float, why: str) -> None:
     """Every run that lacks rounds, its user updates, and how long they take."""
     if not left:
         say(f"{place.results}: every run that was asked for is there.")
@@ -35,14 +35,12 @@ def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: f
         table.add_row(one.job.run.name, one.job.run.corpus, *figures)
     notes.print(table)
     total = sum(one.left * one.users for one in left)
-    say(
-        f"{len(left)} runs, {total:,} user updates: about {duration(total / users_per_second)} at {users_per_second:,.0f} a second "
-        "(--users-per-second)."
-    )
+    time = duration(total / users_per_second)
+    say(f"{len(left)} runs, {total:,} user updates: about {time} at {users_per_second:,.0f} a second ({why}).")
 
 
-def show_running(happenings: Iterator["Happening"], updates: int) -> None:
-    """Draw the bars while groups go by; a row for each run when its group ends."""
+def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
+    """Draw the bars while groups go by; a row for each run when its group ends. Whether all went well comes back."""
     from unheard.paper.runner import GroupBegan, GroupEnded, RoundDone, Skipped
 
     columns = (
@@ -56,7 +54,7 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> None:
     # Closed on every way out: the runner then saves and records what was begun.
     with Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
-        group, accuracy, said = None, {}, set()
+        group, accuracy, said, went_well = None, {}, set(), True
         for one in happenings:
             match one:
                 case Skipped() if one.name not in said:
@@ -78,8 +76,10 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> None:
                     bars.update(whole, advance=one.updates)
                 case GroupEnded():
                     _show_results(one)
+                    went_well = went_well and one.trouble is None
                 case _:
                     pass
+    return went_well
 
 
 def duration(seconds: float) -> str:
@@ -96,3 +96,6 @@ def _show_results(ended: "GroupEnded") -> None:
         )
         told = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
         console.print(told, markup=False, highlight=False, soft_wrap=True)
+    if ended.trouble:
+        notes.print(ended.trouble, style="red", markup=False, highlight=False, soft_wrap=True)
+        notes.print("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")

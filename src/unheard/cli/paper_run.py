@@ -55,8 +55,8 @@ def run(
         bool, typer.Option("--dry-run", help="Only say what would be run, and how long it takes.")
     ] = False,
     users_per_second: Annotated[
-        float, typer.Option(min=0.001, help="For the estimate: user updates a second (default: one H200).")
-    ] = SPEED,
+        float | None, typer.Option(min=0.001, help="For the estimate; default: as measured here, else one H200.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="auto, stacked, vectorised or reference.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
     processes: Processes = 1,
@@ -85,12 +85,14 @@ def run(
             ranks=ranks,
         )
         left = _left(place, steps, rounds)
-        show_plan(place, left, users_per_second)
+        show_plan(place, left, *_speed(place, users_per_second))
         if dry_run:
             return
         updates = sum(one.left * one.users for one in left)
-        show_running(run_steps(place, steps, cap=rounds, stop_after=stop_after), updates)
+        went_well = show_running(run_steps(place, steps, cap=rounds, stop_after=stop_after), updates)
         say(f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `unheard paper page` shows them.")
+        if not went_well:
+            raise typer.Exit(1)
 
     lead(work_with, processes, max_restarts)
 
@@ -106,6 +108,22 @@ def _corpora(given: list[str], population: list[str] | None, name: str | None) -
         )
     _say_what_is_counted(corpora)
     return corpora
+
+
+def _speed(place: "Workplace", given: float | None) -> tuple[float, str]:
+    """User updates a second for the estimate, and where the figure comes from."""
+    from statistics import median
+
+    from unheard.paper.record import device_name
+    from unheard.paper.results import read
+
+    if given is not None:
+        return given, "as given"
+    device = device_name(place.engine.torch_device())
+    known = [one.users_per_second for one in read(place.results).values() if one.device == device]
+    if measured := [speed for speed in known if speed > 0]:
+        return median(measured), "as measured here before"
+    return SPEED, "as on one H200; --users-per-second says otherwise"
 
 
 def _steps(names: list[str], schedule: Path | None) -> list["Step"]:

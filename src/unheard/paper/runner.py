@@ -5,10 +5,12 @@ group ends or is stopped, however that comes about; after a kill, the same call 
 """
 
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from unheard.errors import RankError, UnheardError
 from unheard.paper import results
 from unheard.paper.groups import Waiting, next_group
 from unheard.paper.pace import Clock, Pace
@@ -49,10 +51,11 @@ class RoundDone:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEnded:
-    """What the group left; `stopped` if its time was up."""
+    """What the group left; `stopped` if its time was up, `trouble` if it ended by an error, which does not end the others."""
 
     results: list[RunResult]
     stopped: bool
+    trouble: str | None = None
 
 
 Happening = Skipped | GroupBegan | RoundDone | GroupEnded
@@ -104,7 +107,9 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
         names=names, updates=sum(one.left * one.users for one in group), rounds=max(one.left for one in group)
     )
     runs = [(place.run(job), place.folder(job.run.name).path) for job in jobs]
-    rounds, made = {job.run.name: job.rounds for job in jobs}, []
+    rounds = {job.run.name: job.rounds for job in jobs}
+    made: list[RunResult] = []
+    trouble: list[str] = []
     pace.begin()
     try:
         with closing(train_together(runs, engine=place.engine, ranks=place.ranks)) as reports:  # pyright: ignore[reportArgumentType]
@@ -114,16 +119,22 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
                 yield RoundDone(name=names[number], round=report.round, updates=group[number].users, accuracy=accuracy)
                 if pace.is_over(until, len(group)):
                     break
+    except RankError:
+        raise  # without its ranks no other group would do better
+    except Exception as error:  # memory that was not there for this group may well be for the next
+        trouble.append(_told(error))
     finally:
         # However the group ends: at its last round, by the clock, by whoever reads us, by Ctrl-C.
-        made = _results(place, group, began_at, pace)
-        results.append(place.results, made)
+        made += _record_all(place, group, began_at, pace, trouble)
         pace.closed(len(group))
-    yield GroupEnded(results=made, stopped=any(done.rounds < rounds[done.name] for done in made))
+    stopped = any(done.rounds < rounds[done.name] for done in made)
+    yield GroupEnded(results=made, stopped=stopped, trouble="\n".join(trouble) or None)
 
 
-def _results(place: Workplace, group: list[Waiting], began_at: dict[str, int], pace: Pace) -> list[RunResult]:
-    """One for each run of the group that has done a round."""
+def _record_all(
+    place: Workplace, group: list[Waiting], began_at: dict[str, int], pace: Pace, trouble: list[str]
+) -> list[RunResult]:
+    """A line for each run of the group that has done a round; one that cannot be measured does not keep the others from theirs."""
     known, made = results.read(place.results), []
     for one in group:
         job, name = one.job, one.job.run.name
@@ -135,8 +146,8 @@ def _results(place: Workplace, group: list[Waiting], began_at: dict[str, int], p
         # Earlier sittings are known from their line; rounds of one that was killed count at today's pace.
         counted = before.rounds if before and before.rounds == began_at[name] else 0
         seconds = (done - counted) * one.users / per_second if per_second else 0.0
-        made.append(
-            record(
+        try:
+            result = record(
                 job,
                 place.run(job),
                 place.corpora[job.run.corpus],
@@ -147,8 +158,17 @@ def _results(place: Workplace, group: list[Waiting], began_at: dict[str, int], p
                 seconds=seconds + (before.seconds if before and counted else 0.0),
                 users_per_second=per_second,
             )
-        )
+        except Exception as error:
+            trouble.append(_told(error))
+            continue
+        results.append(place.results, [result])
+        made.append(result)
     return made
+
+
+def _told(error: Exception) -> str:
+    """A refusal speaks for itself; anything else is told with where it happened."""
+    return str(error) if isinstance(error, UnheardError) else "".join(traceback.format_exception(error))
 
 
 def _earlier(one: float | None, other: float | None) -> float | None:
