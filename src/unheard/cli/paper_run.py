@@ -65,6 +65,10 @@ def run(
 ) -> None:
     """Make the runs behind the paper's tables and figures. Runs that recipes share are made once, like ones side by side."""
 
+    import time
+
+    began = time.monotonic()
+
     def work_with(ranks: "Ranks | None") -> None:
         from unheard.cli.display import say
         from unheard.cli.paper_display import show_plan, show_running
@@ -89,7 +93,8 @@ def run(
         if dry_run:
             return
         updates = sum(one.left * one.users for one in left)
-        went_well = show_running(run_steps(place, steps, cap=rounds, stop_after=stop_after), updates)
+        left_s = None if stop_after is None else stop_after - (time.monotonic() - began)  # reading and planning count
+        went_well = show_running(run_steps(place, steps, cap=rounds, stop_after=left_s), updates)
         say(f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `unheard paper page` shows them.")
         if not went_well:
             raise typer.Exit(1)

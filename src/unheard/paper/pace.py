@@ -6,7 +6,7 @@ counted towards its pace: it compiles kernels and fills memory.
 
 from collections.abc import Callable
 
-CLOSING_SECONDS = 0.5
+CLOSING_SECONDS = 1.0
 """To save, state and measure one run when its group ends: a first guess, then as measured."""
 
 Clock = Callable[[], float]
