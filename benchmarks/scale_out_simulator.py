@@ -68,7 +68,7 @@ class Parts:
 
 
 def on_device(parts: Parts, device: str) -> Parts:
-    """Users and what else a round does on another device, from a line through its whole rounds in the package (speeds.toml); messages
+    """Users and what else a round does on another device, from a line through its whole rounds in speeds.toml; messages
     as measured here, since they go over Gloo there too."""
     rows = [s for s in measured_speeds() if s.device == device and s.of == "whole rounds"]
     if len(rows) < 2:

@@ -1,13 +1,18 @@
 """`unheard plan --cost`: the machine time of a plan, for each measured machine, as a table or as part of the JSON."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unheard.training.cost import Cost, cost_of, measured_speeds, nearest_rounds, speeds_from
+if TYPE_CHECKING:
+    from unheard.training.cost import Cost
 
 
-def costs(plan: Any, speed_from: Path | None, gpus: int, efficiency: float, gpu_hour_price: float | None) -> list[Cost]:
+def costs(
+    plan: Any, speed_from: Path | None, gpus: int, efficiency: float, gpu_hour_price: float | None
+) -> "list[Cost]":
     """One for each device and engine that was measured."""
+    from unheard.training.cost import cost_of, measured_speeds, nearest_rounds, speeds_from
+
     speeds = speeds_from(speed_from) if speed_from is not None else measured_speeds()
     return [
         cost_of(
@@ -22,7 +27,7 @@ def costs(plan: Any, speed_from: Path | None, gpus: int, efficiency: float, gpu_
     ]
 
 
-def record(plan: Any, found: list[Cost], efficiency: float) -> dict[str, Any]:
+def record(plan: Any, found: "list[Cost]", efficiency: float) -> dict[str, Any]:
     return {
         "user_updates": plan.rounds * plan.users_per_round,
         "efficiency": efficiency,
@@ -44,7 +49,7 @@ def record(plan: Any, found: list[Cost], efficiency: float) -> dict[str, Any]:
     }
 
 
-def show(console: Any, plan: Any, found: list[Cost], efficiency: float) -> None:
+def show(console: Any, plan: Any, found: "list[Cost]", efficiency: float) -> None:
     from rich.table import Table
 
     updates = plan.rounds * plan.users_per_round
@@ -74,11 +79,11 @@ def show(console: Any, plan: Any, found: list[Cost], efficiency: float) -> None:
     console.print("Evaluations and checkpoints are not in it. For your model and machine: unheard benchmark --json.")
 
 
-def named(cost: Cost) -> str:
+def named(cost: "Cost") -> str:
     return f"{cost.speed.device}: {cost.speed.engine}"
 
 
-def measured(cost: Cost) -> str:
+def measured(cost: "Cost") -> str:
     return f"{cost.speed.of} of {cost.speed.users_per_round:,g} users"
 
 
