@@ -176,6 +176,9 @@ def test_stopped_by_the_clock_it_says_how_far_it_got_and_goes_on_later(store, tm
     assert ended.stopped
     stopped = read(place.results)["baseline"]
     assert 0 < stopped.rounds < stopped.planned == 6
+    reported = [(one.name, one.round) for one in happened if isinstance(one, RoundDone)]
+    names = ("baseline", "variable-fixed-denominator")
+    assert reported == [(name, number) for number in range(1, stopped.rounds + 1) for name in names]  # whole turns
     list(run_steps(place, [TWO_RUNS]))
     assert read(place.results)["baseline"].rounds == 6
     assert [line["rounds"] for line in lines(place) if line["name"] == "baseline"] == [stopped.rounds, 6]

@@ -110,6 +110,7 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
     rounds = {job.run.name: job.rounds for job in jobs}
     made: list[RunResult] = []
     trouble: list[str] = []
+    going, ended = {number for number, one in enumerate(group) if one.left}, set()
     pace.begin()
     try:
         with closing(train_together(runs, engine=place.engine, ranks=place.ranks)) as reports:  # pyright: ignore[reportArgumentType]
@@ -117,7 +118,10 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
                 pace.count(number, group[number].users)
                 accuracy = None if report.metrics is None else report.metrics["accuracy_top1"]
                 yield RoundDone(name=names[number], round=report.round, updates=group[number].users, accuracy=accuracy)
-                if pace.is_over(until, len(group)):
+                # All have learned from this turn's cohorts when the first reports; the last one's report ends the turn.
+                if report.round >= report.rounds:
+                    ended.add(number)
+                if number == max(going - ended | {number}) and pace.is_over(until, len(group)):
                     break
     except RankError:
         raise  # without its ranks no other group would do better
