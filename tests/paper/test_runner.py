@@ -171,7 +171,7 @@ def model(place: Workplace, name: str) -> torch.Tensor:
 
 def test_stopped_by_the_clock_it_says_how_far_it_got_and_goes_on_later(store, tmp_path, whole):
     place = workplace(store, tmp_path)
-    happened = list(run_steps(place, [TWO_RUNS], stop_after=20, clock=Clock()))
+    happened = list(run_steps(place, [TWO_RUNS], stop_after=14, clock=Clock()))
     ended = next(one for one in happened if isinstance(one, GroupEnded))
     assert ended.stopped
     stopped = read(place.results)["baseline"]
