@@ -126,7 +126,7 @@ def one_round(parts: Parts, ranks: int, users: float, shape: str, rng: np.random
     messages = (ranks - 1) * parts.message + parts.round_trip if ranks > 1 else 0.0
     working = messages + hand_out + float(busy_R.max()) + add_up
     return Round(
-        users=users,
+        users=drawn,
         before=parts.draw + parts.ledger,
         messages=messages,
         hand_out=hand_out,
@@ -138,9 +138,9 @@ def one_round(parts: Parts, ranks: int, users: float, shape: str, rng: np.random
 
 def predict(parts: Parts, ranks: int, users: float, shape: str, rounds: int = 20) -> tuple[float, Round]:
     """Users a second over some rounds, and the last round's parts."""
-    rng = np.random.default_rng(ranks)
-    done = [one_round(parts, ranks, users, shape, rng) for _ in range(rounds)]
-    return rounds * users / sum(one.seconds for one in done), done[-1]
+    # A generator for each round: however many ranks there are, the cohorts are the same.
+    done = [one_round(parts, ranks, users, shape, np.random.default_rng(k)) for k in range(rounds)]
+    return sum(one.users for one in done) / sum(one.seconds for one in done), done[-1]
 
 
 def table(parts: Parts, users: float, shape: str, measured: dict[int, float], ranks: Sequence[int] = RANKS) -> str:
@@ -153,9 +153,13 @@ def table(parts: Parts, users: float, shape: str, measured: dict[int, float], ra
     for n in ranks:
         speed, one = predict(parts, n, users, shape)
         share = [one.compute, one.messages, one.hand_out, one.add_up, one.before + one.after]
-        cells = [f"{n:,}", f"{speed:,.4g}", f"{speed / alone / n:.0%}", f"{measured[n]:,.4g}" if n in measured else ""]
+        cells = [f"{n:,}", _speed(speed), f"{speed / alone / n:.0%}", _speed(measured[n]) if n in measured else ""]
         lines.append("| " + " | ".join([*cells, *(f"{s / one.seconds:.0%}" for s in share)]) + " |")
     return "\n".join(lines)
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main() -> None:
