@@ -22,8 +22,8 @@ S20 = traded(20)
 
 
 def _fedsgd(run: PaperRun) -> PaperRun:
-    """One gradient of all of a user's data: 160 windows of 10 tokens are 1,600."""
-    changes = ("update.kind=fedsgd", "update.batch_size=160", "sampling.users_per_round=50", *run.changes)
+    """One gradient of all of a user's data: 1,600 tokens and the BOS of each sentence are 160 to 192 windows of 10 (on blogs)."""
+    changes = ("update.kind=fedsgd", "update.batch_size=200", "sampling.users_per_round=50", *run.changes)
     return replace(run, name=f"fedsgd-{run.name}", changes=changes)
 
 
