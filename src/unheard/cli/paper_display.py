@@ -22,7 +22,8 @@ def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: f
         return
     table = Table(title="To be run", title_justify="left")
     for name in ("run", "corpus", "users a round", "rounds", "left", "user updates", "time"):
-        table.add_column(name, justify="left" if name in ("run", "corpus") else "right")
+        is_name = name in ("run", "corpus")
+        table.add_column(name, justify="left" if is_name else "right", overflow="fold")
     for one in left:
         updates = one.left * one.users
         figures = (

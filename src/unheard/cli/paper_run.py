@@ -46,7 +46,7 @@ def run(
     work: Annotated[Path, typer.Option(help="Where the run folders lie.")] = Path("runs/paper"),
     results: Annotated[Path, typer.Option(help="Where lines of results go: DIR/<name>/runs.jsonl.")] = Path("results"),
     schedule: Annotated[
-        Path | None, typer.Option(help="A TOML file of [[step]]: recipes, rounds, runs, seconds. NAME... then chooses.")
+        Path | None, typer.Option(help="A TOML file of steps (recipes, rounds, runs, seconds). NAME... then chooses.")
     ] = None,
     stop_after: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which all is saved and recorded, wherever it is.")
