@@ -25,7 +25,7 @@ PLANS = {
         estimator=unheard.ClippedDenominator(min_total_weight=20.0),
     ),
     "adaptive": lambda plan: replace(plan, clip=AdaptiveClip(initial_norm=0.5)),
-    "fedsgd": lambda plan: replace(plan, update=unheard.FedSGD(batch_size=2, unroll=5, learning_rate=1.0)),
+    "fedsgd": lambda plan: replace(plan, update=unheard.FedSGD(batch_size=3, unroll=5, learning_rate=1.0)),
     "bare": lambda plan: replace(plan, clip=unheard.NoClip(), noise=unheard.NoNoise()),
 }
 

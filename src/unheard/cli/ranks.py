@@ -77,7 +77,7 @@ def _launch(processes: int, max_restarts: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # Its log speaks of ranks and exit codes; the leader says what happened, and so do we below.
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    logging.disable(logging.ERROR)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
