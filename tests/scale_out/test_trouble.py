@@ -120,3 +120,11 @@ def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
 def test_a_timeout_must_be_some_time(timeout):
     with pytest.raises(unheard.errors.InvalidValue, match="rank_timeout"):
         EngineChoice(rank_timeout=timeout)
+
+
+def test_a_leader_that_is_slower_than_the_timeout_is_waited_for(longer, tmp_path, monkeypatch):
+    """Others may be early: they wait for the leader's word, not in the sum."""
+    at_round(monkeypatch, 2, 0, lambda: time.sleep(2.5))
+    short = replace(longer, training=replace(longer.training, rounds=3))
+    on_ranks(3, trained(short, tmp_path / "r"))
+    assert charged_and_saved(tmp_path / "r") == (3, 3)

@@ -92,6 +92,8 @@ class DistributedEngine:
         units_RN, seconds = _sum_here(self.local, self.stores, asked, counts, number_U[own_U], params_RP, self._layout)
         seconds_R = np.array([seconds, *(answer.seconds for answer in self.ranks.answers())])
         self._speeds.measured(np.bincount(rank_U, weights=cost_U, minlength=self.ranks.size), seconds_R)
+        # Now that all are done: whoever was first has waited for this message, not in the sum, where time runs.
+        self.ranks.tell(same_for_all(self.ranks, "add", {}))
         units_RN = self.ranks.add_up(units_RN)
         return [
             _cohort_sum(units_N, cohort.plan, len(users))

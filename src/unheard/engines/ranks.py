@@ -93,15 +93,15 @@ class Ranks:
         """The leader asks every other rank for something, each in its own words, and sees that they have heard."""
         for rank, message in zip(self.others, messages, strict=True):
             with self._naming(rank):
-                self._send(rank, message)
+                self._send(rank, message, self.timeout)
         self.answers()
 
-    def _send(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, message: Message, seconds: float) -> None:
         said = json.dumps([message.job, message.facts]).encode()
         numbers = np.ascontiguousarray(message.numbers, dtype=np.int64)
         content = torch.from_numpy(np.frombuffer(said + numbers.tobytes(), dtype=np.uint8).copy())
         for part in (torch.tensor([len(said), numbers.size]), content):
-            _wait(dist.isend(part, dst=rank), self.timeout)
+            _wait(dist.isend(part, dst=rank), seconds)
 
     def hear(self) -> Message:
         """What the leader asks next, however long that takes. The answer "heard" goes back at once."""
@@ -118,7 +118,7 @@ class Ranks:
         return Message(job, facts, np.frombuffer(said[text:], dtype=np.int64))
 
     def answer(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, trouble: str = "") -> None:
-        """To the leader: numbers, or what went wrong."""
+        """To the leader: numbers, or what went wrong. It listens when it is done with its own share, however long that is."""
         numbers = np.empty(0, dtype=np.int64) if numbers is None else np.ascontiguousarray(numbers, dtype=np.int64)
         words = np.zeros(WORDS, dtype=np.uint8)
         said = np.frombuffer(trouble.encode()[:WORDS], dtype=np.uint8)
@@ -126,7 +126,7 @@ class Ranks:
         head = np.concatenate([np.array([numbers.size, int(seconds * 1e9)]), words.view(np.int64)])
         with self._naming(0):
             for part in (head, numbers) if numbers.size else (head,):
-                _wait(dist.isend(torch.from_numpy(part.copy()), dst=0), self.timeout)
+                _wait(dist.isend(torch.from_numpy(part.copy()), dst=0), LONG.total_seconds())
 
     def answers(self) -> list[Answer]:
         """The leader hears every other rank, in order; whoever is late, gone or in trouble is named."""
@@ -164,7 +164,7 @@ class Ranks:
         """Let the others go home, if they can still hear; who cannot will notice that we have gone."""
         for rank in () if self.is_broken else self.others:
             with suppress(RuntimeError):
-                self._send(rank, Message("end"))
+                self._send(rank, Message("end"), 2.0)
 
     def _together(self, collective: Callable[[], Any]) -> None:
         try:

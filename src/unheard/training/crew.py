@@ -95,23 +95,31 @@ def at_rank(choice: EngineChoice, ranks: Ranks) -> EngineChoice:
 def serve(ranks: Ranks, jobs: Sequence[Job] = JOBS) -> None:
     """What every rank but the leader does, until the leader lets it go. What goes wrong here is told there."""
     member = _Member(ranks, {getattr(job, "__name__", ""): job for job in jobs})
+    to_add = None
     while (message := ranks.hear()).job != "end":
         if message.job == "connect":
             member.connect()
-            continue
-        try:
-            numbers, to_add, seconds = member.work(message)
-        except (UnheardError, OSError, MemoryError, RuntimeError) as trouble:
-            if ranks.is_broken:
-                raise
-            ranks.answer(
-                trouble=str(trouble) if isinstance(trouble, UnheardError) else f"{type(trouble).__name__}: {trouble}"
-            )
-            continue
-        ranks.answer(numbers, seconds=seconds)
-        # DP: a rank adds its sum and nothing else. It has no streams: the noise is one draw, by the leader, not one for each rank.
-        if to_add is not None:
+        elif message.job == "add" and to_add is not None:
+            # DP: a rank adds its sum and nothing else. It has no streams: the noise is one draw, by the leader.
             ranks.add_up(to_add)
+            to_add = None
+        else:
+            to_add = _answer(ranks, member, message)
+
+
+def _answer(ranks: Ranks, member: "_Member", message: Message) -> torch.Tensor | None:
+    """Work, and say that it is done or what went wrong. What is to be added to the others' sums comes back."""
+    try:
+        numbers, to_add, seconds = member.work(message)
+    except (UnheardError, OSError, MemoryError, RuntimeError) as trouble:
+        if ranks.is_broken:
+            raise
+        ranks.answer(
+            trouble=str(trouble) if isinstance(trouble, UnheardError) else f"{type(trouble).__name__}: {trouble}"
+        )
+        return None
+    ranks.answer(numbers, seconds=seconds)
+    return to_add
 
 
 @dataclass
