@@ -87,6 +87,40 @@ def test_the_claimed_epsilon_is_above_the_exact_one_and_not_absurdly(drawn_from,
 
 
 @by_distribution
+@pytest.mark.parametrize(("z", "mean"), [(4.0, 3.0), (1.0, 10.0), (30.0, 200.0)])
+def test_the_bound_is_the_one_that_is_printed_in_the_paper_of_papernot_and_steinke(drawn_from, z, mean):
+    """Theorems 2 and 6 for the Gaussian mechanism, whose divergence of order a is a / 2 z^2 and whose delta is known."""
+    a = RDP_ORDERS
+    once = a / (2 * z**2)
+    if drawn_from == "geometric":
+        wanted = once + 2 * np.min((1 - 1 / a) * once + math.log(mean) / a) + math.log(mean) / (a - 1)
+    else:
+        eps = np.log1p(1 / (a - 1))
+        delta = norm.cdf(1 / (2 * z) - eps * z) - np.exp(eps) * norm.cdf(-1 / (2 * z) - eps * z)
+        wanted = once + mean * delta + math.log(mean) / (a - 1)
+    event = Selection(sampling_prob=1.0, noise_multiplier=z, rounds=1, mean_trials=mean, drawn_from=drawn_from)
+    ours = rdp_cost(event)
+    if drawn_from == "geometric":  # a divergence never falls with the order, so that of a higher one will do
+        wanted = np.minimum.accumulate(wanted[::-1])[::-1]
+        assert ours == pytest.approx(wanted, rel=1e-9)
+    else:  # the delta in it is bounded by the divergences, not exact
+        assert np.all(ours >= wanted * (1 - 1e-9))
+
+
+@by_distribution
+@pytest.mark.parametrize(("q", "z", "rounds"), [(1e-8, 3.0, 1), (1e-8, 1e4, 1000), (1e-6, 100.0, 1), (1e-4, 1e5, 10)])
+def test_divergences_below_what_floats_tell_from_zero_neither_fail_nor_count_for_nothing(drawn_from, q, z, rounds):
+    """The library takes -1e-16 for a delta of 0, and fails on 1e-17: both come out of it for small q and much noise."""
+    event = Selection(sampling_prob=q, noise_multiplier=z, rounds=rounds, mean_trials=10.0, drawn_from=drawn_from)
+    one = PoissonGaussian(sampling_prob=q, noise_multiplier=z)
+    assert np.all(rdp_cost(event) >= rounds * rdp_cost(one) + math.log(10) / (RDP_ORDERS[-1] - 1))
+    for epsilon in epsilons([event], 1e-9).values():
+        assert epsilon > 0
+    alone = epsilons([(one, rounds)], 1e-9)
+    assert epsilons([event], 1e-9)["rdp"] > alone["rdp"]
+
+
+@by_distribution
 def test_rounds_are_repeated_together_as_one_run(drawn_from):
     """Four rounds of everybody at z = 2 are one at z = 1: the selection among such runs costs the same either way."""
     four = Selection(sampling_prob=1.0, noise_multiplier=2.0, rounds=4, mean_trials=5.0, drawn_from=drawn_from)

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
+from dp_accounting.dp_event import DpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from dp_accounting.rdp.rdp_privacy_accountant import (
+    _compute_rdp_repeat_and_select,  # pyright: ignore[reportPrivateUsage]
+    compute_delta,
+)
 from scipy.special import gammaln, logsumexp
 
 from unheard.privacy.events import Event, FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
@@ -51,7 +54,8 @@ class Curve:
 
 
 def library_event(event: Event) -> DpEvent:
-    """The event in dp-accounting's words. A failure probability is no mechanism: it is taken from delta elsewhere."""
+    """The event in dp-accounting's words. A failure probability is no mechanism: it is taken from delta elsewhere. A selection is
+    none either: its bound is worked out below, from the curve of one run."""
     if isinstance(event, NonPrivate):
         return NonPrivateDpEvent()
     if isinstance(event, FailureProbability):
@@ -59,10 +63,7 @@ def library_event(event: Event) -> DpEvent:
     if event.noise_multiplier < NO_NOISE:
         return NonPrivateDpEvent()
     if isinstance(event, Selection):
-        # DP: all rounds of a run are repeated together: each trial is a whole run, and its whole curve goes into the bound.
-        one = PoissonGaussian(sampling_prob=event.sampling_prob, noise_multiplier=event.noise_multiplier)
-        run = SelfComposedDpEvent(library_event(one), event.rounds)
-        return RepeatAndSelectDpEvent(run, event.mean_trials, SHAPES[event.drawn_from])
+        raise TypeError("a selection has a curve, and no loss distribution")
     if isinstance(event, Gaussian) or event.sampling_prob == 1:
         return GaussianDpEvent(event.noise_multiplier)
     return PoissonSampledDpEvent(event.sampling_prob, GaussianDpEvent(event.noise_multiplier))
@@ -76,8 +77,8 @@ def moments_cost(event: Event) -> np.ndarray:
     if isinstance(event, NonPrivate) or event.noise_multiplier < NO_NOISE:
         return np.full(len(MOMENTS), math.inf)  # DP: no noise costs everything, in every accountant.
     if isinstance(event, Selection):  # a log moment is lambda times the Renyi divergence of order lambda + 1
-        with _quiet_library():
-            return MOMENTS * RdpAccountant(orders=[m + 1.0 for m in MOMENTS]).compose(library_event(event)).rdp
+        one = moments_cost(_one_round(event)) / MOMENTS
+        return MOMENTS * _selected(event, MOMENTS + 1.0, one + 1e-13 * (MOMENTS + 1) / MOMENTS)
     q = event.sampling_prob if isinstance(event, PoissonGaussian) else 1.0
     return np.array([_log_moment(q, event.noise_multiplier, int(order)) for order in MOMENTS])
 
@@ -112,10 +113,29 @@ def rdp_cost(event: Event) -> np.ndarray:
     """The Renyi divergences of one round at dp-accounting's orders, rounded up."""
     if isinstance(event, FailureProbability):
         return np.zeros(len(RDP_ORDERS))
+    if isinstance(event, Selection):
+        return _selected(event, RDP_ORDERS, rdp_cost(_one_round(event)))
     with _quiet_library():
         cost = RdpAccountant().compose(library_event(event)).rdp
     # DP: rounding up keeps a tiny divergence from being read as none (epsilon 0 where the truth is not).
     return np.where(np.isnan(cost), math.inf, np.maximum(cost, 0.0) + RDP_ROUNDING)
+
+
+def _one_round(event: Selection) -> PoissonGaussian:
+    return PoissonGaussian(sampling_prob=event.sampling_prob, noise_multiplier=event.noise_multiplier)
+
+
+def _selected(event: Selection, orders: np.ndarray, of_a_round: np.ndarray) -> np.ndarray:
+    """The best of a random number of runs (theorems 2 and 6), from the divergences of one round, rounded up: the library's own road
+    to this bound takes them as they come, and one of -1e-16 or 1e-17 for "nothing can go wrong" or for an error."""
+    # DP: all rounds of a run are repeated together: each trial is a whole run, and its whole curve goes into the bound.
+    of_a_run = event.rounds * of_a_round
+    if not np.isfinite(of_a_run).any():
+        return np.full(len(orders), math.inf)
+    with _quiet_library():
+        return np.asarray(
+            _compute_rdp_repeat_and_select(orders, of_a_run, event.mean_trials, SHAPES[event.drawn_from])  # pyright: ignore[reportArgumentType]
+        )
 
 
 def rdp_epsilon(cost: np.ndarray, delta: float) -> float:
