@@ -154,6 +154,48 @@ def test_a_weight_that_is_missing_is_never_drawn_at_random(base, tmp_path):
         _ = model_of(folder).layout
 
 
+def sharded(base, folder, where):
+    """The base as a large model is saved: an index says in which file each weight lies."""
+    shutil.copytree(base, folder)
+    names = safetensors.torch.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, where)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_model_in_several_files_is_read_and_its_index_is_under_the_digest(base, tmp_path):
+    folder = sharded(base, tmp_path / "model", "model-00001-of-00001.safetensors")
+    one, other = (model.initial(0) for model in (model_of(base), model_of(folder)))
+    assert torch.equal(one, other)
+    before = model_of(folder).pinned().base_sha256
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text() + " ")
+    assert model_of(folder).pinned().base_sha256 != before
+
+
+@pytest.mark.parametrize("where", ["../base/model.safetensors", "inside/model.safetensors"])
+def test_weights_from_outside_the_digest_are_refused(base, tmp_path, where):
+    shutil.copytree(base, tmp_path / "base")
+    folder = sharded(base, tmp_path / "model", where)
+    shutil.copytree(base, folder / "inside")
+    with pytest.raises(ModelError, match="none of its own"):
+        model_of(folder).pinned()
+    shutil.copytree(base, tmp_path / "other")
+    config = tmp_path / "other" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "transformers_weights": where}))
+    with pytest.raises(ModelError, match="none of its own"):
+        model_of(tmp_path / "other").pinned()
+
+
+def test_an_adapter_beside_the_base_is_refused(base, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="merge_and_unload"):
+        model_of(folder).pinned()
+
+
 def test_code_in_a_folder_is_never_run(base, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(base, folder)

@@ -4,6 +4,7 @@ In: a folder as `save_pretrained` writes it: config.json, tokenizer.json, *.safe
 """
 
 import hashlib
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,38 @@ def base_files(path: Path) -> list[Path]:
         raise ModelError(
             f"{path} has no tokenizer.json. Save the model's tokenizer beside it (`save_pretrained` of the fast tokenizer)."
         )
-    return [path / "config.json", path / "tokenizer.json", *weights]
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    _check_nothing_else_is_read(path, indexes, {file.name for file in weights})
+    return [path / "config.json", path / "tokenizer.json", *indexes, *weights]
+
+
+def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[str]) -> None:
+    """transformers also takes weights from where an index or config.json says, and puts on an adapter that it finds."""
+    if (path / "adapter_config.json").exists():
+        raise ModelError(
+            f"{path} holds an adapter beside the model. Merge it into the weights (peft: merge_and_unload) and save the whole, or "
+            "take adapter_config.json away."
+        )
+    named = [_table(path / "config.json").get("transformers_weights")]
+    for index in indexes:
+        parts = _table(index).get("weight_map")
+        named += list(parts.values()) if isinstance(parts, dict) else [index.name]
+    # DP: weights that lie elsewhere would be under no digest: others could stand in their place, and nobody would notice.
+    if outside := [name for name in named if name is not None and name not in weights]:
+        raise ModelError(
+            f"{path} takes weights from {str(outside[0])[:100]!r}, which is none of its own *.safetensors. Load the model with "
+            "transformers and write it again with `save_pretrained`."
+        )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a table in JSON. Give a folder of `save_pretrained`.")
+    return content
 
 
 def base_digest(path: Path) -> str:
