@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -221,6 +222,17 @@ def test_several_processes_charge_one_ledger_and_every_line_is_there(path, tmp_p
     assert [process.wait() for process in going] == [0, 0, 0]
     people = Population.read(path)
     assert [len(member.events) for member in people.members.values()] == [60, 60, 60]
+
+
+def test_a_charge_waits_for_whoever_holds_the_ledger(path, tmp_path):
+    account = begun(tmp_path, opened(path))
+    charging = threading.Thread(target=account.charge, args=(ROUND, 0))
+    with opened(path)._log.locked():
+        charging.start()
+        charging.join(0.5)
+        assert charging.is_alive()
+    charging.join()
+    assert len(opened(path).events) == 1
 
 
 def test_every_cut_in_the_last_line_is_mended_and_the_rest_stays(path, tmp_path):
