@@ -90,18 +90,24 @@ class Ranks:
         self.device, self.timeout = device, timeout
 
     def tell(self, messages: Sequence[Message]) -> None:
-        """The leader asks every other rank for something, each in its own words, and sees that they have heard."""
+        """The leader asks every other rank for something, each in its own words, and sees that they have heard. All are spoken to
+        at once: one after the other, hundreds of ranks would wait longer than they work."""
+        posted = []
         for rank, message in zip(self.others, messages, strict=True):
             with self._naming(rank):
-                self._send(rank, message, self.timeout)
+                posted.append(self._post(rank, message))
+        for rank, sending in zip(self.others, posted, strict=True):
+            with self._naming(rank):
+                sending.wait(self.timeout)
         self.answers()
 
-    def _send(self, rank: int, message: Message, seconds: float) -> None:
+    def _post(self, rank: int, message: Message) -> "_Sending":
         said = json.dumps([message.job, message.facts]).encode()
         numbers = np.ascontiguousarray(message.numbers, dtype=np.int64)
         content = torch.from_numpy(np.frombuffer(said + numbers.tobytes(), dtype=np.uint8).copy())
-        for part in (torch.tensor([len(said), numbers.size]), content):
-            _wait(dist.isend(part, dst=rank), seconds)
+        return _Sending(
+            [(dist.isend(part, dst=rank), part) for part in (torch.tensor([len(said), numbers.size]), content)]
+        )
 
     def hear(self) -> Message:
         """What the leader asks next, however long that takes. The answer "heard" goes back at once."""
@@ -130,11 +136,14 @@ class Ranks:
 
     def answers(self) -> list[Answer]:
         """The leader hears every other rank, in order; whoever is late, gone or in trouble is named."""
-        until, found = time.monotonic() + self.timeout, []
+        until, found, coming = time.monotonic() + self.timeout, [], []
         for rank in self.others:
             head = torch.zeros(2 + WORDS // 8, dtype=torch.int64)
             with self._naming(rank):
-                _wait(dist.irecv(head, src=rank), until - time.monotonic())
+                coming.append((rank, head, dist.irecv(head, src=rank)))
+        for rank, head, work in coming:
+            with self._naming(rank):
+                _wait(work, until - time.monotonic())
                 count, nanoseconds, *_ = head.tolist()
                 trouble = head[2:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
                 numbers = torch.zeros(count, dtype=torch.int64)
@@ -164,7 +173,7 @@ class Ranks:
         """Let the others go home, if they can still hear; who cannot will notice that we have gone."""
         for rank in () if self.is_broken else self.others:
             with suppress(RuntimeError):
-                self._send(rank, Message("end"), 2.0)
+                self._post(rank, Message("end")).wait(2.0)
 
     def _together(self, collective: Callable[[], Any]) -> None:
         try:
@@ -177,6 +186,17 @@ class Ranks:
 
     def _naming(self, rank: int) -> "_Naming":
         return _Naming(self, rank)
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """A message on its way, and its memory, which must stay until it has left."""
+
+    parts: list[tuple[Any, Tensor]]
+
+    def wait(self, seconds: float) -> None:
+        for work, _ in self.parts:
+            _wait(work, seconds)
 
 
 @dataclass
