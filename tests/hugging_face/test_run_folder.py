@@ -15,6 +15,8 @@ from unheard.errors import LedgerError, ModelError, UnprovenCombination
 from unheard.models.hugging_face_folder import base_digest
 from unheard.training.crew import build
 from unheard.training.run_file import read_run_file
+from unheard.tuning.selecting import select
+from unheard.tuning.trial_count import TrialCount
 
 from .conftest import model_of, run_of
 
@@ -87,6 +89,14 @@ def test_other_weights_under_a_run_are_refused(trained, tmp_path):
         unheard.Released.open(tmp_path / "copy" / "run")
     with pytest.raises(ModelError, match="not the model that this run began from"):
         unheard.resume(tmp_path / "copy" / "run", rounds=3)
+
+
+def test_the_best_of_several_runs_names_its_base_and_goes_on(base, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    run = run_of(tmp_path / "corpus", model_of(base, "lora"))
+    folder = select([run], tmp_path / "best", TrialCount(mean=1))
+    assert read_run_file(folder.run_file)[0].model.base_sha256 == run.model.pinned().base_sha256
+    assert [report.round for report in unheard.resume(folder.path, rounds=3)] == [3]
 
 
 def test_a_digest_edited_to_fit_other_weights_is_another_run(trained, tmp_path):

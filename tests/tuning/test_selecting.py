@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,6 +22,7 @@ from unheard.privacy.budget import Budget
 from unheard.privacy.events import Selection, from_record
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population import Population
+from unheard.runs import RunFolder
 from unheard.training.loop import resume
 from unheard.training.run_file import run_toml
 from unheard.tuning import selecting
@@ -104,14 +108,55 @@ def folder_delta(folder):
 def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch):
     """Scores in an order that a test decides: the second of three trials is the best."""
     scores = iter([0.1, 0.3, 0.2])
-    kept = []
+    kept, made = [], []
+    train = selecting.train_together
+    monkeypatch.setattr(
+        selecting,
+        "train_together",
+        lambda runs, **how: (made.extend(place for _, place in runs), train(runs, **how))[1],
+    )
     monkeypatch.setattr(selecting, "mean_of_last", lambda rows: next(scores))
     real = selecting._release
     monkeypatch.setattr(
-        selecting, "_release", lambda run, trial, *rest: (kept.append(trial.path.name), real(run, trial, *rest))
+        selecting, "_release", lambda run, trial, *rest: (kept.append(trial.path), real(run, trial, *rest))
     )
     select(candidates, tmp_path / "best", Drawn(mean=3))
-    assert kept == ["1"]
+    assert kept == [made[1]]
+    assert not any(place.name.isdecimal() and int(place.name) < 100 for place in made)  # a name tells no number
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from unheard.tuning import selecting
+from unheard.tuning.trial_count import TrialCount
+from unheard.training.run_file import read_run_file
+import os, signal
+
+def killed(runs, **how):
+    for _, place in runs:
+        place.mkdir()
+        (place / "model.safetensors").write_text("of a trial")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+selecting.train_together = killed
+selecting.select([read_run_file(Path(sys.argv[1]))[0]], sys.argv[2], TrialCount(mean=1))
+"""
+
+
+def test_what_a_killed_selection_left_is_deleted_by_the_next_one(candidates, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(run_toml(candidates[1]))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(tmp_path / "best")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob(".best.*.new")
+    assert left.stat().st_mode & 0o077 == 0
+    with RunFolder(left / "trials").locked():
+        selecting.clear_away(tmp_path / "best")  # of one that is going on nothing is touched
+    assert left.exists()
+    select(candidates, tmp_path / "best", Drawn(mean=1))
+    assert not left.exists()
+    assert len(people(candidates).events) == 2  # both were charged
 
 
 def test_where_the_number_drawn_is_zero_there_is_no_model_but_a_charge(candidates, tmp_path):

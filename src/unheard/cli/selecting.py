@@ -8,6 +8,8 @@ def select_best(
     run_file: Path, overrides: Sequence[str], vary: list[str], out: Path, mean: float, drawn_from: str, as_json: bool
 ) -> None:
     """Nothing is shown while the trials run but that they do: their number and their scores are secret."""
+    import signal
+    import sys
     from json import loads
 
     import typer
@@ -15,6 +17,7 @@ def select_best(
     from unheard.cli.display import notes, say
     from unheard.cli.sweep import combinations
     from unheard.errors import InvalidValue
+    from unheard.training.loop import pinned
     from unheard.training.run_file import read_run_file, run_hash
     from unheard.tuning.selecting import select
     from unheard.tuning.trial_count import TrialCount
@@ -31,6 +34,7 @@ def select_best(
         highlight=False,
         soft_wrap=True,
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # leave as by Ctrl-C: nothing of the trials may stay
     with notes.status("Training"):
         folder = select(candidates, out, count, engine=read[0][1])
     if folder is None:
@@ -40,7 +44,7 @@ def select_best(
         typer.echo(folder.statement.read_text(encoding="utf-8"))
         return
     best = run_hash(read_run_file(folder.run_file)[0])
-    chosen = next(some for some, run in zip(changes, candidates, strict=True) if run_hash(run) == best)
+    chosen = next(some for some, run in zip(changes, candidates, strict=True) if run_hash(pinned(run)) == best)
     say(f"The best: {', '.join(chosen)}. Run folder: {out}")
     say(f"What it and the choice of it cost: {loads(folder.statement.read_text(encoding='utf-8'))['claim']}.")
     say(

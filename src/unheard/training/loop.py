@@ -106,7 +106,7 @@ def train_together(
 def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Rounds:
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
-    run = _pinned(run)
+    run = pinned(run)
     check_fits(run, store)
     reach(built, store)
     people = people_of(run, store)
@@ -123,13 +123,13 @@ def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Ro
     return _rounds(run, folder.settle(out), store, built)
 
 
-def _pinned(run: Run) -> Run:
+def pinned(run: Run) -> Run:
     """With the digest of the weights that it begins from, if they come from elsewhere: it is part of the run's hash."""
     return replace(run, model=run.model.pinned()) if isinstance(run.model, HuggingFaceModel) else run
 
 
 def _go_on(run: Run, folder: RunFolder, built: Engine) -> Rounds:
-    run = _pinned(run)
+    run = pinned(run)
     store = TokenStore.open(run.corpus)
     check_fits(run, store)
     facts = Ledger.read(folder.ledger).facts

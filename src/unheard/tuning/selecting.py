@@ -4,13 +4,18 @@ In: candidates of one cost. Out: one run folder, charged before the first trial 
 number drawn was 0. Chosen by accuracy on held-out users, who are not protected by any of this.
 """
 
+import glob
+import secrets
 import shutil
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import EngineChoice
+from unheard.errors import RunFolderInUse
 from unheard.privacy.account import Account, run_id
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.ledger import Ledger
@@ -18,7 +23,7 @@ from unheard.privacy.population import Population
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
-from unheard.training.loop import train_together, write_statement
+from unheard.training.loop import pinned, train_together, write_statement
 from unheard.training.run import Run
 from unheard.training.run_file import run_toml
 from unheard.training.start import charge_the_past, check_fits, enter, names, people_of, public_facts
@@ -46,28 +51,39 @@ def select(
     for run in candidates:
         check_fits(run, store)
     people = people_of(first, store)
+    clear_away(out)
     folder = RunFolder.begin(out)  # readable by nobody else until it is settled
+    secret = folder.path / SECRET
+    secret.mkdir()
     try:
-        secret = folder.path / SECRET
-        secret.mkdir()
-        charged = Ledger.create(
-            secret / "charged.jsonl", {**public_facts(first, store, SecureStreams()), **names(first)}
-        )
-        charge_the_past(first, store, charged)
-        if first.budget:
-            first.budget.check(first.budget.running(charged.events), event, 0)
-        enter(first, charged, people, Path(out).name)
-        # DP: all trials are paid for here, in the people's ledger, before the number of them is drawn or anybody's text is read.
-        Account(charged, people).charge(event, 0)
-        best = _best(candidates, count.draw(secure_generator()), secret, engine)
-        if best is None:
-            return None
-        _release(*best, folder, charged, people, store, engine, count)
-        # DP: of the other trials nothing is left.
-        shutil.rmtree(secret)
+        with RunFolder(secret).locked():
+            charged = Ledger.create(
+                secret / "charged.jsonl", {**public_facts(first, store, SecureStreams()), **names(first)}
+            )
+            charge_the_past(first, store, charged)
+            if first.budget:
+                first.budget.check(first.budget.running(charged.events), event, 0)
+            enter(first, charged, people, Path(out).name)
+            # DP: all trials are paid for here, in the people's ledger, before their number is drawn or anybody's text is read.
+            Account(charged, people).charge(event, 0)
+            best = _best(candidates, count.draw(secure_generator()), secret, engine)
+            if best is None:
+                return None
+            _release(*best, folder, charged, people, store, engine, count)
+            # DP: of the other trials nothing is left.
+            shutil.rmtree(secret)
         return folder.settle(out)
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)  # settled, it is no longer there
+
+
+def clear_away(out: str | Path) -> None:
+    """Delete what a selection into this folder left when it was killed outright: trials, which nobody may see or count."""
+    place = Path(out).resolve()
+    for secret in place.parent.glob(f".{glob.escape(place.name[:50])}.*.new/{SECRET}"):
+        with suppress(RunFolderInUse), RunFolder(secret).locked():  # another that is still going on keeps its own
+            # DP: a trial that was not chosen was paid for only as long as it is never seen.
+            shutil.rmtree(secret.parent)
 
 
 def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineChoice) -> tuple[Run, RunFolder] | None:
@@ -80,11 +96,13 @@ def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineCh
             candidates[int(secure_generator().integers(len(candidates)))]
             for _ in range(start, min(number, start + AT_ONCE))
         ]
-        places = [secret / f"{start + i}" for i in range(len(chosen))]
+        places = [secret / secrets.token_hex(8) for _ in chosen]  # no number: an error may name a file
         # The people's own ledger holds the whole selection; the trials keep their accounts in a place that is thrown away.
         trials = [replace(run, ledger=secret / "people.jsonl", budget=None) for run in chosen]
-        for _ in train_together(list(zip(trials, places, strict=True)), engine=engine):
-            pass
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # whatever is said once for each group of trials would count them
+            for _ in train_together(list(zip(trials, places, strict=True)), engine=engine):
+                pass
         for run, place in zip(chosen, places, strict=True):
             score = mean_of_last(RunFolder(place).read_metrics())
             if best is None or score > best[0]:
@@ -126,4 +144,5 @@ def _release(
 
 
 def _resolved(run: Run) -> Run:
+    run = pinned(run)
     return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
