@@ -118,6 +118,63 @@ def test_another_corpus_on_a_rank_is_refused(seeded, parts, store, tmp_path):
         on_ranks(2, lead)
 
 
+def of_users(path, users, store, **info) -> TokenStore:
+    info = {"tokens": {"kind": "words"}, **info}
+    held_out = store.held_out.users(np.arange(10))
+    return write_store(path, train=users, held_out=held_out, vocabulary=store.vocabulary, info=info, shards=5)
+
+
+def test_parts_of_another_store_than_the_one_that_is_charged_are_refused(seeded, whole, store, tmp_path):
+    """All ranks agree with each other, and none with the run: other people would be heard than those who are charged."""
+    of_users(tmp_path / "other", whole.train.users(np.arange(60)), store, name="of other people")
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "other"))
+
+    def lead(ranks):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
+
+    with pytest.raises(LeaderFailed, match="Rank 0 has another corpus than the run's"):
+        on_ranks(2, lead)
+
+
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_a_copy_that_numbers_equally_long_users_otherwise_is_refused(seeded, store, tmp_path, as_parts):
+    """The paper's users all have 1,600 tokens: where they begin and end does not tell who is who."""
+    users = [np.resize(one, 40) for one in store.train.users(np.arange(60))]
+    copies = [
+        of_users(tmp_path / "one", users, store, name="one"),
+        of_users(tmp_path / "two", [*users[1:], users[0]], store, name="one"),
+    ]
+    assert copies[0].name == copies[1].name
+    assert copies[0].train.boundaries_digest() == copies[1].train.boundaries_digest()
+    if as_parts:  # that have no shard in common
+        for k, copy in enumerate(copies):
+            divide(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
+    else:
+        for k, copy in enumerate(copies):
+            shutil.copytree(copy.path, tmp_path / f"part-{k}")
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+    run = replace(seeded, corpus=tmp_path / "one")
+
+    def lead(ranks):
+        list(unheard.train(run, tmp_path / "r", engine=engine, ranks=ranks))
+
+    with pytest.raises(LeaderFailed, match="Rank 1 has another corpus"):
+        on_ranks(2, lead)
+
+
+def test_a_part_whose_text_was_replaced_is_refused(seeded, parts, tmp_path):
+    held = [int(k) for k in np.flatnonzero(parts[0].train.shards_here)]
+    file = tmp_path / "part-0" / "train" / f"{held[0]:05d}.tokens"
+    file.write_bytes(file.read_bytes()[::-1])
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+
+    def lead(ranks):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
+
+    with pytest.raises(LeaderFailed, match="not the part that was made"):
+        on_ranks(PARTS, lead)
+
+
 def test_a_part_alone_is_not_trained_on(seeded, parts, tmp_path):
     alone = replace(seeded, corpus=parts[0].path, ledger=tmp_path / "people.jsonl")
     with pytest.raises(CorpusError, match="a part of a store"):

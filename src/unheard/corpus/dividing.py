@@ -44,7 +44,10 @@ def divide(
         shutil.copy2(path, target)  # with its mode: what is for the owner alone stays so
         copied += path.stat().st_size
         progress("Copying", copied / total)
-    write_private_json(beside / "part.json", {"part": part, "of": of, "shards": mine})
+    samples = (
+        store.train.samples()
+    )  # of all shards, so that parts of different stores are told apart though they share none
+    write_private_json(beside / "part.json", {"part": part, "of": of, "shards": mine, "samples": samples})
     if Path(out).exists():
         Path(out).rmdir()  # empty: checked when the writer was made
     os.replace(beside, out)

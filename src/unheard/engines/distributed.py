@@ -53,7 +53,7 @@ class DistributedEngine:
             return
         self.ranks.tell(same_for_all(self.ranks, "look", {"place": list(place)}))
         looks = [self.stores.look(place), *(answer.numbers for answer in self.ranks.answers())]
-        self._may_HR[place] = who_holds_what(looks, str(store.path))
+        self._may_HR[place] = who_holds_what(looks, store)
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn

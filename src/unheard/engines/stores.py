@@ -1,9 +1,11 @@
 """Where a rank reads users: the store at the leader's path, or this machine's part of it.
 
-In: places of splits as messages name them, and `[engine] corpus_part`. Out: the same users, read here. Copies of a store must agree
-on where every user begins and ends, or one person could be summed twice under two numbers; that is checked before the first round.
+In: places of splits as messages name them, and `[engine] corpus_part`. Out: the same users, read here. Copies of a store must be of
+the store that is charged, and agree on who has which number, or one person could be summed twice under two; that is checked before
+the first round.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,23 +51,37 @@ class Stores:
         return found
 
     def look(self, place: tuple[str, ...]) -> np.ndarray:
-        """What this rank says of a split: which corpus it is and where users begin and end (as hashes), and the shards it holds."""
+        """What this rank says of a split: which corpus it is and who has which number (as hashes), and the shards it holds."""
         users = self.users(place)
         users.check_boundaries()
-        name = bytes.fromhex(self._open[place[0]].name)
-        hashes = np.frombuffer(name + users.boundaries_digest(), dtype=np.int64)
-        return np.concatenate([hashes, users.shards_here.astype(np.int64)])
+        return np.concatenate([identity(self._open[place[0]], users), users.shards_here.astype(np.int64)])
 
 
-def who_holds_what(looks: list[np.ndarray], path: str) -> np.ndarray:
-    """A mask [shards, ranks], from what every rank saw; a copy of something else, or a shard that nobody holds, is refused."""
-    for rank, look in enumerate(looks):
-        # DP: copies that number users differently would let one person in twice.
-        if not np.array_equal(look[: 2 * DIGEST], looks[0][: 2 * DIGEST]):
+def identity(store: TokenStore, users: UserTokens) -> np.ndarray:
+    """Which corpus it is, where users begin and end, and what some of them wrote: three hashes as whole numbers."""
+    samples = users.samples()
+    if store.part is not None:
+        told = store.part.get("samples")
+        fits = isinstance(told, list) and len(told) == len(samples)
+        if not fits or any(mine not in (None, whole) for mine, whole in zip(samples, told, strict=True)):
             raise CorpusError(
-                f"Rank {rank} has another corpus than the leader's {path}. Give every rank a copy, or a part, of one store."
+                f"{store.path} is not the part that was made of its store. Make it again: unheard corpus part."
             )
-    may_HR = np.stack([look[2 * DIGEST :] for look in looks], axis=1).astype(bool)
+        samples = told
+    wrote = hashlib.sha256(" ".join(map(str, samples)).encode()).digest()
+    return np.frombuffer(bytes.fromhex(store.name) + users.boundaries_digest() + wrote, dtype=np.int64)
+
+
+def who_holds_what(looks: list[np.ndarray], store: TokenStore) -> np.ndarray:
+    """A mask [shards, ranks], from what every rank saw; a copy of something else, or a shard that nobody holds, is refused."""
+    meant, path = identity(store, store.train), str(store.path)
+    for rank, look in enumerate(looks):
+        # DP: copies that number users differently would let one person in twice, and those of another store are not charged.
+        if not np.array_equal(look[: 3 * DIGEST], meant):
+            raise CorpusError(
+                f"Rank {rank} has another corpus than the run's {path}. Give every rank a copy, or a part, of that store."
+            )
+    may_HR = np.stack([look[3 * DIGEST :] for look in looks], axis=1).astype(bool)
     if len(lost := np.flatnonzero(~may_HR.any(axis=1))):
         names = ", ".join(f"{shard:05d}" for shard in lost[:8])
         raise CorpusError(
