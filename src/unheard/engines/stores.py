@@ -62,8 +62,10 @@ def identity(store: TokenStore, users: UserTokens) -> np.ndarray:
     samples = users.samples()
     if store.part is not None:
         told = store.part.get("samples")
-        fits = isinstance(told, list) and len(told) == len(samples)
-        if not fits or any(mine not in (None, whole) for mine, whole in zip(samples, told, strict=True)):
+        told = told if isinstance(told, list) else []
+        if len(told) != len(samples) or any(
+            mine not in (None, whole) for mine, whole in zip(samples, told, strict=True)
+        ):
             raise CorpusError(
                 f"{store.path} is not the part that was made of its store. Make it again: unheard corpus part."
             )
