@@ -16,6 +16,9 @@ from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary, public_vocabulary
 from unheard.corpus.vocabulary_choice import PublicVocabulary
 from unheard.errors import CorpusError, InvalidValue
+from unheard.privacy.account import open_population
+from unheard.privacy.events import PoissonGaussian
+from unheard.privacy.population import Population
 
 SAID = (
     "How are you today? I'm fine, thanks!",
@@ -26,7 +29,9 @@ SAID = (
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All but the ledger, which leads to the first store's."""
+    found = (path for path in folder.rglob("*") if path.is_file() and "ledger" not in path.name)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def prepared(source, out, size) -> TokenStore:
@@ -67,6 +72,16 @@ def test_ids_become_narrower_on_disk_and_everybody_keeps_their_length(tmp_path):
     made = narrow(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=10)
     assert made.dtype == np.dtype("<u2")
     assert [user.tolist() for user in made.train.users(np.arange(2))] == [[0, 3, 2, 9, 1], [0, 4, 2, 1]]
+
+
+def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
+    large = large_store(tmp_path / "large")
+    event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.0)
+    open_population(large.path, large.name, []).charge("before", 0, event, 0)
+    made = narrow(large, tmp_path / "small", vocabulary_size=10)
+    open_population(made.path, made.name, []).charge("after", 0, event, 0)
+    for store in (large, made):
+        assert Population.read(store.path / "ledger.jsonl").events == [event, event]
 
 
 @pytest.mark.parametrize("size", [3, 70_004])

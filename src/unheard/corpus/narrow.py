@@ -2,6 +2,7 @@
 
 In: a store whose dictionary is a list by rank. Out: the store that `prepare` would have made with the shorter list, to the byte
 (for the public list, whose first words do not depend on how many are taken). No text is read; one large store serves for several.
+Its users are the same people, so it has no ledger of its own: what is charged to them goes to the first store's.
 """
 
 import os
@@ -16,6 +17,7 @@ from unheard.corpus.store import SPLITS, StoreWriter, TokenStore
 from unheard.corpus.vocabulary import SPECIALS, UNK, Vocabulary
 from unheard.corpus.workers import Progress
 from unheard.errors import CorpusError, InvalidValue
+from unheard.privacy.population import FILE, Population
 
 _TOKENS_AT_ONCE = 1 << 22
 
@@ -29,6 +31,7 @@ def narrow(
 ) -> TokenStore:
     """Write the narrower store beside the one that there is."""
     _check(store, vocabulary_size)
+    people = Population.open(store.path / FILE, {"corpus": store.name})
     vocabulary = Vocabulary(store.vocabulary.words[:vocabulary_size])
     splits = [name for name in SPLITS if (store.path / name).is_dir()]
     unknown: Counter[str] = Counter()
@@ -50,7 +53,10 @@ def narrow(
         del info["format"]
         if info.get("name") == store.path.resolve().name:  # it was called by its folder
             info["name"] = Path(out).name
-        return writer.finish(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
+        made = writer.finish(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
+    # DP: the same people under two ledgers would be charged in each as if the other's runs had not been.
+    people.join(Population.open(made.path / FILE, {"corpus": made.name}))
+    return made
 
 
 def _check(store: TokenStore, size: int) -> None:
