@@ -4,13 +4,16 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app, main
-from unheard.corpus.store import write_store
+from unheard.corpus.narrow import narrow
+from unheard.corpus.store import TokenStore, write_store
 from unheard.errors import InvalidValue, RunFolderExists
+from unheard.privacy.account import open_population
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population import Population
 from unheard.training.run_file import read_run_file, run_toml
@@ -40,9 +43,11 @@ def run_file(run, store, tmp_path):
 
 @pytest.fixture
 def proxy(store, tmp_path):
-    shutil.copytree(store.path, tmp_path / "proxy")
-    (tmp_path / "proxy" / "ledger.jsonl").unlink(missing_ok=True)
-    return tmp_path / "proxy"
+    """Other people, who write alike."""
+    users = store.train.users(np.arange(store.train.num_users)[::-1])
+    held_out = store.held_out.users(np.arange(store.held_out.num_users))
+    info = {key: value for key, value in store.info.items() if key not in ("format", "vocabulary")}
+    return write_store(tmp_path / "proxy", train=users, held_out=held_out, vocabulary=store.vocabulary, info=info).path
 
 
 def tune(*words):
@@ -176,6 +181,22 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_charged(run_file, tm
 def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
     with pytest.raises(InvalidValue, match="no proxy"):
         tune(run_file, "--out", tmp_path / "t", "--corpus", tmp_path / "private", "--population", 60)
+
+
+def test_the_same_people_under_another_name_are_no_proxy(run_file, proxy, tmp_path):
+    """A copy of their text; and a store that was declared to hold them, or made from theirs."""
+    asked = [run_file, "--out", tmp_path / "t", "--population", 60, *QUICK, "--corpus"]
+    shutil.copytree(tmp_path / "private", tmp_path / "copy")
+    with pytest.raises(InvalidValue, match="same people, and no proxy"):
+        tune(*asked, tmp_path / "copy")
+    narrow(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
+    with pytest.raises(InvalidValue, match="same people, and no proxy"):
+        tune(*asked, tmp_path / "narrow")
+    people = [open_population(path, path.name, []) for path in (tmp_path / "private", proxy)]
+    people[0].join(people[1])
+    with pytest.raises(InvalidValue, match="same people, and no proxy"):
+        tune(*asked, proxy)
+    assert not (tmp_path / "t").exists()
 
 
 def test_each_stage_changes_what_the_papers_does_and_nothing_else(run, tmp_path):

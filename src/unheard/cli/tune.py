@@ -147,6 +147,7 @@ def _refuse_both(context: typer.Context, names: tuple[str, ...], mode: str) -> N
 def _tried(run: "Run", corpus: Path | None, population: int | None) -> "Run":
     """The run that the trials are made of: on the proxy, if there is one."""
     from unheard.errors import InvalidValue
+    from unheard.tuning.spending import check_other_people
     from unheard.tuning.trials import check_can_be_tuned, on_proxy
 
     check_can_be_tuned(run)
@@ -155,10 +156,7 @@ def _tried(run: "Run", corpus: Path | None, population: int | None) -> "Run":
             "--corpus and --population go together: how many users the proxy has is declared, never counted."
         )
     if corpus is not None and population is not None:
-        if corpus.resolve() == Path(run.corpus).resolve():
-            raise InvalidValue(
-                f"{corpus} is the run's own corpus, and no proxy for it. Leave out --corpus and --population."
-            )
+        check_other_people(run, corpus)
         return on_proxy(run, corpus, population)
     if run.budget is not None:
         raise InvalidValue(

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unheard.corpus.store import TokenStore
+from unheard.engines.stores import identity
+from unheard.errors import InvalidValue
 from unheard.privacy.accountants import Bound, best_epsilon
 from unheard.privacy.events import Event, NonPrivate
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population import FILE, Population
 from unheard.runs import RunFolder
+from unheard.training.run import Run
 from unheard.tuning.trials import Trial
 
 
@@ -84,3 +89,26 @@ def spending(trials: Sequence[Trial], *, is_proxy: bool) -> Spending:
         bound=best_epsilon(events, delta),
         noised=best_epsilon(noised, delta),
     )
+
+
+def check_other_people(run: Run, proxy: Path) -> None:
+    """As far as stores can tell: a proxy is neither the run's own corpus, nor a copy of it, nor charged to the same ledger. Where the
+    run's corpus is not on this machine, nothing can be compared."""
+    own = Path(run.corpus)
+    is_same = proxy.resolve() == own.resolve()
+    if not is_same and (own / "corpus.json").is_file() and (proxy / "corpus.json").is_file():
+        stores = [TokenStore.open(path) for path in (own, proxy)]
+        is_copy = bool((identity(stores[0], stores[0].train) == identity(stores[1], stores[1].train)).all())
+        is_same = is_copy or (_ledger(proxy) is not None and _ledger(proxy) in (_ledger(own), _ledger(run.ledger)))
+    if is_same:
+        # DP: what is said of a proxy's tuning, that the run's own people paid nothing, would be false.
+        raise InvalidValue(
+            f"{proxy} is the run's own corpus, or holds the same people, and no proxy for it. Leave out --corpus and --population, "
+            "or give other people's text."
+        )
+
+
+def _ledger(place: str | Path | None) -> Path | None:
+    """Where a store's people are charged, wherever their ledger has moved to."""
+    file = None if place is None else Path(place) / FILE if Path(place).is_dir() else Path(place)
+    return Population.read(file).path if file is not None and file.is_file() else None
