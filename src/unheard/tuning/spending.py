@@ -92,8 +92,8 @@ def spending(trials: Sequence[Trial], *, is_proxy: bool) -> Spending:
 
 
 def check_other_people(run: Run, proxy: Path) -> None:
-    """As far as stores can tell: a proxy is neither the run's own corpus, nor a copy of it, nor charged to the same ledger. A corpus
-    that is not on this machine cannot be compared."""
+    """As far as stores can tell: a proxy is neither the run's own corpus, nor a copy of it, nor charged to the same ledger. Nothing
+    can be said of a corpus that is not on this machine."""
     own = Path(run.corpus)
     is_same = proxy.resolve() == own.resolve()
     if not is_same and (own / "corpus.json").is_file() and (proxy / "corpus.json").is_file():
