@@ -117,6 +117,31 @@ def test_differences_within_the_seeds_are_said_and_decide_nothing(everything):
     assert made.verdict.outcome == "did not hold"  # 10 to 100 users is no longer more than chance
 
 
+@pytest.mark.parametrize("name", ["noised-vs-baseline", "table-accuracy"])
+def test_noise_that_costs_nothing_does_not_show_what_noise_costs(name, everything):
+    """Every run at one accuracy, σ = 0.012 a hair lower: less than two seeds of one run differ by."""
+    runs = {
+        one: changed(
+            everything,
+            one,
+            evaluations=[
+                {**row, "accuracy_top1": 0.2 - 0.0001 * ("0.012" in one) + 0.001 * ("seed2" in one)}
+                for row in run.evaluations
+            ],
+        ).runs[one]
+        for one, run in everything.runs.items()
+    }
+    assert exhibit(name, Found("x", runs)).verdict.outcome == "cannot tell"
+
+
+def test_a_tiny_run_is_not_shown_as_one_with_all_its_users(everything):
+    name = "flat-S15-sigma0.003-C5000"
+    tiny = changed(everything, name, settings={"sampling": {"users_per_round": 3}})
+    row = exhibit("private-for-real", tiny).tables[0].rows[1]
+    assert row[1] == NOT_RUN
+    assert set(row[2:]) == {"—"}
+
+
 def test_models_of_one_quality_cannot_show_what_quality_does(everything):
     flat = dict(everything.runs)
     for name in flat:

@@ -6,7 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.printed import BASELINE_ROUNDS, COMPUTATION, PRIVATE_ROUNDS, SAME_ACCURACY
 from unheard.paper.recipe import Recipe
 from unheard.paper.showing import by_round, shown, signed
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 BASELINE, LEAST, MIDDLE, MOST = "baseline", "flat-S15-sigma0.003", "flat-S10-sigma0.006", "flat-S15-sigma0.012"
 LABELS = {
@@ -18,7 +18,7 @@ LABELS = {
 MARKS = (100, 500, 1000, 2000, 3000, 4000, 5000)
 RULE = (
     f"Where all got to, and over all seeds, σ = 0.003 is at most {points(NEARLY)} below the baseline, and σ = 0.012 is further "
-    "below it."
+    "below it by more than two seeds can differ; within that it cannot be told."
 )
 
 
@@ -37,7 +37,8 @@ def judge(found: Found) -> Verdict:
         f"After {plural(at or 0)} σ = 0.003 is {below(least - base)} the baseline ({percent(least)} against {percent(base)}), "
         f"σ = 0.012 {below(most - base)} it. {about_seeds(found, [least - base], at)}"
     )
-    return judged(least - base >= -NEARLY and most < least, sentence, RULE)
+    is_near, is_open = least - base >= -NEARLY, abs(least - most) <= margin(found, at)
+    return judged(None if is_near and is_open else is_near and most < least, sentence, RULE)
 
 
 def _by_round(found: Found) -> Table:

@@ -6,6 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.printed import REDDIT, TINY_DELTA, PrintedEpsilon
 from unheard.paper.recipe import Recipe
 from unheard.paper.recomputed import moments, today
+from unheard.paper.results import RunResult
 from unheard.paper.runs import noised
 from unheard.paper.showing import by_round, cell, own_epsilon, shown, signed
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
@@ -51,7 +52,7 @@ def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    done = {key: pair for key, pair in PAIRS.items() if pair[0] in found}
+    done = {key: pair for key, pair in PAIRS.items() if real_run(found, pair[0], key[2]) is not None}
     if not done:
         return judged(None, "Not run.", RULE)
     parts, gaps, last = [], [], 0
@@ -68,9 +69,16 @@ def judge(found: Found) -> Verdict:
     return judged(held, sentence[0].upper() + sentence[1:], RULE)
 
 
+def real_run(found: Found, name: str, users: int) -> RunResult | None:
+    """The run, if it had all its users a round: a tiny version with fewer has another z, and was not trained for real."""
+    result = found.runs.get(name)
+    drawn = {} if result is None else result.settings.get("sampling", {})
+    return result if drawn.get("users_per_round") == users else None
+
+
 def _row(found: Found, norm: float, sigma: float, users: int, real: str, estimate: str) -> list[str]:
     name = f"{sigma:g}, {norm:g}, {users:,}"
-    result = found.runs.get(real)
+    result = real_run(found, real, users)
     if result is None:
         return [name, NOT_RUN, *[NOTHING] * 8]
     at = found.rounds(real, estimate)

@@ -12,7 +12,8 @@ from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, margin, 
 RUNS = list(dict.fromkeys(row.run for row in TABLE_2))
 RULE = (
     "Every ε, computed again by the moments accountant, has the printed digits; where all runs got to, each σ costs at most "
-    f"{points(NEARLY)} more than it cost the paper, and more noise does not cost less by more than two seeds can differ."
+    f"{points(NEARLY)} more than it cost the paper, and more noise does not cost less by more than two seeds can differ. Where the "
+    "most noise costs no more than that, it cannot be told."
 )
 
 
@@ -80,7 +81,8 @@ def judge(found: Found) -> Verdict:
         f"{plural(at or 0)} σ = 0.003, 0.006 "
         f"and 0.012 cost {listed} points. {about_seeds(found, list(costs.values()), at)}"
     )
-    return judged(equal and near and growing, sentence, RULE)
+    is_so = equal and near and growing
+    return judged(None if is_so and costs[RUNS[-1]] <= same else is_so, sentence, RULE)
 
 
 def _row(row: PrintedModel, found: Found, at: int | None) -> list[str]:
