@@ -192,3 +192,22 @@ def test_everything_shown_is_json(name, everything):
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UnknownKey, match="Did you mean 'clipping'"):
         exhibit("cliping", Found())
+
+
+def test_an_estimate_that_was_far_too_careful_was_no_estimate():
+    better = moved(world(), {"flat-S15-sigma0.003-C5000": 1.5})
+    assert exhibit("private-for-real", better).verdict.outcome == "did not hold"
+
+
+def test_rounds_that_one_clip_did_not_reach_decide_nothing():
+    """S = 20 stopped at 500 rounds: what it would have lost by 3,000 nobody knows."""
+    found = Found("made-up", {**world().runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
+    assert "3,000" not in exhibit("clipping", found).verdict.sentence
+    assert "3,000" in exhibit("clipping", world()).verdict.sentence
+
+
+def test_a_difference_of_chance_says_nothing_about_norms():
+    runs = world()
+    gap = runs.accuracy("baseline", 3000) - runs.accuracy("free-norm-baseline", 3000)
+    equal = moved(runs, {"free-norm-baseline": 100 * gap - 0.01})
+    assert exhibit("unit-norm", equal).verdict.outcome == "cannot tell"

@@ -94,6 +94,16 @@ def test_what_goes_wrong_on_a_rank_is_told_by_the_leader(longer, tmp_path, monke
     assert charged_and_saved(tmp_path / "r") == (2, 1)
 
 
+def test_a_bug_on_a_rank_is_told_by_its_kind_and_never_by_its_numbers(longer, tmp_path, monkeypatch):
+    def bug() -> None:
+        raise IndexError("index 123456 is out of bounds")
+
+    at_round(monkeypatch, 2, 1, bug)
+    with pytest.raises(LeaderFailed, match=r"RankError: Rank 1 of 2: IndexError") as told:
+        on_ranks(2, trained(longer, tmp_path / "r", EngineChoice(device="cpu", rank_timeout=20)))
+    assert "123456" not in str(told.value)
+
+
 def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path, monkeypatch):
     real = crew.at_rank
 

@@ -111,15 +111,22 @@ def _answer(ranks: Ranks, member: "_Member", message: Message) -> torch.Tensor |
     """Work, and say that it is done or what went wrong. What is to be added to the others' sums comes back."""
     try:
         numbers, to_add, seconds = member.work(message)
-    except (UnheardError, OSError, MemoryError, RuntimeError) as trouble:
+    except Exception as trouble:
         if ranks.is_broken:
             raise
-        ranks.answer(
-            trouble=str(trouble) if isinstance(trouble, UnheardError) else f"{type(trouble).__name__}: {trouble}"
-        )
+        ranks.answer(trouble=_in_words(trouble))
         return None
     ranks.answer(numbers, seconds=seconds)
     return to_add
+
+
+def _in_words(trouble: Exception) -> str:
+    """What the leader may show. What a machine lacks is said; of a bug only its kind, since its message may name users."""
+    if isinstance(trouble, UnheardError):
+        return str(trouble)
+    kind = type(trouble).__name__
+    is_machine = isinstance(trouble, OSError | MemoryError | RuntimeError)
+    return f"{kind}: {trouble}" if is_machine else f"{kind}, which is a bug: run it without --processes to see where."
 
 
 @dataclass

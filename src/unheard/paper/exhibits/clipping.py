@@ -13,8 +13,8 @@ LAYERED = {norm: clipped(norm, "per_layer").name for norm in CLIPS}
 FREE = VARIABLE.name
 RANGE = (10, 15, 20)
 RULE = (
-    "At every round drawn, flat and (where it was run) per-layer clipping with S = 10, 15 and 20 are at most "
-    f"{points(SMALL)} below the run without a clip."
+    "At every round drawn that all of them reached, flat and (where it was run) per-layer clipping with S = 10, 15 and 20 are at "
+    f"most {points(SMALL)} below the run without a clip."
 )
 
 
@@ -44,6 +44,8 @@ def judge(found: Found) -> Verdict:
     losses = {}
     for mark in _marks(found):
         free = found.accuracy(FREE, mark)
+        if any(found.accuracy(FLAT[norm], mark) is None for norm in RANGE):
+            continue  # the one that lost most may be the one that is missing
         for kind, runs in (("flat", FLAT), ("per layer", LAYERED)):
             for norm in RANGE:
                 value = found.accuracy(runs[norm], mark)

@@ -6,7 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.printed import TIED_SMALLER
 from unheard.paper.recipe import Recipe
 from unheard.paper.showing import by_round, cell, reached, shown
-from unheard.paper.verdict import SMALL, Verdict, about_seeds, below, judged, missing, plural, points
+from unheard.paper.verdict import SMALL, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 OURS, UNTIED, FREE = "baseline", "untied-baseline", "free-norm-baseline"
 SMALLER = (TIED_SMALLER.value - 0.05, TIED_SMALLER.value + 0.05)
@@ -16,8 +16,8 @@ RULE_TIED = (
     f"{points(SMALL)} below it."
 )
 RULE_NORM = (
-    "With vectors of norm 1 the model reaches, in fewer rounds, the accuracy at which free vectors ended (or where "
-    "both got to)."
+    "With vectors of norm 1 the model reaches, in fewer rounds, the accuracy at which free vectors ended (or where both got to), "
+    "and is then above them by more than chance."
 )
 
 
@@ -68,6 +68,8 @@ def judge_norm(found: Found) -> Verdict:
         f"Free vectors have {percent(free)} after {plural(at)}; vectors of norm 1 {words}, and have {percent(unit)} then. "
         f"{about_seeds(found, [unit - free], at)}"
     )
+    if abs(unit - free) <= margin(found, at):
+        return judged(None, sentence, RULE_NORM)
     return judged(sooner is not None and sooner < (found.reach(FREE, free) or at), sentence, RULE_NORM)
 
 

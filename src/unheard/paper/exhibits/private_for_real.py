@@ -16,10 +16,7 @@ PAIRS = {
     (15, 0.003, 5000): (noised(15, 0.003, users=5000).name, noised(15, 0.003).name),
 }
 """S, sigma and users a round to the real run and to its estimate."""
-RULE = (
-    f"Every real run that was done ends at most {points(NEARLY)} below its estimate with 100 users a round, after as many rounds. "
-    "(Above it is no loss, and is said.)"
-)
+RULE = f"Every real run that was done ends within {points(NEARLY)} of its estimate with 100 users a round, after as many rounds."
 
 
 def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
@@ -63,7 +60,7 @@ def judge(found: Found) -> Verdict:
         gap = (found.accuracy(real, last) or 0.0) - (found.accuracy(estimate, last) or 0.0)
         gaps.append(gap)
         parts.append(f"{users:,} users a round at σ = {sigma:g} end {below(gap)} the estimate after {plural(last)}")
-    held = all(gap >= -NEARLY for gap in gaps)
+    held = all(abs(gap) <= NEARLY for gap in gaps)
     better = " Where it is above, the estimate was too careful." if max(gaps) > margin(found, last) else ""
     sentence = f"{'; '.join(parts)}.{better} {about_seeds(found, gaps, last)}"
     return judged(held, sentence[0].upper() + sentence[1:], RULE)
