@@ -6,10 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from unheard.cli.display import show_together
 from unheard.cli.main import app
 from unheard.cli.sweep import combinations
 from unheard.errors import InvalidValue
 from unheard.training.run_file import run_toml
+from unheard.training.together import RoundReport
 
 
 @pytest.fixture
@@ -35,6 +37,29 @@ def test_every_combination_becomes_a_run_and_the_table_names_them(run_file, tmp_
     assert folders == {f"norm={n},reproducible_seed={s}" for n in (1, 2) for s in (1, 2)}
     again = CliRunner().invoke(app, [*sweep, "--vary", "training.reproducible_seed=1,2"], catch_exceptions=False)
     assert "was complete" in again.output
+
+
+def test_a_sweep_out_of_time_ends_its_turn_tells_of_every_run_and_goes_on(run_file, tmp_path):
+    sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary", "clip.norm=1,2,3"]
+    stopped = CliRunner().invoke(app, [*sweep, "--stop-after", "0"], catch_exceptions=False).output
+    assert "was complete" not in stopped
+    assert "the same command goes on" in stopped
+    assert [line.split()[3] for line in stopped.splitlines() if line.startswith("│ norm=")] == ["1", "1", "1"]
+    ended = CliRunner().invoke(app, sweep, catch_exceptions=False).output
+    assert "goes on" not in ended
+
+
+def test_time_is_up_also_when_the_last_run_has_fewer_rounds_or_was_complete():
+    def reports(ends):
+        for turn in range(1, 9):
+            for place, rounds in ends:
+                if turn <= rounds:
+                    yield place, RoundReport(round=turn, rounds=rounds, epsilon=1.0, delta=1e-5)
+
+    first_two = show_together(reports([(0, 8), (1, 1)]), ["a", "b"], stop_after=0)
+    assert {place: report.round for place, report in first_two.items()} == {0: 1, 1: 1}
+    without_last = show_together(reports([(0, 8), (1, 8)]), ["a", "b", "complete"], stop_after=0)
+    assert {place: report.round for place, report in without_last.items()} == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize("bad", ["clip.norm", "norm=1,2", "clip.norm=", "clip.norm=1,1"])

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from unheard.cli.display import show, show_together
 from unheard.cli.main import main
 from unheard.privacy.ledger import Ledger
 from unheard.training.run_file import run_toml
+from unheard.training.together import RoundReport
 
 
 @dataclass
@@ -190,3 +192,17 @@ def test_what_is_printed_holds_nothing_private(unheard, run_file, tmp_path):
     metrics = json.loads((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()[0])
     accuracies = {"accuracy_top1", "accuracy_top3", "accuracy_top5", "accuracy_top1_words"}
     assert set(metrics) == {"round", "epsilon", "loss", "perplexity", "tokens"} | accuracies
+
+
+def test_ctrl_c_says_what_is_saved_and_how_to_go_on(capsys):
+    def interrupted(report):
+        yield report
+        raise KeyboardInterrupt
+
+    report = RoundReport(round=1, rounds=2, epsilon=1.0, delta=1e-5)
+    with pytest.raises(KeyboardInterrupt):
+        show(interrupted(report), "first", folder=Path("runs/first"))
+    assert "Stopped. What was done is saved: unheard resume runs/first goes on." in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        show_together(interrupted((0, report)), ["first"])
+    assert "Stopped. What was done is saved: the same command goes on." in capsys.readouterr().err

@@ -22,6 +22,16 @@ def say(sentence: str) -> None:
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
+@contextlib.contextmanager
+def if_interrupted(sentence: str) -> Iterator[None]:
+    """Ctrl-C ends a command with a word on what is saved and how to go on, never in silence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print(f"Stopped. {sentence}", markup=False, highlight=False, soft_wrap=True)
+        raise
+
+
 def epsilon_text(epsilon: float | None) -> str:
     if epsilon is None or math.isinf(epsilon):
         return "∞"
@@ -45,8 +55,9 @@ def show(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    stopped = if_interrupted(f"What was done is saved: unheard resume {folder or 'DIR'} goes on.")
     # The generator is closed when we leave it, which saves its state; `with` makes sure that this happens now, not later.
-    with Progress(*columns, console=notes, refresh_per_second=4) as bar:
+    with stopped, Progress(*columns, console=notes, refresh_per_second=4) as bar:
         task = bar.add_task(title, total=None, figures="starting")
         try:
             for last in reports:
@@ -67,14 +78,16 @@ def show_together(
     reports: Iterator[tuple[int, "RoundReport"]], names: list[str], stop_after: float | None = None
 ) -> dict[int, "RoundReport"]:
     """A bar for each of several runs; the last report of each comes back."""
-    began, last = time.monotonic(), {}
+    began, last, before = time.monotonic(), {}, -1
+    going = set(range(len(names)))
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
     )
-    with Progress(*columns, TimeRemainingColumn(), console=notes, refresh_per_second=4) as bar:
+    stopped = if_interrupted("What was done is saved: the same command goes on.")
+    with stopped, Progress(*columns, TimeRemainingColumn(), console=notes, refresh_per_second=4) as bar:
         tasks = [bar.add_task(name, total=None, figures="starting") for name in names]
         accuracy: dict[int, float] = {}
         try:
@@ -85,8 +98,13 @@ def show_together(
                 shown = f"top-1 {100 * accuracy[place]:5.2f} %  " if place in accuracy else ""
                 figures = f"{shown}ε {epsilon_text(report.epsilon)}"
                 bar.update(tasks[place], completed=report.round, total=report.rounds, figures=figures)
-                # every run has learned from its cohort when the last one reports
-                is_turn_over = place == max(last)
+                if place <= before:
+                    going &= set(last)  # a second turn: whoever has said nothing was complete before
+                if report.round >= report.rounds or report.stopped:
+                    going.discard(place)
+                before = place
+                # every run has learned from its cohort when the last of those still going reports
+                is_turn_over = place >= max(going, default=place)
                 if is_turn_over and stop_after is not None and time.monotonic() - began >= stop_after:
                     break
         finally:

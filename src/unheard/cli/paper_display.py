@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from unheard.cli.display import console, notes, say
+from unheard.cli.display import console, if_interrupted, notes, say
 
 if TYPE_CHECKING:
     from unheard.paper.groups import Waiting
@@ -53,7 +53,8 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
         TimeRemainingColumn(),
     )
     # Closed on every way out: the runner then saves and records what was begun.
-    with Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
+    stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
+    with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
         group, accuracy, said, went_well = None, {}, set(), True
         for one in happenings:

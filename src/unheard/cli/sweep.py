@@ -99,4 +99,6 @@ def _table(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
         else:
             table.add_row(name, str(report.round), *figures, epsilon_text(report.epsilon), report.stopped or "")
     console.print(table)
+    if any(report.round < report.rounds and not report.stopped for report in last.values()):
+        say("Stopped before the last round. What was done is saved: the same command goes on.")
     say(f"Compare them: unheard compare {out}/*")
