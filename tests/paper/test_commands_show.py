@@ -60,6 +60,16 @@ def test_table_1_needs_no_results(unheard, tmp_path):
     assert "42 of 42 cells" in said
 
 
+def test_a_mistyped_folder_of_results_is_told(unheard, tmp_path):
+    assert "There is no folder" in unheard("paper", "show", "clipping", "--results", tmp_path / "none").err
+    assert "There is no folder" not in unheard("paper", "show", "table-rounds", "--results", tmp_path / "none").err
+
+
+def test_names_of_rows_are_broken_between_words_on_a_narrow_terminal(unheard, tmp_path, monkeypatch):
+    monkeypatch.setattr("unheard.cli.display.console.width", 80)
+    assert "accountant" in unheard("paper", "show", "table-rounds", "--results", tmp_path).out.partition("ε after")[2]
+
+
 def test_an_unknown_name_is_refused_and_all_names_are_said(unheard, tmp_path):
     said = unheard("paper", "show", "noise-vs-baseline", "--results", tmp_path, status=2).err
     assert "Did you mean 'noised-vs-baseline'?" in said

@@ -50,6 +50,8 @@ def show(
     found = corpora(results)[0]
     with notes.status("Working out what it shows"):
         made = exhibit(name, found)
+    if made.runs.rows:  # else it needs no results
+        _say_if_missing(results)
     if as_json:
         print(json.dumps(made.as_json(), allow_nan=False))
     else:
@@ -71,10 +73,20 @@ def page(
     from unheard.cli.display import say
     from unheard.report.paper_page import write_pages
 
+    _say_if_missing(results)
     with bar() as progress:
         written = write_pages(results, out, pictures=pictures, progress=progress)
     for path in written:
         say(f"The page is written: {path.resolve().as_uri()}")
+
+
+def _say_if_missing(results: Path) -> None:
+    """A mistyped folder is told: all that is shown then is that nothing was run."""
+    from unheard.cli.display import notes
+
+    if not results.exists():
+        told = f"There is no folder {results}: no results are shown. `unheard paper run` makes some; --results says where they lie."
+        notes.print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(made: "Exhibit") -> None:

@@ -16,9 +16,16 @@ def print_table(table: "Table") -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    if not table.rows:
+        console.print(Text(table.note, style="dim"))
+        return
     made = RichTable(title=Text(table.title, style="bold"), title_justify="left", show_edge=False, pad_edge=False)
     for i, column in enumerate(table.columns):
-        made.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold")
+        # A narrow terminal breaks names of rows between words, not within them, as long as that leaves the numbers room.
+        longest = max((len(word) for row in table.rows for word in row[0].split()), default=0) if i == 0 else 0
+        made.add_column(
+            Text(column), justify="left" if i == 0 else "right", overflow="fold", min_width=min(longest, 24)
+        )
     for row in table.rows:
         made.add_row(*(Text(cell) for cell in row))
     console.print()

@@ -84,7 +84,8 @@ def record(
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads != 1 else ''}"
 
 
 def commit() -> str:

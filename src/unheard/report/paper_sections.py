@@ -50,7 +50,7 @@ def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> st
     corpus = shown[0].corpus if shown else ""
     where = f"on {escape(corpus)}" if corpus else "with no results yet"
     links = ", ".join(f'<a href="{escape(address)}">{escape(name)}</a>' for name, address in others)
-    also = f" The same on other text: {links}." if links else ""
+    also = f" Other results: {links}." if links else ""
     return (
         "McMahan, Ramage, Talwar and Zhang, “Learning Differentially Private Recurrent Language Models” (ICLR 2018), "
         f"run again {where}: "
