@@ -104,3 +104,9 @@ def test_noise_too_small_for_any_grid_is_left_to_rdp(z, rounds):
     claimed = best_epsilon([event for event, count in counts for _ in range(count)], 1e-5)
     assert claimed.accountant == "rdp"
     assert math.isfinite(claimed.epsilon)
+
+
+def test_of_absurdly_many_rounds_pld_says_nothing_at_once_and_rdp_is_claimed():
+    rounds = ((PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0), 10**14),)
+    assert pld_epsilon(rounds, 1e-5) == math.inf
+    assert best_epsilon(rounds, 1e-5).accountant == "rdp"

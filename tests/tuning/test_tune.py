@@ -231,3 +231,9 @@ def test_a_proxys_trials_are_charged_to_its_own_people_whatever_ledger_the_run_n
     tried = on_proxy(named, tmp_path / "proxy", 1000)
     assert (tried.ledger, tried.budget, tried.delta) == (None, None, None)
     assert tried.plan.population == 1000
+
+
+@pytest.mark.parametrize("points", [float("nan"), float("inf")])
+def test_an_allowance_that_is_no_number_is_refused_before_anything_is_trained(points):
+    with pytest.raises(InvalidValue, match="--allow-loss"):
+        Allowance(loss=points)

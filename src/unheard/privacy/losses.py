@@ -19,6 +19,7 @@ TYPICAL_DELTA = 1e-8
 MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
 MAX_BINS_OF_A_RUN = 4e6
 WIDEST_GRID = 700.0  # the library takes exp of it; a loss so coarse says nothing that RDP does not say better
+MAX_ROUNDS = 10**7  # of more the library takes minutes, and its rounding errors reach usual deltas; RDP is claimed then
 MAX_KINDS = 24  # each further kind of round costs a Fourier transform more
 
 # The library raises a Fourier transform to the power of the number of rounds, and its rounding errors grow with that
@@ -58,8 +59,11 @@ def pld_delta(counts: Counts, epsilon: float) -> float:
 
 
 def _composed(counts: Counts) -> LossDistribution | None:
-    """The loss of all rounds on the grid that suits them; None if some had no noise, or so little that there is no grid."""
-    if any(_noise_multiplier(event) < NO_NOISE for event, _ in counts):
+    """The loss of all rounds on the grid that suits them; None if some had no noise, or so little that there is no grid, or if
+    there are too many."""
+    if sum(count for _, count in counts) > MAX_ROUNDS or any(
+        _noise_multiplier(event) < NO_NOISE for event, _ in counts
+    ):
         return None
     counts = in_few_kinds(counts)
     grid = _grid(counts)

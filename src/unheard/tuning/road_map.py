@@ -5,6 +5,7 @@ plan and the price. A tuning that was stopped goes on where it was: trials are o
 """
 
 import json
+import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Allowance:
     """By the clip alone: the smallest S that costs less is taken."""
     loss: float = 0.5
     """By clip and noise together: the largest sigma that costs less is taken."""
+
+    def __post_init__(self) -> None:
+        for option, points in (("--allow-clip-loss", self.clip_loss), ("--allow-loss", self.loss)):
+            if not math.isfinite(points):
+                raise InvalidValue(f"{option} must be a number of points of AccuracyTop1, say 0.5, not {points}.")
 
 
 @dataclass(frozen=True, kw_only=True)
