@@ -14,13 +14,20 @@ documents, which are public. A folder of your own (`save_pretrained`) goes throu
 Run it (a few minutes on 2 cores): python examples/fine_tune_gpt2.py runs/gpt2      Needs: pip install 'unheard[hf,demo]'
 """
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+
+try:
+    from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
+except ImportError:
+    sys.exit(
+        "This example needs Hugging Face's libraries. In a clone: pip install --constraint constraints.txt --editable '.[hf,demo]'"
+    )
 
 import unheard
 from unheard.corpus.chitchat import CHITCHAT
@@ -125,4 +132,10 @@ def main(out: str, rounds: int = 60) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    asked = argparse.ArgumentParser(
+        description="Fine-tune a small GPT-2 with user-level privacy, whole and through LoRA."
+    )
+    asked.add_argument("out", help="a folder to make, for the base model, the corpus and two runs")
+    asked.add_argument("--rounds", type=int, default=60)
+    given = asked.parse_args()
+    main(given.out, given.rounds)

@@ -31,7 +31,10 @@ PART_EXAMPLES = """Examples:
   torchrun ... -m unheard train run.toml --out runs/r --set engine.corpus_part=/local/chat
 """
 
-app = typer.Typer(help="Look at a token store, or make a synthetic one of any size.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at a token store, cut its dictionary or its users, or make a synthetic one of any size.",
+    no_args_is_help=True,
+)
 
 
 @app.command("show", epilog=SHOW_EXAMPLES)

@@ -48,9 +48,10 @@ class TokenStore:
         folder = Path(path)
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
+            seen = "" if folder.is_absolute() else " (seen from here)"  # a run file's path may be meant from elsewhere
             what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
             raise CorpusMissing(
-                f"No token store at {folder}: there is {what}. Make one with `unheard prepare INPUT --out {folder}`"
+                f"No token store at {folder}{seen}: there is {what}. Make one with `unheard prepare INPUT --out {folder}`"
                 f"{' (the same command again goes on where it stopped)' if unfinished else ''}."
             )
         info, layout = _read_json(folder / "corpus.json"), _read_json(folder / "layout.json")
