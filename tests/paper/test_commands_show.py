@@ -65,9 +65,15 @@ def test_a_mistyped_folder_of_results_is_told(unheard, tmp_path):
     assert "There is no folder" not in unheard("paper", "show", "table-rounds", "--results", tmp_path / "none").err
 
 
-def test_names_of_rows_are_broken_between_words_on_a_narrow_terminal(unheard, tmp_path, monkeypatch):
-    monkeypatch.setattr("unheard.cli.display.console.width", 80)
-    assert "accountant" in unheard("paper", "show", "table-rounds", "--results", tmp_path).out.partition("ε after")[2]
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_no_terminal_is_too_narrow_for_a_figure_or_a_word(unheard, tmp_path, monkeypatch, width):
+    """Rich cuts off what does not fit: 7.50 would be read as 7.5."""
+    monkeypatch.setattr("unheard.cli.display.console._width", width)
+    said = unheard("paper", "show", "table-rounds", "--results", tmp_path).out.partition("ε after")[2]
+    assert said.count("187.01") == said.count("32.38") == 2
+    assert said.count("7.50") >= 2
+    assert said.count("accountant") == 6
+    assert "The runs" not in said
 
 
 def test_an_unknown_name_is_refused_and_all_names_are_said(unheard, tmp_path):

@@ -8,30 +8,48 @@ from unheard.cli.display import console
 if TYPE_CHECKING:
     from unheard.report.tables import Table
 
+FIGURE = 16
+"""A cell of so many letters or fewer is read as one figure, and not broken."""
 COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 
 
 def print_table(table: "Table") -> None:
-    """A table of text cells; the first column names the rows."""
+    """A table of text cells; the first column names the rows. What a narrow terminal would cut is printed as a list instead."""
+    from rich.padding import Padding
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    if not table.rows:
-        console.print(Text(table.note, style="dim"))
-        return
-    made = RichTable(title=Text(table.title, style="bold"), title_justify="left", show_edge=False, pad_edge=False)
-    for i, column in enumerate(table.columns):
-        # A narrow terminal breaks names of rows between words, not within them, as long as that leaves the numbers room.
-        longest = max((len(word) for row in table.rows for word in row[0].split()), default=0) if i == 0 else 0
-        made.add_column(
-            Text(column), justify="left" if i == 0 else "right", overflow="fold", min_width=min(longest, 24)
-        )
-    for row in table.rows:
-        made.add_row(*(Text(cell) for cell in row))
-    console.print()
-    console.print(made)
+    title, widths = Text(table.title, style="bold"), _least_widths(table)
+    if table.rows:
+        console.print()
+    if sum(widths) + 3 * (len(widths) - 1) > console.width:
+        console.print(title)
+        for row in table.rows:
+            told = (f"{name} {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell)
+            console.print(Text(row[0]))
+            console.print(Padding(Text(" · ".join(told), style="dim"), (0, 0, 0, 4)))
+    elif table.rows:
+        made = RichTable(title=title, title_justify="left", show_edge=False, pad_edge=False)
+        for i, (column, width) in enumerate(zip(table.columns, widths, strict=True)):
+            made.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold", min_width=width)
+        for row in table.rows:
+            made.add_row(*(Text(cell) for cell in row))
+        console.print(made)
     if table.note:
         console.print(Text(table.note, style="dim"))
+
+
+def _least_widths(table: "Table") -> list[int]:
+    """For each column what leaves every word whole, and every figure on one line."""
+    from rich.cells import cell_len
+
+    def least(i: int) -> int:
+        cells = [row[i] for row in table.rows]
+        figures = [cell for cell in cells if i > 0 and len(cell) <= FIGURE]
+        words = [word for text in (table.columns[i], *cells) for word in text.split()]
+        return max(map(cell_len, [*figures, *words]), default=0)
+
+    return [least(i) for i in range(len(table.columns))] if table.rows else []
 
 
 def print_curves(title: str, points: Sequence[dict[str, Any]], field: str, *, times: float = 1.0) -> None:
