@@ -32,7 +32,7 @@ def list_(
         float, typer.Option(min=0.001, help="For the estimate: user updates a second (default: one H200).")
     ] = SPEED,
 ) -> None:
-    """Every table and figure of the paper, and what it recommends but did not do: runs, user updates, time, how far."""
+    """Every table and figure of the paper, and what it recommends but did not do: runs, user updates, how far."""
     from rich.table import Table
 
     from unheard.cli.display import console, say

@@ -61,7 +61,7 @@ class Workplace:
         if corpus is None:
             return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR)"
         if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
-            return f"{users:,} users a round are more than {corpus.name} has"
+            return f"{users:,} users a round are more than {corpus.name} has (--scale smoke takes fewer)"
         if job.run.after is not None and (why := self.why_not(others[job.run.after], others)):
             return f"it begins from {job.run.after}, and {why}"
         return None

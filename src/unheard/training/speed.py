@@ -51,7 +51,7 @@ def machine(device: torch.device) -> Machine:
     for dtype in (torch.float32, torch.bfloat16):
         a = torch.randn(size, size, device=device).to(dtype)
         rates.append(2 * size**3 / _seconds(lambda a=a: a @ a, device))
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
     return Machine(
         device=name,
         bytes_per_second=2 * source.nbytes / copied,
