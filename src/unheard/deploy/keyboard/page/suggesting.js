@@ -82,6 +82,7 @@ function drawSuggestions() {
   const found = offers.get(before());
   if (!found) return;
   drawn = before();
+  $("strips").dataset.after = drawn.length; // how much of the text these are for: what is older is not taken
   const { begun } = wordAt(before());
   const sets = found.map((row) => new Set(row.map((one) => one.word)));
   state.models.forEach((model, m) => {
