@@ -86,8 +86,8 @@ def test_runs_side_by_side_on_ranks_are_the_runs_that_each_would_be_alone(seeded
 
 def measures(spread, store, model, params_P) -> np.ndarray:
     users = unheard.Evaluation(max_tokens=400).choose(users_in_turn(store.held_out, model))
-    quick = evaluate(model, params_P, users, unroll=7, tokens_at_once=60, spread=spread)
-    scores, heads = score(model, params_P, users, unroll=7, tokens_at_once=60, spread=spread)
+    quick = evaluate(model, params_P, users, unroll=7, at_once=60, spread=spread)
+    scores, heads = score(model, params_P, users, unroll=7, at_once=60, spread=spread)
     words = np.random.default_rng(0).integers(3, model.vocabulary_size, size=(600, 4))
     return np.concatenate(
         [

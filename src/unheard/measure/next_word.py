@@ -22,9 +22,10 @@ from unheard.parts import require
 from unheard.updates.user import User, windows_of
 
 TOP = (1, 3, 5)
-TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 20_000}
-"""A GPU waits for each of a window's steps, however few windows take it together. More would need much memory for scores of 30,000
-words in double precision."""
+TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 80_000}
+"""A GPU waits for each of a window's steps, however few windows take it together, so it takes many."""
+BYTES_A_SCORE = 40
+"""Of a GPU's memory: a score (of one word at one place) takes 14 at the worst moment, and training holds the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +96,27 @@ def tally(
     hit_NK = (top_NK == target_N[:, None]) & (target_N != UNK)[:, None]
     is_word_N = target_N != EOS
     found = [
-        torch.tensor(len(target_N)),
+        torch.ones_like(target_N).sum(),
         is_word_N.sum(),
-        nnf.cross_entropy(logits_NV.double(), target_N, reduction="sum"),
+        losses(logits_NV, target_N).sum(),
         (hit_NK[:, 0] & is_word_N).sum(),
         *(hit_NK[:, :k].any(dim=1).sum() for k in TOP),
     ]
-    return np.array([one.item() for one in found], dtype=np.float64)
+    return torch.stack([one.double() for one in found]).cpu().numpy()
+
+
+def losses(logits_NV: Tensor, target_N: Tensor) -> Tensor:
+    """Each target's surprise, in nats. Computed as the scores are, and given in double precision, so that sums are."""
+    return nnf.cross_entropy(logits_NV, target_N, reduction="none").double()
+
+
+def tokens_at_once(model: LanguageModel, device: torch.device) -> int:
+    """Places that are scored at a time on such a device: as many as are worth it, if their scores fit."""
+    most = TOKENS_AT_ONCE[device.type]
+    if device.type != "cuda":
+        return most
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(1, min(most, memory // BYTES_A_SCORE // model.vocabulary_size))
 
 
 def evaluate(
@@ -110,13 +125,14 @@ def evaluate(
     users: Sequence[User],
     *,
     unroll: int,
-    tokens_at_once: int | None = None,
+    at_once: int | None = None,
     spread: Spread = in_turn,
 ) -> dict[str, float]:
-    """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out. `spread` says who works on the batches."""
+    """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out. `spread` says who works on the batches, `at_once` how
+    many tokens make one."""
     total = Tally()
-    tokens_at_once = tokens_at_once or TOKENS_AT_ONCE[params_P.device.type]
-    batches = list(_batches(users, unroll, max(1, tokens_at_once // unroll), bool(model.user_features)))
+    at_once = at_once or tokens_at_once(model, params_P.device)
+    batches = list(_batches(users, unroll, max(1, at_once // unroll), bool(model.user_features)))
     for row in spread(tally, model, params_P, batches):
         total.add(row)
     if not total.targets:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as nnf
 from torch import Tensor
 
 from unheard.corpus.vocabulary import BOS, UNK
 from unheard.engines.spread import Batch, Spread, in_turn
 from unheard.errors import InvalidValue
+from unheard.measure.next_word import losses, tokens_at_once
 from unheard.models.model import LanguageModel, window_targets
 from unheard.updates.user import User, windows_of
 
@@ -57,15 +57,16 @@ def score(
     users: Sequence[User],
     *,
     unroll: int,
-    tokens_at_once: int = 4_000,
+    at_once: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     spread: Spread = in_turn,
 ) -> tuple[Scores, HeadCounts]:
     """Score every target of these users, text read in windows of `unroll` from a zero state, as in training's evaluations."""
+    at_once = at_once or tokens_at_once(model, params_P.device)
     heads = {head: np.zeros(GUESSES + 1, dtype=np.int64) for head in HEADS}
     rows: list[tuple[np.ndarray, ...]] = []
     batches, owners = [], []
-    for windows_BW, owner_B, features_F in _batches(users, unroll, max(1, tokens_at_once // unroll), model):
+    for windows_BW, owner_B, features_F in _batches(users, unroll, max(1, at_once // unroll), model):
         batches.append(Batch(windows_BW, features_F))
         owners.append(owner_B)
     found = spread(places, model, params_P, batches)
@@ -117,8 +118,7 @@ def _places(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray
     top_NK = logits_NV.topk(most, dim=1).indices
     is_it_NK = top_NK[:, :GUESSES] == target_N[:, None]
     place_N = torch.where(is_it_NK.any(dim=1), is_it_NK.int().argmax(dim=1), GUESSES)
-    loss_N = nnf.cross_entropy(logits_NV.double(), target_N, reduction="none")
-    return place_N.cpu().numpy(), loss_N.cpu().numpy(), top_NK.cpu().numpy()
+    return place_N.cpu().numpy(), losses(logits_NV, target_N).cpu().numpy(), top_NK.cpu().numpy()
 
 
 def _histogram(top_NK: np.ndarray, head: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import EngineChoice
-from unheard.measure.next_word import TOKENS_AT_ONCE, evaluate
+from unheard.measure.next_word import evaluate
 from unheard.measure.scores import score
 from unheard.paper.corpora import Corpus
 from unheard.paper.results import RunResult
@@ -49,13 +49,7 @@ def record(
     params_P, rounds = released_model(folder.model, run.model)
     params_P = params_P.to(device)
     after = None if job.run.after is None else f"{job.run.after} after {began_after} rounds"
-    heads = score(
-        run.model,
-        params_P,
-        _held_out(run, corpus),
-        unroll=run.evaluation.unroll,
-        tokens_at_once=TOKENS_AT_ONCE[device.type],
-    )[1]
+    heads = score(run.model, params_P, _held_out(run, corpus), unroll=run.evaluation.unroll)[1]
     return RunResult(
         name=job.run.name,
         corpus=corpus.name,
