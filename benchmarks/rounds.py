@@ -1,0 +1,142 @@
+"""What a round costs beside its users' updates: charging, sampling, reading, noise, evaluations and checkpoints, as shares.
+
+Run it: python benchmarks/rounds.py CORPUS [--users 1250] [--runs 1] [--rounds 40] [--device cuda] [--kernels]
+The same cohorts three times in one go, on a real corpus: the engine alone; whole rounds without evaluations and checkpoints; whole
+rounds with an evaluation every 20 and a checkpoint every 200. A share is what a way takes longer than the engine alone. `--kernels`
+also says how much of the time the GPU was at work, and on what.
+"""
+
+import argparse
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import unheard
+from unheard.engines.engine import Cohort, EngineChoice
+from unheard.randomness import ReproducibleStreams
+from unheard.training.loop import train_together
+from unheard.training.round import draw_cohort
+from unheard.training.state import State
+
+WARM_UP = 3
+"""Rounds before the clock starts: kernels are compiled, buffers allocated."""
+
+
+def run_of(corpus: str, users: int, rounds: int, seed: int, ledger: Path, *, measured: bool) -> unheard.Run:
+    store, never = unheard.TokenStore.open(corpus), 10**6
+    return unheard.Run(
+        corpus=corpus,
+        model=unheard.TiedLSTM(vocabulary_size=len(store.vocabulary)),
+        plan=unheard.Plan(
+            population=store.train.num_users,  # an experiment on a public corpus; never do this with private users
+            sampling=unheard.PoissonSampling(users_per_round=users),
+            update=unheard.FedAvg(),
+            clip=unheard.FlatClip(norm=15.0),
+            noise=unheard.GaussianNoise(noise_std=0.012),
+        ),
+        training=unheard.Training(
+            rounds=rounds + WARM_UP + 1, checkpoint_every=200 if measured else never, reproducible_seed=seed
+        ),
+        evaluation=unheard.Evaluation(every=20 if measured else never),
+        ledger=ledger,
+    )
+
+
+def engine_alone(runs: list[unheard.Run], rounds: int, choice: EngineChoice) -> float:
+    """Seconds a turn (a round of every run) of the same cohorts, given to the engine and to nobody else."""
+    model = runs[0].model
+    engine, store = choice.build(model), unheard.TokenStore.open(runs[0].corpus)
+    params_P = model.initial(0).to(engine.device)
+
+    def turn(attempt: int) -> None:
+        engine.sum_cohorts([_cohort(run, store, params_P, attempt) for run in runs])
+
+    for attempt in range(WARM_UP):
+        turn(attempt)
+    began = _now(engine.device)
+    for attempt in range(WARM_UP, WARM_UP + rounds):
+        turn(attempt)
+    return (_now(engine.device) - began) / rounds
+
+
+def _cohort(run: unheard.Run, store: unheard.TokenStore, params_P: torch.Tensor, attempt: int) -> Cohort:
+    seed = run.training.reproducible_seed
+    assert seed is not None
+    state = State(round=attempt, params_P=params_P, server_memory={})
+    return draw_cohort(
+        state, run.plan.at(attempt, run.model.layout), run.model, store.train, ReproducibleStreams(seed=seed), attempt
+    )
+
+
+def whole(runs: list[unheard.Run], rounds: int, choice: EngineChoice, folder: Path, *, kernels: bool) -> float:
+    """Seconds a turn of real training. The last turn, which saves and states everything, is not counted."""
+    device = choice.torch_device()
+    going = train_together([(run, folder / str(k)) for k, run in enumerate(runs)], engine=choice)
+    _skip(going, WARM_UP * len(runs))
+    began = _now(device)
+    with profile(activities=[ProfilerActivity.CUDA]) if kernels else nullcontext() as seen:
+        _skip(going, rounds * len(runs))
+        taken = _now(device) - began
+    if seen is not None:
+        told = sorted(seen.key_averages(), key=lambda kernel: -kernel.device_time_total)
+        busy = sum(kernel.device_time_total for kernel in told) / 1e6
+        print(f"  the GPU was at work {100 * busy / taken:.1f} % of the time (while being watched)")
+        for kernel in told[:24]:
+            print(f"    {100 * kernel.device_time_total / 1e6 / busy:5.1f} %  {kernel.count:7,}  {kernel.key[:70]}")
+    _skip(going, len(runs))
+    return taken / rounds
+
+
+def _skip(reports: Iterator[object], count: int) -> None:
+    for _ in itertools.islice(reports, count):
+        pass
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    words.add_argument("corpus")
+    words.add_argument("--users", type=int, default=1250)
+    words.add_argument("--runs", type=int, default=1)
+    words.add_argument("--rounds", type=int, default=40)
+    words.add_argument("--device", default="auto")
+    words.add_argument("--kernels", action="store_true")
+    asked = words.parse_args()
+    choice = EngineChoice(device=asked.device)
+    users = asked.users * asked.runs
+    print(f"{asked.runs} runs of {asked.users} users a round, {asked.rounds} rounds", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def runs(measured: bool, name: str) -> list[unheard.Run]:
+            ledgers = [Path(folder) / f"{name}-{seed}.jsonl" for seed in range(asked.runs)]
+            return [
+                run_of(asked.corpus, asked.users, asked.rounds, seed, ledger, measured=measured)
+                for seed, ledger in enumerate(ledgers)
+            ]
+
+        alone = engine_alone(runs(False, "alone"), asked.rounds, choice)
+        print(f"  the engine alone: {alone * 1e3:.1f} ms, {users / alone:,.0f} users/s", flush=True)
+        for name, measured in (("without evaluations", False), ("with evaluations", True)):
+            taken = whole(runs(measured, name), asked.rounds, choice, Path(folder) / name, kernels=False)
+            print(
+                f"  whole, {name}: {taken * 1e3:.1f} ms, {users / taken:,.0f} users/s, "
+                f"{100 * (taken - alone) / taken:.1f} % is not the engine",
+                flush=True,
+            )
+        if asked.kernels:
+            whole(runs(True, "watched"), asked.rounds, choice, Path(folder) / "watched", kernels=True)
+
+
+if __name__ == "__main__":
+    main()
