@@ -8,6 +8,7 @@ import torch
 
 import unheard
 from tests.scale_out.forks import LeaderFailed, on_ranks
+from unheard.engines import distributed
 from unheard.engines.distributed import EXTRA, _cohort_sum, plan_from_table, plan_table
 from unheard.engines.engine import Cohort, EngineChoice
 from unheard.errors import RankError
@@ -93,15 +94,51 @@ def test_a_sum_of_floats_is_refused():
         on_ranks(2, lead, lambda ranks: None)
 
 
-def test_every_user_is_dealt_to_one_rank_and_summed_there_once(model, plan):
-    """If a rank sums more or fewer than were drawn, nothing of the round is used."""
+def test_every_user_is_dealt_to_one_rank_and_summed_there_once(store, model, plan):
+    """If more, fewer or others were summed than were drawn, nothing of the round is used."""
     now = plan.at(0, model.layout)
     row = torch.zeros(model.layout.total + EXTRA, dtype=torch.int64)
-    row[-1] = 7
-    assert _cohort_sum(row, now, 7).units_P.shape == (model.layout.total,)
-    for drawn in (6, 8):
+    row[-2:] = torch.tensor([4, 1 + 5 + 6 + 9])
+    assert _cohort_sum(row, now, some(store, [9, 1, 5, 6])).units_P.shape == (model.layout.total,)
+    for drawn in ([6, 6, 9], [0, 1, 5, 6, 9], [1, 5, 6, 8]):
         with pytest.raises(RankError, match="did not sum"):
-            _cohort_sum(row, now, drawn)
+            _cohort_sum(row, now, some(store, drawn))
+
+
+def some(store, numbers) -> StoredUsers:
+    return StoredUsers(store.train, np.array(numbers), with_features=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_refused"),
+    [
+        (lambda numbers_U: numbers_U, False),
+        (lambda numbers_U: numbers_U[1:], True),  # one is left out
+        (lambda numbers_U: np.array([numbers_U[0], *numbers_U[:-1]]), True),  # one is summed twice, in another's place
+    ],
+)
+def test_a_rank_that_sums_others_than_it_was_asked_for_is_found_out(store, model, plan, changed, is_refused):
+    """What a rank says of its users is about those whom it summed: it has the right message, and repeating that is no proof."""
+
+    class Changed(StoredUsers):
+        def __init__(self, source, numbers_U, *, with_features):
+            super().__init__(source, changed(np.asarray(numbers_U)), with_features=with_features)
+
+    def follow(ranks):
+        distributed.StoredUsers = Changed  # in this fork alone
+        crew.serve(ranks)
+
+    def lead(ranks):
+        built = crew.build(EngineChoice(device="cpu"), model, ranks)
+        crew.reach(built, store)
+        users, now = some(store, np.arange(20)), plan.at(0, model.layout)
+        return built.sum_updates(model.initial(0), users, now, reproducible_generator(0)).units_P.numpy()
+
+    if is_refused:
+        with pytest.raises(LeaderFailed, match="RankError: The ranks did not sum the users that were drawn"):
+            on_ranks(2, lead, follow)
+    else:
+        assert np.array_equal(on_ranks(2, lead, follow), lead(None))
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -29,8 +29,9 @@ from unheard.updates.stored import StoredUsers
 from unheard.updates.user import User
 from unheard.updates.weighting import ONE
 
-EXTRA = 3
-"""Numbers behind a sum's coordinates: the weight drawn, the balance (of a clip that follows the users), how many were summed."""
+EXTRA = 4
+"""Numbers behind a sum's coordinates: the weight drawn, the balance (of a clip that follows the users), and who was summed: how many,
+and the sum of their numbers."""
 
 
 class DistributedEngine:
@@ -96,7 +97,7 @@ class DistributedEngine:
         self.ranks.tell(same_for_all(self.ranks, "add", {}))
         units_RN = self.ranks.add_up(units_RN)
         return [
-            _cohort_sum(units_N, cohort.plan, len(users))
+            _cohort_sum(units_N, cohort.plan, users)
             for units_N, cohort, users in zip(units_RN, cohorts, stored, strict=True)
         ]
 
@@ -129,32 +130,38 @@ def _sum_here(
 ) -> tuple[Tensor, float]:
     """The sums of this rank's users, int64 [cohorts, parameters + EXTRA]."""
     began = time.perf_counter()
+    stored = [
+        StoredUsers(stores.users(tuple(one["place"])), numbers, with_features=one["features"])
+        for one, numbers in zip(asked, np.split(number_U, np.cumsum(counts)[:-1]), strict=True)
+    ]
     mine = [
-        Cohort(
-            params_P=params_P,
-            users=StoredUsers(stores.users(tuple(one["place"])), numbers, with_features=one["features"]),
-            plan=plan_from_table(one["plan"], layout),
-            rng=Drawn(one["seed"]),
-        )
-        for one, numbers, params_P in zip(asked, np.split(number_U, np.cumsum(counts)[:-1]), params_RP, strict=True)
+        Cohort(params_P=params_P, users=users, plan=plan_from_table(one["plan"], layout), rng=Drawn(one["seed"]))
+        for one, users, params_P in zip(asked, stored, params_RP, strict=True)
     ]
     sums = engine.sum_cohorts(mine)
     units_RN = torch.empty(len(sums), layout.total + EXTRA, dtype=torch.int64, device=engine.device)
-    for row_N, one, count in zip(units_RN, sums, counts, strict=True):
+    for row_N, one, users in zip(units_RN, sums, stored, strict=True):
         row_N[: layout.total] = one.units_P
         # The weight is whole units of 2^-30 (updates/weighting.py): exact as a float, and as an integer for any cohort on earth.
-        row_N[layout.total :] = torch.tensor([round(one.weight * ONE), one.balance or 0, count])
+        row_N[layout.total :] = torch.tensor([round(one.weight * ONE), one.balance or 0, *_who(users)])
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)
     return units_RN, time.perf_counter() - began
 
 
-def _cohort_sum(units_N: Tensor, plan: RoundPlan, num_users: int) -> CohortSum:
-    weight_units, balance, summed = units_N[-EXTRA:].tolist()
+def _who(users: StoredUsers) -> tuple[int, int]:
+    """How many, and the sum of their numbers (int64 holds it for 2^22 users numbered up to 2^40). Taken from the users who are
+    summed, never from the message that asked for them: a rank that only repeats what it was told would prove nothing."""
+    return len(users), int(users.numbers_U.sum())
+
+
+def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortSum:
+    weight_units, balance, *summed = units_N[-EXTRA:].tolist()
     # DP: everybody who was drawn was summed exactly once, on whichever rank.
-    if summed != num_users:
+    if tuple(summed) != _who(drawn):
         raise RankError(
-            "The ranks did not sum the users that were dealt to them. The round is charged and not used; start again."
+            "The ranks did not sum the users that were drawn, each of them once. The round is charged, and nothing of it is used. "
+            "Give every rank the same version of unheard, and start again: the run goes on from its last checkpoint."
         )
     return CohortSum(
         units_P=units_N[:-EXTRA],
