@@ -206,6 +206,16 @@ def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
     assert isinstance(done.exception, LedgerError)
 
 
+def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
+    """Exact counts, and who carries canaries: a machine that holds a part has no use for them."""
+    (whole.path / "canaries.json").write_text("[]")
+    assert (whole.path / "counts.json").exists()
+    part = divide(whole, tmp_path / "part", part=1, of=2, progress=quietly)
+    beside = {path.name for path in part.path.iterdir()}
+    assert beside == {"corpus.json", "layout.json", "part.json", "vocabulary.txt", "train", "held_out"}
+    assert part.counts == {}
+
+
 def test_tokens_that_are_lost_from_a_whole_store_are_still_damage(whole):
     (whole.path / "train" / "00002.tokens").unlink()
     with pytest.raises(CorpusError, match="missing beside its offsets"):

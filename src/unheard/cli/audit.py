@@ -95,7 +95,9 @@ def _audit(
         for sentence in told["verdict"]:
             say(sentence)
         if found is None:
-            notes.print(f"No canaries were planted in {store}: `unheard canaries --help`.", markup=False)
+            is_part = (store / "part.json").is_file()  # who carries canaries is known with the whole store alone
+            why = "is a part: --corpus takes the whole store" if is_part else "has none: `unheard canaries --help`"
+            notes.print(f"No planted secrets were ranked. {store} {why}.", markup=False)
         say(f"Written to {place}")
     if not told["holds"]:
         raise typer.Exit(2)

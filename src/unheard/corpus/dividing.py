@@ -2,7 +2,8 @@
 
 In: a store. Out: a copy of it in the same format that holds the tokens of some shards of `train` only; offsets, vocabulary and what
 describes the store are whole, so that every machine knows which users there are. Held-out text is whole too: after a restart any
-machine may be the one that measures. The people's ledger stays where it is: there is one, whoever holds their text.
+machine may be the one that measures. The people's ledger stays where it is: there is one, whoever holds their text. So do exact counts and
+who carries canaries, which are the owner's: no machine needs them to train.
 How it is used: `unheard corpus part`, and `[engine] corpus_part` in the run file (engines/stores.py).
 """
 
@@ -17,6 +18,9 @@ import numpy as np
 from unheard.corpus.store import StoreWriter, TokenStore, partial_path, write_private_json
 from unheard.errors import CorpusError, InvalidValue
 from unheard.privacy.population import FILE
+
+STAY = (FILE, "counts.json", "canaries.json")
+"""Files beside corpus.json that stay with the whole store."""
 
 
 def divide(
@@ -44,9 +48,7 @@ def divide(
         shutil.copy2(path, target)  # with its mode: what is for the owner alone stays so
         copied += path.stat().st_size
         progress("Copying", copied / total)
-    samples = (
-        store.train.samples()
-    )  # of all shards, so that parts of different stores are told apart though they share none
+    samples = store.train.samples()  # of all shards: parts of different stores are told apart though they share none
     write_private_json(beside / "part.json", {"part": part, "of": of, "shards": mine, "samples": samples})
     if Path(out).exists():
         Path(out).rmdir()  # empty: checked when the writer was made
@@ -68,6 +70,6 @@ def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
 
 def _belongs(store: TokenStore, path: Path, mine: list[int]) -> bool:
     if path.parent == store.path:
-        return path.name != FILE  # DP: one ledger: a copy of it would count without the other's rounds
+        return path.name not in STAY  # DP: one ledger: a copy of it would count without the other's rounds
     is_text_of_train = path.parent == store.path / "train" and path.suffix == ".tokens"
     return not is_text_of_train or int(path.stem) in mine

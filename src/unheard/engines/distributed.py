@@ -30,7 +30,7 @@ from unheard.updates.user import User
 from unheard.updates.weighting import ONE
 
 EXTRA = 4
-"""Numbers behind a sum's coordinates: the weight drawn, the balance (of a clip that follows the users), and who was summed: how many,
+"""Numbers behind a sum's coordinates: the weight drawn, the balance (of a clip that follows the users), how many users were summed,
 and the sum of their numbers."""
 
 
