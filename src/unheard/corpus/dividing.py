@@ -2,8 +2,8 @@
 
 In: a store. Out: a copy of it in the same format that holds the tokens of some shards of `train` only; offsets, vocabulary and what
 describes the store are whole, so that every machine knows which users there are. Held-out text is whole too: after a restart any
-machine may be the one that measures. The people's ledger stays where it is: there is one, whoever holds their text. So do exact counts and
-who carries canaries, which are the owner's: no machine needs them to train.
+machine may be the one that measures. The people's ledger stays where it is: there is one, whoever holds their text. So do
+exact counts and who carries canaries, which are the owner's: no machine needs them to train.
 How it is used: `unheard corpus part`, and `[engine] corpus_part` in the run file (engines/stores.py).
 """
 
