@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 import unheard
-from unheard.engines.ranks import Message, Ranks
+from unheard.engines.messages import Message
+from unheard.engines.ranks import Ranks
 from unheard.engines.shares import cost_of
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum

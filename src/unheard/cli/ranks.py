@@ -49,7 +49,7 @@ def lead(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restart
 
 def again() -> bool:
     """Whether these processes are in the place of others that died: a run that they began goes on."""
-    from unheard.engines.ranks import was_restarted
+    from unheard.engines.meeting import was_restarted
 
     return was_restarted()
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Cohort, Drawn, Engine
-from unheard.engines.ranks import Message, Ranks, same_for_all
+from unheard.engines.messages import Message
+from unheard.engines.ranks import Ranks, same_for_all
 from unheard.engines.shares import Speeds, cost_of, deal
 from unheard.engines.stores import Stores, who_holds_what
 from unheard.errors import RankError

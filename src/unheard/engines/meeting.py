@@ -4,6 +4,7 @@ In: what torchrun put into the environment. Out: a store of this attempt's own, 
 number that nobody else has; the leader answers it with the name of a fresh corner of the store, so that nothing old is ever read.
 """
 
+import os
 import secrets
 import time
 from datetime import timedelta
@@ -15,6 +16,15 @@ from unheard.errors import RankError
 
 PATIENCE = 600.0
 """Seconds for all to arrive: machines that start together import and compile at their own pace."""
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has started these processes again after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 def meet() -> tuple[Store, int, int]:

@@ -2,15 +2,14 @@
 
 In: what torchrun puts into the environment. Out: `tell`, `hear`, `answer` and `answers` (small messages, to and from one rank at a
 time, over Gloo, so that who is late can be named), `hand_out` and `add_up` (collectives: over NCCL between GPUs, else Gloo).
-Messages are JSON and whole numbers; nothing is ever unpickled. How it is used: engines/distributed.py, training/crew.py.
+What a message is: engines/messages.py. How it is used: engines/distributed.py, training/crew.py.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,30 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unheard.engines.meeting import meet
+from unheard.engines.meeting import meet, world_size
+from unheard.engines.messages import Answer, Message, Sending, wait
 from unheard.errors import RankError
 
 LONG = timedelta(days=3650)
 """How long a rank waits for work: a leader may audit or save for hours, and one that dies is noticed by its connection."""
-WORDS = 1024
-"""Bytes of an answer that say what went wrong."""
-
-
-@dataclass(frozen=True)
-class Message:
-    """What the leader asks of one rank."""
-
-    job: str
-    facts: dict[str, Any] = field(default_factory=dict, repr=False)  # how many users, for one
-    numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one rank says: numbers, and how long they took."""
-
-    numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
-    seconds: float = field(default=0.0, repr=False)
 
 
 class Ranks:
@@ -101,57 +82,45 @@ class Ranks:
                 sending.wait(self.timeout)
         self.answers()
 
-    def _post(self, rank: int, message: Message) -> "_Sending":
-        said = json.dumps([message.job, message.facts]).encode()
-        numbers = np.ascontiguousarray(message.numbers, dtype=np.int64)
-        content = torch.from_numpy(np.frombuffer(said + numbers.tobytes(), dtype=np.uint8).copy())
-        return _Sending(
-            [(dist.isend(part, dst=rank), part) for part in (torch.tensor([len(said), numbers.size]), content)]
-        )
+    def _post(self, rank: int, message: Message) -> Sending:
+        return Sending([(dist.isend(part, dst=rank), part) for part in message.packed()])
 
     def hear(self) -> Message:
         """What the leader asks next, however long that takes. The answer "heard" goes back at once."""
         sizes = torch.zeros(2, dtype=torch.int64)
         with self._naming(0):
-            _wait(dist.irecv(sizes, src=0), LONG.total_seconds())
-            text, count = sizes.tolist()
-            content = torch.zeros(text + 8 * count, dtype=torch.uint8)
-            _wait(dist.irecv(content, src=0), self.timeout)
-        said = content.numpy().tobytes()
-        job, facts = json.loads(said[:text])
-        if job != "end":
+            wait(dist.irecv(sizes, src=0), LONG.total_seconds())
+            content = Message.room(sizes)
+            wait(dist.irecv(content, src=0), self.timeout)
+        message = Message.unpacked(sizes, content)
+        if message.job != "end":
             self.answer()
-        return Message(job, facts, np.frombuffer(said[text:], dtype=np.int64))
+        return message
 
     def answer(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, trouble: str = "") -> None:
         """To the leader: numbers, or what went wrong. It listens when it is done with its own share, however long that is."""
-        numbers = np.empty(0, dtype=np.int64) if numbers is None else np.ascontiguousarray(numbers, dtype=np.int64)
-        words = np.zeros(WORDS, dtype=np.uint8)
-        said = np.frombuffer(trouble.encode()[:WORDS], dtype=np.uint8)
-        words[: len(said)] = said
-        head = np.concatenate([np.array([numbers.size, int(seconds * 1e9)]), words.view(np.int64)])
+        answer = Answer(np.empty(0, dtype=np.int64) if numbers is None else numbers, seconds, trouble)
         with self._naming(0):
-            for part in (head, numbers) if numbers.size else (head,):
-                _wait(dist.isend(torch.from_numpy(part.copy()), dst=0), LONG.total_seconds())
+            for part in answer.packed():
+                wait(dist.isend(part, dst=0), LONG.total_seconds())
 
     def answers(self) -> list[Answer]:
         """The leader hears every other rank, in order; whoever is late, gone or in trouble is named."""
         until, found, coming = time.monotonic() + self.timeout, [], []
         for rank in self.others:
-            head = torch.zeros(2 + WORDS // 8, dtype=torch.int64)
+            head = Answer.room()
             with self._naming(rank):
                 coming.append((rank, head, dist.irecv(head, src=rank)))
         for rank, head, work in coming:
             with self._naming(rank):
-                _wait(work, until - time.monotonic())
-                count, nanoseconds, *_ = head.tolist()
-                trouble = head[2:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
-                numbers = torch.zeros(count, dtype=torch.int64)
-                if count:
-                    _wait(dist.irecv(numbers, src=rank), self.timeout)
-            if trouble:
-                raise RankError(f"Rank {rank} of {self.size}: {trouble}")
-            found.append(Answer(numbers.numpy(), nanoseconds / 1e9))
+                wait(work, until - time.monotonic())
+                numbers = Answer.room(head)
+                if len(numbers):
+                    wait(dist.irecv(numbers, src=rank), self.timeout)
+            answer = Answer.unpacked(head, numbers)
+            if answer.trouble:
+                raise RankError(f"Rank {rank} of {self.size}: {answer.trouble}")
+            found.append(answer)
         return found
 
     def hand_out(self, tensor: Tensor) -> Tensor:
@@ -188,17 +157,6 @@ class Ranks:
         return _Naming(self, rank)
 
 
-@dataclass(frozen=True)
-class _Sending:
-    """A message on its way, and its memory, which must stay until it has left."""
-
-    parts: list[tuple[Any, Tensor]]
-
-    def wait(self, seconds: float) -> None:
-        for work, _ in self.parts:
-            _wait(work, seconds)
-
-
 @dataclass
 class _Naming:
     """Turns a broken connection into an error that names the rank."""
@@ -222,15 +180,6 @@ class _Naming:
 _CURE = "No round is lost that was saved: start again and it goes on, or let torchrun do it (--max-restarts)."
 
 
-def world_size() -> int:
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def was_restarted() -> bool:
-    """Whether torchrun has started these processes again after one of them died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-
-
 def share_cores(local_size: int) -> None:
     """Ranks of one machine share its cores: torchrun leaves each with one thread, which is few where ranks are few."""
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
@@ -241,10 +190,6 @@ def share_cores(local_size: int) -> None:
 def same_for_all(ranks: Ranks, job: str, facts: Mapping[str, Any]) -> list[Message]:
     """One message for every other rank."""
     return [Message(job, dict(facts)) for _ in ranks.others]
-
-
-def _wait(work: Any, seconds: float) -> None:
-    work.wait(timedelta(seconds=max(seconds, 0.01)))
 
 
 def _first_line(error: BaseException) -> str:

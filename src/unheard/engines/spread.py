@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.engines.ranks import Message, Ranks
+from unheard.engines.messages import Message
+from unheard.engines.ranks import Ranks
 from unheard.models.model import LanguageModel
 
 

@@ -22,7 +22,8 @@ import torch
 from unheard.corpus.store import TokenStore
 from unheard.engines.distributed import DistributedEngine, sum_share
 from unheard.engines.engine import Engine, EngineChoice
-from unheard.engines.ranks import Message, Ranks, same_for_all
+from unheard.engines.messages import Message
+from unheard.engines.ranks import Ranks, same_for_all
 from unheard.engines.spread import Job, Spread, in_turn, on_ranks, work_on
 from unheard.engines.stores import Stores
 from unheard.errors import CorpusError, InvalidValue, UnheardError
