@@ -12,7 +12,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import PaperRun, Recipe, distinct
 from unheard.paper.recipes import RECIPES
 from unheard.paper.results import RunResult
-from unheard.paper.verdict import Verdict
+from unheard.paper.verdict import Verdict, plural
 
 CHECKPOINTS = (100, 500, 3000)
 """After so many rounds the paper's sweeps are drawn."""
@@ -85,6 +85,26 @@ def sweep(found: Found, runs: Mapping[float, str], at: int, *, name: str, tint: 
     """Accuracy after so many rounds against what was swept: its value to the run's name."""
     known = ((x, found.accuracy(run, at)) for x, run in sorted(runs.items()))
     return Line(name=name, points=tuple((x, y) for x, y in known if y is not None), tint=tint or name, is_dashed=dashed)
+
+
+def by_clip(
+    found: Found,
+    marks: Iterable[int],
+    flat: Mapping[float, str],
+    layered: Mapping[float, str],
+    *,
+    without: tuple[str, str],
+) -> tuple[Line, ...]:
+    """At each mark, in one colour: what was swept with flat and with per-layer clipping, and the level of the run without it (what
+    it lacks, and its name)."""
+    lacks, run = without
+    made = []
+    for mark in marks:
+        name = f"after {plural(mark)}"
+        made.append(sweep(found, flat, mark, name=f"{name}, flat", tint=name))
+        made.append(sweep(found, layered, mark, name=f"{name}, per layer", tint=name, dashed=True))
+        made += level(found, run, mark, name=f"{name}, {lacks}", tint=name)
+    return tuple(made)
 
 
 def level(found: Found, run: str, at: int, *, name: str, tint: str = "") -> tuple[Line, ...]:

@@ -5,7 +5,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.recipes import CLIPS, VARIABLE
 from unheard.paper.runs import clipped
-from unheard.paper.showing import cell, level, reached, shown, sweep
+from unheard.paper.showing import by_clip, cell, reached, shown
 from unheard.paper.verdict import SMALL, Verdict, about_seeds, judged, missing, plural, points
 
 FLAT = {norm: clipped(norm).name for norm in CLIPS}
@@ -20,13 +20,8 @@ RULE = (
 
 def clipping(recipe: Recipe, found: Found) -> Exhibit:
     marks = _marks(found)
-    lines = []
-    for mark in marks:
-        name = f"after {plural(mark)}"
-        lines.append(sweep(found, FLAT, mark, name=f"{name}, flat", tint=name))
-        lines.append(sweep(found, LAYERED, mark, name=f"{name}, per layer", tint=name, dashed=True))
-        lines += level(found, FREE, mark, name=f"{name}, no clip", tint=name)
-    figure = Figure(name="clipping", title="AccuracyTop1 against S", x="S", lines=tuple(lines), is_log=True)
+    lines = by_clip(found, marks, FLAT, LAYERED, without=("no clip", FREE))
+    figure = Figure(name="clipping", title="AccuracyTop1 against S", x="S", lines=lines, is_log=True)
     columns = ["", *(f"{kind}, {mark:,}" for mark in marks for kind in ("flat", "per layer"))]
     rows = [
         [f"S = {norm:g}", *(cell(found, runs[norm], mark) for mark in marks for runs in (FLAT, LAYERED))]

@@ -7,7 +7,7 @@ from unheard.paper.printed import DROWNED
 from unheard.paper.recipe import Recipe
 from unheard.paper.recipes import NOISES
 from unheard.paper.runs import clipped, noised
-from unheard.paper.showing import cell, level, reached, shown, sweep
+from unheard.paper.showing import by_clip, cell, reached, shown
 from unheard.paper.verdict import NEARLY, SMALL, Verdict, about_seeds, judged, margin, missing, plural, points
 
 FLAT = {sigma: noised(20, sigma).name for sigma in NOISES}
@@ -25,17 +25,11 @@ RULE = (
 
 def noise(recipe: Recipe, found: Found) -> Exhibit:
     marks = _marks(found)
-    lines = []
-    for mark in marks:
-        name = f"after {plural(mark)}"
-        lines.append(sweep(found, FLAT, mark, name=f"{name}, flat", tint=name))
-        lines.append(sweep(found, LAYERED, mark, name=f"{name}, per layer", tint=name, dashed=True))
-        lines += level(found, QUIET, mark, name=f"{name}, no noise", tint=name)
     figure = Figure(
         name="noise",
         title="AccuracyTop1 against σ, S = 20",
         x="σ",
-        lines=tuple(lines),
+        lines=by_clip(found, marks, FLAT, LAYERED, without=("no noise", QUIET)),
         is_log=True,
         upright=(NEEDED, "σ = 0.2"),
     )
