@@ -17,6 +17,7 @@ from unheard.engines.engine import EngineChoice
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
+from unheard.training.loop import train_together
 
 PARTS = 3
 
@@ -181,6 +182,24 @@ def test_a_part_alone_is_not_trained_on(seeded, parts, tmp_path):
         list(unheard.train(alone, tmp_path / "r"))
     with pytest.raises(CorpusError, match="not in this part"):
         parts[0].train.users(np.arange(60))
+
+
+def test_a_process_that_is_alone_has_no_use_for_a_place_of_parts(seeded, model, whole, parts, tmp_path):
+    """It was taken no notice of. A run that began on parts goes on alone where the whole store is named."""
+    engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
+    with pytest.raises(InvalidValue, match=r"engine\.corpus_part = '.*part-\{rank\}' .* this process is alone"):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine))
+    with pytest.raises(InvalidValue, match="this process is alone"):
+        list(train_together([(seeded, tmp_path / "r")], engine=engine))
+    assert not (tmp_path / "r").exists()
+
+    def lead(ranks):
+        list(unheard.train(seeded, tmp_path / "r", engine=engine, ranks=ranks))
+
+    on_ranks(PARTS, lead)
+    with pytest.raises(InvalidValue, match="to resume alone, name the whole store with --corpus"):
+        list(unheard.resume(tmp_path / "r", rounds=3))
+    assert [report.round for report in unheard.resume(tmp_path / "r", rounds=3, corpus=whole.path)] == [3]
 
 
 def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import unheard
 from unheard.audit.verification import verify
 from unheard.cli.main import app
+from unheard.engines.engine import EngineChoice
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.all_runs import all_runs
@@ -251,6 +252,12 @@ def test_another_clip_at_the_same_z_costs_the_same(candidates):
 def test_what_has_no_proof_is_refused_before_anything_is_charged(candidates, tmp_path, change, why):
     with pytest.raises(UnprovenCombination, match=why):
         select([change(run) for run in candidates], tmp_path / "best", TrialCount(mean=2))
+    assert not (candidates[0].corpus / "ledger.jsonl").exists()
+
+
+def test_a_place_of_parts_is_refused_before_anything_is_charged(candidates, tmp_path):
+    with pytest.raises(InvalidValue, match="this process is alone"):
+        select(candidates, tmp_path / "best", TrialCount(mean=2), engine=EngineChoice(corpus_part="/parts/{node}"))
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 

@@ -56,13 +56,15 @@ def tune(*words):
 
 def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, store, tmp_path):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
+    asked += ["--set", "engine.corpus_part=/parts/{node}"]
     done = tune(*asked)
     assert done.exit_code == 0
     found = json.loads((tmp_path / "t" / "tuning.json").read_text())
     assert [row["stage"] for row in found["trials"]] == ["baseline", "clip", "clip", "noise", "noise"]
     assert found["chosen"]["norm"] == 1
     assert found["chosen"]["noise_std"] == 0.002
-    chosen, _ = read_run_file(tmp_path / "t" / "chosen.toml")
+    chosen, engine = read_run_file(tmp_path / "t" / "chosen.toml")
+    assert engine.corpus_part == "/parts/{node}"  # for the run that is planned; the trials went in one process
     event = chosen.plan.at(0, chosen.model.layout).event()
     assert event.noise_multiplier == 1.0
     assert event.sampling_prob == 500 / 20_000  # 1 x 1 / 0.002 users of the declared population

@@ -83,7 +83,7 @@ class EngineChoice:
     """Seconds that ranks wait for each other at the end of a piece of work, before the one that is late is named."""
     corpus_part: str | None = None
     """Where each rank finds its part of the corpus, for machines without a shared disk: {rank}, {local_rank} and {node} are filled
-    in. None: every rank reads the corpus where the run file says."""
+    in. None: every rank reads the corpus where the run file says. A process that is alone refuses it."""
 
     def __post_init__(self) -> None:
         require(

@@ -41,6 +41,7 @@ JOBS: tuple[Job, ...] = (tally, places)
 def build(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None) -> Engine:
     """The engine for one model: of this process alone, or with all ranks behind it."""
     if ranks is None:
+        check_whole(choice)
         return choice.build(model)
     if isinstance(model, HuggingFaceModel):
         model = model.pinned()  # every rank reads the folder for itself: it must be the same
@@ -53,6 +54,16 @@ def build(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None
     ranks.tell(same_for_all(ranks, "connect", {}))
     ranks.connect(local.device, choice.rank_timeout)
     return DistributedEngine(local, ranks, Stores(ranks, choice.corpus_part), model.layout)
+
+
+def check_whole(choice: EngineChoice) -> None:
+    """A process that is alone needs everybody's text: a place for one part of it would have no effect."""
+    if choice.corpus_part is not None:
+        raise InvalidValue(
+            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the store, and this "
+            "process is alone: it reads the whole store, at corpus.path. Start as many as hold all parts together (torchrun, "
+            "--processes), or take corpus_part out of [engine]; to resume alone, name the whole store with --corpus."
+        )
 
 
 def spread_of(engine: Engine) -> Spread:

@@ -78,7 +78,10 @@ def resume(
         run = replace(run, training=replace(run.training, rounds=rounds))
     if corpus is not None:
         run = replace(run, corpus=Path(corpus))
-    built = build(engine or saved_engine, run.model, ranks)
+    choice = engine or saved_engine
+    if corpus is not None and ranks is None:
+        choice = replace(choice, corpus_part=None)  # the whole store lies there now; parts were for those who began
+    built = build(choice, run.model, ranks)
     return alone(_go_on(run, folder, built), built)
 
 

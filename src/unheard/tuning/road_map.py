@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,8 @@ def road_map(
         for trial in more:
             check_same(trial)  # complete ones too: their results would be taken for this run file's
         trials.extend(more)
-        return Stage(title=title, trials=tuple(more), engine=engine, out=out)
+        here = replace(engine, corpus_part=None)  # trials go in one process; parts are for the run that is planned
+        return Stage(title=title, trials=tuple(more), engine=here, out=out)
 
     # Neither needs the other's results, so they go side by side.
     unnoised = [*baseline_trials(run, grid, out), *clip_trials(run, grid, out)]

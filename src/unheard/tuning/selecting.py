@@ -23,6 +23,7 @@ from unheard.privacy.population import Population
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+from unheard.training.crew import check_whole
 from unheard.training.loop import pinned, train_together, write_statement
 from unheard.training.run import Run
 from unheard.training.run_file import run_toml
@@ -44,6 +45,7 @@ def select(
 ) -> RunFolder | None:
     """Charge, draw a number, train so many of the candidates, keep the best."""
     check_candidates(candidates)
+    check_whole(engine)  # trials are trained here, and nothing may be refused once they are paid for
     event = count.event(candidates)
     candidates = [_resolved(run) for run in candidates]
     first = candidates[0]
