@@ -54,6 +54,16 @@ def test_the_table_goes_by_powers_of_ten_and_says_hypothetical():
         assert words in page
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(("users", "is_large"), [(65, True), (66, False)])
+def test_a_delta_that_promises_little_is_said_beside_the_plan(users, is_large, form):
+    """Below 66 users, users^-1.1 is above one in a hundred. On stderr: stdout is the answer alone."""
+    done = run("--users", str(users), "--users-per-round", "10", "--noise-multiplier", "2", "--rounds", "10", *form)
+    assert done.exit_code == 0
+    assert ("delta = 0.0101 is large" in done.stderr) is is_large
+    assert "is large" not in done.stdout
+
+
 def test_delta_defaults_to_the_paper_s_choice():
     told = json.loads(
         run(

@@ -85,6 +85,14 @@ def test_the_whole_road(unheard, store, tmp_path):
         assert len(unheard(*human, cwd=tmp_path).stdout) > 50
 
 
+def test_a_delta_that_promises_little_is_said_before_training(unheard, run_file, tmp_path):
+    """60 declared users: their delta is above one in a hundred. Without noise there is no epsilon for it to go with."""
+    once = ["train", run_file, "--set", "training.rounds=1"]
+    assert "delta = 0.0111 is large" in unheard(*once, "--out", tmp_path / "a").stderr
+    for k, other in enumerate(("privacy.delta=1e-3", "noise.kind=none")):
+        assert "is large" not in unheard(*once, "--out", tmp_path / f"b{k}", "--set", other).stderr
+
+
 def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_file, tmp_path):
     done = unheard("train", run_file, "--out", tmp_path / "r", "--set", "training.rounds=100000", "--stop-after", 1)
     assert "Continue with: unheard resume" in done.stdout.replace("\n", " ")

@@ -22,6 +22,14 @@ def say(sentence: str) -> None:
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
+def warn_of_delta(delta: float) -> None:
+    """Beside the bar or the table, before anybody's text is read: a delta that promises little."""
+    from unheard.privacy.planner import caution
+
+    if sentence := caution(delta):
+        notes.print(sentence, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def if_interrupted(sentence: str) -> Iterator[None]:
     """Ctrl-C ends a command with a word on what is saved and how to go on, never in silence."""

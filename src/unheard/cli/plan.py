@@ -92,7 +92,9 @@ def _solve(users: int, epsilon: float, values: dict[str, Any], accountant: str) 
 
 def _show(plan: Any, accountant: str, json: bool, solution: Any, machines: tuple[Any, ...] | None) -> None:
     from unheard.cli.cost_table import costs
+    from unheard.cli.display import warn_of_delta
 
+    warn_of_delta(plan.delta)
     found = costs(plan, *machines) if machines is not None else None
     efficiency = machines[2] if machines is not None else 1.0
     if json:

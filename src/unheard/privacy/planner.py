@@ -16,6 +16,7 @@ from unheard.privacy.events import PoissonGaussian
 
 MOST_ROUNDS = 10**7
 MOST_NOISE, LEAST_NOISE = 1e6, 1e-2
+LARGE_DELTA = 1e-2
 UNKNOWNS = ("noise_multiplier", "users_per_round", "rounds")
 Progress = Callable[[str], None]
 
@@ -88,6 +89,17 @@ class Solution:
 def default_delta(population: int) -> float:
     """The paper's choice: users^-1.1."""
     return population**-1.1
+
+
+def caution(delta: float) -> str | None:
+    """What to say of a delta that is allowed, and so large that the guarantee is worth little: users^-1.1 is, below 66 users."""
+    if delta <= LARGE_DELTA:
+        return None
+    return (
+        f"delta = {delta:.3g} is large: with that probability, more than once in a hundred, epsilon need not hold. Only a "
+        "population below 100 users allows it. Give a smaller one ([privacy] delta in a run file, --delta of `unheard plan`), "
+        "which costs more epsilon, or learn from more people."
+    )
 
 
 def solve(
