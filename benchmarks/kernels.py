@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from unheard.engines.engine import Cohort
 from unheard.engines.stacked.buffers import Buffers
-from unheard.engines.stacked.engine import PRECISIONS, _Chunk, _Task
+from unheard.engines.stacked.chunk import Chunk, Task
+from unheard.engines.stacked.engine import PRECISIONS
 from unheard.engines.stacked.kernels import KernelStep
 from unheard.engines.stacked.sizes import Sizes
 from unheard.models.tied_lstm import TiedLSTM
@@ -23,7 +24,7 @@ from unheard.training.speed import _plan, _synthetic_users
 STEPS = 3
 
 
-def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[_Chunk, Cohort, list[tuple[_Task, int]]]:
+def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[Chunk, Cohort, list[tuple[Task, int]]]:
     model, device = TiedLSTM(), torch.device("cuda")
     cohort = Cohort(
         params_P=model.initial(0).to(device),
@@ -31,10 +32,10 @@ def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[_Chunk
         plan=_plan(users).at(0, model.layout),
         rng=reproducible_generator(0),
     )
-    task = _Task.of(0, cohort)
+    task = Task.of(0, cohort)
     sizes = Sizes.of(model, 8, 10)
     buffers = Buffers.allocate(sizes, U=users, S=STEPS, R=1, device=device, dtype=PRECISIONS[precision])
-    return _Chunk((), buffers, KernelStep(buffers, **tuning)), cohort, [(task, k) for k in range(users)]
+    return Chunk((), buffers, KernelStep(buffers, **tuning)), cohort, [(task, k) for k in range(users)]
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ CPU = {"device": "2 CPU cores", "is_gpu": False, "source": "results/2026-11-15-c
 READ: list[tuple[dict[str, Any], str]] = [
     (
         {**H200, "engine": "stacked, bfloat16", "users_per_round": 100, "of": "whole rounds"},
-        r"^\| whole rounds, 100 users a round \|.*\| ([\d,.]+) \|$",
+        r"^\| whole rounds, 100 users a round \| ([\d,.]+) \|$",
     ),
     (
         {**H200, "engine": "stacked, bfloat16", "users_per_round": 1250, "of": "whole rounds"},
-        r"^\| whole rounds, 1,250 users a round \|.*\| ([\d,.]+) \|$",
+        r"^\| whole rounds, 1,250 users a round \| ([\d,.]+) \|$",
     ),
     (
         {**H200, "engine": "vectorised, bfloat16", "users_per_round": 1024, "of": "updates"},

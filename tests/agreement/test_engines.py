@@ -1,5 +1,7 @@
 """Changing the engine changes neither the sum (within stated rounding) nor what is charged for it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import unheard
 from unheard.engines.engine import Cohort
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.stacked.engine import StackedEngine
-from unheard.engines.vectorised import VectorisedEngine
+from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
 from unheard.randomness import reproducible_generator
 from unheard.updates.user import User
 
@@ -66,6 +68,17 @@ def test_every_engine_gives_the_sum_of_reference(fast, model, update, clip):
 @every_fast_engine
 def test_the_size_of_a_chunk_does_not_matter(fast, model, users_at_once):
     assert both(fast, model, UPDATES[0], CLIPS[0], users_at_once=users_at_once)[1] < 1e-4
+
+
+@pytest.mark.parametrize("rows", [2, 4, 16])
+@pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
+def test_rows_for_nobody_change_nothing(model, update, rows, monkeypatch):
+    """As on a GPU: rows in multiples of some number, with whoever has finished, and nobody, among them."""
+    monkeypatch.setitem(ROWS_AT_ONCE, "cpu", rows)
+    assert both(VectorisedEngine, model, update, CLIPS[0])[1] < 1e-4
+    assert both(VectorisedEngine, model, update, CLIPS[3])[1] < 1e-4
+    with_features = replace(model, user_features=2)
+    assert both(VectorisedEngine, with_features, update, CLIPS[0], features=2)[1] < 1e-4
 
 
 @every_fast_engine

@@ -9,7 +9,7 @@ from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 from unheard.engines.engine import Cohort
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.stacked.buffers import Buffers
-from unheard.engines.stacked.engine import _Chunk, _Task
+from unheard.engines.stacked.chunk import Chunk, Task
 from unheard.engines.stacked.sizes import Sizes
 from unheard.mechanism.clipping import clip_
 from unheard.randomness import reproducible_generator
@@ -42,14 +42,14 @@ def cohort(model, clip, seed=0, penalty=0.0, B=2, T=3, lengths=(14, 8, 1), learn
 def run_kernels(model, cohorts, dtype) -> Buffers:
     from unheard.engines.stacked.kernels import KernelStep
 
-    tasks = [_Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
+    tasks = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
     members = [(task, k) for task in tasks for k in range(len(task.num_steps_U))]
     B, W = tasks[0].windows_USBW.shape[2:]
     steps = max(task.windows_USBW.shape[1] for task in tasks)
     buffers = Buffers.allocate(
         Sizes.of(model, B, W - 1), U=len(members) + 1, S=steps, R=len(cohorts), device=KERNEL_DEVICE, dtype=dtype
     )
-    chunk = _Chunk((), buffers, KernelStep(buffers))
+    chunk = Chunk((), buffers, KernelStep(buffers))
     chunk.step.run(chunk.fill(cohorts, members))
     return buffers
 

@@ -16,9 +16,9 @@ def quick(monkeypatch: pytest.MonkeyPatch):
         "best_epsilon",
         lambda events, delta: Bound(epsilon=epsilon(events, delta, "rdp"), accountant="rdp"),
     )
-    recomputed.today.cache_clear()
+    recomputed.claimed_today.cache_clear()
     yield
-    recomputed.today.cache_clear()
+    recomputed.claimed_today.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def test_every_table_and_figure_is_in_the_contents_and_on_the_page(page):
         assert f'href="#{name}"' in page
         assert page.count(f'id="{name}"') == 1
     assert page.count('class="answer held"') == 2 * len(EXHIBITS)  # in the contents, and in its section
-    assert "24 conclusions 24 held" in page
+    assert f"{len(EXHIBITS)} conclusions {len(EXHIBITS)} held" in page
 
 
 def test_no_name_is_given_twice(page):

@@ -254,6 +254,7 @@ def test_a_group_that_fails_does_not_end_the_others_and_goes_on_later(store, tmp
     assert {name: one.rounds for name, one in read(place.results).items()} == {
         "variable-fixed-denominator": 3,
         "free-norm-baseline": 6,
+        "free-norm-flat-S15": 6,
     }
     monkeypatch.undo()
     list(run_steps(place, [step]))

@@ -24,6 +24,8 @@ from unheard.updates.user import User
 
 CHUNK_BYTES = {"cpu": 2**27, "cuda": 16 * 2**30}
 """Memory that a chunk of users may take, by kind of device, when users_at_once is not given."""
+ROWS_AT_ONCE = {"cpu": 1, "cuda": 16}
+"""Rows of a chunk go in multiples of so many: on a GPU a step is compiled anew for numbers of users that it has not seen."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,11 @@ class VectorisedEngine:
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
-        window_USBW = to_device(_stacked(batches), self.device)
+        rows = self._whole(len(users))
+        window_USBW = to_device(_stacked(batches, rows), self.device)
         num_steps_U = np.array([len(b) for b in batches])
-        features_UF = self._features(users)
-        delta_UP = torch.zeros(len(users), theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
+        features_UF = self._features(users, rows)
+        delta_UP = torch.zeros(rows, theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
         eta = plan.update.learning_rate
         balls = plan.contribution.balls
         # Numbers as tensors: a compiled step is for any learning rate and any S.
@@ -86,19 +89,25 @@ class VectorisedEngine:
         )
         for step in range(window_USBW.shape[1]):
             at_work = int((num_steps_U > step).sum())
-            features_now = None if features_UF is None else features_UF[:at_work]
+            rows = self._whole(at_work)
+            features_now = None if features_UF is None else features_UF[:rows]
             moved_UP, was_clipped_U = self._step(
                 theta0_P,
-                delta_UP[:at_work],
-                window_USBW[:at_work, step],
+                delta_UP[:rows],
+                window_USBW[:rows, step],
                 features_now,
                 numbers.to(theta0_P.dtype),
                 tuple((b.where.start, b.where.stop) for b in balls),
             )
-            delta_UP[:at_work].copy_(moved_UP)
+            # Who has finished, or is nobody, may be among the rows; what comes out for them is not looked at.
+            delta_UP[:at_work].copy_(moved_UP[:at_work])
             if unclipped_U is not None:
-                unclipped_U[:at_work] &= ~was_clipped_U
-        return delta_UP
+                unclipped_U[:at_work] &= ~was_clipped_U[:at_work]
+        return delta_UP[: len(users)]
+
+    def _whole(self, rows: int) -> int:
+        multiple = 1 if self._is_alone else ROWS_AT_ONCE[self.device.type]
+        return -(-rows // multiple) * multiple
 
     def _step(self, *args: Any) -> tuple[Tensor, Tensor]:
         """One local step of a chunk; on CUDA compiled, if it can be."""
@@ -168,10 +177,11 @@ class VectorisedEngine:
     def _is_coarse(self) -> bool:
         return self.precision == "bfloat16" or (self.precision == "auto" and self.device.type == "cuda")
 
-    def _features(self, users: list[User]) -> Tensor | None:
+    def _features(self, users: list[User], rows: int) -> Tensor | None:
         if not self.model.user_features:
             return None
-        return torch.as_tensor(np.stack([u.features for u in users if u.features is not None]), device=self.device)
+        known = np.stack([u.features for u in users if u.features is not None])
+        return to_device(np.pad(known, ((0, rows - len(known)), (0, 0))), self.device)
 
     def _users_that_fit(self, batches_SBW: np.ndarray) -> int:
         """About six copies of the parameters and four of the logits live at once for each user, and what a deep model adds."""
@@ -182,10 +192,10 @@ class VectorisedEngine:
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
 
 
-def _stacked(batches: list[np.ndarray]) -> np.ndarray:
-    """Users' batches as one array [U, S, B, W], each filled up with PAD."""
+def _stacked(batches: list[np.ndarray], rows: int) -> np.ndarray:
+    """Users' batches as one array [rows, S, B, W], each filled up with PAD, and rows of nothing else for nobody."""
     S, B, W = (max(b.shape[axis] for b in batches) for axis in range(3))
-    stacked = np.full((len(batches), S, B, W), PAD, dtype=np.int64)
-    for row, b in zip(stacked, batches, strict=True):
+    stacked = np.full((rows, S, B, W), PAD, dtype=np.int64)
+    for row, b in zip(stacked, batches, strict=False):
         row[: b.shape[0], : b.shape[1]] = b
     return stacked

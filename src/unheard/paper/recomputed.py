@@ -16,10 +16,15 @@ def moments(cell: PrintedEpsilon) -> float:
     return epsilon([(_event(cell), cell.rounds)], cell.delta, "moments")
 
 
-@cache
 def today(cell: PrintedEpsilon) -> float:
     """The smaller of PLD and RDP for the same run."""
-    return best_epsilon([(_event(cell), cell.rounds)], cell.delta).epsilon
+    return claimed_today(_event(cell), cell.rounds, cell.delta)
+
+
+@cache
+def claimed_today(event: PoissonGaussian, rounds: int, delta: float) -> float:
+    """The smaller of PLD and RDP for so many rounds."""
+    return best_epsilon([(event, rounds)], delta).epsilon
 
 
 def _event(cell: PrintedEpsilon) -> PoissonGaussian:

@@ -8,6 +8,7 @@ common initialisation, an evaluation every 20 rounds.
 from pathlib import Path
 from typing import Any
 
+from unheard.mechanism.adaptive import AdaptiveClip
 from unheard.paper.corpora import Corpus
 from unheard.paper.recipe import PaperRun
 from unheard.paper.scale import FULL, Scale
@@ -78,5 +79,7 @@ def meaning(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def side_by_side_key(run: Run, role: str) -> tuple[Any, ...]:
-    """Runs of one key can share an engine's chunks: one store, one shape of model, one shape of a local batch."""
-    return role, run.model, type(run.plan.update), run.plan.update.batch_size, run.plan.update.unroll
+    """Runs of one key can share an engine's chunks: one store, one shape of model, one shape of a local batch. Those whose clip
+    follows the users wait for a count every round, and would keep the others waiting."""
+    follows = isinstance(run.plan.clip, AdaptiveClip)
+    return role, run.model, type(run.plan.update), run.plan.update.batch_size, run.plan.update.unroll, follows

@@ -5,29 +5,27 @@ that a chunk holds users of like length; who has finished costs nothing. Its pla
 are plain.py's, on CUDA those of the Triton kernels.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.devices import to_device
 from unheard.engines.engine import Cohort, Drawn
 from unheard.engines.stacked.buffers import Buffers
+from unheard.engines.stacked.chunk import Chunk, Task
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Sizes
 from unheard.engines.threads import one_thread_a_chunk
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.mechanism.aggregation import has_kernels
-from unheard.mechanism.clipping import FlatClip, PerLayerClip
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
-from unheard.models.model import LanguageModel, window_targets
+from unheard.models.model import LanguageModel
 from unheard.models.tied_gru import TiedGRU
 from unheard.models.tied_lstm import TiedLSTM
-from unheard.updates.together import batches_together
 from unheard.updates.user import User
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
@@ -44,7 +42,7 @@ class StackedEngine:
     users_at_once: int | None = None
     precision: str = "auto"
     """That of deltas and products within a user's own steps. The clip of what is returned and the sum are exact either way."""
-    _idle: dict[tuple[int, ...], list["_Chunk"]] = field(default_factory=dict, compare=False, repr=False)
+    _idle: dict[tuple[int, ...], list[Chunk]] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
@@ -62,7 +60,7 @@ class StackedEngine:
             # DP: a batch of all of a user's data has a size of its own, and products of another size round differently: filled up
             # to the largest in the chunk, one user would move what another adds.
             return [self._alone(cohort) for cohort in cohorts]
-        work = [_Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
+        work = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
         shapes = {task.windows_USBW.shape[2:] for task in work}
         if len(shapes) > 1 or not self._fits(next(iter(shapes))):
             return [self._alone(cohort) for cohort in cohorts]
@@ -70,7 +68,7 @@ class StackedEngine:
         tasks = [(task, k) for task in work for k in range(len(task.num_steps_U))]
         tasks.sort(key=lambda member: -member[0].num_steps_U[member[1]])
 
-        def chunk_sums(members: list[tuple["_Task", int]]) -> list[tuple[int, CohortSum]]:
+        def chunk_sums(members: list[tuple[Task, int]]) -> list[tuple[int, CohortSum]]:
             return self._chunk_sums(cohorts, sorted(members, key=lambda m: (m[0].cohort, m[1])), dtype)
 
         parts: list[list[CohortSum]] = [[] for _ in cohorts]
@@ -100,12 +98,16 @@ class StackedEngine:
         return sizes.N <= LARGEST_BATCH and max(sizes.X, sizes.H) <= LARGEST_WIDTH
 
     def _alone(self, cohort: Cohort) -> CohortSum:
-        any_model = VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
-        return any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, Drawn(cohort.seed))
+        return self._any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, Drawn(cohort.seed))
+
+    @cached_property
+    def _any_model(self) -> VectorisedEngine:
+        """For what the kernels do not take. One for all rounds: what it compiles is its own."""
+        return VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
 
     def _chunks(
-        self, tasks: list[tuple["_Task", int]], work: list["_Task"], dtype: torch.dtype
-    ) -> Iterator[list[tuple["_Task", int]]]:
+        self, tasks: list[tuple[Task, int]], work: list[Task], dtype: torch.dtype
+    ) -> Iterator[list[tuple[Task, int]]]:
         """Chunks of nearly equal size, no larger than memory allows."""
         if not tasks:
             return
@@ -131,7 +133,7 @@ class StackedEngine:
         return max(1, min(largest, int(0.6 * (free + held + mine)) // bytes_a_user))
 
     def _chunk_sums(
-        self, cohorts: Sequence[Cohort], members: list[tuple["_Task", int]], dtype: torch.dtype
+        self, cohorts: Sequence[Cohort], members: list[tuple[Task, int]], dtype: torch.dtype
     ) -> list[tuple[int, CohortSum]]:
         chunk = self._take_chunk(members, dtype, len(cohorts))
         steps = chunk.fill(cohorts, members)
@@ -147,7 +149,7 @@ class StackedEngine:
         self._idle[chunk.key].append(chunk)
         return sums
 
-    def _take_chunk(self, members: list[tuple["_Task", int]], dtype: torch.dtype, R: int) -> "_Chunk":
+    def _take_chunk(self, members: list[tuple[Task, int]], dtype: torch.dtype, R: int) -> Chunk:
         """A chunk that is not at work, with room for so many users, or a new one. Rounded up, so that cohorts of nearly equal size
         find the same."""
         S, B, W = members[0][0].windows_USBW.shape[1:]
@@ -166,82 +168,5 @@ class StackedEngine:
         if self.device.type == "cuda":
             from unheard.engines.stacked.kernels import KernelStep
 
-            return _Chunk(key, buffers, KernelStep(buffers))
-        return _Chunk(key, buffers, PlainStep(buffers))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class _Task:
-    """The batches of one cohort's users."""
-
-    cohort: int
-    windows_USBW: np.ndarray
-    num_steps_U: np.ndarray
-
-    def chosen(self, users: np.ndarray) -> np.ndarray:
-        """The batches of some users, copied only if they do not lie together."""
-        if users[-1] - users[0] + 1 == len(users) and (np.diff(users) == 1).all():
-            return self.windows_USBW[users[0] : users[-1] + 1]
-        return self.windows_USBW[users]
-
-    @classmethod
-    def of(cls, c: int, cohort: Cohort) -> "_Task":
-        windows_USBW, num_steps_U = batches_together(cohort.plan.update, cohort.users, cohort.seed)
-        return cls(c, windows_USBW, num_steps_U)
-
-
-@dataclass(frozen=True, repr=False)
-class _Chunk:
-    """Buffers and the steps on them."""
-
-    key: tuple[int, ...]
-    buffers: Buffers
-    step: "PlainStep | KernelStep"  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
-
-    @torch.no_grad()
-    def fill(self, cohorts: Sequence[Cohort], members: list[tuple[_Task, int]]) -> int:
-        """Put users into the buffers; how many steps the longest has."""
-        b = self.buffers
-        device, U = b.delta_UP.device, len(members)
-        # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
-        b.delta_UP.zero_()
-        b.scale_UM.fill_(1)
-        b.unclipped_U.fill_(1)
-        b.step.zero_()
-        b.num_steps_U.zero_()
-        for r, cohort in enumerate(cohorts):
-            b.theta0_RP[r].copy_(cohort.params_P)
-        rate, keep, kind, radius = zip(*(_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts), strict=True)
-        for tensor, values in ((b.rate_R, rate), (b.keep_R, keep), (b.clip_kind_R, kind), (b.radius_RM, radius)):
-            tensor.copy_(to_device(np.array(values), device))
-        num_steps_U = np.array([task.num_steps_U[k] for task, k in members])
-        steps = int(num_steps_U.max(initial=0))
-        b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
-        b.run_U[:U].copy_(to_device(np.array([task.cohort for task, _ in members]), device))
-        if b.sizes.F:
-            features = [cohorts[task.cohort].users[k].features for task, k in members]
-            b.features_UF[:U].copy_(to_device(np.stack([f for f in features if f is not None]), device))
-        row = 0
-        for task, group in itertools.groupby(members, key=lambda member: member[0]):
-            chosen = np.array([k for _, k in group])
-            windows_USBW = to_device(task.chosen(chosen)[:, :steps], device)
-            token, target, counts = window_targets(windows_USBW)
-            here = (slice(0, windows_USBW.shape[1]), slice(row, row + len(chosen)))
-            b.token_SUN[here].copy_(_by_time(token))
-            b.target_SUN[here].copy_(_by_time(torch.where(counts, target, -1)))
-            b.share_SU[here].copy_((1 / counts.sum(dim=(2, 3)).clamp(min=1).to(b.share_SU.dtype)).T)
-            row += len(chosen)
-        return steps
-
-
-def _by_time(places_USBT: torch.Tensor) -> torch.Tensor:
-    """[U, S, B, T] -> [S, U, T * B]: places of one time lie together."""
-    return places_USBT.permute(1, 0, 3, 2).flatten(2)
-
-
-def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
-    """Learning rate, what the penalty leaves, the kind of clip, its radii: as the kernels want them."""
-    eta = plan.update.learning_rate
-    kind = {FlatClip: 1, PerLayerClip: 2}.get(type(plan.clip), 0)
-    radii = [ball.radius for ball in plan.contribution.balls]
-    return eta, 1 - eta * plan.update.update_penalty, kind, radii * M if kind == 1 else radii or [0.0] * M
+            return Chunk(key, buffers, KernelStep(buffers))
+        return Chunk(key, buffers, PlainStep(buffers))

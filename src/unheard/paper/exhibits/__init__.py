@@ -10,6 +10,7 @@ from unheard.paper.exhibit import Exhibit
 from unheard.paper.exhibits.adaptive_clipping import adaptive_clipping
 from unheard.paper.exhibits.another_corpus import another_corpus
 from unheard.paper.exhibits.clipping import clipping
+from unheard.paper.exhibits.closing_the_gap import closing_the_gap
 from unheard.paper.exhibits.cost import cost
 from unheard.paper.exhibits.dictionaries import dictionaries_clipping, dictionaries_noise
 from unheard.paper.exhibits.estimators import estimators
@@ -38,6 +39,7 @@ EXHIBITS: dict[str, Callable[[Recipe, Found], Exhibit]] = {
         table_rounds,
         noised_vs_baseline,
         table_accuracy,
+        closing_the_gap,
         users_100_vs_1250,
         private_for_real,
         cost,

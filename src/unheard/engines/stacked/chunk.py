@@ -1,0 +1,98 @@
+"""A chunk of users: their batches and settings put into the buffers that the steps work on.
+
+In: cohorts, and who of each belongs to the chunk. Out: filled buffers. A chunk is used again and again; nothing of those who were
+in it is left when the next come.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from unheard.devices import to_device
+from unheard.engines.engine import Cohort
+from unheard.engines.stacked.buffers import Buffers
+from unheard.engines.stacked.plain import PlainStep
+from unheard.mechanism.clipping import FlatClip, PerLayerClip
+from unheard.mechanism.plan import RoundPlan
+from unheard.models.model import window_targets
+from unheard.updates.together import batches_together
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Task:
+    """The batches of one cohort's users."""
+
+    cohort: int
+    windows_USBW: np.ndarray
+    num_steps_U: np.ndarray
+
+    def chosen(self, users: np.ndarray) -> np.ndarray:
+        """The batches of some users, copied only if they do not lie together."""
+        if users[-1] - users[0] + 1 == len(users) and (np.diff(users) == 1).all():
+            return self.windows_USBW[users[0] : users[-1] + 1]
+        return self.windows_USBW[users]
+
+    @classmethod
+    def of(cls, c: int, cohort: Cohort) -> "Task":
+        windows_USBW, num_steps_U = batches_together(cohort.plan.update, cohort.users, cohort.seed)
+        return cls(c, windows_USBW, num_steps_U)
+
+
+@dataclass(frozen=True, repr=False)
+class Chunk:
+    """Buffers and the steps on them."""
+
+    key: tuple[int, ...]
+    buffers: Buffers
+    step: "PlainStep | KernelStep"  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+    @torch.no_grad()
+    def fill(self, cohorts: Sequence[Cohort], members: list[tuple[Task, int]]) -> int:
+        """Put users into the buffers; how many steps the longest has."""
+        b = self.buffers
+        device, U = b.delta_UP.device, len(members)
+        # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
+        b.delta_UP.zero_()
+        b.scale_UM.fill_(1)
+        b.unclipped_U.fill_(1)
+        b.step.zero_()
+        b.num_steps_U.zero_()
+        for r, cohort in enumerate(cohorts):
+            b.theta0_RP[r].copy_(cohort.params_P)
+        rate, keep, kind, radius = zip(*(_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts), strict=True)
+        for tensor, values in ((b.rate_R, rate), (b.keep_R, keep), (b.clip_kind_R, kind), (b.radius_RM, radius)):
+            tensor.copy_(to_device(np.array(values), device))
+        num_steps_U = np.array([task.num_steps_U[k] for task, k in members])
+        steps = int(num_steps_U.max(initial=0))
+        b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
+        b.run_U[:U].copy_(to_device(np.array([task.cohort for task, _ in members]), device))
+        if b.sizes.F:
+            features = [cohorts[task.cohort].users[k].features for task, k in members]
+            b.features_UF[:U].copy_(to_device(np.stack([f for f in features if f is not None]), device))
+        row = 0
+        for task, group in itertools.groupby(members, key=lambda member: member[0]):
+            chosen = np.array([k for _, k in group])
+            windows_USBW = to_device(task.chosen(chosen)[:, :steps], device)
+            token, target, counts = window_targets(windows_USBW)
+            here = (slice(0, windows_USBW.shape[1]), slice(row, row + len(chosen)))
+            b.token_SUN[here].copy_(_by_time(token))
+            b.target_SUN[here].copy_(_by_time(torch.where(counts, target, -1)))
+            b.share_SU[here].copy_((1 / counts.sum(dim=(2, 3)).clamp(min=1).to(b.share_SU.dtype)).T)
+            row += len(chosen)
+        return steps
+
+
+def _by_time(places_USBT: torch.Tensor) -> torch.Tensor:
+    """[U, S, B, T] -> [S, U, T * B]: places of one time lie together."""
+    return places_USBT.permute(1, 0, 3, 2).flatten(2)
+
+
+def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
+    """Learning rate, what the penalty leaves, the kind of clip, its radii: as the kernels want them."""
+    eta = plan.update.learning_rate
+    kind = {FlatClip: 1, PerLayerClip: 2}.get(type(plan.clip), 0)
+    radii = [ball.radius for ball in plan.contribution.balls]
+    return eta, 1 - eta * plan.update.update_penalty, kind, radii * M if kind == 1 else radii or [0.0] * M
