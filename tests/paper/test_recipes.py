@@ -17,6 +17,7 @@ from unheard.paper.recipes import RECIPES
 from unheard.paper.scale import FULL, SMOKE, scale_named
 from unheard.paper.schedule import Job, Step, furthest, jobs_of, read_schedule, steps_by_rank
 from unheard.paper.setting import run_of, settings_of
+from unheard.paper.verdict import TRAINED
 from unheard.updates.fedsgd import FedSGD
 
 RUNS = {run.name: run for run in distinct(RECIPES.values())}
@@ -230,3 +231,17 @@ def test_a_corpus_is_a_store_a_folder_of_roles_or_named(store, tmp_path):
 def test_what_is_no_corpus_is_refused(given, populations, said):
     with pytest.raises((CorpusError, ConfigError), match=said):
         find_corpora(given, populations)
+
+
+def test_the_half_hours_schedule_leaves_no_run_out():
+    steps = read_schedule(Path(__file__).parents[2] / "examples" / "paper_half_hour.toml")
+    jobs = furthest(job for step in steps for job in jobs_of(step, FULL))
+    assert {job.run.name for job in jobs} == set(RUNS)
+    half_an_hour = 30 * 60 * 4_250
+    assert sum(FULL.updates(job.run, job.rounds) for job in jobs) < half_an_hour
+    # far enough for the rules, but for 5,000 users a round and what is only timed
+    assert {job.run.name for job in jobs if job.rounds < TRAINED} == {
+        "flat-S15-sigma0.003-C5000",
+        "cost-C1250",
+        "cost-C5000",
+    }

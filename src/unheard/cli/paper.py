@@ -96,7 +96,7 @@ def _print(made: "Exhibit") -> None:
     from unheard.cli.tables import print_curves, print_table
 
     console.print(Text(f"{made.recipe.place}: {made.recipe.title}", style="bold"))
-    say(f"The paper: {made.recipe.claim}")
+    say(f"{made.recipe.claimed_by}: {made.recipe.claim}")
     style = {"held": "green", "did not hold": "red"}.get(made.verdict.outcome, "yellow")
     console.print(Text(made.verdict.outcome.capitalize(), style=f"bold {style}"))
     say(made.verdict.sentence)

@@ -86,9 +86,10 @@ def _populations(given: Sequence[str]) -> dict[str, int]:
 
 
 def _name(store: TokenStore, path: Path) -> str:
-    """What the store calls itself; one that is called by its role goes by the folder around it."""
+    """What the store calls itself; one that is called by its role goes by the folder around it, but for a synthetic one."""
     name = str(store.info.get("name") or path.resolve().name)
-    name = path.resolve().parent.name if name in CORPORA else name
+    if name in CORPORA and not store.info.get("synthetic"):
+        name = path.resolve().parent.name
     return re.sub(r"[^\w.-]+", "-", name) or "corpus"
 
 

@@ -50,9 +50,14 @@ class Recipe:
     """Where in the paper: `Figure 1`, `Table 2`, `Section 3`."""
     runs: tuple[PaperRun, ...] = ()
     claim: str
-    """The paper's conclusion, in our words; the exhibit says whether it held."""
+    """The paper's conclusion, in our words, or what we expect where it has none; the exhibit says whether it held."""
     rank: int
     """Which comes first when time is short: 1 before 2."""
+
+    @property
+    def claimed_by(self) -> str:
+        """Whose conclusion it is, as a label."""
+        return "Expected" if self.place.startswith("Not in the paper") else "The paper"
 
 
 def distinct(recipes: Iterable[Recipe]) -> list[PaperRun]:

@@ -28,7 +28,8 @@ def section(made: Exhibit) -> str:
         f'<h2 id="{recipe.name}-h">{_typeset(recipe.title)}</h2>'
         f'<div class="card verdict {kind}"><p class="answer {kind}">{verdict.outcome.capitalize()}</p>'
         f"<p>{escape(verdict.sentence)}</p>"
-        f"<dl><dt>The paper</dt><dd>{_typeset(recipe.claim)}</dd><dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
+        f"<dl><dt>{recipe.claimed_by}</dt><dd>{_typeset(recipe.claim)}</dd>"
+        f"<dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
         f"{figures}{tables}{html.items(made.notes, 'lacks')}{_runs(made)}</section>"
     )
 

@@ -12,6 +12,9 @@ from unheard.report.style import DASHES, SERIES, Look, colour, colours_of, dashe
 
 EARLY = 25
 """The first part of training, of so many."""
+NEAR_ZERO = 0.02
+BESIDE_UPRIGHT = 84
+"""Pixels from the end to where the word of an upright line begins."""
 SOLID, DASHED, DOTTED = [1, 0], [7, 4], [2, 3]
 
 
@@ -79,6 +82,8 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
     scale = {**kind, "nice": False, "padding": 24}
     x = {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}
     y = {"field": "value", **_y(figure)}
+    if min(value for line in lines for _, value in line.points) < NEAR_ZERO:
+        y["scale"] = {**y["scale"], "domainMin": 0}  # room below the lowest would be below nothing
     tips = [
         {"field": "run", "title": "line"},
         {"field": "x", "type": "quantitative", "title": figure.x},
@@ -90,7 +95,7 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
         layers += _upright(figure.upright, x)
     for line in lines:
         if line.is_level:
-            end = None if not _is_freer_at_end(line, across) else 4 if figure.upright is None else 36
+            end = None if not _is_freer_at_end(line, across) else 4 if figure.upright is None else BESIDE_UPRIGHT
             layers += _level(line, y, _colour(lines, line), from_end=end)
     layers.append(
         {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dashes_of(legend)}}
