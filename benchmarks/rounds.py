@@ -18,6 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import unheard
+from unheard.devices import finish
 from unheard.engines.engine import Cohort, EngineChoice
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train_together
@@ -99,8 +100,7 @@ def _skip(reports: Iterator[object], count: int) -> None:
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    finish(device)
     return time.perf_counter()
 
 

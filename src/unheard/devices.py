@@ -1,4 +1,4 @@
-"""Getting numbers onto a device without waiting for it."""
+"""Getting numbers onto a device without waiting for it; and waiting for it, where a clock is read."""
 
 import numpy as np
 import torch
@@ -10,3 +10,9 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     instead of waiting for it: the next chunk, or the next round, is prepared meanwhile."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def finish(device: torch.device) -> None:
+    """Return when the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

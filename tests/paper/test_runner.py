@@ -326,6 +326,20 @@ def test_results_and_folders_of_other_settings_are_not_mixed(store, tmp_path, wh
         list(run_steps(place, [TWO_RUNS]))
 
 
+def test_what_the_device_still_does_of_the_first_turn_is_not_counted_towards_the_second():
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    pace.begin()
+    pace.count(0, 50)
+    assert pace.is_first_turn
+    now[0] = 7.0  # until then the device was at work on what it had been given
+    pace.settled()
+    now[0] = 9.0
+    pace.count(0, 50)
+    assert not pace.is_first_turn
+    assert pace.updates_per_second == 50 / 2
+
+
 def test_the_pace_leaves_out_the_first_turn_and_keeps_time_for_the_end():
     now = [0.0]
     pace = Pace(lambda: now[0])

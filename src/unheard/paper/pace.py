@@ -35,6 +35,14 @@ class Pace:
         self._updates["first turn" if self._turns == 1 else "later"] += updates
 
     @property
+    def is_first_turn(self) -> bool:
+        return self._turns == 1
+
+    def settled(self) -> None:
+        """The device has finished the first turn, of which it may only have been told when the runs reported."""
+        self._turned = self._ended = self._clock()
+
+    @property
     def updates_per_second(self) -> float:
         """Of the group; 0 if it did nothing."""
         if self._updates["later"]:

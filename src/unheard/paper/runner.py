@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from unheard.devices import finish
 from unheard.errors import RankError, UnheardError
 from unheard.paper import results
 from unheard.paper.groups import Waiting, next_group
@@ -121,8 +122,12 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
                 # All have learned from this turn's cohorts when the first reports; the last one's report ends the turn.
                 if report.round >= report.rounds:
                     ended.add(number)
-                if number == max(going - ended | {number}) and pace.is_over(until, len(group)):
-                    break
+                if number == max(going - ended | {number}):
+                    if pace.is_first_turn:
+                        finish(place.engine.torch_device())
+                        pace.settled()
+                    if pace.is_over(until, len(group)):
+                        break
     except RankError:
         raise  # without its ranks no other group would do better
     except Exception as error:  # memory that was not there for this group may well be for the next

@@ -13,6 +13,7 @@ from unheard.report.style import DASHES, SERIES, Look, colour, colours_of, dashe
 EARLY = 25
 """The first part of training, of so many."""
 NEAR_ZERO = 0.02
+"""Below this an axis begins at nothing: room under it would have negative shares."""
 BESIDE_UPRIGHT = 84
 """Pixels from the end to where the word of an upright line begins."""
 SOLID, DASHED, DOTTED = [1, 0], [7, 4], [2, 3]
@@ -82,8 +83,9 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
     scale = {**kind, "nice": False, "padding": 24}
     x = {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}
     y = {"field": "value", **_y(figure)}
-    if min(value for line in lines for _, value in line.points) < NEAR_ZERO:
-        y["scale"] = {**y["scale"], "domainMin": 0}  # room below the lowest would be below nothing
+    lowest = min(value for line in lines for _, value in line.points)
+    if lowest < NEAR_ZERO:
+        y["scale"] = {**y["scale"], "domainMin": 0}
     tips = [
         {"field": "run", "title": "line"},
         {"field": "x", "type": "quantitative", "title": figure.x},
@@ -130,7 +132,9 @@ def _begin(lines: Sequence[Line]) -> dict[str, float]:
     rounds = [x for line in lines for x, _ in line.points]
     early = min(rounds) + (max(rounds) - min(rounds)) / EARLY
     later = [y for line in lines for x, y in line.points if x >= early]
-    return {"domainMin": min(later)} if later else {}
+    if not later:
+        return {}
+    return {"domainMin": 0 if min(later) < NEAR_ZERO else min(later)}
 
 
 def _y(figure: Figure) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import torch
 
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import BOS, Vocabulary
+from unheard.devices import finish
 from unheard.engines.engine import Engine, EngineChoice
 from unheard.measure.next_word import Evaluation
 from unheard.mechanism.clipping import FlatClip
@@ -180,8 +181,7 @@ def _seconds(work: Any, device: torch.device, at_least: float = 0.3) -> float:
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    finish(device)
     return time.perf_counter()
 
 
