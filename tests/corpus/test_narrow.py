@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from tests.corpus.making import write_jsonl
 from unheard.cli.main import app
+from unheard.corpus.dividing import divide
 from unheard.corpus.fields import Fields
 from unheard.corpus.narrow import narrow
 from unheard.corpus.preparation import Preparation
@@ -82,6 +83,34 @@ def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
     open_population(made.path, made.name, []).charge("after", 0, event, 0)
     for store in (large, made):
         assert Population.read(store.path / "ledger.jsonl").events == [event, event]
+
+
+def test_killed_at_any_moment_it_leaves_no_store_with_a_ledger_of_its_own(tmp_path, monkeypatch):
+    """Whoever found the narrower store there without its way to the first one's ledger would charge it apart."""
+    large = large_store(tmp_path / "large")
+
+    def killed(self, other):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Population, "join", killed)
+    with pytest.raises(KeyboardInterrupt):
+        narrow(large, tmp_path / "small", vocabulary_size=10)
+    assert not (tmp_path / "small").exists()
+
+
+def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
+    large = write_store(
+        tmp_path / "large",
+        train=[np.array([0, 3, 4, 1])] * 4,
+        held_out=[np.array([0, 3, 1])],
+        vocabulary=Vocabulary.of(f"w{i}" for i in range(20)),
+        info={"vocabulary": {"kind": "file"}},
+        shards=2,
+    )
+    part = divide(large, tmp_path / "part", part=1, of=2, progress=lambda *_: None)
+    with pytest.raises(CorpusError, match="whole store"):
+        narrow(part, tmp_path / "small", vocabulary_size=10)
+    assert not (part.path / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("size", [3, 70_004])

@@ -202,6 +202,16 @@ def test_epsilon_in_words(two_models):
     assert NOT_COVERED  # what the page leaves out stands in the statement
 
 
+def test_a_model_of_seeded_noise_has_no_headline_of_a_guarantee(two_models):
+    """A small epsilon, and a seed that somebody knows: the page may not call that a strong guarantee."""
+    seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."
+    shown = told(two_models[0], 0.5, warnings=[seeded])
+    assert shown["grade"] == "none"
+    assert shown["headline"] == "An experiment: no guarantee against whoever knows the seed"
+    assert "times as likely" in shown["sentences"][0]
+    assert shown["warnings"] == [seeded]
+
+
 def test_a_personal_model_says_so_before_anything_else(two_models):
     shown = told(replace(two_models[0], kind="personal"), 0.5)
     assert shown["headline"] == "A personal model"

@@ -14,6 +14,7 @@ from unheard.cli.main import app
 from unheard.corpus.dividing import divide, shards_of_part
 from unheard.corpus.store import TokenStore, write_store
 from unheard.engines.engine import EngineChoice
+from unheard.engines.stores import identity, who_holds_what
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
@@ -161,6 +162,34 @@ def test_a_copy_that_numbers_equally_long_users_otherwise_is_refused(seeded, sto
 
     with pytest.raises(LeaderFailed, match="Rank 1 has another corpus"):
         on_ranks(2, lead)
+
+
+@pytest.mark.parametrize("as_parts", [False, True])
+def test_a_copy_that_knows_other_things_about_its_users_is_refused(store, tmp_path, as_parts):
+    """Rows of `features.npy` in another order: what is known about one person would be in another's update too."""
+    known = np.random.default_rng(1).normal(size=(60, 2))
+    looks = []
+    for k, rows in enumerate((known, known[::-1])):
+        copy = write_store(
+            tmp_path / f"whole-{k}",
+            train=store.train.users(np.arange(60)),
+            held_out=store.held_out.users(np.arange(10)),
+            vocabulary=store.vocabulary,
+            info={"tokens": {"kind": "words"}},
+            features={"train": rows},
+            shards=5,
+        )
+        if as_parts:
+            copy = divide(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
+        looks.append(look(copy))
+    whole = TokenStore.open(tmp_path / "whole-0")
+    assert who_holds_what([looks[0], look(whole)], whole).any()
+    with pytest.raises(CorpusError, match="Rank 1 has another corpus"):
+        who_holds_what(looks, whole)
+
+
+def look(store: TokenStore) -> np.ndarray:
+    return np.concatenate([identity(store, store.train), store.train.shards_here.astype(np.int64)])
 
 
 def test_a_part_whose_text_was_replaced_is_refused(seeded, parts, tmp_path):

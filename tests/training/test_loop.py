@@ -356,6 +356,22 @@ def test_a_seeded_parent_or_a_model_declared_public_is_said_in_the_childs_statem
         assert said in json.loads((tmp_path / name / "statement.json").read_text())["warnings"][0]
 
 
+def test_what_was_said_of_the_first_run_is_said_of_every_run_after_it(run, tmp_path):
+    """Its noise, and its origin, are in all their models."""
+    list(unheard.train(reproducible(run), tmp_path / "seeded"))
+    for name, start in (
+        ("a", unheard.Training(rounds=1, init_from=str(tmp_path / "seeded"))),
+        ("b", unheard.Training(rounds=1, init_from=str(tmp_path / "a"))),
+        ("c", unheard.Training(rounds=1, init_from=str(tmp_path / "seeded"), init_is_public=True)),
+        ("d", unheard.Training(rounds=1, init_from=str(tmp_path / "c"))),
+        ("e", unheard.Training(rounds=1, init_from=str(tmp_path / "d"))),
+    ):
+        list(unheard.train(replace(run, training=start), tmp_path / name))
+    for name, said in (("b", "REPRODUCIBLE NOISE"), ("d", "declared public"), ("e", "declared public")):
+        warnings = json.loads((tmp_path / name / "statement.json").read_text())["warnings"]
+        assert any(said in warning for warning in warnings), (name, warnings)
+
+
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_chunk_of_no_users_is_refused(number):
     with pytest.raises(InvalidValue, match="at least 1"):

@@ -261,6 +261,28 @@ def test_a_place_of_parts_is_refused_before_anything_is_charged(candidates, tmp_
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
+@pytest.mark.parametrize("what", ["device", "start", "origin"])
+def test_what_no_trial_could_begin_with_is_refused_before_anything_is_charged(candidates, tmp_path, what):
+    """A slip in the run file must not cost the people a whole selection."""
+    engine = EngineChoice(device="tpu") if what == "device" else EngineChoice()
+    start = {"start": tmp_path / "nowhere", "origin": tmp_path / "model.safetensors"}.get(what)
+    if start is not None:
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        candidates = [replace(r, training=replace(r.training, init_from=str(start))) for r in candidates]
+    with pytest.raises((InvalidValue, UnprovenCombination)):
+        select(candidates, tmp_path / "best", TrialCount(mean=2), engine=engine)
+    assert not (candidates[0].corpus / "ledger.jsonl").exists()
+
+
+def test_several_processes_are_refused_whoever_ends_first_would_have_had_fewer_trials(
+    candidates, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnprovenCombination, match="one process"):
+        select(candidates, tmp_path / "best", TrialCount(mean=2))
+    assert not (candidates[0].corpus / "ledger.jsonl").exists()
+
+
 def test_candidates_that_begin_elsewhere_are_refused(candidates, tmp_path):
     elsewhere = replace(candidates[0], training=replace(candidates[0].training, init_seed=1))
     with pytest.raises(InvalidValue, match="the same training"):

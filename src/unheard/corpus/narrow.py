@@ -53,10 +53,11 @@ def narrow(
         del info["format"]
         if info.get("name") == store.path.resolve().name:  # it was called by its folder
             info["name"] = Path(out).name
-        made = writer.finish(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
-    # DP: the same people under two ledgers would be charged in each as if the other's runs had not been.
-    people.join(Population.open(made.path / FILE, {"corpus": made.name}))
-    return made
+        made = writer.describe(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
+        # DP: the same people under two ledgers would be charged in each as if the other's runs had not been. So the way to the
+        # first one's ledger (which is the same from its place beside the store's) is there before the store is.
+        people.join(Population.open(made.path / FILE, {"corpus": made.name}))
+        return writer.settle()
 
 
 def _check(store: TokenStore, size: int) -> None:
@@ -65,6 +66,8 @@ def _check(store: TokenStore, size: int) -> None:
             f"--vocab-size {size}: the store has {len(store.vocabulary)} words, of which {len(SPECIALS)} are BOS, EOS and UNK. "
             "Choose a size between."
         )
+    if store.part is not None:
+        raise CorpusError(f"{store.path} is a part of a store. Narrow the whole store, then divide it again.")
     if store.info["vocabulary"].get("kind") == "tokenizer":
         raise CorpusError(
             f"{store.path} has a tokenizer's pieces, which are not in order of rank: prepare it with a smaller one."

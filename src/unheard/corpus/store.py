@@ -125,6 +125,13 @@ class StoreWriter:
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
         """Write what describes the store, corpus.json last, and move the whole to its place."""
+        self.describe(vocabulary=vocabulary, info=info, counts=counts, shards=shards)
+        return self.settle()
+
+    def describe(
+        self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
+    ) -> TokenStore:
+        """All that a store has beside its shards; it can be opened now, where nobody looks for it."""
         vocabulary.save(self.partial / "vocabulary.txt")
         write_private_json(self.partial / "counts.json", counts)
         layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
@@ -139,6 +146,10 @@ class StoreWriter:
         (self.partial / "corpus.json").write_text(
             json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
+        return TokenStore.open(self.partial)
+
+    def settle(self) -> TokenStore:
+        """The whole to its place, in one step."""
         if self.path.exists():
             self.path.rmdir()  # empty: checked when this writer was made
         os.replace(self.partial, self.path)

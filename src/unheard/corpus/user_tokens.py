@@ -88,14 +88,16 @@ class UserTokens:
         return digest.digest()
 
     def samples(self) -> list[str | None]:
-        """Of each shard that lies here, a hash over the tokens of some of its users, spread evenly; of the others, None. Where all
-        users are equally long, copies that number them otherwise differ in nothing else; and a whole store takes hours to read."""
+        """Of each shard that lies here, a hash over some of its users, spread evenly: their tokens, and what is known about them
+        beside; of the others, None. Where all users are equally long, copies that number them otherwise differ in nothing else;
+        and a whole store takes hours to read."""
         found: list[str | None] = []
-        for shard in self._shards:
+        for shard, first in zip(self._shards, self._first, strict=False):
             digest = hashlib.sha256()
             for k in np.unique(np.linspace(0, max(shard.num_users - 1, 0), SAMPLED, dtype=np.int64))[: shard.num_users]:
                 if shard.is_here:
                     digest.update(np.ascontiguousarray(shard.tokens[shard.offsets[k] : shard.offsets[k + 1]]).data)
+                    digest.update(self.features(np.array([first + k])).tobytes())
             found.append(digest.hexdigest() if shard.is_here else None)
         return found
 

@@ -3,6 +3,7 @@
 In: a Run and its store. Out: the first State, and the public facts and past events with which a ledger begins.
 """
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,16 @@ def _start(run: Run) -> dict[str, Any]:
     parent = Path(run.training.init_from)
     if not parent.is_dir():
         return {"from": "a model file of unknown cost"}
-    facts = Ledger.read(RunFolder(parent).ledger).facts
-    kept = {key: facts.get(key) for key in ("randomness", "drop_duplicates")}
-    return {"from": "an earlier run", **kept}
+    return {"from": "an earlier run", **_inherited(Ledger.read(RunFolder(parent).ledger).facts)}
+
+
+def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be said of an earlier run, and of those that it began from in its turn: their noise is in this model."""
+    before = facts.get("start") or {}
+    runs = (before, facts)
+    seeded = [one["randomness"] for one in runs if (one.get("randomness") or {}).get("mode") == "reproducible"]
+    # DP: noise of a known seed hides nothing, however many runs ago it was added.
+    kept = {"randomness": seeded[0] if seeded else facts.get("randomness")}
+    kept["drop_duplicates"] = any(one.get("drop_duplicates") for one in runs)
+    public = "a model declared public"
+    return {**kept, "base": public} if public in (before.get("from"), before.get("base")) else kept

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import EngineChoice
-from unheard.errors import RunFolderInUse
+from unheard.engines.meeting import world_size
+from unheard.errors import RunFolderInUse, UnprovenCombination
 from unheard.privacy.account import Account, run_id
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.ledger import Ledger
@@ -23,11 +24,11 @@ from unheard.privacy.population import Population
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
-from unheard.training.crew import check_whole
+from unheard.training.crew import build
 from unheard.training.loop import pinned, train_together, write_statement
 from unheard.training.run import Run
 from unheard.training.run_file import run_toml
-from unheard.training.start import charge_the_past, check_fits, enter, names, people_of, public_facts
+from unheard.training.start import charge_the_past, check_fits, enter, first_state, names, people_of, public_facts
 from unheard.tuning.results import mean_of_last
 from unheard.tuning.trial_count import TrialCount, check_candidates
 
@@ -45,13 +46,15 @@ def select(
 ) -> RunFolder | None:
     """Charge, draw a number, train so many of the candidates, keep the best."""
     check_candidates(candidates)
-    check_whole(engine)  # trials are trained here, and nothing may be refused once they are paid for
+    _check_alone()
     event = count.event(candidates)
     candidates = [_resolved(run) for run in candidates]
     first = candidates[0]
     store = TokenStore.open(first.corpus)
     for run in candidates:
         check_fits(run, store)
+    build(engine, first.model)  # what a trial would stumble over is refused now: nothing may be, once they are paid for
+    first_state(first)
     people = people_of(first, store)
     clear_away(out)
     folder = RunFolder.begin(out)  # readable by nobody else until it is settled
@@ -143,6 +146,15 @@ def _release(
     for row in trial.read_metrics():
         folder.append_metrics({**row, "epsilon": total})
     write_statement(folder, ledger)
+
+
+def _check_alone() -> None:
+    """Processes of one command would each make a selection of their own, into one place."""
+    if world_size() > 1:
+        # DP: the one that ends first would be kept, and that is the one with the fewest trials: no bound is for that choice.
+        raise UnprovenCombination(
+            "A selection (tune --select) is made by one process, and several were started here. Start it without torchrun."
+        )
 
 
 def _resolved(run: Run) -> Run:

@@ -18,10 +18,13 @@ def about(model: Finished) -> dict[str, Any]:
     epsilon, delta = float(told["claimed"]["epsilon"]), float(told["delta"])
     grade = "none" if math.isinf(epsilon) else "strong" if epsilon <= STRONG else "fair" if epsilon <= WEAK else "weak"
     sentences = _sentences(grade, epsilon, delta)
+    headline = _HEADLINES[grade]
+    if grade != "none" and any("REPRODUCIBLE NOISE" in warning for warning in told["warnings"]):
+        grade, headline = "none", _HEADLINES["seeded"]  # the sentences hold against those who do not know the seed
     if model.kind == "personal":
         sentences = ["It has learned from one person's own text, and is for that person alone.", *sentences]
         sentences[1] = f"Of everybody else: {sentences[1][0].lower()}{sentences[1][1:]}"
-        grade = "none"
+        grade, headline = "none", _HEADLINES["personal"]
     return {
         "name": model.name,
         "kind": {"run": "trained here", "export": "exported for devices", "personal": "personal"}[model.kind],
@@ -30,7 +33,7 @@ def about(model: Finished) -> dict[str, Any]:
         "badge": "one person's"
         if model.kind == "personal"
         else f"ε = {'∞' if math.isinf(epsilon) else f'{epsilon:.3g}'}",
-        "headline": _HEADLINES["personal" if model.kind == "personal" else grade],
+        "headline": headline,
         "sentences": sentences,
         "claim": told["claim"],
         "warnings": [w[0].upper() + w[1:] for w in told["warnings"] if "epsilon is infinite" not in w],
@@ -42,6 +45,7 @@ _HEADLINES = {
     "weak": "A guarantee, but a weak one",
     "fair": "A guarantee for every person",
     "strong": "A strong guarantee for every person",
+    "seeded": "An experiment: no guarantee against whoever knows the seed",
     "personal": "A personal model",
 }
 
