@@ -221,3 +221,86 @@ def test_a_model_that_diverges_without_a_clip_is_compared_with_its_clip_alone():
     assert -1.0 < float(row[-1].replace("−", "-")) < 0.1
     worse = moved(runs, {"gru-flat-S15-sigma0.003": -2.0})
     assert exhibit("other-models", worse).verdict.outcome == "did not hold"
+
+
+def level(found: Found, names, accuracy: float) -> Found:
+    """The same world with some runs at one accuracy from the first round on."""
+    runs = dict(found.runs)
+    for name in names:
+        rows = [{**row, "accuracy_top1": accuracy} for row in runs[name].evaluations]
+        runs[name] = changed(found, name, evaluations=rows).runs[name]
+    return Found(found.corpus, runs)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_RUNS if name != "cost"])
+def test_where_nothing_was_learned_nothing_can_be_told(name, everything):
+    """All differences are 0 then, and 0 is at most anything."""
+    assert exhibit(name, level(everything, everything.runs, 0.0001)).verdict.outcome == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("name", "gone_astray"),
+    [
+        ("other-models", "gru-flat-S15"),
+        ("unit-norm", "free-norm-flat-S15"),
+        ("tied-embeddings", "untied-baseline"),
+        ("clipping", "variable-true-average"),
+        ("closing-the-gap", "baseline"),
+        ("noise", "flat-S20"),
+        ("adaptive-clipping", None),
+        ("dictionaries-noise", "30k-flat-S20"),
+        ("public-start", "flat-S15-sigma0.003"),
+        ("update-penalty", "flat-S15"),
+    ],
+)
+def test_a_run_that_went_astray_is_no_measure_for_others(name, gone_astray, everything):
+    """Noise costs nothing beside a baseline that has learned nothing: that is no finding about noise."""
+    fixed = ("flat-S7.9-sigma0.00474", "flat-S10-sigma0.006", "flat-S12.6-sigma0.00756")
+    made = exhibit(name, level(everything, [gone_astray] if gone_astray else fixed, 0.03))
+    assert made.verdict.outcome == "cannot tell"
+    assert "learned" in made.verdict.sentence
+    assert (gone_astray or "flat-S") in made.verdict.sentence
+
+
+def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(everything):
+    """Most of the sweep ended after 300 rounds, which are too few; S = 10 has lost two points after 3,000."""
+    short = world(rounds=300).runs
+    judged = {"variable-true-average", "flat-S10", "flat-S15", "flat-S20"}
+    runs = {name: run if name in judged else short[name] for name, run in everything.runs.items()}
+    rows = [
+        {**row, "accuracy_top1": row["accuracy_top1"] - 0.02 * (row["round"] > 1000)}
+        for row in runs["flat-S10"].evaluations
+    ]
+    made = exhibit("clipping", changed(Found("made-up", runs), "flat-S10", evaluations=rows))
+    assert made.verdict.outcome == "did not hold"
+    assert "3,000 rounds" in made.verdict.sentence
+
+
+def test_what_fedavg_would_have_reached_had_it_gone_on_nobody_knows(everything):
+    """FedSGD has 3,000 rounds, FedAvg stopped after 500 of the 1,500 that it had time for."""
+    ahead = level(everything, ["fedsgd-flat-S2"], 0.21)
+    stopped = Found("made-up", {**ahead.runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
+    assert exhibit("fedsgd-clipping", stopped).verdict.outcome == "cannot tell"
+    slow = level(ahead, ["flat-S20"], 0.10)
+    assert exhibit("fedsgd-clipping", slow).verdict.outcome == "did not hold"
+
+
+def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
+    """The other corpus's model was tried at its end: that must be where the others are read off."""
+    short = world(rounds=600).runs
+    runs = {
+        name: short[name] if "baseline" in name or "S15-sigma0.003" in name else r
+        for name, r in everything.runs.items()
+    }
+    runs["other-baseline"] = everything.runs["other-baseline"]
+    made = exhibit("another-corpus", Found("made-up", runs))
+    assert made.verdict.outcome == "cannot tell"
+    assert "1,500 rounds" in made.verdict.sentence
+    assert any("1,500 rounds" in row[0] for row in made.tables[0].rows)
+
+
+def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everything):
+    short = world(rounds=40).runs["baseline"]
+    assert (
+        exhibit("head-words", Found("made-up", {**everything.runs, "baseline": short})).verdict.outcome == "cannot tell"
+    )

@@ -17,6 +17,9 @@ UNCERTAIN = 0.2 * POINT
 """Below this, or below the distance between two seeds if that is more, two single runs do not differ."""
 TRAINED = 500
 """Fewer rounds say nothing about a trained model."""
+LEARNED = 5.0 * POINT
+"""Below this a run has learned no more than to say the most frequent words, or has gone astray. Nothing can be held against it:
+noise costs nothing where there is nothing to lose."""
 
 Outcome = Literal["held", "did not hold", "cannot tell"]
 
@@ -36,8 +39,11 @@ def judged(is_so: bool | None, sentence: str, rule: str) -> Verdict:
     return Verdict(outcome=outcome, sentence=sentence, rule=rule)
 
 
-def missing(found: Found, names: Sequence[str], rule: str, least: int = TRAINED) -> Verdict | None:
-    """Why nothing can be said, if these runs are not all there or did not get far enough to say anything."""
+def missing(
+    found: Found, names: Sequence[str], rule: str, least: int = TRAINED, against: Sequence[str] = ()
+) -> Verdict | None:
+    """Why nothing can be said, if these runs are not all there or did not get far enough to say anything; or if those of them that
+    the others are held `against` have learned nothing."""
     absent = [name for name in names if found.rounds(name) is None]
     if len(absent) == len(names):
         return judged(None, "Not run.", rule)
@@ -46,6 +52,16 @@ def missing(found: Found, names: Sequence[str], rule: str, least: int = TRAINED)
     rounds = found.rounds(*names)
     if rounds is not None and rounds < least:
         return judged(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)
+    return idle(found, against, rule, rounds)
+
+
+def idle(found: Found, names: Sequence[str], rule: str, at: int | None) -> Verdict | None:
+    """Why nothing can be held against these runs, if one of them has learned nothing."""
+    for name in names:
+        accuracy = found.accuracy(name, at) or 0.0
+        if accuracy < LEARNED:
+            sentence = f"After {plural(at or 0)} {name} has {100 * accuracy:.2f} %: it has learned nothing that others could lose."
+            return judged(None, sentence, rule)
     return None
 
 

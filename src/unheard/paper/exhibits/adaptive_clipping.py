@@ -6,7 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import traded
 from unheard.paper.showing import by_round, cell, reached, shown
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, idle, judged, missing, plural, points
 
 FIXED = {norm: traded(norm).name for norm in (7.9, 10, 12.6)}
 ADAPTIVE = "adaptive-z0.06"
@@ -29,6 +29,8 @@ def judge(found: Found) -> Verdict:
     at = found.rounds(*names)
     values = {norm: found.accuracy(name, at) or 0.0 for norm, name in FIXED.items()}
     best = max(values, key=lambda norm: values[norm])
+    if lacking := idle(found, [FIXED[best]], RULE, at):
+        return lacking
     mine = found.accuracy(ADAPTIVE, at) or 0.0
     sentence = (
         f"After {plural(at or 0)} the adaptive clip has {percent(mine)}, {below(mine - values[best])} the best fixed "

@@ -26,13 +26,15 @@ def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
         return [label, NOT_RUN if value is None else percent(value), signed(gap), printed]
 
     where = plural(at) if at is not None else "as many rounds"
+    tried = found.rounds(OTHER)
+    later = "" if tried in (None, at) else f" (after {plural(tried)})"
     table = Table(
         title=f"AccuracyTop1 on held-out users of {found.corpus or 'this corpus'}, after {where}",
         columns=["trained on", "AccuracyTop1", "less its own, points", "paper"],
         rows=[
             ["this corpus, no privacy", NOT_RUN if own is None else percent(own), NOTHING, percent(BASELINE_ACCURACY)],
             row("this corpus, σ = 0.003", private, signed(PRIVACY_COST.value)),
-            row("another corpus, no privacy", other, signed(OTHER_CORPUS_COST.value)),
+            row(f"another corpus, no privacy{later}", other, signed(OTHER_CORPUS_COST.value)),
         ],
         note="Both models use this corpus's dictionary. The paper compared other corpora, which are not public.",
     )
@@ -40,12 +42,14 @@ def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    if lacking := missing(found, [OWN, OTHER, PRIVATE], RULE):
+    if lacking := missing(found, [OWN, OTHER, PRIVATE], RULE, against=[OWN]):
         return lacking
     other = elsewhere(found)
     if other is None:
         return judged(None, "The other corpus's model was not tried on this one.", RULE)
-    at = found.rounds(OWN, OTHER, PRIVATE)
+    at, tried = found.rounds(OWN, OTHER, PRIVATE), found.runs[OTHER].rounds
+    if at != tried:  # it was tried at its end, and only there
+        return judged(None, f"The other corpus's model was tried after {plural(tried)}; the others have {at:,}.", RULE)
     own, private = found.mean(OWN, at) or 0.0, found.mean(PRIVATE, at) or 0.0
     sentence = (
         f"After {plural(at or 0)} the other corpus costs {100 * (own - other):.2f} points (the paper: "

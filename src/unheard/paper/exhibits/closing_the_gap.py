@@ -59,7 +59,7 @@ def closing_the_gap(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge(found: Found) -> Verdict:
     names = [BASELINE, *CLIPPED.values(), *NOISED.values()]
-    if lacking := missing(found, names, RULE):
+    if lacking := missing(found, names, RULE, against=[BASELINE]):
         return lacking
     at = found.rounds(*names)
     clip = -(_step(found, CLIPPED[LEAST], BASELINE, at) or 0.0)

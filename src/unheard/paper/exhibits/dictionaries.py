@@ -38,7 +38,7 @@ def dictionaries_noise(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge_clipping(found: Found) -> Verdict:
     needed = [size + name for size in SIZES for name in (FREE, QUIET)]
-    if lacking := missing(found, needed, RULE_CLIP):
+    if lacking := missing(found, needed, RULE_CLIP, against=[size + FREE for size in SIZES]):
         return lacking
     at = found.rounds(*needed)
     gains = {SIZES[size]: _less(found, size + FREE, FREE, at) for size in ("20k-", "30k-")}
@@ -55,7 +55,7 @@ def judge_clipping(found: Found) -> Verdict:
 
 def judge_noise(found: Found) -> Verdict:
     needed = [size + name for size in SIZES for name in (QUIET, NOISY)]
-    if lacking := missing(found, needed, RULE_NOISE):
+    if lacking := missing(found, needed, RULE_NOISE, against=[size + QUIET for size in SIZES]):
         return lacking
     at = found.rounds(*needed)
     costs = {words: _less(found, size + QUIET, size + NOISY, at) for size, words in SIZES.items()}

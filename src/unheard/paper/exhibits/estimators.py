@@ -5,7 +5,7 @@ from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.showing import by_round, cell, shown
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, judged, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, about_seeds, idle, judged, missing, plural, points
 
 LABELS = {
     "baseline": "fixed sample, true average",
@@ -28,6 +28,8 @@ def judge(found: Found) -> Verdict:
     if lacking := missing(found, list(LABELS), RULE):
         return lacking
     at = found.rounds(*LABELS)
+    if lacking := idle(found, [max(LABELS, key=lambda name: found.accuracy(name, at) or 0.0)], RULE, at):
+        return lacking
     values = {label: found.accuracy(name, at) or 0.0 for name, label in LABELS.items()}
     best, worst = max(values, key=lambda label: values[label]), min(values, key=lambda label: values[label])
     apart = values[best] - values[worst]

@@ -6,7 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import cell, level, reached, shown, sweep
-from unheard.paper.verdict import NEARLY, Verdict, judged, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, idle, judged, missing, plural, points
 
 CLIPPED = {norm: f"fedsgd-{clipped(norm).name}" for norm in (0.5, 1, 2, 5, 20)}
 NOISED = {sigma: f"fedsgd-{noised(20, sigma).name}" for sigma in (0.001, 0.002, 0.006, 0.024)}
@@ -73,24 +73,26 @@ def judge_clipping(found: Found) -> Verdict:
     at = found.rounds(*CLIPPED.values()) or 0
     values = {norm: found.accuracy(name, at) or 0.0 for norm, name in CLIPPED.items()}
     best = max(values, key=lambda norm: values[norm])
-    sooner = found.reach(AVERAGED, values[best])
-    words = f"FedAvg had that after {plural(sooner)}" if sooner is not None else "FedAvg never had that"
+    if lacking := idle(found, [CLIPPED[best]], RULE_CLIP, at):
+        return lacking
+    sooner, ended = found.reach(AVERAGED, values[best]), found.rounds(AVERAGED) or 0
+    words = f"FedAvg had that after {plural(sooner)}" if sooner is not None else f"FedAvg never had that in {ended:,}"
     sentence = (
         f"After {plural(at)} FedSGD reached {percent(values[best])} with S = {best:g}, and {percent(values[2])} with "
         f"S = 2; {words}."
     )
-    held = values[best] - values[2] <= NEARLY and sooner is not None and 2 * sooner < at
-    return judged(held, sentence, RULE_CLIP)
+    is_near = values[best] - values[2] <= NEARLY
+    if is_near and sooner is None and 2 * ended < at:
+        return judged(None, f"{sentence} It stopped before half of FedSGD's rounds.", RULE_CLIP)
+    return judged(is_near and sooner is not None and 2 * sooner < at, sentence, RULE_CLIP)
 
 
 def judge_noise(found: Found) -> Verdict:
     needed = [CLIPPED[20], NOISED[0.002], NOISED[0.024], AVERAGED, AVERAGED_NOISED]
-    if lacking := missing(found, needed, RULE_NOISE):
+    if lacking := missing(found, needed, RULE_NOISE, against=[CLIPPED[20], AVERAGED]):
         return lacking
     at = found.rounds(*needed)
     quiet, little, much, averaged, averaged_much = (found.accuracy(name, at) or 0.0 for name in needed)
-    if not quiet or not averaged:
-        return judged(None, "Without noise nothing was learned, so noise cannot cost anything.", RULE_NOISE)
     part, averaged_part = 1 - much / quiet, 1 - averaged_much / averaged
     sentence = (
         f"After {plural(at or 0)} σ = 0.002 costs FedSGD {100 * (quiet - little):.2f} points. σ = 0.024 takes "

@@ -53,8 +53,10 @@ def judge(found: Found) -> Verdict:
     base, quiet = mean(found, BASELINE, "100"), mean(found, QUIET, "100")
     if not pairs(found, "100"):
         return judged(None, "Not run.", RULE)
-    if len(known) < FEWEST or base is None or quiet is None:
-        return judged(None, f"Head words were counted for {len(known)} trained models; the rule asks for more.", RULE)
+    is_trained = all((found.rounds(name) or 0) >= TRAINED for name in (BASELINE, QUIET))
+    if len(known) < FEWEST or base is None or quiet is None or not is_trained:
+        asked = f"the rule asks for {FEWEST}, with {BASELINE} and {QUIET} among them"
+        return judged(None, f"Head words were counted for {len(known)} trained models; {asked}.", RULE)
     accuracies = [accuracy for accuracy, _ in known]
     if max(accuracies) - min(accuracies) <= margin(found):
         return judged(None, "The models are equally good, so they cannot show what quality does.", RULE)

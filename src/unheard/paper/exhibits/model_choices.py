@@ -51,7 +51,7 @@ def unit_norm(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge_tied(found: Found) -> Verdict:
-    if lacking := missing(found, [OURS, UNTIED], RULE_TIED):
+    if lacking := missing(found, [OURS, UNTIED], RULE_TIED, against=[UNTIED]):
         return lacking
     at = found.rounds(OURS, UNTIED)
     tied, untied = found.accuracy(OURS, at) or 0.0, found.accuracy(UNTIED, at) or 0.0
@@ -65,7 +65,7 @@ def judge_tied(found: Found) -> Verdict:
 
 
 def judge_norm(found: Found) -> Verdict:
-    if lacking := missing(found, [UNIT, FREE], RULE_NORM):
+    if lacking := missing(found, [UNIT, FREE], RULE_NORM, against=[FREE]):
         return lacking
     at = found.rounds(UNIT, FREE) or 0
     free, unit = found.accuracy(FREE, at) or 0.0, found.accuracy(UNIT, at) or 0.0
@@ -77,7 +77,8 @@ def judge_norm(found: Found) -> Verdict:
     )
     if abs(unit - free) <= margin(found, at):
         return judged(None, sentence, RULE_NORM)
-    return judged(sooner is not None and sooner < (found.reach(FREE, free) or at), sentence, RULE_NORM)
+    is_faster = sooner is not None and sooner < (found.reach(FREE, free) or at)
+    return judged(is_faster and unit > free, sentence, RULE_NORM)
 
 
 def _table(found: Found, labels: dict[str, str]) -> Table:

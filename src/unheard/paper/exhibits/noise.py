@@ -45,7 +45,7 @@ def noise(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge(found: Found) -> Verdict:
     needed = [QUIET, FLAT[0.012], FLAT[0.024], FLAT[NEEDED]]
-    if lacking := missing(found, needed, RULE):
+    if lacking := missing(found, needed, RULE, against=[QUIET]):
         return lacking
     at = found.rounds(*needed)
     early, quiet = found.accuracy(QUIET, EARLY) or 0.0, found.accuracy(QUIET, at) or 0.0

@@ -29,7 +29,7 @@ def noised_vs_baseline(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge(found: Found) -> Verdict:
     names = [BASELINE, LEAST, MOST]
-    if lacking := missing(found, names, RULE):
+    if lacking := missing(found, names, RULE, against=[BASELINE]):
         return lacking
     at = found.rounds(*names)
     base, least, most = (found.mean(name, at) or 0.0 for name in names)

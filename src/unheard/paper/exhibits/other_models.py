@@ -48,7 +48,7 @@ def other_models(recipe: Recipe, found: Found) -> Exhibit:
 def judge(found: Found) -> Verdict:
     others = ["gru-", "characters-"]
     needed = [prefix + name for prefix in others for name in LABELS]
-    if lacking := missing(found, needed, RULE):
+    if lacking := missing(found, needed, RULE, against=[prefix + CLIPPED for prefix in others]):
         return lacking
     at = found.rounds(*needed)
     costs = {MODELS[prefix]: -(_cost(found, prefix, at) or 0.0) for prefix in others}

@@ -54,7 +54,7 @@ def judge(found: Found) -> Verdict:
         return judged(None, "Not run.", RULE)
     parts, gaps, last = [], [], 0
     for (_, sigma, users), (real, estimate) in done.items():
-        if lacking := missing(found, [real, estimate], RULE):
+        if lacking := missing(found, [real, estimate], RULE, against=[estimate]):
             return lacking
         last = found.rounds(real, estimate) or 0
         gap = (found.accuracy(real, last) or 0.0) - (found.accuracy(estimate, last) or 0.0)

@@ -48,7 +48,7 @@ def public_start(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    if lacking := missing(found, [SCRATCH, STARTED], RULE):
+    if lacking := missing(found, [SCRATCH, STARTED], RULE, against=[SCRATCH]):
         return lacking
     at = found.rounds(SCRATCH, STARTED) or 0
     target = found.accuracy(SCRATCH, at) or 0.0

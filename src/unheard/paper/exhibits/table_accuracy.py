@@ -62,7 +62,7 @@ def table_accuracy(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    if lacking := missing(found, RUNS, RULE):
+    if lacking := missing(found, RUNS, RULE, against=["baseline"]):
         return lacking
     at = found.rounds(*RUNS)
     cells = [row.epsilon for row in TABLE_2 if row.epsilon is not None]

@@ -23,7 +23,7 @@ def update_penalty(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge(found: Found) -> Verdict:
     names = [WITHOUT, *WITH.values()]
-    if lacking := missing(found, names, RULE):
+    if lacking := missing(found, names, RULE, against=[WITHOUT]):
         return lacking
     at = found.rounds(*names)
     plain = found.accuracy(WITHOUT, at) or 0.0

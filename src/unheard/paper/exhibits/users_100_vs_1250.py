@@ -35,7 +35,7 @@ def users_100_vs_1250(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    if lacking := missing(found, [FEW, MANY], RULE):
+    if lacking := missing(found, [FEW, MANY], RULE, against=[FEW]):
         return lacking
     at = found.rounds(FEW, MANY) or 0
     apart = [(r, d) for r, d in found.distances(MANY, FEW, after=EARLY) if r <= at]

@@ -32,7 +32,7 @@ def users_per_round(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    if lacking := missing(found, ENDS, RULE):
+    if lacking := missing(found, ENDS, RULE, against=[RUNS[100]]):
         return lacking
     at = found.rounds(*ENDS)
     few, some, many = (found.accuracy(name, at) or 0.0 for name in ENDS)
