@@ -264,6 +264,17 @@ def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
     assert part.counts == {}
 
 
+def test_what_else_lies_in_the_stores_folder_goes_nowhere(whole, tmp_path):
+    """Who is which number, a run, a copy of the raw text: whatever its owner has put there is not the store's."""
+    for name in ("users.json", "train/users.csv", "runs/first/run.toml", ".ledger.jsonl.lock", "ledger.jsonl.bak"):
+        (whole.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (whole.path / name).write_text("someone@example.org")
+    part = divide(whole, tmp_path / "part", part=1, of=2, progress=quietly)
+    found = {path for path in part.path.rglob("*") if path.is_file()}
+    assert not any(b"someone@example.org" in path.read_bytes() for path in found)
+    assert {path.suffix for path in found if path.parent != part.path} == {".tokens", ".offsets"}
+
+
 def test_tokens_that_are_lost_from_a_whole_store_are_still_damage(whole):
     (whole.path / "train" / "00002.tokens").unlink()
     with pytest.raises(CorpusError, match="missing beside its offsets"):

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.corpus.store import StoreWriter, TokenStore, partial_path, write_private_json
+from unheard.corpus.store import SPLITS, StoreWriter, TokenStore, partial_path, write_private_json
 from unheard.errors import CorpusError, InvalidValue
-from unheard.privacy.population import FILE
 
-STAY = (FILE, "counts.json", "canaries.json")
-"""Files beside corpus.json that stay with the whole store."""
+GO = ("corpus.json", "layout.json", "vocabulary.txt")
+"""Files of a store that go into every part. The ledger, exact counts and canaries stay, and what else its owner has put there."""
 
 
 def divide(
@@ -70,6 +69,9 @@ def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
 
 def _belongs(store: TokenStore, path: Path, mine: list[int]) -> bool:
     if path.parent == store.path:
-        return path.name not in STAY  # DP: one ledger: a copy of it would count without the other's rounds
-    is_text_of_train = path.parent == store.path / "train" and path.suffix == ".tokens"
-    return not is_text_of_train or int(path.stem) in mine
+        return path.name in GO  # DP: one ledger: a copy of it would count without the other's rounds
+    if path.parent.parent != store.path or path.parent.name not in SPLITS:
+        return False
+    if path.suffix == ".tokens":
+        return path.parent.name != "train" or int(path.stem) in mine
+    return path.suffix == ".offsets" or path.name == "features.npy"
