@@ -111,3 +111,17 @@ def test_no_hypothetical_epsilon_for_a_run_without_privacy_or_an_impossible_draw
     private = record("a", [], events=[PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.7)])
     with pytest.raises(InvalidValue, match="cannot be drawn"):
         as_if(private, 10)
+
+
+def test_a_fixed_noise_on_the_count_of_the_clipped_does_not_grow_with_the_users():
+    """S follows the users, sigma_b = 5 is given: 1/z^2 = 1/z_delta^2 + 1/(2 sigma_b)^2, and only z_delta grows with them."""
+    together = PoissonGaussian(sampling_prob=0.001, noise_multiplier=(1.0**-2 + 10.0**-2) ** -0.5)
+    run = record("a", [], events=[together] * 30, users_per_round=100, population=100_000)
+    fixed = replace(run, tables={"clip": {"kind": "adaptive", "count_noise_std": 5.0}})
+    found = as_if(fixed, 10**6, 5000)
+    assert found is not None
+    meant = PoissonGaussian(sampling_prob=0.005, noise_multiplier=(50.0**-2 + 10.0**-2) ** -0.5)
+    assert found.epsilon == pytest.approx(best_epsilon([(meant, 30)], 1e6**-1.1).epsilon, rel=1e-9)
+    by_users = as_if(replace(run, tables={"clip": {"kind": "adaptive"}}), 10**6, 5000)  # a twentieth of those expected
+    assert by_users is not None
+    assert by_users.epsilon < found.epsilon

@@ -52,12 +52,15 @@ def as_if(record: RunRecord, users: int, users_per_round: float | None = None) -
         )
     events = Counter(entry.event for entry in record.entries)
     grown = per_round / record.users_per_round
+    # Where S follows the users and the noise on their count was given, that noise is what it is, however many they are.
+    count_noise_std = record.tables.get("clip", {}).get("count_noise_std")
+    fixed = 0.0 if count_noise_std is None else (2 * count_noise_std) ** -2
     would_be = []
     for event, times in events.items():
         if not isinstance(event, PoissonGaussian):
             return None
         # sigma and S stay as they were and the denominator grows, so the noise is so many times more sensitivities
-        z = event.noise_multiplier * grown
+        z = ((event.noise_multiplier**-2 - fixed) / grown**2 + fixed) ** -0.5
         would_be.append((PoissonGaussian(sampling_prob=per_round / users, noise_multiplier=z), times))
     if not would_be:
         return None
