@@ -21,7 +21,7 @@ import typer
 from safetensors import safe_open
 
 import unheard
-from unheard.cli.ranks import _explain
+from unheard.cli.ranks import _explain, _launch
 from unheard.errors import RankError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
@@ -148,3 +148,19 @@ def test_the_short_form_is_there(verb):
     from unheard.cli.main import app
 
     assert "--processes" in CliRunner(env={"COLUMNS": "200"}).invoke(app, [verb, "--help"]).output
+
+
+@pytest.mark.parametrize("asked", [None, "eth7"])
+def test_processes_of_one_machine_do_not_send_their_sums_over_its_network(monkeypatch, asked):
+    """Gloo binds what the machine's name stands for, which others may reach; sums on their way have no noise yet."""
+    seen = []
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", asked or "")  # so that it is put back, whatever is set here
+    if not asked:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        lambda config, entry: lambda *words: seen.append(os.environ.get("GLOO_SOCKET_IFNAME")),
+    )
+    monkeypatch.setattr("logging.disable", lambda level: None)
+    _launch(2, 0)
+    assert seen == [asked or "lo"]

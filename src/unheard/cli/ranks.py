@@ -70,6 +70,7 @@ def _serve(ranks: "Ranks") -> None:
 def _launch(processes: int, max_restarts: int) -> None:
     """The same command in so many processes, watched by torch's elastic agent."""
     import logging
+    import socket
     import uuid
 
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -78,6 +79,9 @@ def _launch(processes: int, max_restarts: int) -> None:
 
     # Its log speaks of ranks and exit codes; the leader says what happened, and so do we below.
     logging.disable(logging.ERROR)
+    # Gloo binds the address that the machine's name stands for, and others may reach that: sums on their way have no noise yet.
+    if loopback := [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
