@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from unheard.cli.main import app
 from unheard.corpus.dividing import divide, shards_of_part
 from unheard.corpus.store import TokenStore, write_store
 from unheard.engines.engine import EngineChoice
-from unheard.engines.stores import identity, who_holds_what
+from unheard.engines.stores import Stores, identity, who_holds_what
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
@@ -300,3 +301,11 @@ def test_the_command_makes_a_part_and_never_a_part_of_one(whole, tmp_path):
     assert (place / "part.json").stat().st_mode & 0o777 == 0o600
     done = CliRunner().invoke(app, ["corpus", "part", str(place), "--part", "1/2", "--out", str(tmp_path / "q")])
     assert isinstance(done.exception, CorpusError)
+
+
+@pytest.mark.parametrize("template", ["/p/{host}", "/p/{}", "/p/{rank", "/p/{rank.real.x}", "/p/{node[0]}"])
+def test_a_place_of_parts_that_cannot_be_filled_in_is_refused(template):
+    ranks = SimpleNamespace(rank=1, local_rank=0, node=2)
+    with pytest.raises(InvalidValue, match="can be filled in"):
+        Stores(ranks, template).here("/corpora/chat")  # pyright: ignore[reportArgumentType]
+    assert str(Stores(ranks, "/p/{node}-{rank}").here("/corpora/chat")) == "/p/2-1"  # pyright: ignore[reportArgumentType]
