@@ -89,6 +89,9 @@ def caught_by(mutant: Mutant) -> str | None:
 def main(words: list[str]) -> int:
     console = Console()
     chosen = [m for m in mutants() if all(word in m.name for word in words)]
+    if not chosen:
+        console.print(f"No mutant's name has: {' '.join(words)}.\n{__doc__}", markup=False)
+        return 2
     for mutant in chosen:
         mutant.broken((ROOT / "src" / "unheard" / mutant.file).read_text())  # all of them, before any is run
     every_test = sorted({test for m in chosen for test in m.tests})

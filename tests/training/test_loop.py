@@ -213,7 +213,7 @@ def test_a_run_whose_making_was_interrupted_leaves_nothing_that_looks_like_one(r
 
 def test_a_run_goes_on_from_the_model_that_it_began_with_whatever_became_of_its_source(run, tmp_path):
     list(unheard.train(run, tmp_path / "parent"))
-    child = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "parent"), init_is_public=True))
+    child = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "parent")))
     unheard.train(child, tmp_path / "child").close()
     shutil.rmtree(tmp_path / "parent")
     assert [r.round for r in unheard.resume(tmp_path / "child")] == [1, 2]
@@ -292,9 +292,18 @@ def test_starting_from_an_earlier_run_costs_what_it_cost(run, tmp_path):
     from_run = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "first")))
     list(unheard.train(from_run, tmp_path / "second"))
     assert len(Ledger.read(tmp_path / "second" / "ledger.jsonl")) == 6 + 2
-    public = replace(from_run, training=replace(from_run.training, init_is_public=True))
-    list(unheard.train(public, tmp_path / "third"))
+    list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
+    elsewhere = unheard.Training(rounds=2, init_from=str(tmp_path / "of-others"), init_is_public=True)
+    list(unheard.train(replace(run, training=elsewhere), tmp_path / "third"))
     assert len(Ledger.read(tmp_path / "third" / "ledger.jsonl")) == 2
+
+
+def test_what_these_people_were_charged_for_is_not_public_for_them(run, tmp_path):
+    list(unheard.train(run, tmp_path / "first"))
+    public = unheard.Training(rounds=2, init_from=str(tmp_path / "first"), init_is_public=True)
+    with pytest.raises(UnprovenCombination, match="these very people"):
+        unheard.train(replace(run, training=public), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
 
 
 def test_starting_from_a_bare_model_needs_a_word_about_its_origin(run, tmp_path):
@@ -347,10 +356,11 @@ def test_a_run_cannot_begin_from_one_whose_ledger_was_shortened(run, tmp_path):
 
 def test_a_seeded_parent_or_a_model_declared_public_is_said_in_the_childs_statement(run, tmp_path):
     list(unheard.train(reproducible(run), tmp_path / "first"))
+    list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
     child = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first")))
     for name, training, said in (
         ("a", child.training, "REPRODUCIBLE"),
-        ("b", replace(child.training, init_is_public=True), "trust"),
+        ("b", unheard.Training(rounds=1, init_from=str(tmp_path / "of-others"), init_is_public=True), "trust"),
     ):
         list(unheard.train(replace(child, training=training), tmp_path / name))
         assert said in json.loads((tmp_path / name / "statement.json").read_text())["warnings"][0]
@@ -359,10 +369,11 @@ def test_a_seeded_parent_or_a_model_declared_public_is_said_in_the_childs_statem
 def test_what_was_said_of_the_first_run_is_said_of_every_run_after_it(run, tmp_path):
     """Its noise, and its origin, are in all their models."""
     list(unheard.train(reproducible(run), tmp_path / "seeded"))
+    list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
     for name, start in (
         ("a", unheard.Training(rounds=1, init_from=str(tmp_path / "seeded"))),
         ("b", unheard.Training(rounds=1, init_from=str(tmp_path / "a"))),
-        ("c", unheard.Training(rounds=1, init_from=str(tmp_path / "seeded"), init_is_public=True)),
+        ("c", unheard.Training(rounds=1, init_from=str(tmp_path / "of-others"), init_is_public=True)),
         ("d", unheard.Training(rounds=1, init_from=str(tmp_path / "c"))),
         ("e", unheard.Training(rounds=1, init_from=str(tmp_path / "d"))),
     ):

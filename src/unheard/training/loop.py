@@ -28,13 +28,14 @@ from unheard.randomness import NormalsAhead, ReproducibleStreams, SecureStreams,
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.crew import build, reach, spread_of
+from unheard.training.fitting import check_fits
 from unheard.training.round import draw_cohort, learn
 from unheard.training.run import Run
 from unheard.training.run_file import read_run_file, run_hash, run_toml
 from unheard.training.start import (
     charge_the_past,
     check_checkpoint,
-    check_fits,
+    check_public,
     corpus_name,
     enter,
     first_state,
@@ -113,6 +114,7 @@ def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Ro
     check_fits(run, store)
     reach(built, store)
     people = people_of(run, store)
+    check_public(run, people)
     state = first_state(run)
     folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())

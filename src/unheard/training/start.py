@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError, UnprovenCombination
+from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.models.hugging_face import HuggingFaceModel
-from unheard.models.model import LanguageModel
-from unheard.privacy.account import Account, new_run_id, open_population
+from unheard.privacy.account import Account, new_run_id, open_population, run_id
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
@@ -26,62 +25,6 @@ from unheard.training.checkpoint import Checkpoint, load_model, newest_checkpoin
 from unheard.training.run import Run
 from unheard.training.run_file import run_hash
 from unheard.training.state import State
-
-
-def check_fits(run: Run, store: TokenStore) -> None:
-    """Refuse now what would fail later."""
-    if isinstance(run.model, HuggingFaceModel):
-        check_base(run, run.model, store)
-    if run.model.vocabulary_size != len(store.vocabulary):
-        raise ModelError(
-            f"The model has {run.model.vocabulary_size} rows, the corpus's vocabulary {len(store.vocabulary)} words. "
-            f"Set model.vocabulary_size = {len(store.vocabulary)}."
-        )
-    if not store.train.num_users or not store.held_out.num_users:
-        raise CorpusError(f"{store.path} needs users to train on and others held out. Prepare it with more users.")
-    for split in (store.train, store.held_out):
-        split.check_boundaries()
-    if run.model.user_features:
-        for split in (store.train, store.held_out):
-            if split.num_features != run.model.user_features:
-                raise ModelError(
-                    f"The model takes {run.model.user_features} features of each user, the corpus has {split.num_features}. "
-                    f"Set model.user_features = {split.num_features}."
-                )
-    check_forgets(run.model)
-    for _, plan in run.plan.phases(run.model.layout):
-        plan.event()
-
-
-def check_base(run: Run, model: HuggingFaceModel, store: TokenStore) -> None:
-    """A model from elsewhere: may these people be trained into it, does it know their words, can it look so far?"""
-    if not isinstance(run.plan.noise, NoNoise) and not model.base_is_public:
-        # DP: weights of unknown origin may have seen these users without noise.
-        raise UnprovenCombination(
-            f"{model.path} is a model without a ledger: nobody can say what it cost these users. If none of them had a part in it, "
-            "set model.base_is_public = true."
-        )
-    model.check_words(store.info.get("tokens", {}), store.vocabulary)
-    if model.context is not None and max(run.plan.update.unroll, run.evaluation.unroll) > model.context:
-        raise ModelError(
-            f"{model.path} looks at {model.context} tokens at most. Lower update.unroll = {run.plan.update.unroll} or "
-            f"evaluation.unroll = {run.evaluation.unroll}."
-        )
-
-
-def check_forgets(model: LanguageModel) -> None:
-    """A model that draws (dropout that is always on) or remembers (a state kept from call to call) is refused."""
-    params = model.layout.split(model.initial(0))
-    features_F = torch.zeros(model.user_features) if model.user_features else None
-    one_14, other_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
-    before = model.logits(params, one_14, features_F).clone()
-    model.logits(params, other_14, features_F)
-    # DP: what one user adds must be a function of the parameters and their own text, not of who came before them.
-    if not torch.equal(before, model.logits(params, one_14, features_F)):
-        raise ModelError(
-            "The model gives different scores for the same words: it draws random numbers, or keeps something from call to call, "
-            "which would carry one user's text into another's update. Make it a function of parameters and tokens alone."
-        )
 
 
 def first_state(run: Run) -> State:
@@ -116,6 +59,19 @@ def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
 def people_of(run: Run, store: TokenStore) -> Population:
     """The ledger of the store's people, to which every run on them is charged. Refused here if it cannot be written."""
     return open_population(store.path, corpus_name(store), store.vocabulary_events, run.ledger)
+
+
+def check_public(run: Run, people: Population) -> None:
+    """What is declared public may not be known to be these people's."""
+    start = run.training.init_from
+    if start is None or not run.training.init_is_public or not (folder := RunFolder(Path(start))).ledger.is_file():
+        return
+    # DP: a run that these very people are charged for left no public model, whatever is declared.
+    if run_id(Ledger.read(folder.ledger)) in people.members:
+        raise UnprovenCombination(
+            f"{start} was trained on these very people (their ledger, {people.path}, holds it): its model is not public for them. "
+            "Leave out training.init_is_public: what that run cost is then part of this one's."
+        )
 
 
 def enter(run: Run, ledger: Ledger, people: Population, name: str) -> None:

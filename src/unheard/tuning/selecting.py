@@ -25,10 +25,11 @@ from unheard.randomness import SecureStreams, secure_generator
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.crew import build
+from unheard.training.fitting import check_fits
 from unheard.training.loop import pinned, train_together, write_statement
 from unheard.training.run import Run
 from unheard.training.run_file import run_toml
-from unheard.training.start import charge_the_past, check_fits, enter, first_state, names, people_of, public_facts
+from unheard.training.start import charge_the_past, check_public, enter, first_state, names, people_of, public_facts
 from unheard.tuning.results import mean_of_last
 from unheard.tuning.trial_count import TrialCount, check_candidates
 
@@ -56,6 +57,7 @@ def select(
     build(engine, first.model)  # what a trial would stumble over is refused now: nothing may be, once they are paid for
     first_state(first)
     people = people_of(first, store)
+    check_public(first, people)
     clear_away(out)
     folder = RunFolder.begin(out)  # readable by nobody else until it is settled
     secret = folder.path / SECRET

@@ -17,9 +17,9 @@ NEEDED = DROWNED.value
 """sigma for z = 1 at S = 20 with 100 users a round: the dashed line of the figure."""
 EARLY = 100
 RULE = (
-    f"With flat clipping: after {EARLY} rounds σ = 0.024 costs at most {points(NEARLY)}; at the end σ = 0.012 costs "
-    f"at most {points(SMALL)} and "
-    "0.024 does not cost less than that by more than two seeds can differ; σ = 0.2 loses more than half of the accuracy."
+    f"With flat clipping: after {EARLY} rounds σ = 0.024 costs at most {points(NEARLY)}; at the end σ = 0.012 costs at most "
+    f"{points(SMALL)}, 0.024 costs more than that, and σ = 0.2 loses more than half of the accuracy. Where 0.024 and 0.012 lie no "
+    "further apart than two seeds can, it cannot be told."
 )
 
 
@@ -57,8 +57,9 @@ def judge(found: Found) -> Verdict:
         f"{100 * small:.2f}, 0.024 "
         f"{100 * more:.2f}, and at 0.2 {percent(left)} is left of {percent(quiet)}. {about_seeds(found, [small], at)}"
     )
-    held = soon <= NEARLY and small <= SMALL and more >= small - margin(found, at) and left < quiet / 2
-    return judged(held, sentence, RULE)
+    held = soon <= NEARLY and small <= SMALL and left < quiet / 2
+    is_open = abs(more - small) <= margin(found, at)
+    return judged(None if held and is_open else held and more > small, sentence, RULE)
 
 
 def _marks(found: Found) -> tuple[int, ...]:
