@@ -1,6 +1,7 @@
 """The road by command line: init, train, resume, evaluate, predict, statement; and every refusal in one message with status 2."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -99,6 +100,12 @@ def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_f
     rounds = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))
     newest = sorted((tmp_path / "r" / "checkpoints").iterdir())[-1].name
     assert newest == f"round-{rounds:08d}.safetensors"
+
+
+def test_where_there_is_no_terminal_every_evaluation_is_a_line(unheard, run_file, tmp_path):
+    """A bar in the log of a batch job appears when the job is over."""
+    said = unheard("train", run_file, "--out", tmp_path / "r", "--set", "evaluation.every=2").stderr
+    assert re.findall(r"^r: round (\d) of 6, top-1 .* ε ", said, flags=re.MULTILINE) == ["2", "4", "6"]
 
 
 def test_a_budget_ends_training_with_a_word_and_status_0(unheard, run_file, tmp_path):

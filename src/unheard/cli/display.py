@@ -72,8 +72,10 @@ def show(
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
                 shown = "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
                 figures = f"{shown}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
-                if last.metrics and folder:
-                    _follow(folder)
+                if last.metrics:
+                    _log(f"{title}: round {last.round} of {last.rounds}, {figures}")
+                    if folder:
+                        _follow(folder)
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
                 if stop_after is not None and time.monotonic() - began >= stop_after:
                     break
@@ -105,6 +107,8 @@ def show_together(
                     accuracy[place] = report.metrics["accuracy_top1"]
                 shown = f"top-1 {100 * accuracy[place]:5.2f} %  " if place in accuracy else ""
                 figures = f"{shown}ε {epsilon_text(report.epsilon)}"
+                if report.metrics:
+                    _log(f"{names[place]}: round {report.round} of {report.rounds}, {figures}")
                 bar.update(tasks[place], completed=report.round, total=report.rounds, figures=figures)
                 if place <= before:
                     going &= set(last)  # a second turn: whoever has said nothing was complete before
@@ -118,6 +122,12 @@ def show_together(
         finally:
             reports.close()  # pyright: ignore[reportAttributeAccessIssue]
     return last
+
+
+def _log(line: str) -> None:
+    """A line for each evaluation where nobody sees a bar: in the log of a batch job it would come at the very end."""
+    if not notes.is_terminal:
+        notes.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _follow(folder: Path) -> None:
