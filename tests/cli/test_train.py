@@ -108,6 +108,32 @@ def test_where_there_is_no_terminal_every_evaluation_is_a_line(unheard, run_file
     assert re.findall(r"^r: round (\d) of 6, top-1 .* ε ", said, flags=re.MULTILINE) == ["2", "4", "6"]
 
 
+def test_a_plain_kill_saves_what_was_done_as_ctrl_c_does(run_file, tmp_path):
+    """Slurm, Kubernetes and systemd end a job by SIGTERM: no round before it may have to be paid for again."""
+    words = [Path(sys.executable).parent / "unheard", "train", run_file, "--out", tmp_path / "r"]
+    far = [
+        "--set",
+        "training.rounds=1000000",
+        "--set",
+        "training.checkpoint_every=1000000",
+        "--set",
+        "evaluation.every=3",
+    ]
+    process = subprocess.Popen([*words, *far], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    while "round 3 of" not in said and (line := process.stderr.readline()):
+        said += line
+    process.terminate()
+    _, rest = process.communicate()
+    assert process.returncode == 130, said + rest
+    assert f"Stopped. What was done is saved: unheard resume {tmp_path / 'r'} goes on." in rest
+    charged = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))
+    saved = int(sorted((tmp_path / "r" / "checkpoints").iterdir())[-1].name[len("round-") : -len(".safetensors")])
+    assert saved >= 3
+    assert saved in (charged, charged - 1)  # the round in hand, if there was one, is lost
+
+
 def test_a_budget_ends_training_with_a_word_and_status_0(unheard, run_file, tmp_path):
     done = unheard(
         "train",

@@ -35,7 +35,12 @@ def lead(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restart
 
     ranks = Ranks.join()
     if ranks is None:
-        return work(None)
+        # `kill`, Slurm, Kubernetes and systemd all end a job by SIGTERM: as by Ctrl-C, so that what was done is saved.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            return work(None)
+        finally:
+            signal.signal(signal.SIGTERM, before)
     if not ranks.is_leader:
         return _serve(ranks)
     # When another rank dies the launcher asks us to stop: leave the rounds as by Ctrl-C, so that what was done is saved.
