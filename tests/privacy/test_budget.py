@@ -71,6 +71,8 @@ def test_no_budget_pays_for_a_round_without_noise():
     budget = Budget(epsilon=1e9, delta=1e-6)
     with pytest.raises(BudgetExceeded):
         budget.check(budget.running(), NonPrivate(reason="no noise"), 0)
+    with pytest.raises(BudgetExceeded, match="no budget can hold it"):  # nor for one after it: a larger one is no cure
+        budget.check(budget.running([NonPrivate(reason="no noise")]), ROUND, 1)
 
 
 def test_an_epsilon_that_is_not_a_number_does_not_pass_for_one_that_fits(monkeypatch):

@@ -72,17 +72,21 @@ class Budget:
         """The running epsilon that this budget is checked against."""
         return RunningEpsilon(self.delta, self.accountant, events)
 
-    def check(self, running: RunningEpsilon, event: Event, round: int, whose: str = "this run") -> None:
+    def check(
+        self, running: RunningEpsilon, event: Event, round: int, whose: str = "this run", larger: str = "in a new run"
+    ) -> None:
         """Raise BudgetExceeded if charging `event` for `round` would spend more than the budget."""
         if (running.delta, running.accountant) != (self.delta, self.accountant):
             raise InvalidValue("The running epsilon must have the budget's own delta and accountant.")
         after = running.epsilon_after(event)
         # DP: asked before the round starts; a round that has been seen cannot be given back. NaN must not pass.
         if not after <= self.epsilon:
+            cure = f"keep this model, or declare a larger budget {larger}."
+            if running.epsilon == float("inf"):
+                cure = "what is spent is infinite, and no budget can hold it. `unheard statement` names the reason."
             raise BudgetExceeded(
                 f"Round {round} would bring epsilon to {after:.4f} at delta {self.delta:g} ({self.accountant}); "
-                f"the budget of {whose} is {self.epsilon:g} and {running.epsilon:.4f} is spent. Training stops here: "
-                "keep this model, or declare a larger budget in a new run."
+                f"the budget of {whose} is {self.epsilon:g} and {running.epsilon:.4f} is spent. Training stops here: {cure}"
             )
 
 

@@ -116,7 +116,8 @@ class Population:
             if self.budget is not None:
                 assert self._running is not None
                 # DP: asked under the lock, with every other run's rounds counted, before anything of the round exists.
-                self.budget.check(self._running, event, round, whose=f"all runs on this population ({self.path})")
+                whose = f"all runs on this population ({self.path})"
+                self.budget.check(self._running, event, round, whose, larger="with `unheard budget --epsilon`")
             # DP: always a new line: a copy of this run that goes on by itself releases models of its own.
             self._write(_charge(run, position, event))
 
