@@ -91,7 +91,9 @@ def test_a_delta_that_promises_little_is_said_before_training(unheard, run_file,
     once = ["train", run_file, "--set", "training.rounds=1"]
     assert "delta = 0.0111 is large" in unheard(*once, "--out", tmp_path / "a").stderr
     for k, other in enumerate(("privacy.delta=1e-3", "noise.kind=none")):
-        assert "is large" not in unheard(*once, "--out", tmp_path / f"b{k}", "--set", other).stderr
+        said = unheard(*once, "--out", tmp_path / f"b{k}", "--set", other).stderr
+        assert "is large" not in said
+        assert ("Without noise epsilon is infinite" in said) == (other == "noise.kind=none")
 
 
 def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_file, tmp_path):

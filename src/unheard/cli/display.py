@@ -30,6 +30,15 @@ def warn_of_delta(delta: float) -> None:
         notes.print(sentence, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
 
+def warn_of_no_noise(corpus: Path) -> None:
+    """Before the first round, when it can still be stopped: what is charged without noise can never be taken back."""
+    sentence = (
+        f"Without noise epsilon is infinite, and from the first round on it is so over all runs on the people of {corpus}, for "
+        "good (unheard statement --all-runs). Right for public text, or for people who agreed: if these are not, press Ctrl-C now."
+    )
+    notes.print(sentence, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def if_interrupted(sentence: str) -> Iterator[None]:
     """Ctrl-C ends a command with a word on what is saved and how to go on, never in silence."""

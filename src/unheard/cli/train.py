@@ -49,7 +49,7 @@ def train(
     overrides += [f"engine.rank_timeout={rank_timeout}"] if rank_timeout else []
 
     def work(ranks: "Ranks | None") -> None:
-        from unheard.cli.display import show, warn_of_delta
+        from unheard.cli.display import show, warn_of_delta, warn_of_no_noise
         from unheard.cli.finish import finish
         from unheard.cli.ranks import again
         from unheard.mechanism.noise import NoNoise
@@ -57,7 +57,9 @@ def train(
         from unheard.training.run_file import read_run_file
 
         run, engine_choice = read_run_file(run_file, overrides)
-        if not isinstance(run.plan.noise, NoNoise):
+        if isinstance(run.plan.noise, NoNoise):
+            warn_of_no_noise(run.corpus)
+        else:
             warn_of_delta(run.claimed_delta)
         reports = begin(run, out, engine=engine_choice, ranks=ranks, again=again())
         finish(out, show(reports, out.name, stop_after, folder=out))

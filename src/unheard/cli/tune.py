@@ -79,6 +79,7 @@ def tune(
     from dataclasses import replace
     from json import dumps
 
+    from unheard.cli.display import warn_of_no_noise
     from unheard.cli.tuning_tables import show_plan, show_trials
     from unheard.errors import InvalidValue
     from unheard.training.run_file import read_run_file
@@ -108,6 +109,8 @@ def tune(
     allowance = Allowance(clip_loss=allow_clip_loss, loss=allow_loss)
     tried = _tried(run, corpus, population)
     check_can_be_private(run, grid, noise_multiplier)
+    if corpus is None:
+        warn_of_no_noise(run.corpus)
     if rounds is not None:
         tried = replace(tried, training=replace(tried.training, rounds=rounds))
     tuned = _walk(tried, grid, allowance, out, choice, stop_after)
