@@ -221,6 +221,17 @@ def test_init_does_not_write_over_a_file(unheard, tmp_path):
     assert (tmp_path / "run.toml").read_text() == "mine"
 
 
+def test_init_never_changes_what_was_asked(unheard, tmp_path):
+    """More users a round than there are: refused. Left out, all of a few users is the default."""
+    done = unheard("init", "--population", 50, "--users-per-round", 80, cwd=tmp_path, ok=False)
+    assert done.returncode == 2
+    assert "more than the declared population of 50" in done.stderr
+    unheard("init", "--population", 50, cwd=tmp_path)
+    assert "users_per_round = 50 " in (tmp_path / "run.toml").read_text()
+    unheard("init", "--population", 10**8, "--users-per-round", 1234567, "--force", cwd=tmp_path)
+    assert "users_per_round = 1234567 " in (tmp_path / "run.toml").read_text()
+
+
 def test_what_is_printed_holds_nothing_private(unheard, run_file, tmp_path):
     """No true count of users or of the cohort, no training loss: the store's 60 users were declared as 1,000."""
     done = unheard(

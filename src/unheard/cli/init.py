@@ -36,7 +36,7 @@ unit_norm = true               # word vectors of norm 1
 
 [sampling]
 kind = "poisson"               # each user with probability q, every round; "fixed_size" is for non-private baselines
-users_per_round = {users_per_round:g}      # expected; q = users_per_round / population
+users_per_round = {users_per_round}      # expected; q = users_per_round / population
 
 [weights]
 kind = "equal"                 # or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
@@ -91,7 +91,9 @@ def init(
     population: Annotated[
         int, typer.Option(help="How many users there are, as you may say in public.", min=2, max=2**40)
     ],
-    users_per_round: Annotated[float, typer.Option(help="Expected users a round.", min=0)] = 100,
+    users_per_round: Annotated[
+        float | None, typer.Option(help="Expected users a round; default: 100, or all if there are fewer.", min=0)
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1)] = 1000,
     force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
 ) -> None:
@@ -104,6 +106,11 @@ def init(
 
     if run_file.exists() and not force:
         raise InvalidValue(f"{run_file} exists. Choose another name, or say --force to write over it.")
+    if users_per_round is not None and users_per_round > population:
+        raise InvalidValue(
+            f"--users-per-round {users_per_round:g} is more than the declared population of {population}. Lower it: each user is "
+            "drawn with probability users a round / population."
+        )
     words = corpus / "vocabulary.txt"
     size = len(Vocabulary.load(words)) if words.exists() else 10_000
     text = TEMPLATE.format(
@@ -112,7 +119,7 @@ def init(
         population=population,
         delta=population**-1.1,
         vocabulary_size=size,
-        users_per_round=min(users_per_round, population),
+        users_per_round=_plain(min(100, population) if users_per_round is None else users_per_round),
         rounds=rounds,
     )
     try:
@@ -122,3 +129,8 @@ def init(
     say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
     if not words.exists():
         say(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.")
+
+
+def _plain(number: float) -> str:
+    """Every digit of it, and no point behind a whole number."""
+    return str(int(number)) if float(number).is_integer() else str(number)
