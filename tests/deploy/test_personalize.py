@@ -162,6 +162,12 @@ def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
         check_place(tmp_path / "mine")
 
 
+def test_beside_a_run_file_is_no_shared_place(tmp_path):
+    """`unheard init` writes run.toml into the folder that one works in."""
+    (tmp_path / "run.toml").write_text("")
+    assert check_place(tmp_path / "mine") == (tmp_path / "mine").resolve()
+
+
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(RunFolderExists):

@@ -13,8 +13,8 @@ from pathlib import Path
 from unheard.errors import InvalidValue, RunFolderExists
 
 RECORD, MODEL = "personal.json", "personal.safetensors"
-SHARED = ("run.toml", "ledger.jsonl", "export.json", "corpus.json")
-"""Files by which a folder that may be copied, published or trained on is known."""
+SHARED = ("ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json")
+"""Files by which a folder that may be copied, published or trained on is known. A run file alone is none: it lies anywhere."""
 
 
 def is_personal(path: Path) -> bool:
