@@ -236,6 +236,14 @@ def test_words_of_another_public_text_or_store_can_be_taken(tmp_path):
     assert same.store.vocabulary == raw.store.vocabulary
 
 
+@pytest.mark.parametrize("line", ['"a word alone"', "[1, 2]", "5"])
+def test_a_public_text_with_a_line_that_is_no_row_keeps_the_words_of_the_others(tmp_path, line):
+    other = write_jsonl(tmp_path / "other.jsonl", [{"what": "b b b a a zz"}])
+    other.write_text(other.read_text() + line + "\n")
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=CorpusVocabulary(path=str(other)))
+    assert done.store.vocabulary.words[3:] == ("b", "a")
+
+
 def test_the_price_of_another_stores_private_words_is_inherited(tmp_path):
     events = [{"kind": "gaussian", "noise_multiplier": 2.0}]
     info = {"vocabulary": {"kind": "private", "events": events}}

@@ -51,7 +51,8 @@ def count_undecided(database: duckdb.DuckDBPyConnection, batch: Batch, fields: F
 
 def _quick_sql(batch: Batch, fields: Fields) -> str:
     columns = ", ".join(f"{quoted(key)}: 'JSON'" for key in _top_keys(fields))
-    table = f"read_ndjson({sql_paths(batch)}, columns={{{columns}}}, {_options(batch)})"
+    # Every row is an object: asked for one column alone, DuckDB would take it for whole lines as soon as one line is no object.
+    table = f"read_ndjson({sql_paths(batch)}, columns={{{columns}}}, records=true, {_options(batch)})"
     found = [_within(f) for f in (fields.user, fields.text, fields.time or fields.text)]
     nothing = " AND ".join(f"{column_name(key)} IS NULL" for key in _top_keys(fields))
     trouble = f"CASE WHEN {nothing} THEN '{UNDECIDED}' END"
