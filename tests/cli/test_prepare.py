@@ -105,14 +105,26 @@ def test_files_of_excluded_users_and_canaries_are_read(run, tmp_path):
         (("posts.jsonl", *FIELDS, "--vocab", "private"), InvalidValue, "--vocab-epsilon"),
         (("posts.jsonl", *FIELDS, "--vocab-epsilon", "1"), InvalidValue, "--vocab private"),
         (("posts.jsonl", *FIELDS, "--vocab", "from-corpus"), InvalidValue, "--vocab-corpus"),
+        (("posts.jsonl", *FIELDS, "--vocab", "privat"), InvalidValue, "Did you mean 'private'"),
+        (("posts.jsonl", "--user-field", "body", "--text-field", "body"), InputError, "both 'body'"),
+        (("posts.jsonl", *FIELDS, "--user-map", "store/map.json"), PrivacyError, "outside store"),
+        (("posts.jsonl", *FIELDS, "--user-map", "nowhere/map.json"), InputError, "make the folder first"),
         (("posts.jsonl", *FIELDS, "--exclude-users", "nobody.txt"), InputError, "--exclude-users"),
         (("posts.jsonl", *FIELDS, "--canaries", "posts.jsonl"), UnknownKey, "[canary]"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused_with_the_cure(run, words, kind, message):
+def test_flags_that_do_not_fit_are_refused_with_the_cure(run, tmp_path, words, kind, message):
     result = run("prepare", *words, "--out", "store")
     assert isinstance(result.exception, kind), result.output
     assert message in str(result.exception)
+    assert not list(tmp_path.glob("store*"))  # no text of anybody lies about
+
+
+def test_a_store_that_training_will_refuse_is_told(run):
+    few = run("prepare", "posts.jsonl", *FIELDS, "--out", "store")
+    assert "nobody is held out" in few.stderr
+    enough = run("prepare", "posts.jsonl", *FIELDS, "--held-out", "0.5", "--out", "half")
+    assert "nobody is held out" not in enough.stderr
 
 
 def test_the_users_own_text_is_not_taken_for_a_public_corpus(run):

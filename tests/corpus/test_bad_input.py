@@ -74,9 +74,18 @@ def test_an_empty_file_is_refused_alone_and_no_trouble_beside_others(tmp_path, n
         gzip.open(file, "wb").close()
     else:
         file.touch()
-    with pytest.raises(InputError, match="No usable row"):
+    with pytest.raises(InputError, match=r"No usable row.*It is empty"):
         made(tmp_path, file)
     assert words_of(made(tmp_path, [file, write_jsonl(tmp_path / "y.jsonl", POSTS[1:2])]).store) == [BOB]
+
+
+@pytest.mark.parametrize(
+    "content", [b'[{"who": "ann", "what": "a", "when": 0}]', b'{"who": "ann", "what": "\xe9", "when": 0}']
+)
+def test_where_every_row_is_malformed_encoding_and_kind_are_suspected(tmp_path, content):
+    (tmp_path / "x.jsonl").write_bytes(content + b"\n")
+    with pytest.raises(InputError, match="Check that it is UTF-8"):
+        made(tmp_path, tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,15 @@ def prepare(
     shards: Annotated[int, typer.Option(min=0, help="Parts of the store; 0 lets the input's size decide.")] = 0,
 ) -> None:
     """Turn user-keyed text into a token store. Run it again after a stop: it goes on where it was."""
-    from unheard.cli.preparing import bar, choose_tokens, choose_vocabulary, read_canaries, read_ids, report
+    from unheard.cli.preparing import (
+        bar,
+        check_user_map,
+        choose_tokens,
+        choose_vocabulary,
+        read_canaries,
+        read_ids,
+        report,
+    )
     from unheard.corpus.chitchat import CHITCHAT
     from unheard.corpus.duck import DuckDBEngine
     from unheard.corpus.fields import Fields
@@ -97,6 +105,11 @@ def prepare(
     default = inputs == ["chitchat"] and not Path("chitchat").exists()
     if not default and (user_field is None or text_field is None):
         raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
+    if user_field is not None and user_field == text_field:
+        raise InputError(
+            f"--user-field and --text-field are both '{user_field}': every post would be a user of its own."
+        )
+    check_user_map(user_map, out)
     if sequence not in ("post", "sentence"):
         raise InvalidValue(f"--sequence must be post or sentence, not '{sequence}'.")
     if default:

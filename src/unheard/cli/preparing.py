@@ -14,9 +14,9 @@ from unheard.corpus.tokens import CharacterTokens, TokenizerFile, Tokens, WordTo
 from unheard.corpus.vocabulary_choice import FileVocabulary, PublicVocabulary, TokenizerVocabulary, VocabularyChoice
 from unheard.corpus.vocabulary_from_text import CorpusVocabulary, PrivateVocabulary
 from unheard.errors import InputError, InvalidValue, PrivacyError
-from unheard.parts import part_from_table
+from unheard.parts import nearest, part_from_table
 
-__all__ = ["bar", "choose_tokens", "choose_vocabulary", "read_canaries", "read_ids", "report"]
+__all__ = ["bar", "check_user_map", "choose_tokens", "choose_vocabulary", "read_canaries", "read_ids", "report"]
 
 
 def choose_tokens(kind: str, punctuation: str) -> Tokens:
@@ -53,7 +53,12 @@ def choose_vocabulary(
         return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size, words_per_user=words_per_user)
     if kind == "tokenizer" or (kind == "public" and isinstance(tokens, TokenizerFile)):
         return TokenizerVocabulary()
-    return PublicVocabulary(size=size, language=language) if kind == "public" else FileVocabulary(path=kind, size=size)
+    if kind == "public":
+        return PublicVocabulary(size=size, language=language)
+    if not Path(kind).is_file():  # said before the text is read, which may take hours
+        kinds = ("public", "private", "from-corpus", "tokenizer")
+        raise InvalidValue(f"--vocab {kind} is no word list file, nor one of these.{nearest(kind, kinds)}")
+    return FileVocabulary(path=kind, size=size)
 
 
 def _refuse_own_text(other: str, inputs: list[str]) -> None:
@@ -65,6 +70,16 @@ def _refuse_own_text(other: str, inputs: list[str]) -> None:
         raise PrivacyError(
             f"{other} is the users' own text: its words are not public. Use --vocab private, which pays for them."
         )
+
+
+def check_user_map(path: Path | None, out: Path) -> None:
+    """Who is which number must not travel with the store; and a place that cannot be written is told before hours of work."""
+    if path is None:
+        return
+    if path.resolve().is_relative_to(out.resolve()):
+        raise PrivacyError(f"--user-map {path} lies in the store, which holds no ids. Name a file outside {out}.")
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise InputError(f"--user-map {path} is not a file in a folder that is there: make the folder first.")
 
 
 def read_ids(path: Path | None) -> tuple[str, ...]:
@@ -119,4 +134,9 @@ def report(done: Prepared) -> None:
     for split in ("train", "held_out", "public"):
         if users.get(f"{split}_users"):
             notes.print(f"  {users[f'{split}_users']:>12,} users in {split}, {users[f'{split}_tokens']:,} tokens")
+    if not users.get("held_out_users"):
+        notes.print(
+            "[bold yellow]Notice:[/] nobody is held out, so training, which measures on held-out users, will refuse this store. "
+            "Raise --held-out, or gather more users."
+        )
     print(f"{done.store.path}")

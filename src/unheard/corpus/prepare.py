@@ -91,7 +91,7 @@ def _prepare(
     rows = engine.scan(grouping, batches(readable), progress)
     if not rows["kept"]:
         told = "".join(f" {sentence}" for sentence in grouping.noticed())
-        raise InputError(f"No usable row in the input: {_troubles(rows)}. Check --user-field and --text-field.{told}")
+        raise InputError(f"No usable row in the input: {_troubles(rows)}. {_cure(rows)}{told}")
     counts["rows"] = dict(sorted(rows.items()))
     counts["noticed"] = grouping.noticed()
     counts["duplicate_posts"] = engine.find_duplicates(grouping)
@@ -199,6 +199,14 @@ def _troubles(rows: Counter[str]) -> str:
     return ", ".join(
         f"{rows[name]} {name.replace('_', ' ')}" for name in ("malformed", "no_user", "no_text", "excluded")
     )
+
+
+def _cure(rows: Counter[str]) -> str:
+    if not rows["rows"]:
+        return "It is empty."
+    if rows["malformed"] == rows["rows"]:
+        return "Check that it is UTF-8, and what its name or --format says it is (a JSON array is .json, its lines .jsonl)."
+    return "Check --user-field and --text-field."
 
 
 def _size(source: Source) -> int:
