@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from unheard.cli.main import app
 
@@ -53,6 +54,17 @@ def test_every_option_is_in_its_commands_section(name):
 def test_every_argument_is_in_its_commands_section(name):
     arguments = [p.metavar or p.name for p in COMMANDS[name].params if p.param_type_name == "argument"]
     assert all(f"`{argument}`" in section(name) for argument in arguments), arguments
+
+
+@by_command
+def test_help_shows_the_whole_name_of_every_option_on_80_columns(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output
+    flags = [flag for p in COMMANDS[name].params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")]
+    # In the panel; an epilogue's examples name options too.
+    panel = "\n".join(line for line in shown.splitlines() if line.startswith("│"))
+    assert not [flag for flag in flags if not re.search(rf"{flag}\s", panel)]
 
 
 @by_command

@@ -24,20 +24,22 @@ def compare(
         str | None, typer.Option(help="The run to be as accurate as; default: the first without privacy.")
     ] = None,
     accuracy: Annotated[
-        float | None, typer.Option(help="Another AccuracyTop1 to be reached, as a fraction.", min=0, max=1)
+        float | None, typer.Option(help="Another AccuracyTop1 to be reached, as a fraction.", min=0, max=1, metavar="A")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Words to continue. May be repeated.")] = None,
     as_if_users: Annotated[
-        int | None, typer.Option(help="Also the hypothetical ε of the same run drawn from so many users.", min=2)
+        int | None,
+        typer.Option(help="Also the hypothetical ε of the same run drawn from so many users.", min=2, metavar="N"),
     ] = None,
     as_if_users_per_round: Annotated[
-        float | None, typer.Option(help="And with so many users a round (the noise on the average stays).", min=1)
+        float | None,
+        typer.Option(help="And with so many users a round (the noise on the average stays).", min=1, metavar="N"),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the page of `unheard report` into this folder.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also write each plot as a PNG file into this folder.")] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Take the full measures of runs that have none yet. --no-measure: show what is there.")
-    ] = True,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Show what is there; else runs without full measures are measured now.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Compare runs: accuracy, epsilon, head words, word frequencies, predictions, and the computation that privacy took."""
@@ -46,7 +48,7 @@ def compare(
     from unheard.cli.display import console, notes
     from unheard.report.comparison import Comparison
 
-    if measure:
+    if not no_measure:
         _measure(folders, prompt)
     with notes.status("Working out what each run cost"):
         compared = Comparison.of(

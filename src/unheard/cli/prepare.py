@@ -62,9 +62,9 @@ def prepare(
         int, typer.Option(min=0, help="Also a test set of random held-out posts of this size (paper: 75122).")
     ] = 0,
     exclude_users: Annotated[Path | None, typer.Option(help="Users to leave out, one id on each line.")] = None,
-    strip_quotes: Annotated[bool, typer.Option(help="Take out quoted and forwarded text.")] = False,
+    strip_quotes: Annotated[bool, typer.Option("--strip-quotes", help="Take out quoted and forwarded text.")] = False,
     drop_duplicates: Annotated[
-        bool, typer.Option(help="Drop posts that stand word for word under several users.")
+        bool, typer.Option("--drop-duplicates", help="Drop posts that stand word for word under several users.")
     ] = False,
     duplicate_chars: Annotated[
         int, typer.Option(min=1, help="How long a post must be to count as such a duplicate.")
@@ -77,7 +77,7 @@ def prepare(
     ] = None,
     engine: Annotated[str, typer.Option(help="duckdb, or spark (extra).")] = "duckdb",
     master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
-    memory: Annotated[float, typer.Option(min=0.1, help="Memory for the grouping, GiB.")] = 1.0,
+    memory: Annotated[float, typer.Option(min=0.1, metavar="GIB", help="Memory for the grouping, GiB.")] = 1.0,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each core.")] = 0,
     shards: Annotated[int, typer.Option(min=0, help="Parts of the store; 0 lets the input's size decide.")] = 0,
 ) -> None:

@@ -24,14 +24,16 @@ def report(
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Words to continue. May be repeated.")] = None,
     as_if_users: Annotated[
-        int | None, typer.Option(help="Also the hypothetical ε of the same run drawn from so many users.", min=2)
+        int | None,
+        typer.Option(help="Also the hypothetical ε of the same run drawn from so many users.", min=2, metavar="N"),
     ] = None,
     as_if_users_per_round: Annotated[
-        float | None, typer.Option(help="And with so many users a round (the noise on the average stays).", min=1)
+        float | None,
+        typer.Option(help="And with so many users a round (the noise on the average stays).", min=1, metavar="N"),
     ] = None,
-    measure: Annotated[
-        bool, typer.Option(help="Take the full measures of runs that have none yet. --no-measure: show what is there.")
-    ] = True,
+    no_measure: Annotated[
+        bool, typer.Option("--no-measure", help="Show what is there; else runs without full measures are measured now.")
+    ] = False,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
     from unheard.cli.display import notes, say
@@ -39,7 +41,7 @@ def report(
     from unheard.report.comparison import Comparison
     from unheard.report.page import write_page
 
-    if measure:
+    if not no_measure:
         for folder in folders:
             measured_if_possible(folder, prompts=prompt)
     with notes.status("Working out what each run cost, and writing the page"):
