@@ -30,7 +30,7 @@ def warn_of_delta(delta: float) -> None:
         notes.print(sentence, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def warn_of_no_noise(corpus: Path) -> None:
+def warn_of_no_noise(corpus: Path | str) -> None:
     """Before the first round, when it can still be stopped: what is charged without noise can never be taken back."""
     sentence = (
         f"Without noise epsilon is infinite, and from the first round on it is so over all runs on the people of {corpus}, for "
