@@ -55,7 +55,8 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     shown = unheard(
         "paper", "list", "--scale", "smoke", "--results", str(tmp_path / "results" / "counting-smoke")
     ).output
-    lines = {name: line for line in shown.splitlines() for name in RECIPES if f" {name} " in line}
+    lines = {name: line for line in shown.splitlines() for name in RECIPES if line.startswith(f"{name} ")}
+    assert "…" not in shown  # nothing is cut, however narrow
     assert "50%" in lines["users-per-round"]
     assert "not run" in lines["clipping"]
     assert "needs no run" in lines["table-rounds"]
@@ -66,6 +67,9 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(store, tmp_path):
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     shown = unheard(*asked, *folders, "--users-per-second", "2").output
     assert "4 runs, 16 user updates: about 8 s at 2 a second" in shown
+    assert all(
+        any(line.startswith(f"{run.name} ") for line in shown.splitlines()) for run in RECIPES["estimators"].runs
+    )
     assert "COUNTED" in shown
     assert list(tmp_path.iterdir()) == []
     assert "COUNTED" not in unheard(*asked, *folders, "--population", "70").output

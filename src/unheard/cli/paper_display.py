@@ -14,26 +14,30 @@ if TYPE_CHECKING:
     from unheard.paper.runner import GroupEnded, Happening
     from unheard.paper.workplace import Workplace
 
+_WIDE = 110
+
 
 def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float, why: str) -> None:
     """Every run that lacks rounds, its user updates, and how long they take."""
     if not left:
         say(f"{place.results}: every run that was asked for is there.")
         return
-    table = Table(title="To be run", title_justify="left")
-    for name in ("run", "corpus", "users a round", "rounds", "left", "user updates", "time"):
-        is_name = name in ("run", "corpus")
-        table.add_column(name, justify="left" if is_name else "right", overflow="fold")
+    table = Table(title="To be run", title_justify="left", show_edge=False, pad_edge=False)
+    columns = {
+        "run": lambda one: one.job.run.name,
+        "corpus": lambda one: one.job.run.corpus,
+        "users": lambda one: f"{one.users:,}",
+        "rounds": lambda one: f"{one.job.rounds:,}",
+        "left": lambda one: f"{one.left:,}",
+        "user updates": lambda one: f"{one.left * one.users:,}",
+        "time": lambda one: duration(one.left * one.users / users_per_second),
+    }
+    if notes.width < _WIDE:  # names are what one copies from here: nothing of them may be cut
+        del columns["corpus"], columns["rounds"]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("run", "corpus") else "right", no_wrap=True)
     for one in left:
-        updates = one.left * one.users
-        figures = (
-            f"{one.users:,}",
-            f"{one.job.rounds:,}",
-            f"{one.left:,}",
-            f"{updates:,}",
-            duration(updates / users_per_second),
-        )
-        table.add_row(one.job.run.name, one.job.run.corpus, *figures)
+        table.add_row(*(cell(one) for cell in columns.values()))
     notes.print(table)
     total = sum(one.left * one.users for one in left)
     time = duration(total / users_per_second)

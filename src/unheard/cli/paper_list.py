@@ -43,14 +43,15 @@ def list_(
     from unheard.paper.scale import scale_named
 
     chosen, found = scale_named(scale), read(results) if results else {}
-    table = Table(title="The paper's recipes, in the order in which `all` runs them", title_justify="left")
-    for name in ("name", "where", "what", "runs", "user updates", *(["done"] if results else [])):
+    title = "The paper's recipes, in the order in which `all` runs them"
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for name in ("name", "what", "runs", "user updates", *(["done"] if results else [])):
         is_figure = name in ("runs", "user updates", "done")
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
     for recipe in sorted(RECIPES.values(), key=lambda one: one.rank):
         updates = sum(chosen.updates(run, chosen.rounds(run, rounds)) for run in recipe.runs)
         figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, found, chosen, rounds)] if results else [])]
-        table.add_row(recipe.name, recipe.place, recipe.title, *figures)
+        table.add_row(recipe.name, f"{recipe.place}: {recipe.title}", *figures)
     console.print(table)
     runs = distinct(RECIPES.values())
     total = sum(chosen.updates(run, chosen.rounds(run, rounds)) for run in runs)
