@@ -158,6 +158,16 @@ def test_audit_writes_a_verdict_data_and_a_picture(unheard, place):
     assert len(Population.read(place / "corpus" / "ledger.jsonl").events) == before + 1
 
 
+def test_an_audit_whose_result_cannot_be_written_charges_nobody(unheard, place):
+    unheard("train", place / "run.toml", "--out", place / "r")
+    charged = len(Population.read(place / "corpus" / "ledger.jsonl").events)
+    words = ["audit", place / "r", "--canaries", 8, "--rounds", 1, "--with-users", "--out", place / "run.toml"]
+    status, _, err = unheard(*words)
+    assert status == 2
+    assert "run.toml" in err
+    assert len(Population.read(place / "corpus" / "ledger.jsonl").events) == charged
+
+
 def test_audit_ranks_planted_secrets_without_saying_them(unheard, place):
     unheard("train", place / "run.toml", "--out", place / "r")
     secret = {"text": "w1 w2 w3", "tokens": [0, 4, 5, 6, 1], "users": [3], "repeats": 1}

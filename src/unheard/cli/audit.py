@@ -80,12 +80,12 @@ def _audit(
 
     released = Released.open(folder)
     store = Path(corpus or released.run.corpus)
+    place = out or folder / "audit"
+    place.mkdir(parents=True, exist_ok=True)  # before anybody is charged for a result that could not be written
     engine = build(EngineChoice(), released.run.model, ranks)
     found = _exposures(released, store, candidates, engine)
     one = None if skip_one_run else _one_run(released.run, store, folder.name, canaries, rounds, with_users, engine)
     told = as_data(found, one)
-    place = out or folder / "audit"
-    place.mkdir(parents=True, exist_ok=True)
     replace_file(place / "audit.json", json.dumps(told, indent=2, allow_nan=False).encode())
     if one is not None:
         replace_file(place / "scores.svg", score_plot(one, folder.name).encode())
