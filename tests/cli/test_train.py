@@ -1,6 +1,7 @@
 """The road by command line: init, train, resume, evaluate, predict, statement; and every refusal in one message with status 2."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,14 @@ def test_the_installed_command_runs_and_says_its_version():
     done = subprocess.run([Path(sys.executable).parent / "unheard", "--version"], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("unheard 0.")
+
+
+def test_output_that_cannot_spell_epsilon_is_no_crash():
+    """PYTHONIOENCODING=ascii, a Latin-1 locale: every page of help and every summary has a Greek letter in it."""
+    words = [Path(sys.executable).parent / "unheard", "--help"]
+    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0, done.stderr
+    assert b"\\u03b5" in done.stdout
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The `unheard` command: gathers the verbs, turns refusals into one message and exit status 2."""
 
+import io
 import sys
 from importlib.metadata import version
 
@@ -92,6 +93,8 @@ _gather_verbs()
 
 def main() -> None:
     """Run the command line; a refusal prints its message on stderr and exits with status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot spell epsilon must not end a run
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except UnheardError as refusal:
