@@ -32,7 +32,7 @@ from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_priv
 from unheard.corpus.tasks import WriteStreams
 from unheard.corpus.vocabulary_choice import FoundVocabulary
 from unheard.corpus.workers import Progress
-from unheard.errors import InputError
+from unheard.errors import ConfigError, InputError
 
 _SHARD_BYTES = 64 << 20
 
@@ -60,7 +60,7 @@ def prepare(
     writer = StoreWriter(out, keep_partial=True)
     try:
         return _prepare(sources, writer, preparation, engine, memory_bytes, user_map, progress)
-    except InputError:
+    except (InputError, ConfigError):
         # The same call would be refused again: nothing to go on with, and raw text should not lie about.
         shutil.rmtree(writer.partial, ignore_errors=True)
         raise
