@@ -39,6 +39,15 @@ def test_every_combination_becomes_a_run_and_the_table_names_them(run_file, tmp_
     assert "was complete" in again.output
 
 
+def test_a_run_without_noise_among_them_is_said_before_the_first_round(run_file, tmp_path):
+    sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary"]
+    said = CliRunner().invoke(app, [*sweep, "noise.kind=none,gaussian", "--set", "training.rounds=1"]).stderr
+    assert "Without noise epsilon is infinite" in said
+    assert (
+        "Without noise" not in CliRunner().invoke(app, [*sweep, "clip.norm=1,2", "--set", "training.rounds=1"]).stderr
+    )
+
+
 def test_a_sweep_out_of_time_ends_its_turn_tells_of_every_run_and_goes_on(run_file, tmp_path):
     sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary", "clip.norm=1,2,3"]
     stopped = CliRunner().invoke(app, [*sweep, "--stop-after", "0"], catch_exceptions=False).output

@@ -298,6 +298,12 @@ def test_starting_from_an_earlier_run_costs_what_it_cost(run, tmp_path):
     assert len(Ledger.read(tmp_path / "third" / "ledger.jsonl")) == 2
 
 
+def test_equal_models_are_equal_files(run, tmp_path):
+    for name in "abcd":
+        list(unheard.train(reproducible(run), tmp_path / name))
+    assert len({(tmp_path / name / "model.safetensors").read_bytes() for name in "abcd"}) == 1
+
+
 def test_what_these_people_were_charged_for_is_not_public_for_them(run, tmp_path):
     list(unheard.train(run, tmp_path / "first"))
     public = unheard.Training(rounds=2, init_from=str(tmp_path / "first"), init_is_public=True)

@@ -48,7 +48,8 @@ def sweep(
     fixed += [f"engine.rank_timeout={rank_timeout}"] if rank_timeout else []
 
     def work(ranks: "Ranks | None") -> None:
-        from unheard.cli.display import show_together
+        from unheard.cli.display import show_together, warn_of_no_noise
+        from unheard.mechanism.noise import NoNoise
         from unheard.training.loop import train_together
         from unheard.training.run_file import read_run_file
 
@@ -58,6 +59,8 @@ def sweep(
             names.append(",".join(change.partition(".")[2] for change in changes))
             runs.append((run, out / names[-1]))
         assert choice is not None
+        if without := [run for run, _ in runs if isinstance(run.plan.noise, NoNoise)]:
+            warn_of_no_noise(without[0].corpus)
         last = show_together(train_together(runs, engine=choice, ranks=ranks), names, stop_after)
         _table(names, last, out)
 

@@ -116,8 +116,9 @@ def _name(round: int) -> str:
 def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     # safetensors wants memory of its own for each tensor: layers are views of one vector.
     own = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    text = json.dumps(facts, sort_keys=True)
-    replace_file(path, safetensors.torch.save(own, {"unheard": text, "sha256": _digest(own, text)}))
+    # One entry: safetensors writes several in an order of chance, and equal models should be equal files.
+    told = json.dumps({"facts": facts, "sha256": _digest(own, facts)}, sort_keys=True)
+    replace_file(path, safetensors.torch.save(own, {"unheard": told}))
 
 
 def _load(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -125,9 +126,9 @@ def _load(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safetensors.safe_open(path, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             metadata = file.metadata() or {}
-        text = metadata["unheard"]
-        intact = metadata["sha256"] == _digest(tensors, text)
-        facts = json.loads(text)
+        told = json.loads(metadata["unheard"])
+        facts = told["facts"]
+        intact = told["sha256"] == _digest(tensors, facts)
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{path} is missing. {cure}") from None
     except (safetensors.SafetensorError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
@@ -140,8 +141,8 @@ def _load(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
-def _digest(tensors: dict[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].numpy().tobytes())
