@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # DP: Intel's matrix products round by where in memory a matrix lies, unless told not to before the first of them: a user's update
-# would then depend on who else is in the chunk. Costs about 2 % on a CPU.
+# would then depend on who else is in the chunk. It costs nothing that can be seen (docs/log.md).
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
