@@ -1,6 +1,6 @@
 """How far do the engines differ, at full size? On the paper's model with users of one corpus. (Their speed: `unheard benchmark`.)
 
-Run it: python benchmarks/engines.py CORPUS [--device cuda] [--users 12]
+Run it: python benchmarks/engines.py CORPUS [--device cuda] [--users 12] [--engine stacked]
 Agreement is ||sum - reference in float64|| / ||reference in float64||, for each engine, precision, clip and cell; and whether what
 one user adds depends on who else is in the chunk, to the bit.
 """
@@ -31,29 +31,32 @@ def plan_for(clip: unheard.FlatClip | unheard.PerLayerClip, model: LanguageModel
     ).at(0, model.layout)
 
 
-def engines(model: LanguageModel, device: torch.device) -> dict[str, Engine]:
+FAST = {"stacked": StackedEngine, "vectorised": VectorisedEngine}
+
+
+def engines(model: LanguageModel, device: torch.device, chosen: list[str]) -> dict[str, Engine]:
     precisions = ("float32", "bfloat16") if device.type == "cuda" else ("float32",)
     return {
         "reference float32": ReferenceEngine(model, device),
         **{f"{kind.__name__} {p}": kind(model, device, None, p)
-           for kind, p in itertools.product((StackedEngine, VectorisedEngine), precisions)},
+           for kind, p in itertools.product([FAST[name] for name in chosen], precisions)},
     }  # fmt: skip
 
 
-def agreement(model: LanguageModel, users: list[User], device: torch.device) -> None:
+def agreement(model: LanguageModel, users: list[User], device: torch.device, chosen: list[str]) -> None:
     for clip in (unheard.FlatClip(norm=15.0), unheard.PerLayerClip(norm=15.0)):
         plan, params_P = plan_for(clip, model), model.initial(0)
         exact = ReferenceEngine(model, device).sum_updates(params_P.double(), users, plan, reproducible_generator(0))
         truth_P = exact.units_P.cpu().double()
-        for name, engine in engines(model, device).items():
+        for name, engine in engines(model, device, chosen).items():
             total = engine.sum_updates(params_P.to(device), users, plan, reproducible_generator(0))
             error = (total.units_P.cpu().double() - truth_P).norm() / truth_P.norm()
             print(f"{type(model).__name__}, {clip}: {name}: {error.item():.1e} from reference in float64", flush=True)
 
 
-def independence(model: LanguageModel, users: list[User], device: torch.device) -> None:
+def independence(model: LanguageModel, users: list[User], device: torch.device, chosen: list[str]) -> None:
     plan, params_P = plan_for(unheard.FlatClip(norm=15.0), model), model.initial(0).to(device)
-    for name, engine in engines(model, device).items():
+    for name, engine in engines(model, device, chosen).items():
         if name.startswith("reference"):
             continue
 
@@ -72,15 +75,17 @@ def main() -> None:
     words.add_argument("corpus")
     words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     words.add_argument("--users", type=int, default=12)
+    words.add_argument("--engine", action="append", choices=list(FAST), help="Beside reference; all unless named.")
     asked = words.parse_args()
+    chosen = asked.engine or list(FAST)
     device, store = torch.device(asked.device), unheard.TokenStore.open(asked.corpus)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {where}, {asked.users} users", flush=True)
     torch.backends.cuda.matmul.allow_tf32 = False
     users = [User(t, None, k) for k, t in enumerate(store.train.users(np.arange(asked.users)))]
     for cell in (unheard.TiedLSTM, unheard.TiedGRU):
-        agreement(cell(vocabulary_size=len(store.vocabulary)), users, device)
-    independence(unheard.TiedLSTM(vocabulary_size=len(store.vocabulary)), users, device)
+        agreement(cell(vocabulary_size=len(store.vocabulary)), users, device, chosen)
+    independence(unheard.TiedLSTM(vocabulary_size=len(store.vocabulary)), users, device, chosen)
 
 
 if __name__ == "__main__":

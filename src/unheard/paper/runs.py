@@ -4,6 +4,8 @@ Where in the paper: section 3 and its appendices. Where a figure's own values ar
 spans the ranges that the text speaks of.
 """
 
+from dataclasses import replace
+
 from unheard.paper.recipe import PaperRun
 
 LONG, SWEEP = 5000, 3000
@@ -47,9 +49,23 @@ def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRu
     return PaperRun(name=f"then-{run.name}", changes=run.changes, rounds=THEN, after=after)
 
 
+def variant(name: str, run: PaperRun, *changes: str, corpus: str = "main") -> PaperRun:
+    """The same run of another model, or on another corpus."""
+    return replace(run, name=f"{name}-{run.name}", changes=(*changes, *run.changes), corpus=corpus)
+
+
 def _clip(kind: str, norm: float) -> tuple[str, ...]:
     return (f"clip.kind={kind}", f"clip.norm={norm:g}")
 
 
 def _dashed(kind: str) -> str:
     return kind.replace("_", "-")
+
+
+MAIN = (
+    baseline(),
+    noised(15, 0.003, rounds=LONG),
+    noised(10, 0.006, rounds=LONG),
+    noised(15, 0.012, rounds=LONG),
+)
+"""The main comparison: no privacy, and the three rows of Table 2."""

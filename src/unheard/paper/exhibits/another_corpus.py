@@ -1,11 +1,11 @@
 """The paper's -2.50 %: what training on another corpus costs, beside what privacy costs."""
 
 from unheard.numbers import NOTHING, percent
+from unheard.paper.around import PUBLIC
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import POINT, Found
 from unheard.paper.printed import BASELINE_ACCURACY, OTHER_CORPUS_COST, PRIVACY_COST
 from unheard.paper.recipe import Recipe
-from unheard.paper.recipes import PUBLIC
 from unheard.paper.runs import noised
 from unheard.paper.showing import shown, signed
 from unheard.paper.verdict import Verdict, about_seeds, judged, missing, plural, points

@@ -1,9 +1,9 @@
 """Figure 2: AccuracyTop1 against S after 100, 500 and 3,000 rounds, flat and per layer."""
 
 from unheard.paper.exhibit import Exhibit, Figure, Table
+from unheard.paper.figures import CLIPS, VARIABLE
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
-from unheard.paper.recipes import CLIPS, VARIABLE
 from unheard.paper.runs import clipped
 from unheard.paper.showing import by_clip, cell, reached, shown
 from unheard.paper.verdict import SMALL, Verdict, about_seeds, judged, missing, plural, points

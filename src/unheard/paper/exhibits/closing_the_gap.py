@@ -1,11 +1,11 @@
 """What is between sigma = 0.003 and the baseline: what the clip takes, what the noise takes, and what a larger S gives back."""
 
 from unheard.numbers import NOTHING, epsilon_text, percent
+from unheard.paper.around import GAPS
 from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA
 from unheard.paper.recipe import Recipe
-from unheard.paper.recipes import GAPS
 from unheard.paper.recomputed import claimed_today
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import by_round, cell, shown, signed

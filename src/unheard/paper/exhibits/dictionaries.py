@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from unheard.paper.exhibit import Exhibit, Figure, Table
+from unheard.paper.figures import VARIABLE
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
-from unheard.paper.recipes import VARIABLE
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import cell, level, reached, shown, signed, sweep
 from unheard.paper.verdict import NEARLY, SMALL, Verdict, about_seeds, below, judged, missing, plural, points

@@ -2,10 +2,10 @@
 
 from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Figure, Table
+from unheard.paper.figures import NOISES
 from unheard.paper.found import Found
 from unheard.paper.printed import DROWNED
 from unheard.paper.recipe import Recipe
-from unheard.paper.recipes import NOISES
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import by_clip, cell, reached, shown
 from unheard.paper.verdict import NEARLY, SMALL, Verdict, about_seeds, judged, margin, missing, plural, points

@@ -1,10 +1,10 @@
 """What the paper recommends and did not do: a public start, then private training: rounds saved at equal accuracy."""
 
 from unheard.numbers import NOTHING, percent
+from unheard.paper.around import PUBLIC
 from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
-from unheard.paper.recipes import PUBLIC
 from unheard.paper.runs import noised
 from unheard.paper.showing import by_round, shown
 from unheard.paper.verdict import Verdict, judged, missing, plural
