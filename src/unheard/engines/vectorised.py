@@ -20,6 +20,7 @@ from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import PAD, LanguageModel, mean_loss
+from unheard.updates.fedsgd import FedSGD
 from unheard.updates.user import User
 
 CHUNK_BYTES = {"cpu": 2**27, "cuda": 16 * 2**30}
@@ -87,11 +88,13 @@ class VectorisedEngine:
         numbers = to_device(
             np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
         )
+        # A user's one gradient of FedSGD is a large step of another shape in each cohort: compiling would cost more than it saves.
+        local_step = self._local_step if isinstance(plan.update, FedSGD) else self._step
         for step in range(window_USBW.shape[1]):
             at_work = int((num_steps_U > step).sum())
             rows = self._whole(at_work)
             features_now = None if features_UF is None else features_UF[:rows]
-            moved_UP, was_clipped_U = self._step(
+            moved_UP, was_clipped_U = local_step(
                 theta0_P,
                 delta_UP[:rows],
                 window_USBW[:rows, step],
