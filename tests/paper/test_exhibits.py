@@ -200,6 +200,33 @@ def test_an_estimate_that_was_far_too_careful_was_no_estimate():
     assert exhibit("private-for-real", better).verdict.outcome == "did not hold"
 
 
+def test_a_real_run_of_a_few_rounds_is_told_and_decides_nothing():
+    """5,000 users a round got to 40 rounds, far from their estimate; 1,250 went all the way, near theirs."""
+    name = "flat-S15-sigma0.003-C5000"
+    short = Found("made-up", {**world().runs, name: world(rounds=40).runs[name]})
+    verdict = exhibit("private-for-real", moved(short, {name: 3.0})).verdict
+    assert verdict.outcome == "held"
+    assert "5,000 users a round: after 40 rounds it is too early to tell" in verdict.sentence
+    far = moved(short, {"flat-S15-sigma0.012-C1250": 3.0})
+    assert exhibit("private-for-real", far).verdict.outcome == "did not hold"
+
+
+def test_the_main_comparison_is_read_where_it_got_to_though_the_loudest_run_stopped_earlier():
+    loud = "flat-S15-sigma0.012"
+    found = Found("made-up", {**world().runs, loud: world(rounds=1000).runs[loud]})
+    verdict = exhibit("noised-vs-baseline", found).verdict
+    assert verdict.outcome == "held"
+    assert verdict.sentence.startswith("After 5,000 rounds σ = 0.003")
+    assert "it after 1,000 rounds." in verdict.sentence
+    late = [
+        {**row, "accuracy_top1": row["accuracy_top1"] - 0.02 * (row["round"] > 2000)}
+        for row in found.runs["flat-S15-sigma0.003"].evaluations
+    ]
+    for seed in ("", "-seed2", "-seed3"):
+        found = changed(found, f"flat-S15-sigma0.003{seed}", evaluations=late)
+    assert exhibit("noised-vs-baseline", found).verdict.outcome == "did not hold"  # what came after 1,000 rounds counts
+
+
 def test_rounds_that_one_clip_did_not_reach_decide_nothing():
     """S = 20 stopped at 500 rounds: what it would have lost by 3,000 nobody knows."""
     found = Found("made-up", {**world().runs, "flat-S20": world(rounds=500).runs["flat-S20"]})

@@ -17,8 +17,8 @@ LABELS = {
 }
 MARKS = (100, 500, 1000, 2000, 3000, 4000, 5000)
 RULE = (
-    f"Where all got to, and over all seeds, σ = 0.003 is at most {points(NEARLY)} below the baseline, and σ = 0.012 is further "
-    "below it by more than two seeds can differ; within that it cannot be told."
+    f"Where both got to, and over all seeds, σ = 0.003 is at most {points(NEARLY)} below the baseline; where all three got to, "
+    "σ = 0.012 is further below it by more than two seeds can differ; within that it cannot be told."
 )
 
 
@@ -28,17 +28,19 @@ def noised_vs_baseline(recipe: Recipe, found: Found) -> Exhibit:
 
 
 def judge(found: Found) -> Verdict:
-    names = [BASELINE, LEAST, MOST]
-    if lacking := missing(found, names, RULE, against=[BASELINE]):
+    """The comparison that matters most is read where it got to, though the run with the most noise may have stopped earlier."""
+    if lacking := missing(found, [BASELINE, LEAST, MOST], RULE, against=[BASELINE]):
         return lacking
-    at = found.rounds(*names)
-    base, least, most = (found.mean(name, at) or 0.0 for name in names)
+    at, together = found.rounds(BASELINE, LEAST) or 0, found.rounds(BASELINE, LEAST, MOST) or 0
+    base, least = (found.mean(name, at) or 0.0 for name in (BASELINE, LEAST))
+    base_then, least_then, most = (found.mean(name, together) or 0.0 for name in (BASELINE, LEAST, MOST))
     sentence = (
-        f"After {plural(at or 0)} σ = 0.003 is {below(least - base)} the baseline ({percent(least)} against {percent(base)}), "
-        f"σ = 0.012 {below(most - base)} it. {about_seeds(found, [least - base], at)}"
+        f"After {plural(at)} σ = 0.003 is {below(least - base)} the baseline ({percent(least)} against {percent(base)}), "
+        f"σ = 0.012 {below(most - base_then)} it{'' if together == at else f' after {plural(together)}'}. "
+        f"{about_seeds(found, [least - base], at)}"
     )
-    is_near, is_open = least - base >= -NEARLY, abs(least - most) <= margin(found, at)
-    return judged(None if is_near and is_open else is_near and most < least, sentence, RULE)
+    is_near, is_open = least - base >= -NEARLY, abs(least_then - most) <= margin(found, together)
+    return judged(None if is_near and is_open else is_near and most < least_then, sentence, RULE)
 
 
 def _by_round(found: Found) -> Table:

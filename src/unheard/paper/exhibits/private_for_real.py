@@ -9,14 +9,17 @@ from unheard.paper.recomputed import moments, today
 from unheard.paper.results import RunResult
 from unheard.paper.runs import noised
 from unheard.paper.showing import by_round, cell, own_epsilon, shown, signed
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
+from unheard.paper.verdict import NEARLY, TRAINED, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 PAIRS = {
     (15, 0.012, 1250): (noised(15, 0.012, users=1250).name, noised(15, 0.012).name),
     (15, 0.003, 5000): (noised(15, 0.003, users=5000).name, noised(15, 0.003).name),
 }
 """S, sigma and users a round to the real run and to its estimate."""
-RULE = f"Every real run that was done ends within {points(NEARLY)} of its estimate with 100 users a round, after as many rounds."
+RULE = (
+    f"Every real run that got to {TRAINED:,} rounds ends within {points(NEARLY)} of its estimate with 100 users a round, after "
+    "as many rounds. One that did not is shown, and decides nothing."
+)
 
 
 def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
@@ -50,20 +53,26 @@ def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge(found: Found) -> Verdict:
     done = {key: pair for key, pair in PAIRS.items() if real_run(found, pair[0], key[2]) is not None}
-    if not done:
-        return judged(None, "Not run.", RULE)
-    parts, gaps, last = [], [], 0
-    for (_, sigma, users), (real, estimate) in done.items():
-        if lacking := missing(found, [real, estimate], RULE, against=[estimate]):
-            return lacking
-        last = found.rounds(real, estimate) or 0
-        gap = (found.accuracy(real, last) or 0.0) - (found.accuracy(estimate, last) or 0.0)
-        gaps.append(gap)
-        parts.append(f"{users:,} users a round at σ = {sigma:g} end {below(gap)} the estimate after {plural(last)}")
-    held = all(abs(gap) <= NEARLY for gap in gaps)
-    better = " Where it is above, the estimate was too careful." if max(gaps) > margin(found, last) else ""
-    sentence = f"{'; '.join(parts)}.{better} {about_seeds(found, gaps, last)}"
-    return judged(held, sentence[0].upper() + sentence[1:], RULE)
+    lacking = {key: missing(found, pair, RULE, against=pair[1:]) for key, pair in done.items()}
+    decided = [key for key, why in lacking.items() if why is None]
+    if not decided:
+        return next((why for why in lacking.values() if why is not None), judged(None, "Not run.", RULE))
+    at = {key: found.rounds(*done[key]) or 0 for key in decided}
+    gaps = {key: _gap(found, *done[key], at[key]) or 0.0 for key in decided}
+    told = "; ".join(
+        f"{users:,} users a round at σ = {sigma:g} end {below(gaps[key])} the estimate after {plural(at[key])}"
+        for key in decided
+        for _, sigma, users in [key]
+    )
+    last = max(at.values())
+    better = " Where it is above, the estimate was too careful." if max(gaps.values()) > margin(found, last) else ""
+    early = "".join(
+        f" {key[2]:,} users a round: {why.sentence[0].lower()}{why.sentence[1:]}"
+        for key, why in lacking.items()
+        if why is not None
+    )
+    held = all(abs(gap) <= NEARLY for gap in gaps.values())
+    return judged(held, f"{told}.{better}{early} {about_seeds(found, list(gaps.values()), last)}", RULE)
 
 
 def real_run(found: Found, name: str, users: int) -> RunResult | None:
@@ -79,8 +88,6 @@ def _row(found: Found, norm: float, sigma: float, users: int, real: str, estimat
     if result is None:
         return [name, NOT_RUN, *[NOTHING] * 8]
     at = found.rounds(real, estimate)
-    mine, other = found.accuracy(real, at), found.accuracy(estimate, at)
-    gap = None if at is None or mine is None or other is None else mine - other
     if_paper = PrintedEpsilon(
         place="", population=REDDIT, users_per_round=users, rounds=max(1, result.rounds), delta=TINY_DELTA, digits=""
     )
@@ -90,10 +97,16 @@ def _row(found: Found, norm: float, sigma: float, users: int, real: str, estimat
         f"{result.rounds:,}",
         cell(found, real, at),
         cell(found, estimate, at),
-        signed(gap),
+        signed(_gap(found, real, estimate, at)),
         epsilon_text(own_epsilon(result)),
         "∞" if by_moments is None else epsilon_text(by_moments),
         small(result.epsilon.get("delta") or 0.0),
         f"{result.population:,}",
         f"{moments(if_paper):.2f}, {today(if_paper):.2f}",
     ]
+
+
+def _gap(found: Found, real: str, estimate: str, at: int | None) -> float | None:
+    """The real run less its estimate, after so many rounds."""
+    mine, other = found.accuracy(real, at), found.accuracy(estimate, at)
+    return None if at is None or mine is None or other is None else mine - other
