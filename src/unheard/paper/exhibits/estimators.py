@@ -4,7 +4,7 @@ from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
-from unheard.paper.showing import by_round, cell, shown
+from unheard.paper.showing import by_round, cell, reached, shown
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, idle, judged, missing, plural, points
 
 LABELS = {
@@ -13,14 +13,14 @@ LABELS = {
     "variable-fixed-denominator": "variable sample, fixed denominator",
     "variable-clipped-denominator": "variable sample, clipped denominator",
 }
-MARKS = (100, 500, 1000, 2000, 3000)
 RULE = f"Where all four got to, the best and the worst are at most {points(NEARLY)} apart."
 
 
 def estimators(recipe: Recipe, found: Found) -> Exhibit:
     figure = by_round(found, "estimators", "AccuracyTop1 by round", LABELS)
-    rows = [[label, *(cell(found, name, mark) for mark in MARKS)] for name, label in LABELS.items()]
-    table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in MARKS)], rows=rows)
+    marks = reached(found, LABELS)
+    rows = [[label, *(cell(found, name, mark) for mark in marks)] for name, label in LABELS.items()]
+    table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
     return shown(recipe, found, judge(found), tables=[table], figures=[figure])
 
 
