@@ -9,6 +9,7 @@ from unheard.engines.engine import Drawn
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.updates.stored import StoredUsers
+from unheard.updates.user import User
 
 
 @pytest.mark.parametrize("engine", [VectorisedEngine, StackedEngine])
@@ -25,6 +26,41 @@ def test_where_a_user_lies_in_memory_does_not_move_what_they_add(store, model, e
     users = StoredUsers(store.train, np.arange(40), with_features=False)
 
     def total(some: StoredUsers) -> torch.Tensor:
-        return engine(model).sum_updates(model.initial(3), some, plan, Drawn(5)).units_P
+        return engine(model, users_at_once=16).sum_updates(model.initial(3), some, plan, Drawn(5)).units_P
 
     assert torch.equal(total(users), sum(total(users[k : k + 1]) for k in range(40)))
+
+
+def sums(engine, update, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of all users together, and of the sums of each alone."""
+    model, rng = engine.model, np.random.default_rng(1)
+    plan = unheard.Plan(
+        population=60,
+        sampling=unheard.PoissonSampling(users_per_round=40),
+        update=update,
+        clip=unheard.FlatClip(norm=5.0),
+        noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    ).at(0, model.layout)
+    users = [User(rng.integers(3, model.vocabulary_size, n), None, k) for k, n in enumerate(lengths)]
+
+    def total(some: list[User]) -> torch.Tensor:
+        return engine.sum_updates(model.initial(1), some, plan, Drawn(5)).units_P
+
+    alone = torch.stack([total([user]) for user in users])
+    return total(users), alone.sum(dim=0)
+
+
+@pytest.mark.parametrize("engine", [VectorisedEngine, StackedEngine])
+def test_who_comes_last_in_an_array_does_not_move_what_they_add(engine):
+    """torch's sigmoid has another last bit at the end of an array whose length is no multiple of its vectors."""
+    together, apart = sums(engine(unheard.TiedGRU(vocabulary_size=50, embedding_size=9, hidden_size=47)),
+                           unheard.FedAvg(batch_size=7, unroll=9, learning_rate=6.0), [40, 130, 200, 33, 190])  # fmt: skip
+    assert torch.equal(together, apart)
+
+
+@pytest.mark.parametrize("engine", [VectorisedEngine, StackedEngine])
+def test_how_much_others_wrote_does_not_move_what_one_user_adds_in_one_batch(engine):
+    """FedSGD on all of a user's data: filled up to the largest in the chunk, products would be larger, and round otherwise."""
+    together, apart = sums(engine(unheard.TiedLSTM(vocabulary_size=300, embedding_size=24, hidden_size=32), users_at_once=8),
+                           unheard.FedSGD(unroll=10), [40, 90, 200, 333, 510, 700, 900, 1200])  # fmt: skip
+    assert torch.equal(together, apart)

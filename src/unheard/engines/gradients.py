@@ -31,20 +31,30 @@ def of_one_user(loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor,
     return {name: gradient[None] for name, gradient in gradients.items()}
 
 
+def try_out(model: LanguageModel, params_P: Tensor) -> None:
+    """What is wrong with the model itself is an error of its own, before any transform; this also moves a module to the device."""
+    window_UBW, features_UF = _made_up(model, params_P)
+    with torch.no_grad():
+        mean_loss(model, model.layout.split(params_P), window_UBW[0], None if features_UF is None else features_UF[0])
+
+
 def takes_many(model: LanguageModel, params_P: Tensor) -> bool:
-    """Whether vmap can take this model; where not, a warning says why it will be slower. What is wrong with the model itself is
-    an error of its own: it is called plainly first, which also moves a module to the device before any transform."""
+    """Whether vmap can take this model; where not, a warning says why it will be slower."""
 
     def loss(params: Layers, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
         return mean_loss(model, params, window_BW, features_F)
 
-    window_UBW = torch.tensor([[[0, 3, 1]], [[0, 1, 3]]], device=params_P.device)
-    features_UF = torch.zeros(2, model.user_features, device=params_P.device) if model.user_features else None
-    with torch.no_grad():
-        loss(model.layout.split(params_P), window_UBW[0], None if features_UF is None else features_UF[0])
+    window_UBW, features_UF = _made_up(model, params_P)
     try:
         of_many_users(loss, model.layout.split(params_P.expand(2, -1)), window_UBW, features_UF)
         return True
     except (RuntimeError, ModelError) as error:
         warnings.warn(f"This model takes one user at a time, and trains more slowly: {error}", stacklevel=2)
         return False
+
+
+def _made_up(model: LanguageModel, params_P: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Two users' words and features, of nobody."""
+    window_UBW = torch.tensor([[[0, 3, 1]], [[0, 1, 3]]], device=params_P.device)
+    features_UF = torch.zeros(2, model.user_features, device=params_P.device) if model.user_features else None
+    return window_UBW, features_UF

@@ -7,6 +7,7 @@ and those who have finished leave it; nobody waits for the longest.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from unheard.devices import to_device
 from unheard.engines.engine import Cohort, Drawn
-from unheard.engines.gradients import of_many_users, of_one_user, takes_many
+from unheard.engines.gradients import of_many_users, of_one_user, takes_many, try_out
 from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
@@ -63,10 +64,12 @@ class VectorisedEngine:
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
-        while by_length:
-            size = 1 if self._is_alone else self.users_at_once or self._users_that_fit(batches[by_length[0]])
-            yield by_length[:size]
-            by_length = by_length[size:]
+        # DP: only batches of one size share a chunk. Products of another size round differently: filled up to the largest in the
+        # chunk, one user would move what another adds.
+        for _, alike in groupby(by_length, key=lambda k: batches[k].shape[1:]):
+            users = list(alike)
+            size = 1 if self._is_alone else self.users_at_once or self._users_that_fit(batches[users[0]])
+            yield from (users[start : start + size] for start in range(0, len(users), size))
 
     def _deltas(
         self,
@@ -167,8 +170,13 @@ class VectorisedEngine:
         return (of_one_user if self._is_alone else of_many_users)(loss, layers, window_UBW, features_UF)
 
     def _choose(self, params_P: Tensor) -> None:
-        if "alone" not in self._compiled:
-            self._compiled["alone"] = not takes_many(self.model, params_P)
+        if "alone" in self._compiled:
+            return
+        try_out(self.model, params_P)
+        # DP: on a CPU every user has operations of their own, unless users_at_once asks for more. In one array with others it would
+        # matter who comes last: torch computes an array's end by other code, where a sigmoid has another last bit.
+        alone = self.device.type == "cpu" and self.users_at_once is None
+        self._compiled["alone"] = alone or not takes_many(self.model, params_P)
 
     @property
     def _is_alone(self) -> bool:
