@@ -80,7 +80,8 @@ class VectorisedEngine:
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
-        rows = self._whole(len(users))
+        is_once = isinstance(plan.update, FedSGD)
+        rows = self._whole(len(users), is_once)
         window_USBW = to_device(_stacked(batches, rows), self.device)
         num_steps_U = np.array([len(b) for b in batches])
         features_UF = self._features(users, rows)
@@ -92,10 +93,10 @@ class VectorisedEngine:
             np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
         )
         # A user's one gradient of FedSGD is a large step of another shape in each cohort: compiling would cost more than it saves.
-        local_step = self._local_step if isinstance(plan.update, FedSGD) else self._step
+        local_step = self._local_step if is_once else self._step
         for step in range(window_USBW.shape[1]):
             at_work = int((num_steps_U > step).sum())
-            rows = self._whole(at_work)
+            rows = self._whole(at_work, is_once)
             features_now = None if features_UF is None else features_UF[:rows]
             moved_UP, was_clipped_U = local_step(
                 theta0_P,
@@ -111,8 +112,8 @@ class VectorisedEngine:
                 unclipped_U[:at_work] &= ~was_clipped_U[:at_work]
         return delta_UP[: len(users)]
 
-    def _whole(self, rows: int) -> int:
-        multiple = 1 if self._is_alone else ROWS_AT_ONCE[self.device.type]
+    def _whole(self, rows: int, is_once: bool) -> int:
+        multiple = 1 if self._is_alone or is_once else ROWS_AT_ONCE[self.device.type]
         return -(-rows // multiple) * multiple
 
     def _step(self, *args: Any) -> tuple[Tensor, Tensor]:
