@@ -1,6 +1,8 @@
 """The narrow door: what comes through is bounded, weighted, whole numbers, whatever went in."""
 
 import math
+import weakref
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -168,3 +170,23 @@ def test_an_empty_cohort_sums_to_nothing():
     assert total.units_P.tolist() == [0] * 6
     assert total.weight == 0
     assert FixedDenominator().average(total, 5.0).sensitivity == pytest.approx(0.2)
+
+
+def test_chunks_are_added_as_they_come_and_none_is_kept_or_changed():
+    bounded = contribution(FlatClip(norm=1.0))
+    door = bounded.of_users(torch.full((1, 6), 0.1), np.array([ONE]))
+    before_P = door.units_P.clone()
+    seen = []
+
+    def chunks():
+        for _ in range(5):
+            # Whoever adds may still hold the last one, but no more.
+            assert [units() is None for units in seen[:-1]] == [True] * len(seen[:-1])
+            chunk = replace(door, units_P=door.units_P.clone())
+            seen.append(weakref.ref(chunk.units_P))
+            yield chunk
+            del chunk
+
+    assert bounded.sum(chunks(), 6).units_P.tolist() == (5 * before_P).tolist()
+    assert bounded.sum([door, door], 6).units_P.tolist() == (2 * before_P).tolist()
+    assert door.units_P.tolist() == before_P.tolist()

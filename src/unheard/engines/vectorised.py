@@ -58,7 +58,7 @@ class VectorisedEngine:
 
         chunks = list(self._chunks(by_length, batches))
         with one_thread_a_chunk(self.device) as run_all:
-            return plan.contribution.sum(list(run_all(chunk_sum, chunks)), self.model.layout.total)
+            return plan.contribution.sum(run_all(chunk_sum, chunks), self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]

@@ -9,8 +9,8 @@ The argument in full: docs/privacy.md. Where in the paper: the sum of w_k * Delt
 
 import importlib.util
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -49,17 +49,25 @@ class Contribution:
     grid: float
     is_noised: bool
 
-    def sum(self, chunks: Sequence[CohortSum], num_parameters: int) -> CohortSum:
-        """The sum of chunks, in any order; of none, a sum of nothing (an empty cohort still takes a full noised step)."""
-        units_P = torch.zeros(num_parameters, dtype=torch.int64, device=chunks[0].units_P.device if chunks else "cpu")
+    def sum(self, chunks: Iterable[CohortSum], num_parameters: int) -> CohortSum:
+        """The sum of chunks, in any order; of none, a sum of nothing (an empty cohort still takes a full noised step). Chunks are
+        taken one by one as they come, so that a large cohort needs no more memory than a small one."""
+        total: CohortSum | None = None
         for chunk in chunks:
-            units_P += chunk.units_P
-        return CohortSum(
-            units_P=units_P,
-            grid=self.grid,
-            weight=sum(chunk.weight for chunk in chunks),
-            l2_bound=self.l2_bound,
-            balance=None if any(chunk.balance is None for chunk in chunks) else sum(c.balance or 0 for c in chunks),
+            total = self.add(total, chunk)
+        nothing = {"grid": self.grid, "weight": 0.0, "l2_bound": self.l2_bound, "balance": 0}
+        return total or CohortSum(units_P=torch.zeros(num_parameters, dtype=torch.int64), **nothing)
+
+    def add(self, total: CohortSum | None, chunk: CohortSum) -> CohortSum:
+        """One chunk more, in the memory of the total, which is used up."""
+        if total is None:
+            return replace(chunk, units_P=chunk.units_P.clone(), grid=self.grid, l2_bound=self.l2_bound)
+        counted = total.balance is not None and chunk.balance is not None
+        return replace(
+            total,
+            units_P=total.units_P.add_(chunk.units_P),
+            weight=total.weight + chunk.weight,
+            balance=(total.balance or 0) + (chunk.balance or 0) if counted else None,
         )
 
     @torch.no_grad()
@@ -78,7 +86,7 @@ class Contribution:
             at_once = max(1, _NUMBERS_AT_ONCE // max(1, delta_UP.shape[1]))
             for start in range(0, len(delta_UP), at_once):
                 part = slice(start, start + at_once)
-                units_P += self._whole_units(delta_UP[part], weight_U[part], largest_U[part]).sum(dim=0)
+                units_P += _added(self._whole_units(delta_UP[part], weight_U[part], largest_U[part]))
         return CohortSum(
             units_P=units_P,
             grid=self.grid,
@@ -96,9 +104,10 @@ class Contribution:
             norm_U1 = torch.linalg.vector_norm(units_UP[:, ball.where], dim=1, keepdim=True)
             units_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
         # DP: towards zero, after weighting: truncation cannot raise a norm.
-        units_UP.mul_(weight_U[:, None]).div_(self.grid).trunc_()
-        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so put, never multiply).
-        units_UP[~self._fits(units_UP, largest_U)] = 0.0
+        units_UP.mul_(weight_U[:, None]).div_(self.grid, rounding_mode="trunc")
+        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so put, never multiply). By number, not
+        # by a mask: that would go through everybody's coordinates to change nothing.
+        units_UP[torch.nonzero(~self._fits(units_UP, largest_U))[:, 0]] = 0.0
         return units_UP.to(torch.int64)
 
     def _fits(self, units_UP: Tensor, largest_U: Tensor) -> Tensor:
@@ -118,6 +127,11 @@ class Contribution:
         weights, which_U = np.unique(weight_units_U, return_inverse=True)
         largest = np.array([math.floor((int(w) * bound) ** 2) for w in weights], dtype=np.float64)
         return largest[which_U]
+
+
+def _added(units_UP: Tensor) -> Tensor:
+    """Their sum over users; of one user, themselves, where torch would fill and add once more."""
+    return units_UP[0] if len(units_UP) == 1 else units_UP.sum(dim=0)
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -71,13 +71,13 @@ class StackedEngine:
         def chunk_sums(members: list[tuple[Task, int]]) -> list[tuple[int, CohortSum]]:
             return self._chunk_sums(cohorts, sorted(members, key=lambda m: (m[0].cohort, m[1])), dtype)
 
-        parts: list[list[CohortSum]] = [[] for _ in cohorts]
+        totals: dict[int, CohortSum] = {}
         with one_thread_a_chunk(self.device) as run_all:
             for sums in run_all(chunk_sums, list(self._chunks(tasks, work, dtype))):
-                for c, part in sums:
-                    parts[c].append(part)
-        total = self.model.layout.total
-        return [cohort.plan.contribution.sum(part, total) for cohort, part in zip(cohorts, parts, strict=True)]
+                for c, part in sums:  # each added as it comes: kept until the end, they would fill the memory
+                    totals[c] = cohorts[c].plan.contribution.add(totals.get(c), part)
+        nobody = self.model.layout.total
+        return [totals.get(c) or cohort.plan.contribution.sum([], nobody) for c, cohort in enumerate(cohorts)]
 
     def _dtype(self, cohort: Cohort) -> torch.dtype:
         if self.precision != "auto":

@@ -30,24 +30,31 @@ class PlainStep:
         self.projection_YD = like.new_empty(s.H + 1, s.D)
         self.table = PlainTable(s, like)
 
+    @torch.no_grad()
     def run(self, num_steps: int) -> None:
-        steps_U = self.b.num_steps_U.tolist()
-        for u in range(self.b.U):
-            for step in range(min(num_steps, steps_U[u])):
+        for u, steps in enumerate(self.b.num_steps_U.tolist()):
+            self.begin(u)
+            for step in range(min(num_steps, steps)):
                 self.take(u, step)
 
-    @torch.no_grad()
+    def begin(self, u: int) -> None:
+        """What stays the same for all steps of a user."""
+        b, s = self.b, self.b.sizes
+        self.run_u = run = int(b.run_U[u])
+        self.eta, self.keep = float(b.rate_R[run]), float(b.keep_R[run])
+        theta0_P, delta_P = b.theta0_RP[run], b.delta_UP[u]
+        self.reading = _table(theta0_P, 0, s), _table(delta_P, 0, s)
+        self.writing = _table(theta0_P, s.output_at, s), _table(delta_P, s.output_at, s)
+        self.middle = theta0_P[s.gates_at : s.gates_at + s.middle], delta_P[s.gates_at : s.gates_at + s.middle]
+        self.table.begin(*self.writing)
+
     def take(self, u: int, step: int) -> None:
         """Forward, backward, step, clip."""
-        b, s, cell = self.b, self.b.sizes, self.cell
-        run = int(b.run_U[u])
-        theta0_P, delta_P = b.theta0_RP[run], b.delta_UP[u]
-        reading, writing = ((_table(theta0_P, at, s), _table(delta_P, at, s)) for at in (0, s.output_at))
-        theta0_L, delta_L = (p[s.gates_at : s.gates_at + s.middle] for p in (theta0_P, delta_P))
+        b, s, cell, eta, keep = self.b, self.b.sizes, self.cell, self.eta, self.keep
+        reading, writing, (theta0_L, delta_L) = self.reading, self.writing, self.middle
         token_N, target_N = b.token_SUN[step, u].long(), b.target_SUN[step, u].long()
         share_N1 = torch.where(target_N >= 0, b.share_SU[step, u].to(delta_L.dtype), 0.0)[:, None]
         target_N.clamp_(min=0)
-        eta, keep = float(b.rate_R[run]), float(b.keep_R[run])
         scale = b.scale_UM[u].tolist()
         input_scale, middle_scale, output_scale = scale[0], scale[1 : 3 + 2 * s.G], scale[0 if s.tied else -1]
 
@@ -59,7 +66,7 @@ class PlainStep:
             cell.room.input_NX[:, s.D :] = b.features_UF[u]
         state_NH = cell.forward(self.weights)
         output_ND = torch.addmm(self.projection_YD[-1], state_NH, self.projection_YD[:-1])
-        total_N1, expected_ND = self.table.attend(*writing, output_ND, output_scale)
+        total_N1, expected_ND = self.table.attend(output_ND, output_scale)
 
         output_grad_ND = (expected_ND / total_N1 - true_ND) * share_N1
         cell.backward(output_grad_ND @ self.projection_YD[:-1].T, self.weights)
@@ -69,13 +76,11 @@ class PlainStep:
             input_grad_ND.addcmul_(read_ND, outward_N1, value=-1).mul_(inverse_N1)
 
         self.step_matrices(delta_L, state_NH, output_grad_ND, eta, [c * keep for c in middle_scale])
-        self.table.step(
-            *writing, output_ND, total_N1, target_N, true_ND, share_N1, eta=eta, scale=output_scale, keep=keep
-        )
+        self.table.step(output_ND, total_N1, target_N, true_ND, share_N1, eta=eta, scale=output_scale, keep=keep)
         if not s.tied:
             reading[1].mul_(input_scale * keep)
         reading[1].index_add_(0, token_N, input_grad_ND, alpha=-eta)
-        clip_scale(b, u, run)
+        clip_scale(b, u, self.run_u)
 
     def middle_weights(self, theta0_L: Tensor, delta_L: Tensor, scale: list[float]) -> None:
         """theta0 + c * delta for gates and projection; each layer its own c, if they differ."""
