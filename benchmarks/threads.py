@@ -1,54 +1,113 @@
 """Are two threads of one process as fast as two processes? The engine's user updates on a CPU, both ways, in turn.
 
-Run it: python benchmarks/threads.py [--workers 2] [--users 6] [--repeats 3]
-The paper's model and user update, synthetic users, so many for each worker. A worker process has one thread; they begin together.
+Run it: python benchmarks/threads.py [--workers 2] [--users 12] [--repeats 10] [--beside ANOTHER/CHECKOUT/src]
+The paper's model and user update, synthetic users, so many a round in all. All sides are started and warmed first, then take turns
+of one round each: a machine that is slower for a minute is slower for all. With --beside, the same of another state of the source.
+Printed are medians over rounds: users/s, its ratio to the first side's in the same turn, processor time, how often a thread had to
+wait (voluntary context switches) and pages faulted in, by user.
 """
 
 import argparse
-import multiprocessing
 import os
+import resource
+import subprocess
+import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
-import torch
 
-from unheard.engines.stacked.engine import StackedEngine
-from unheard.models.tied_lstm import TiedLSTM
-from unheard.randomness import reproducible_generator
-from unheard.training.speed import _plan, _synthetic_users
+def work(users: int, threads: int) -> None:
+    """One side's process: a round for each line that comes in, its costs in the line that goes out."""
+    import torch
 
+    from unheard.engines.stacked.engine import StackedEngine
+    from unheard.models.tied_lstm import TiedLSTM
+    from unheard.randomness import reproducible_generator
+    from unheard.training.speed import _plan, _synthetic_users
 
-def seconds(users: int, threads: int, begin: float = 0.0) -> tuple[float, float]:
-    """Wall and processor seconds of so many user updates, after one round that warms up."""
     torch.set_num_threads(threads)
     model = TiedLSTM()
     engine, plan, params_P = StackedEngine(model), _plan(users).at(0, model.layout), model.initial(0)
     people = list(_synthetic_users(model.vocabulary_size, users, 1600))
-    engine.sum_updates(params_P, people, plan, reproducible_generator(0))
-    time.sleep(max(0.0, begin - time.time()))
-    wall, processor = time.perf_counter(), time.process_time()
-    engine.sum_updates(params_P, people, plan, reproducible_generator(0))
-    return time.perf_counter() - wall, time.process_time() - processor
+    for _ in range(2):
+        engine.sum_updates(params_P, people, plan, reproducible_generator(0))
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        wall, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        engine.sum_updates(params_P, people, plan, reproducible_generator(0))
+        wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF)
+        spent = [getattr(after, what) - getattr(before, what) for what in SPENT]
+        print(wall, *spent, flush=True)
+
+
+SPENT = ("ru_utime", "ru_stime", "ru_nvcsw", "ru_minflt")
+
+
+@dataclass
+class Side:
+    name: str
+    workers: list[subprocess.Popen[str]]
+
+    @classmethod
+    def start(cls, name: str, src: Path | None, processes: int, threads: int, users: int) -> "Side":
+        environment = {**os.environ, **({"PYTHONPATH": str(src)} if src else {})}
+        command = [sys.executable, __file__, "--work", str(threads), "--users", str(users // processes)]
+        side = cls(name, [_started(command, environment) for _ in range(processes)])
+        for worker in side.workers:
+            if _line(worker) != "ready":
+                sys.exit(f"{name}: the worker ended; what it said is above.")
+        return side
+
+    def round(self) -> list[float]:
+        """Seconds of the slowest, and what all spent."""
+        for worker in self.workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        answers = [[float(number) for number in _line(worker).split()] for worker in self.workers]
+        return [max(a[0] for a in answers), *(sum(column) for column in zip(*(a[1:] for a in answers), strict=True))]
+
+
+def _started(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    return worker.stdout.readline().strip()
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    words.add_argument("--users", type=int, default=6)
-    words.add_argument("--repeats", type=int, default=3)
+    words.add_argument("--users", type=int, default=12, help="a round")
+    words.add_argument("--repeats", type=int, default=10, help="rounds of each side")
+    words.add_argument("--beside", type=Path, help="the src folder of another checkout")
+    words.add_argument("--work", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     asked = words.parse_args()
-    every, apart = asked.users * asked.workers, multiprocessing.get_context("spawn")
-    found: dict[str, list[tuple[float, float]]] = {"threads": [], "processes": []}
-    for _ in range(asked.repeats):
-        with apart.Pool(1) as pool:
-            found["threads"].append(pool.apply(seconds, (every, asked.workers)))
-        with apart.Pool(asked.workers) as pool:
-            at = time.time() + 15  # when all have warmed up
-            taken = pool.starmap(seconds, [(asked.users, 1, at)] * asked.workers)
-            found["processes"].append((max(wall for wall, _ in taken), sum(used for _, used in taken)))
-    for way, taken in found.items():
-        wall, used = (median(column) for column in zip(*taken, strict=True))
-        print(f"{asked.workers} {way}: {every / wall:.2f} users/s, {used / every:.3f} processor s a user")
+    if asked.work:
+        return work(asked.users, asked.work)
+    sources = {"other source, ": asked.beside, "": None} if asked.beside else {"": None}
+    n, users = asked.workers, asked.users // asked.workers * asked.workers
+    sides = [
+        Side.start(f"{whose}{n} {way}", src, processes, threads, users)
+        for whose, src in sources.items()
+        for way, processes, threads in (("threads", 1, n), ("processes", n, 1))
+    ]
+    turns = [[side.round() for side in sides] for _ in range(asked.repeats)]
+    for k, side in enumerate(sides):
+        rate = median(users / turn[k][0] for turn in turns)
+        ratio = median(turn[0][0] / turn[k][0] for turn in turns)
+        own, system, waits, faults = (median(turn[k][1 + j] for turn in turns) / users for j in range(len(SPENT)))
+        print(
+            f"{side.name:28s} {rate:5.2f} users/s, ratio {ratio:.3f}; a user: {own * 1e3:.0f} ms of processor and ",
+            end="",
+        )
+        print(f"{system * 1e3:.0f} ms of system, {waits:.0f} waits, {faults:.0f} pages")
+        for worker in side.workers:
+            worker.communicate()
 
 
 if __name__ == "__main__":
