@@ -5,6 +5,7 @@ Rank 0 runs what the test asks for and the others serve, as `unheard` does under
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -90,6 +91,10 @@ def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Ranks],
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """One that nobody listens at. Not one of those that the system gives to whoever connects: between this look at it and the
+    leader's own, another test's processes could be given it."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port

@@ -20,8 +20,9 @@ from unheard.engines.gradients import of_many_users, of_one_user, takes_many, tr
 from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
-from unheard.models.model import PAD, LanguageModel, mean_loss
+from unheard.models.model import LanguageModel, mean_loss
 from unheard.updates.fedsgd import FedSGD
+from unheard.updates.together import filled_up
 from unheard.updates.user import User
 
 CHUNK_BYTES = {"cpu": 2**27, "cuda": 16 * 2**30}
@@ -82,8 +83,9 @@ class VectorisedEngine:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
         is_once = isinstance(plan.update, FedSGD)
         rows = self._whole(len(users), is_once)
-        window_USBW = to_device(_stacked(batches, rows), self.device)
         num_steps_U = np.array([len(b) for b in batches])
+        shape = (rows, int(num_steps_U.max()), *batches[0].shape[1:])
+        window_USBW = to_device(filled_up(batches, shape, np.int64), self.device)
         features_UF = self._features(users, rows)
         delta_UP = torch.zeros(rows, theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
         eta = plan.update.learning_rate
@@ -202,12 +204,3 @@ class VectorisedEngine:
         each_token = 4 * self.model.vocabulary_size + (inside(W - 1) if inside is not None else 0)
         bytes_a_user = 4 * (6 * self.model.layout.total + B * (W - 1) * each_token)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
-
-
-def _stacked(batches: list[np.ndarray], rows: int) -> np.ndarray:
-    """Users' batches as one array [rows, S, B, W], each filled up with PAD, and rows of nothing else for nobody."""
-    S, B, W = (max(b.shape[axis] for b in batches) for axis in range(3))
-    stacked = np.full((rows, S, B, W), PAD, dtype=np.int64)
-    for row, b in zip(stacked, batches, strict=False):
-        row[: b.shape[0], : b.shape[1]] = b
-    return stacked

@@ -23,10 +23,16 @@ def batches_together(update: FedAvg | FedSGD, users: Sequence[User], seed: int) 
     S = max((len(b) for b in batches), default=0)
     # An empty cohort has the shape of any other: runs beside it, and parts of it on other ranks, go the same way as without it.
     B = update.batch_size or max((b.shape[1] for b in batches), default=0)
-    windows_USBW = np.full((len(users), S, B, update.unroll + 1), PAD, dtype=np.int32)
-    for row, b in zip(windows_USBW, batches, strict=True):
-        row[: b.shape[0], : b.shape[1]] = b
+    windows_USBW = filled_up(batches, (len(users), S, B, update.unroll + 1), np.int32)
     return windows_USBW, np.array([len(b) for b in batches], dtype=np.int64)
+
+
+def filled_up(batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], dtype: type[np.integer]) -> np.ndarray:
+    """Users' batches as one array [U, S, B, W], each filled up with PAD; rows beyond the last user's are nobody's."""
+    windows_USBW = np.full(shape, PAD, dtype=dtype)
+    for row, b in zip(windows_USBW, batches, strict=False):
+        row[: b.shape[0], : b.shape[1]] = b
+    return windows_USBW
 
 
 def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
