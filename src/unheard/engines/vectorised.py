@@ -1,4 +1,4 @@
-"""Many users at once, for any model: each user's parameters are a row, and torch.func differentiates all rows together.
+"""Any model: on a GPU many users at once, each user's parameters a row, torch.func differentiating all rows together; on a CPU one.
 
 Its plain twin is engines/reference.py. Users are sorted by how many local steps they take, so a chunk holds users of like length,
 and those who have finished leave it; nobody waits for the longest.
