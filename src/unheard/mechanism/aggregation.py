@@ -34,6 +34,9 @@ LARGEST_UNNOISED_UNITS = 2.0**42
 LARGEST_COHORT = 2**40
 """A noised user adds at most 2^21 units a coordinate, so a sum over this many, and its noise, stays within int64."""
 
+NUMBERS_AT_ONCE = 2**21
+"""Coordinates whose float64 copies exist at once, 16 MB: one user of the paper's model, many of a small one."""
+
 
 def noised_grid(l2_bound: float) -> float:
     """The public grid for a bound S: a power of two with S / grid in [2^20, 2^21)."""
@@ -83,7 +86,7 @@ class Contribution:
             units_P = sum_users(delta_UP, weight_U, self.balls, self.grid, largest_U, is_noised=self.is_noised)
         else:
             units_P = torch.zeros(delta_UP.shape[1], dtype=torch.int64, device=delta_UP.device)
-            at_once = max(1, _NUMBERS_AT_ONCE // max(1, delta_UP.shape[1]))
+            at_once = max(1, NUMBERS_AT_ONCE // max(1, delta_UP.shape[1]))
             for start in range(0, len(delta_UP), at_once):
                 part = slice(start, start + at_once)
                 units_P += _added(self._whole_units(delta_UP[part], weight_U[part], largest_U[part]))
@@ -137,7 +140,3 @@ def _added(units_UP: Tensor) -> Tensor:
 def has_kernels(device: torch.device) -> bool:
     """Whether Triton's kernels can run there."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
-
-
-_NUMBERS_AT_ONCE = 2**21
-"""Coordinates whose float64 copies exist at once, 16 MB each: one user of the paper's model, many of a small one."""
