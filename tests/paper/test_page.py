@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,10 @@ def test_a_page_is_replaced_whole(tmp_path, everything):
     first = write_page(shown, tmp_path)
     assert write_page(shown, tmp_path) == first
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_the_readme_says_what_the_results_in_the_repository_say():
+    root = Path(__file__).parents[2]
+    said = render_page(exhibits(corpora(root / "results" / "blogs")[0]))
+    (counts,) = set(re.findall(r"of \d+ conclusions [^.]*", said))
+    assert counts in (root / "README.md").read_text(encoding="utf-8")
