@@ -11,6 +11,7 @@ import tests.kernels  # noqa: F401 (first: it may turn on Triton's interpreter)
 import unheard
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
+from unheard.engines.vectorised import VectorisedEngine
 
 torch.set_num_threads(1)
 # No test here is about time; in CI the same examples every time, elsewhere new ones.
@@ -19,6 +20,12 @@ settings.load_profile("house")
 
 WORDS = 47
 ROWS = WORDS + 3
+
+
+class ManyAtOnce(VectorisedEngine):
+    """`vectorised` as on a GPU, many users in one array: on a CPU they go one at a time."""
+
+    ALONE_ON = ()
 
 
 def counting_user(rng: np.random.Generator, num_tokens: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from unheard.measure.next_word import evaluate
 from unheard.randomness import reproducible_generator
 from unheard.updates.stored import users_in_turn
 
+from ..conftest import ManyAtOnce
 from .conftest import model_of, run_of
 
 
@@ -79,7 +80,7 @@ def test_the_sum_of_a_cohort_and_what_is_measured_after_it_are_those_of_a_plain_
     plan = run.plan.at(0, model.layout)
     users = list(users_in_turn(store.train, model))[:6]
     params = model.initial(5).to(dtype)
-    total = VectorisedEngine(model, users_at_once=4).sum_updates(params, users, plan, reproducible_generator(1))
+    total = ManyAtOnce(model, users_at_once=4).sum_updates(params, users, plan, reproducible_generator(1))
     fast = total.units_P.double() * total.grid
 
     plain = Plain(base, model, dtype)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tests.conftest import ROWS, counting_user
+from tests.conftest import ROWS, ManyAtOnce, counting_user
 from torch import nn
 
 import unheard
@@ -94,7 +94,7 @@ def some_users() -> list[User]:
 
 def test_a_model_that_vmap_cannot_take_goes_one_user_at_a_time_and_agrees():
     model, users = unheard.ModuleModel.wrap(Looks(), vocabulary_size=ROWS), some_users()
-    engine = VectorisedEngine(model, users_at_once=4)
+    engine = ManyAtOnce(model, users_at_once=4)
     with pytest.warns(UserWarning, match="one user at a time"):
         fast = total(engine, users, model)
     plain = total(ReferenceEngine(model), users, model)
@@ -117,10 +117,10 @@ def test_a_model_that_fails_by_itself_is_not_taken_for_one_that_resists_vmap():
 def test_with_two_threads_a_module_gives_the_sum_of_one():
     model, users = unheard.ModuleModel.wrap(Looks(), vocabulary_size=ROWS), some_users() * 2
     with pytest.warns(UserWarning, match="one user at a time"):
-        alone = total(VectorisedEngine(model, users_at_once=1), users, model)
+        alone = total(ManyAtOnce(model, users_at_once=1), users, model)
     torch.set_num_threads(2)
     try:
         with pytest.warns(UserWarning, match="one user at a time"):
-            assert torch.equal(total(VectorisedEngine(model, users_at_once=1), users, model), alone)
+            assert torch.equal(total(ManyAtOnce(model, users_at_once=1), users, model), alone)
     finally:
         torch.set_num_threads(1)

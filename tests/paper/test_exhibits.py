@@ -1,6 +1,7 @@
 """Every verdict: a world in which it holds, one in which it does not, one in which it cannot be told."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -209,6 +210,28 @@ def test_a_real_run_of_a_few_rounds_is_told_and_decides_nothing():
     assert "5,000 users a round: after 40 rounds it is too early to tell" in verdict.sentence
     far = moved(short, {"flat-S15-sigma0.012-C1250": 3.0})
     assert exhibit("private-for-real", far).verdict.outcome == "did not hold"
+
+
+def test_a_real_run_that_was_not_evaluated_where_its_estimate_stopped_is_no_match():
+    real, estimate = "flat-S15-sigma0.012-C1250", "flat-S15-sigma0.012"
+    found = Found(
+        "made-up", {**world(without=["flat-S15-sigma0.003-C5000"]).runs, estimate: world(rounds=600).runs[estimate]}
+    )
+    late = changed(found, real, evaluations=[row for row in found.runs[real].evaluations if row["round"] > 600])
+    assert exhibit("private-for-real", found).verdict.outcome == "held"
+    assert exhibit("private-for-real", late).verdict.outcome == "cannot tell"
+
+
+def test_the_main_comparison_is_over_the_same_rounds_of_all_seeds():
+    """Two better seeds of the baseline stopped a little earlier: they count all the same."""
+    better = moved(world(), {"baseline-seed2": 0.6, "baseline-seed3": 0.6})
+    assert exhibit("noised-vs-baseline", better).verdict.outcome == "did not hold"
+    for one in ("baseline-seed2", "baseline-seed3"):
+        early = [row for row in better.runs[one].evaluations if row["round"] <= 4900]
+        better = changed(better, one, rounds=4900, evaluations=early)
+    verdict = exhibit("noised-vs-baseline", better).verdict
+    assert verdict.outcome == "did not hold"
+    assert verdict.sentence.startswith("After 4,900 rounds")
 
 
 def test_the_main_comparison_is_read_where_it_got_to_though_the_loudest_run_stopped_earlier():

@@ -75,7 +75,7 @@ class EngineChoice:
     kind: str = "auto"
     device: str = "auto"
     users_at_once: int | None = None
-    """Users in a chunk. None: as many as fit the memory that is free."""
+    """Users in a chunk. None: as many as fit the memory that is free. On a CPU `vectorised` takes one, whatever it says."""
     precision: str = "auto"
     """Of the products within a user's own steps: 'float32', or 'bfloat16' (the default on CUDA). The clip of what a user returns
     and the sum are exact either way, so the guarantee does not depend on it."""

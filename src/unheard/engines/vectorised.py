@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ ROWS_AT_ONCE = {"cpu": 1, "cuda": 16}
 class VectorisedEngine:
     """Chunks of users through torch.func.vmap."""
 
+    ALONE_ON: ClassVar[tuple[str, ...]] = ("cpu",)
+    """Kinds of devices on which users go one at a time, whatever `users_at_once` says."""
     model: LanguageModel
     device: torch.device = torch.device("cpu")
     users_at_once: int | None = None
@@ -69,7 +71,7 @@ class VectorisedEngine:
         # chunk, one user would move what another adds.
         for _, alike in groupby(by_length, key=lambda k: batches[k].shape[1:]):
             users = list(alike)
-            size = 1 if self._is_alone else self.users_at_once or self._users_that_fit(batches[users[0]])
+            size = self._chunk_size(batches[users[0]])
             yield from (users[start : start + size] for start in range(0, len(users), size))
 
     def _deltas(
@@ -81,8 +83,10 @@ class VectorisedEngine:
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
-        is_once = isinstance(plan.update, FedSGD)
-        rows = self._whole(len(users), is_once)
+        # A user's one gradient of FedSGD is a large step of another shape in each cohort: compiling would cost more than it saves.
+        is_compiled = not isinstance(plan.update, FedSGD)
+        multiple = min(ROWS_AT_ONCE[self.device.type], self._chunk_size(batches[0])) if is_compiled else 1
+        rows = _whole(len(users), multiple)
         num_steps_U = np.array([len(b) for b in batches])
         shape = (rows, int(num_steps_U.max()), *batches[0].shape[1:])
         window_USBW = to_device(filled_up(batches, shape, np.int64), self.device)
@@ -94,11 +98,10 @@ class VectorisedEngine:
         numbers = to_device(
             np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
         )
-        # A user's one gradient of FedSGD is a large step of another shape in each cohort: compiling would cost more than it saves.
-        local_step = self._local_step if is_once else self._step
+        local_step = self._step if is_compiled else self._local_step
         for step in range(window_USBW.shape[1]):
             at_work = int((num_steps_U > step).sum())
-            rows = self._whole(at_work, is_once)
+            rows = _whole(at_work, multiple)
             features_now = None if features_UF is None else features_UF[:rows]
             moved_UP, was_clipped_U = local_step(
                 theta0_P,
@@ -113,10 +116,6 @@ class VectorisedEngine:
             if unclipped_U is not None:
                 unclipped_U[:at_work] &= ~was_clipped_U[:at_work]
         return delta_UP[: len(users)]
-
-    def _whole(self, rows: int, is_once: bool) -> int:
-        multiple = 1 if self._is_alone or is_once else ROWS_AT_ONCE[self.device.type]
-        return -(-rows // multiple) * multiple
 
     def _step(self, *args: Any) -> tuple[Tensor, Tensor]:
         """One local step of a chunk; on CUDA compiled, if it can be."""
@@ -176,10 +175,9 @@ class VectorisedEngine:
         if "alone" in self._compiled:
             return
         try_out(self.model, params_P)
-        # DP: on a CPU every user has operations of their own, unless users_at_once asks for more. In one array with others it would
-        # matter who comes last: torch computes an array's end by other code, where a sigmoid has another last bit.
-        alone = self.device.type == "cpu" and self.users_at_once is None
-        self._compiled["alone"] = alone or not takes_many(self.model, params_P)
+        # DP: on a CPU every user has operations of their own. In one array with others it would matter who comes last: torch
+        # computes an array's end by other code, where a sigmoid has another last bit.
+        self._compiled["alone"] = self.device.type in self.ALONE_ON or not takes_many(self.model, params_P)
 
     @property
     def _is_alone(self) -> bool:
@@ -197,10 +195,19 @@ class VectorisedEngine:
         known = np.stack([u.features for u in users if u.features is not None])
         return to_device(np.pad(known, ((0, rows - len(known)), (0, 0))), self.device)
 
-    def _users_that_fit(self, batches_SBW: np.ndarray) -> int:
-        """About six copies of the parameters and four of the logits live at once for each user, and what a deep model adds."""
+    def _chunk_size(self, batches_SBW: np.ndarray) -> int:
+        """As many users as fit: about six copies of the parameters and four of the logits live at once for each, and what a deep
+        model adds."""
+        if self._is_alone:
+            return 1
+        if self.users_at_once:
+            return self.users_at_once
         _, B, W = batches_SBW.shape
         inside = getattr(self.model, "numbers_inside", None)
         each_token = 4 * self.model.vocabulary_size + (inside(W - 1) if inside is not None else 0)
         bytes_a_user = 4 * (6 * self.model.layout.total + B * (W - 1) * each_token)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
+
+
+def _whole(rows: int, multiple: int) -> int:
+    return -(-rows // multiple) * multiple

@@ -6,7 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.printed import BASELINE_ROUNDS, COMPUTATION, PRIVATE_ROUNDS, SAME_ACCURACY
 from unheard.paper.recipe import Recipe
 from unheard.paper.showing import by_round, shown, signed
-from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
+from unheard.paper.verdict import NEARLY, TRAINED, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 BASELINE, LEAST, MIDDLE, MOST = "baseline", "flat-S15-sigma0.003", "flat-S10-sigma0.006", "flat-S15-sigma0.012"
 LABELS = {
@@ -17,7 +17,7 @@ LABELS = {
 }
 MARKS = (100, 500, 1000, 2000, 3000, 4000, 5000)
 RULE = (
-    f"Where both got to, and over all seeds, σ = 0.003 is at most {points(NEARLY)} below the baseline; where all three got to, "
+    f"Where all of their seeds got to, σ = 0.003 is at most {points(NEARLY)} below the baseline; where all three got to, "
     "σ = 0.012 is further below it by more than two seeds can differ; within that it cannot be told."
 )
 
@@ -31,7 +31,8 @@ def judge(found: Found) -> Verdict:
     """The comparison that matters most is read where it got to, though the run with the most noise may have stopped earlier."""
     if lacking := missing(found, [BASELINE, LEAST, MOST], RULE, against=[BASELINE]):
         return lacking
-    at, together = found.rounds(BASELINE, LEAST) or 0, found.rounds(BASELINE, LEAST, MOST) or 0
+    seeds = [one for name in (BASELINE, LEAST) for one in found.seeds(name) if (found.rounds(one) or 0) >= TRAINED]
+    at, together = found.rounds(*seeds) or 0, found.rounds(*seeds, MOST) or 0
     base, least = (found.mean(name, at) or 0.0 for name in (BASELINE, LEAST))
     base_then, least_then, most = (found.mean(name, together) or 0.0 for name in (BASELINE, LEAST, MOST))
     sentence = (

@@ -17,8 +17,8 @@ PAIRS = {
 }
 """S, sigma and users a round to the real run and to its estimate."""
 RULE = (
-    f"Every real run that got to {TRAINED:,} rounds ends within {points(NEARLY)} of its estimate with 100 users a round, after "
-    "as many rounds. One that did not is shown, and decides nothing."
+    f"Every real run that got to {TRAINED:,} rounds, and its estimate with 100 users a round too, ends within {points(NEARLY)} of "
+    "it, after as many rounds. A pair that did not is shown, and decides nothing."
 )
 
 
@@ -53,7 +53,9 @@ def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
 
 def judge(found: Found) -> Verdict:
     done = {key: pair for key, pair in PAIRS.items() if real_run(found, pair[0], key[2]) is not None}
-    lacking = {key: missing(found, pair, RULE, against=pair[1:]) for key, pair in done.items()}
+    lacking = {
+        key: missing(found, pair, RULE, against=pair[1:]) or _unmeasured(found, *pair) for key, pair in done.items()
+    }
     decided = [key for key, why in lacking.items() if why is None]
     if not decided:
         return next((why for why in lacking.values() if why is not None), judged(None, "Not run.", RULE))
@@ -73,6 +75,14 @@ def judge(found: Found) -> Verdict:
     )
     held = all(abs(gap) <= NEARLY for gap in gaps.values())
     return judged(held, f"{told}.{better}{early} {about_seeds(found, list(gaps.values()), last)}", RULE)
+
+
+def _unmeasured(found: Found, real: str, estimate: str) -> Verdict | None:
+    """Why a pair says nothing, if one of them was not evaluated by the round where the other stopped."""
+    at = found.rounds(real, estimate)
+    if _gap(found, real, estimate, at) is not None:
+        return None
+    return judged(None, f"Not both were evaluated within {plural(at or 0)}.", RULE)
 
 
 def real_run(found: Found, name: str, users: int) -> RunResult | None:
