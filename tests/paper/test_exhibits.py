@@ -1,7 +1,6 @@
 """Every verdict: a world in which it holds, one in which it does not, one in which it cannot be told."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
