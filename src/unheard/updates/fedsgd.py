@@ -1,7 +1,7 @@
 """FederatedSGD: a user gives one gradient, clipped once.
 
 Where in the paper: UserUpdateFedSGD of Algorithm 1, and appendix "Experiments with SGD" (B = the user's whole data). It is one
-local step, so the engines need no case for it: theta0 - eta * gradient, clipped, minus theta0.
+local step, so what an engine computes is the same as ever: theta0 - eta * gradient, clipped, minus theta0.
 """
 
 from dataclasses import dataclass, replace
@@ -35,14 +35,14 @@ class FedSGD:
             # DP: a stream for each user, so that what one draws does not move what another draws.
             rng = reproducible_generator(seed, "batch", user.number)
             windows_KW = windows_KW[np.sort(rng.choice(len(windows_KW), size=self.batch_size, replace=False))]
-        return batches_of(windows_KW, self.batch_size or _filled_up(len(windows_KW)))
+        return batches_of(windows_KW, self.batch_size or _windows_of_batch(len(windows_KW)))
 
     def at_learning_rate(self, learning_rate: float) -> "FedSGD":
         return replace(self, learning_rate=learning_rate)
 
 
-def _filled_up(windows: int) -> int:
-    """Windows of a batch of all of a user's data with empty ones at its end, at most a quarter of it: engines take users of one
-    size together, and there are few sizes so. It depends on this user alone."""
+def _windows_of_batch(windows: int) -> int:
+    """Of a batch of all of a user's data: a few sizes for everybody, reached with empty windows (at most a quarter of them), since
+    engines take users of one size together. It depends on this user alone."""
     step = 2 ** max(windows.bit_length() - 3, 0)
     return max(-(-windows // step) * step, 1)

@@ -15,7 +15,7 @@ from unheard.models.tied import SMALLEST_SQUARE
 
 WORDS_AT_ONCE = 3400
 """Rows of a word table taken at a time: few enough for the caches, and so many that two threads seldom wait for each other between
-operations (1,000 are a little faster on one thread, 3,400 by a tenth on two)."""
+operations."""
 
 SAFE_LOGIT = 60.0
 """e^60 times any vocabulary is far from overflow, and e^-60 from nothing: below it no maximum need be found first."""
