@@ -38,6 +38,11 @@ def numbers(model, *users, unroll=80):
     return evaluate(model, params_P, [User(np.array(u)) for u in users], unroll=unroll)
 
 
+def numbers_of(model, scores):
+    """On the text A B, which every model here has two guesses for."""
+    return evaluate(model, torch.tensor(scores), [User(np.array([BOS, A, B]))], unroll=80)
+
+
 def test_accuracy_by_hand(model):
     """Targets A B UNK EOS (BOS does not count) C A: top-1 hits A, A; top-3 adds B; top-5 adds EOS and C."""
     found = numbers(model, [BOS, A, B, UNK, EOS, BOS, C, A])
@@ -50,6 +55,19 @@ def test_accuracy_by_hand(model):
 
 def test_a_word_outside_the_dictionary_is_a_mistake_even_if_unk_is_guessed(model):
     assert numbers(model, [BOS, UNK, UNK])["accuracy_top5"] == 0.0
+
+
+def test_a_guess_that_the_model_likes_no_better_than_others_is_no_hit(model):
+    """A model that likes all six words equally has guessed nothing; one that likes two of them is right within the first two."""
+    scored = numbers_of(model, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert [scored[f"accuracy_top{k}"] for k in (1, 3, 5)] == [0.0, 0.0, 0.0]
+    scored = numbers_of(model, [0.0, 0.0, 0.0, 2.0, 2.0, 1.0])
+    assert scored["accuracy_top1"] == 0.0
+    assert scored["accuracy_top3"] == 1.0
+
+
+def test_scores_that_are_no_numbers_are_no_hit(model):
+    assert numbers_of(model, [math.nan] * 6)["accuracy_top5"] == 0.0
 
 
 def test_loss_and_perplexity_by_hand(model):
