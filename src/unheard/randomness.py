@@ -7,9 +7,7 @@ test. `torch.manual_seed` and numpy's global state move nothing here.
 
 import hashlib
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -89,23 +87,3 @@ class ReproducibleStreams:
 
     def describe(self) -> dict[str, str]:
         return {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
-
-
-class NormalsAhead:
-    """A generator's first normals, drawn on another thread from now on (drawing lets other threads run). They are given once."""
-
-    def __init__(self, rng: np.random.Generator, count: int) -> None:
-        self._count = count
-        self._drawn: Future[np.ndarray] | None = _threads().submit(rng.standard_normal, count, dtype=np.float64)
-
-    def standard_normal(self, size: int, dtype: type = np.float64) -> np.ndarray:
-        drawn, self._drawn = self._drawn, None
-        # DP: noise that was given once is never given again.
-        if drawn is None or size != self._count or dtype is not np.float64:
-            raise RuntimeError("These normals were given already, or another number of them was drawn.")
-        return drawn.result()
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="normals")

@@ -1,5 +1,7 @@
 """The noise has the right size and shape, is drawn for every coordinate and round, and lies on the grid."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -17,10 +19,12 @@ from unheard import (
     TrueAverage,
 )
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.normals import NormalsAhead
 from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
-from unheard.randomness import NormalsAhead, SecureStreams, reproducible_generator
+from unheard.randomness import SecureStreams, reproducible_generator
 
+CPU = torch.device("cpu")
 MANY = 1_000_000
 LAYOUT = Layout((("a", (MANY // 2,)), ("b", (MANY // 2,))))
 
@@ -155,12 +159,21 @@ def test_noise_too_wide_for_the_integers_is_refused_and_the_widest_allowed_still
 
 
 def test_normals_drawn_ahead_are_given_once():
-    ahead = NormalsAhead(reproducible_generator(3), 10)
-    assert np.array_equal(ahead.standard_normal(10), reproducible_generator(3).standard_normal(10))
+    ahead = NormalsAhead(reproducible_generator(3), 10, CPU)
+    assert np.array_equal(ahead.take(10).numpy(), reproducible_generator(3).standard_normal(10))
     with pytest.raises(RuntimeError, match="given already"):
-        ahead.standard_normal(10)
+        ahead.take(10)
+
+
+def test_normals_drawn_ahead_are_not_given_before_they_are_drawn():
+    class Slow:
+        def standard_normal(self, *, out):
+            time.sleep(0.2)
+            out[:] = 7.0
+
+    assert torch.equal(NormalsAhead(Slow(), 10, CPU).take(10), torch.full((10,), 7.0, dtype=torch.float64))
 
 
 def test_normals_drawn_ahead_are_all_given_or_none():
     with pytest.raises(RuntimeError, match="another number"):
-        NormalsAhead(reproducible_generator(3), 10).standard_normal(9)
+        NormalsAhead(reproducible_generator(3), 10, CPU).take(9)

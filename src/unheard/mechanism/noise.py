@@ -8,19 +8,14 @@ there to whole numbers, so what is released is a rounding of the continuous Gaus
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from unheard.devices import to_device
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.normals import Normals, standard_normals
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
 from unheard.parts import require, require_positive
-from unheard.randomness import NormalsAhead
 
 LARGEST_MULTIPLIER = 2.0**19
-
-Normals = np.random.Generator | NormalsAhead
-"""Where noise comes from: a generator, or what was drawn from one on another thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +54,9 @@ class GaussianNoise:
         # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
-        normal_P = rng.standard_normal(average.units_P.numel(), dtype=np.float64)
+        normal_P = standard_normals(rng, average.units_P.numel())
         # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
-        noise_P = to_device(normal_P, average.units_P.device) * (std / average.unit)
+        noise_P = normal_P.to(average.units_P.device, non_blocking=True) * (std / average.unit)
         units_P = average.units_P + noise_P.round().to(torch.int64)
         return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
 

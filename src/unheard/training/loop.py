@@ -17,14 +17,15 @@ from unheard.engines.engine import Engine, EngineChoice
 from unheard.engines.ranks import Ranks
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.measure.next_word import evaluate
-from unheard.mechanism.noise import NoNoise, Normals
+from unheard.mechanism.noise import NoNoise
+from unheard.mechanism.normals import Normals, NormalsAhead
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.account import Account
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.statement import statement
-from unheard.randomness import NormalsAhead, ReproducibleStreams, SecureStreams, Streams
+from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.runs import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.crew import build, reach, spread_of
@@ -180,7 +181,7 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, built: Engine) -> Ro
                     break
                 running.charge(event)
                 cohort = draw_cohort(state, plan, run.model, store.train, streams, attempt)
-                normals = _normals(plan, streams, attempt)
+                normals = _normals(plan, streams, attempt, built.device)
                 total = yield cohort
                 assert total is not None
                 state = learn(state, plan, run.model, run.server, total, normals, streams.count(attempt))
@@ -215,10 +216,10 @@ def _where_we_were(run: Run, folder: RunFolder, ledger: Account, device: torch.d
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 
 
-def _normals(plan: RoundPlan, streams: Streams, attempt: int) -> Normals:
+def _normals(plan: RoundPlan, streams: Streams, attempt: int, device: torch.device) -> Normals:
     """The round's noise, drawn beside its work."""
     rng = streams.noise(attempt)
-    return rng if isinstance(plan.noise, NoNoise) else NormalsAhead(rng, plan.layout.total)
+    return rng if isinstance(plan.noise, NoNoise) else NormalsAhead(rng, plan.layout.total, device)
 
 
 def _streams(run: Run) -> Streams:

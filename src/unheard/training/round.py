@@ -9,7 +9,7 @@ import numpy as np
 
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Cohort, Engine
-from unheard.mechanism.noise import Normals
+from unheard.mechanism.normals import Normals
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel

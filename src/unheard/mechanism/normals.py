@@ -1,0 +1,47 @@
+"""The standard normals that noise is made of: drawn when they are asked for, or ahead of that, on another thread.
+
+In: a generator of randomness.py. Out: float64 normals in this machine's memory. What is added to whom, and how wide: noise.py.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.devices import host_memory
+
+
+class NormalsAhead:
+    """A generator's first normals, drawn on another thread from now on (drawing lets other threads run). They are given once."""
+
+    def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
+        # Drawn to where the device fetches them from, so that nobody has to copy them.
+        self._normals_P = host_memory((count,), torch.float64, device)
+        self._drawn: Future[np.ndarray] | None = _threads().submit(rng.standard_normal, out=self._normals_P.numpy())
+
+    def take(self, count: int) -> Tensor:
+        drawn, self._drawn = self._drawn, None
+        # DP: noise that was given once is never given again.
+        if drawn is None or count != len(self._normals_P):
+            raise RuntimeError("These normals were given already, or another number of them was drawn.")
+        # DP: nor before all of it is drawn: what the memory held until then is no noise.
+        drawn.result()
+        return self._normals_P
+
+
+Normals = np.random.Generator | NormalsAhead
+"""Where normals come from: a generator, or what was drawn from one on another thread."""
+
+
+def standard_normals(source: Normals, count: int) -> Tensor:
+    """So many of them, in float64."""
+    if isinstance(source, NormalsAhead):
+        return source.take(count)
+    return torch.from_numpy(source.standard_normal(count, dtype=np.float64))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="normals")
