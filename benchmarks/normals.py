@@ -1,15 +1,19 @@
 """How fast the secure noise is: float64 normals a second on one core, and a round's noise as the mechanism adds it.
 
-Run it: OMP_NUM_THREADS=1 python benchmarks/normals.py [--parameters 1346144]
-Processor time of one thread, so that a busy machine does not count against it; the best of several.
+Run it: OMP_NUM_THREADS=1 python benchmarks/normals.py [--parameters 1346144] [--device cuda]
+Processor time of one thread, so that a busy machine does not count against it; the best of several. With a GPU also how long the
+training thread is busy with handing a round's noise over, in two ways: the mean, since it is the slow ones that hurt.
 """
 
 import argparse
+import statistics
 import time
 
 import torch
 
 from unheard import GaussianNoise
+from unheard.devices import finish
+from unheard.mechanism.normals import NormalsAhead, standard_normals
 from unheard.mechanism.values import BoundedAverage
 from unheard.randomness import GENERATOR, secure_generator
 
@@ -27,10 +31,34 @@ def best(work) -> float:
     return min(found)
 
 
+def handing_over(parameters: int, device: torch.device) -> tuple[float, float]:
+    """Mean milliseconds until a round's normals are on their way to the device: drawn ahead to where it fetches them; and from
+    an array of numpy's, copied there by torch with as many threads as it has."""
+    ahead, copied = [], []
+    for _ in range(30):
+        normals = NormalsAhead(secure_generator(), parameters, device)
+        array = secure_generator().standard_normal(parameters)
+        finish(device)
+        began = time.perf_counter()
+        standard_normals(normals, parameters).to(device, non_blocking=True)
+        ahead.append(time.perf_counter() - began)
+        finish(device)
+        began = time.perf_counter()
+        torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+        copied.append(time.perf_counter() - began)
+    return 1e3 * statistics.mean(ahead[1:]), 1e3 * statistics.mean(copied[1:])
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--parameters", type=int, default=1_346_144, help="of the model whose round is timed")
-    parameters = options.parse_args().parameters
+    options.add_argument("--device", default="cpu", help="cuda: time the hand-over to it, too")
+    chosen = options.parse_args()
+    parameters, device = chosen.parameters, torch.device(chosen.device)
+    if device.type == "cuda":
+        ahead, copied = handing_over(parameters, device)
+        threads = torch.get_num_threads()
+        print(f"handed to {device}: {ahead:.2f} ms drawn ahead, {copied:.2f} ms copied by torch's {threads} threads")
     torch.set_num_threads(1)
     drawing = best(lambda: secure_generator().standard_normal(DRAWS))
     average = BoundedAverage(units_P=torch.zeros(parameters, dtype=torch.int64), unit=2.0**-20, sensitivity=1.0)
