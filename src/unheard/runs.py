@@ -65,6 +65,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def saved_round(self) -> int:
+        """How far its newest checkpoint is; a checkpoint is named by its round."""
+        names = sorted(path.stem for path in self.checkpoints.glob("round-*.safetensors"))
+        return int(names[-1].removeprefix("round-")) if names else 0
+
+    @property
     def measures(self) -> Path:
         return self.path / "measures.json"
 

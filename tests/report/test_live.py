@@ -61,11 +61,22 @@ def test_a_run_is_followed_while_it_is_written(folder):
 def test_a_run_that_was_stopped_and_one_that_fell_silent(folder):
     rows = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(rows[:2]))
-    assert LiveRun(folder.path).look().state == "stopped"
+    standing = LiveRun(folder.path).look()
+    assert standing.state == "stopped"
+    assert standing.round == ROUNDS  # as saved, though the last evaluation is older
     folder.statement.unlink()
     then = time.time() - SILENT_AFTER - 5
     os.utime(folder.ledger, (then, then))
     assert LiveRun(folder.path).look().state == "silent"
+
+
+def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
+    """Ctrl-C while a round is computed: it was paid for, and the model saved is of the round before."""
+    rows = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(rows[:2]))
+    newest = sorted(folder.checkpoints.iterdir())[-1]
+    newest.rename(newest.with_name(f"round-{ROUNDS - 1:08d}.safetensors"))
+    assert LiveRun(folder.path).look().round == ROUNDS - 1
 
 
 def test_a_run_that_its_budget_stopped_is_not_told_to_go_on(folder):

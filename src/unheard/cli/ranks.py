@@ -26,6 +26,8 @@ RankTimeout = Annotated[
     typer.Option(min=0.001, help="Seconds that processes wait for each other before the late one is named (600)."),
 ]
 
+SAVED = "What was saved is kept: `unheard resume` goes on"
+
 
 def lead(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
     """Do the work here, with the other ranks' help if there are others; or start the processes that will."""
@@ -82,6 +84,8 @@ def _launch(processes: int, max_restarts: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from unheard.errors import RankError
+
     # Its log speaks of ranks and exit codes; the leader says what happened, and so do we below.
     logging.disable(logging.ERROR)
     # Gloo binds the address that the machine's name stands for, and others may reach that: sums on their way have no noise yet.
@@ -102,7 +106,9 @@ def _launch(processes: int, max_restarts: int) -> None:
     try:
         elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
     except SignalException as stop:
-        raise typer.Exit(130 if stop.sigval == signal.SIGINT else 2) from None
+        if stop.sigval == signal.SIGINT:  # the leader had it too, and has spoken
+            raise typer.Exit(130) from None
+        raise RankError(f"Ended by {stop.sigval.name}. {SAVED}.") from None
     except ChildFailedError as failed:
         _explain(failed.failures)
 
@@ -115,6 +121,4 @@ def _explain(failures: dict[int, Any]) -> None:
         raise typer.Exit(leader.exitcode)
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     how = f"by signal {-failure.exitcode}" if failure.exitcode < 0 else f"with status {failure.exitcode}"
-    raise RankError(
-        f"Rank {rank} ended {how}. What was saved is kept: `unheard resume` goes on, and --max-restarts does so by itself."
-    )
+    raise RankError(f"Rank {rank} ended {how}. {SAVED}, and --max-restarts does so by itself.")

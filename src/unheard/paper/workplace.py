@@ -22,7 +22,6 @@ from unheard.paper.schedule import Job
 from unheard.paper.setting import meaning, run_of, settings_of, side_by_side_key
 from unheard.privacy.ledger import Ledger
 from unheard.runs import RunFolder, replace_file
-from unheard.training.checkpoint import checkpoint_files
 from unheard.training.run import Run
 from unheard.training.run_file import run_hash
 
@@ -91,9 +90,7 @@ class Workplace:
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
 
     def rounds_done(self, name: str) -> int:
-        """How far its newest checkpoint is; a checkpoint is named by its round."""
-        files = checkpoint_files(self.folder(name))
-        return int(files[-1].stem.removeprefix("round-")) if files else 0
+        return self.folder(name).saved_round
 
     def note_begun(self, job: Job) -> None:
         """Keep after how many rounds of the earlier run this one begins: that one may go on later."""

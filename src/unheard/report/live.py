@@ -75,8 +75,8 @@ class LiveRun:
         rounds = int(self._record.tables["training"]["rounds"])
         evaluated = int(metrics[-1]["round"]) if metrics else 0
         state = self._state(evaluated, rounds, since)
-        # The newest charged round is still being computed while training goes on.
-        done = max(evaluated, self._round - (state == "training"))
+        # A charged round is not a done one: the newest is still being computed, or was when the run was left.
+        done = max(evaluated, self._round - 1 if state in ("training", "silent") else self.folder.saved_round)
         return Standing(
             state=state,
             round=done,
