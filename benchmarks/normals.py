@@ -40,7 +40,7 @@ def handing_over(parameters: int, device: torch.device) -> tuple[float, float]:
         array = secure_generator().standard_normal(parameters)
         finish(device)
         began = time.perf_counter()
-        standard_normals(normals, parameters).to(device, non_blocking=True)
+        standard_normals(normals, parameters, device)
         ahead.append(time.perf_counter() - began)
         finish(device)
         began = time.perf_counter()

@@ -54,9 +54,9 @@ class GaussianNoise:
         # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
-        normal_P = standard_normals(rng, average.units_P.numel())
+        normal_P = standard_normals(rng, average.units_P.numel(), average.units_P.device)
         # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
-        noise_P = normal_P.to(average.units_P.device, non_blocking=True) * (std / average.unit)
+        noise_P = normal_P * (std / average.unit)
         units_P = average.units_P + noise_P.round().to(torch.int64)
         return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
 

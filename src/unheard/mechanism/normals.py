@@ -1,6 +1,6 @@
 """The standard normals that noise is made of: drawn when they are asked for, or ahead of that, on another thread.
 
-In: a generator of randomness.py. Out: float64 normals in this machine's memory. What is added to whom, and how wide: noise.py.
+In: a generator of randomness.py. Out: float64 normals on a device. What they are added to, and how wide: noise.py.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,11 +35,14 @@ Normals = np.random.Generator | NormalsAhead
 """Where normals come from: a generator, or what was drawn from one on another thread."""
 
 
-def standard_normals(source: Normals, count: int) -> Tensor:
-    """So many of them, in float64."""
+def standard_normals(source: Normals, count: int, device: torch.device) -> Tensor:
+    """So many of them on the device, in float64."""
     if isinstance(source, NormalsAhead):
-        return source.take(count)
-    return torch.from_numpy(source.standard_normal(count, dtype=np.float64))
+        normals_P = source.take(count)
+    else:
+        normals_P = host_memory((count,), torch.float64, device)
+        source.standard_normal(out=normals_P.numpy())
+    return normals_P.to(device, non_blocking=True)
 
 
 @cache
