@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import unheard.randomness
+import unheard.mechanism.normals
 from unheard.engines.ranks import Ranks
 from unheard.training import crew
 
@@ -68,7 +68,7 @@ def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Ranks],
         return child
     status = 1
     try:
-        unheard.randomness._threads.cache_clear()  # threads do not survive a fork
+        unheard.mechanism.normals._threads.cache_clear()  # threads do not survive a fork
         torch.set_num_threads(1)
         where = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
         os.environ |= {k: str(v) for k, v in where.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
