@@ -233,6 +233,15 @@ def test_a_model_that_has_diverged_has_no_loss_and_breaks_nothing(what, tmp_path
     assert RunFolder(tmp_path).read_measures()
 
 
+@pytest.mark.parametrize("parameter", [0.0, float("nan")])
+def test_words_that_a_model_likes_equally_are_no_hits_here_either(what, parameter):
+    """One model has one accuracy, wherever it is measured."""
+    lost = replace(what, params_P=torch.full_like(what.params_P, parameter))
+    found = full_measures(lost, unheard.Evaluation(unroll=UNROLL), prompts=[])["tokens"]
+    told = evaluate(lost.model, lost.params_P, lost.held_out, unroll=UNROLL)
+    assert [found[f"accuracy_top{k}"] for k in (1, 3, 5)] == [told[f"accuracy_top{k}"] for k in (1, 3, 5)] == [0, 0, 0]
+
+
 def test_features_of_each_user_are_used():
     model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
     vocabulary = Vocabulary.of([f"w{i}" for i in range(17)])

@@ -94,7 +94,7 @@ def tally(
     # Places that do not count are scored too and left out of the sums: copying the scores of the others would cost more.
     logits_NV, target_N = model.logits(params, input_BT, features_F).flatten(0, -2), target_BT.flatten()
     counts_N = counts_BT.flatten()
-    place_N = _place(logits_NV, target_N)
+    place_N = place(logits_NV, target_N)
     is_word_N = counts_N & (target_N != EOS)
     may_hit_N = counts_N & (target_N != UNK) & (place_N > 0)
     found = [
@@ -107,7 +107,7 @@ def tally(
     return torch.stack([one.double() for one in found]).cpu().numpy()
 
 
-def _place(logits_NV: Tensor, target_N: Tensor) -> Tensor:
+def place(logits_NV: Tensor, target_N: Tensor) -> Tensor:
     """The target's place among all guesses, from 1; behind those that the model likes as much. 0 where its score is no number."""
     # Counted, not sorted: a GPU has the first five of 10,000 sorted long after it has compared all of them.
     return (logits_NV >= logits_NV.gather(1, target_N[:, None])).sum(dim=1, dtype=torch.int32)

@@ -15,7 +15,7 @@ from torch import Tensor
 from unheard.corpus.vocabulary import BOS, UNK
 from unheard.engines.spread import Batch, Spread, in_turn
 from unheard.errors import InvalidValue
-from unheard.measure.next_word import losses, tokens_at_once
+from unheard.measure.next_word import losses, place, tokens_at_once
 from unheard.models.model import LanguageModel, window_targets
 from unheard.updates.user import User, windows_of
 
@@ -116,8 +116,8 @@ def _places(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray
     """The target's place among all guesses (UNK is one: a model that says it wastes a guess), its loss, and the guesses."""
     most = min(GUESSES + 2, logits_NV.shape[1])  # two more, since BOS and UNK are not suggestions
     top_NK = logits_NV.topk(most, dim=1).indices
-    is_it_NK = top_NK[:, :GUESSES] == target_N[:, None]
-    place_N = torch.where(is_it_NK.any(dim=1), is_it_NK.int().argmax(dim=1), GUESSES)
+    place_N = place(logits_NV, target_N)  # as in training's evaluations, so that one model has one accuracy
+    place_N = torch.where((place_N > 0) & (place_N <= GUESSES), place_N - 1, GUESSES)
     return place_N.cpu().numpy(), losses(logits_NV, target_N).cpu().numpy(), top_NK.cpu().numpy()
 
 
