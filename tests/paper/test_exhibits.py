@@ -8,6 +8,7 @@ from tests.paper.making import changed, moved, world
 from unheard.errors import UnknownKey
 from unheard.paper.exhibit import NOT_RUN
 from unheard.paper.exhibits import EXHIBITS, exhibit
+from unheard.paper.exhibits.adaptive_clipping import FIXED
 from unheard.paper.exhibits.table_rounds import judge as judge_rounds
 from unheard.paper.found import Found
 from unheard.paper.printed import TABLE_1
@@ -304,11 +305,16 @@ def test_where_nothing_was_learned_nothing_can_be_told(name, everything):
 )
 def test_a_run_that_went_astray_is_no_measure_for_others(name, gone_astray, everything):
     """Noise costs nothing beside a baseline that has learned nothing: that is no finding about noise."""
-    fixed = ("flat-S7.9-sigma0.00474", "flat-S10-sigma0.006", "flat-S12.6-sigma0.00756")
-    made = exhibit(name, level(everything, [gone_astray] if gone_astray else fixed, 0.03))
+    made = exhibit(name, level(everything, [gone_astray] if gone_astray else FIXED.values(), 0.03))
     assert made.verdict.outcome == "cannot tell"
     assert "learned" in made.verdict.sentence
     assert (gone_astray or "flat-S") in made.verdict.sentence
+
+
+def test_a_clip_that_follows_the_users_is_held_against_the_best_of_the_whole_sweep(everything):
+    made = exhibit("adaptive-clipping", moved(everything, {"flat-S20-sigma0.012": 3.0}))
+    assert made.verdict.outcome == "did not hold"
+    assert "S = 20" in made.verdict.sentence
 
 
 def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(everything):

@@ -6,7 +6,7 @@ Where in the paper: `place` says, if it is there.
 from dataclasses import replace
 
 from unheard.paper.recipe import PaperRun, Recipe
-from unheard.paper.runs import MAIN, SWEEP, baseline, clipped, noised, traded, variant
+from unheard.paper.runs import MAIN, SWEEP, TRADES, baseline, clipped, noised, traded, variant
 
 GAPS = (15, 20, 30)
 PLAIN_CLIPPED_NOISED = (baseline(rounds=SWEEP), clipped(15), noised(15, 0.003))
@@ -84,7 +84,7 @@ AROUND = (
         title="A clip that follows the users against the best fixed one",
         place="Not in the paper (Andrew et al. 2021)",
         runs=(
-            *(traded(norm) for norm in (7.9, 10, 12.6)),
+            *(traded(norm) for norm in TRADES),
             PaperRun(
                 name="adaptive-z0.06",
                 changes=("clip.kind=adaptive", "clip.initial_norm=10", "noise.noise_multiplier=0.06"),

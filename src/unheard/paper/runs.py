@@ -11,6 +11,8 @@ from unheard.paper.recipe import PaperRun
 LONG, SWEEP = 5000, 3000
 FIRST, THEN = 4885, 6000
 """Rounds before and after the noise and the clip are adjusted."""
+TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
+"""S of the trade-offs between noise and clip."""
 
 
 def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:

@@ -4,13 +4,13 @@ from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
-from unheard.paper.runs import traded
+from unheard.paper.runs import TRADES, traded
 from unheard.paper.showing import by_round, cell, reached, shown
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, idle, judged, missing, plural, points
 
-FIXED = {norm: traded(norm).name for norm in (7.9, 10, 12.6)}
+FIXED = {norm: traded(norm).name for norm in TRADES}
 ADAPTIVE = "adaptive-z0.06"
-RULE = f"Where all got to, the adaptive clip is at most {points(NEARLY)} below the best of the three fixed ones."
+RULE = f"Where all got to, the adaptive clip is at most {points(NEARLY)} below the best S of the sweep."
 
 
 def adaptive_clipping(recipe: Recipe, found: Found) -> Exhibit:

@@ -4,10 +4,9 @@ import re
 
 from unheard.numbers import percent
 from unheard.paper.exhibit import Exhibit, Figure, Line, Table
-from unheard.paper.figures import TRADES
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
-from unheard.paper.runs import FIRST, traded
+from unheard.paper.runs import FIRST, TRADES, traded
 from unheard.paper.showing import by_round, cell, lines, shown, signed, sweep
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
