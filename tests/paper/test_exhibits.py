@@ -311,6 +311,17 @@ def test_a_run_that_went_astray_is_no_measure_for_others(name, gone_astray, ever
     assert (gone_astray or "flat-S") in made.verdict.sentence
 
 
+def test_a_change_that_came_earlier_than_the_papers_is_told_with_its_verdict(everything):
+    start = {"training": {"init_from": "flat-S20-sigma0.012 after 1500 rounds"}}
+    made = exhibit("trade-offs-adjusted", changed(everything, "then-flat-S6.3-sigma0.00378", settings=start))
+    assert "came after 1,500 (in the paper 6,000 and 4,885)" in made.verdict.sentence
+
+
+def test_both_ends_of_the_papers_range_are_told_and_what_chance_does(everything):
+    sentence = exhibit("trade-offs", everything).verdict.sentence
+    assert all(words in sentence for words in ("S = 10 has", "S = 12.6 has", "Two seeds of one run"))
+
+
 def test_a_clip_that_follows_the_users_is_held_against_the_best_of_the_whole_sweep(everything):
     made = exhibit("adaptive-clipping", moved(everything, {"flat-S20-sigma0.012": 3.0}))
     assert made.verdict.outcome == "did not hold"

@@ -7,6 +7,7 @@ from unheard.paper.exhibit import Exhibit, Figure, Line, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import FIRST, TRADES, traded
+from unheard.paper.runs import THEN as LATER
 from unheard.paper.showing import by_round, cell, lines, shown, signed, sweep
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
@@ -111,8 +112,9 @@ def judge_first(found: Found) -> Verdict:
     claimed = max(values[norm] for norm in BEST_FIRST)
     twice = abs(values[20] - (found.accuracy(AGAIN, at) or 0.0))
     sentence = (
-        f"After {plural(at or 0)} S = {best:g} is best ({percent(values[best])}); the better of S = 10 and 12.6 has "
-        f"{percent(claimed)}. Two runs with S = 20 end {points(twice)} apart."
+        f"After {plural(at or 0)} S = {best:g} is best ({percent(values[best])}); "
+        f"{' and '.join(f'S = {norm:g} has {percent(values[norm])}' for norm in BEST_FIRST)}. Two runs with S = 20 end "
+        f"{points(twice)} apart. {about_seeds(found, [values[best] - values[norm] for norm in BEST_FIRST], at)}"
     )
     same = margin(found, at)
     if values[best] - min(values.values()) <= same:
@@ -130,8 +132,9 @@ def judge_then(found: Found) -> Verdict:
     there = {norm: value for norm, name in THEN.items() if (value := found.accuracy(name, at)) is not None}
     best = max(there, key=lambda norm: there[norm])
     sentence = (
-        f"{plural(at or 0).capitalize()} after the change S = 7.9 is {below(gap)} S = 20 at the same privacy; best is "
-        f"S = {best:g} ({percent(there[best])}). {about_seeds(found, [gap])}"
+        f"{plural(at or 0).capitalize()} after the change, which came after {_begun_after(found):,} (in the paper {LATER:,} and "
+        f"{FIRST:,}), S = 7.9 is {below(gap)} S = 20 at the same privacy; best is S = {best:g} ({percent(there[best])}). "
+        f"{about_seeds(found, [gap])}"
     )
     return judged(None if abs(gap) <= margin(found) else gap > 0, sentence, RULE_THEN)
 
