@@ -351,6 +351,19 @@ def test_what_fedavg_would_have_reached_had_it_gone_on_nobody_knows(everything):
     assert exhibit("fedsgd-clipping", slow).verdict.outcome == "did not hold"
 
 
+@pytest.mark.parametrize(
+    ("name", "swings"), [("fedsgd-clipping", "fedsgd-flat-S2"), ("fedsgd-noise", "fedsgd-flat-S20-sigma0.002")]
+)
+def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings, everything):
+    """From one evaluation to the next by so much, and as good as before in the mean."""
+    rows = everything.runs[swings].evaluations
+    rows = [{**row, "accuracy_top1": row["accuracy_top1"] + 0.03 * (-1) ** i} for i, row in enumerate(rows)]
+    assert exhibit(name, everything).verdict.outcome == "held"
+    made = exhibit(name, changed(everything, swings, evaluations=rows))
+    assert made.verdict.outcome == "cannot tell"
+    assert "uncertain by" in made.verdict.sentence
+
+
 def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
     """The other corpus's model was tried at its end: that must be where the others are read off."""
     short = world(rounds=600).runs

@@ -6,7 +6,9 @@ knows the future.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from unheard.paper.results import RunResult
 
@@ -20,7 +22,22 @@ def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
     return [math.fsum(window) / len(window) for window in windows]
 
 
+def uncertainty(values: Sequence[float], over: int = SMOOTHED_OVER) -> float:
+    """How far the last smoothed value may be off, since the values that it is the mean of swing: its standard error."""
+    last = values[-over:]
+    return statistics.stdev(last) / math.sqrt(len(last)) if len(last) > 1 else math.inf
+
+
 def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
     """Round and smoothed figure of every evaluation."""
-    rows = sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])
+    rows = _rows(result, measure)
     return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))
+
+
+def accuracies(result: RunResult, at: int) -> list[float]:
+    """AccuracyTop1 as it was evaluated up to a round, not smoothed."""
+    return [row["accuracy_top1"] for row in _rows(result, "accuracy_top1") if row["round"] <= at]
+
+
+def _rows(result: RunResult, measure: str) -> list[dict[str, Any]]:
+    return sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])

@@ -4,6 +4,7 @@ In: a folder of results. Out: Found. Accuracy is AccuracyTop1 as a fraction, smo
 or did not get so far, is None and never a number.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from unheard.errors import InvalidValue
 from unheard.paper import results
-from unheard.paper.curves import Points, curve
+from unheard.paper.curves import Points, accuracies, curve, uncertainty
 from unheard.paper.results import RunResult
 
 POINT = 0.01
@@ -63,6 +64,12 @@ class Found:
         """Accuracy over all seeds that got so far."""
         values = [value for one in self.seeds(name) if (value := self.accuracy(one, at)) is not None]
         return sum(values) / len(values) if values else None
+
+    def uncertainty(self, first: str, second: str, at: int) -> float:
+        """How far first less second may be off after so many rounds, by what the evaluations of each swing: a standard error."""
+        if first == second:
+            return 0.0
+        return math.hypot(*(uncertainty(accuracies(self.runs[name], at)) for name in (first, second)))
 
     def reach(self, name: str, target: float) -> int | None:
         """The first evaluated round at which the smoothed accuracy was at least the target."""
