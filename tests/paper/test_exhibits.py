@@ -322,6 +322,10 @@ def test_both_ends_of_the_papers_range_are_told_and_what_chance_does(everything)
     assert all(words in sentence for words in ("S = 10 has", "S = 12.6 has", "Two seeds of one run"))
 
 
+def test_the_papers_range_of_clips_does_not_hold_if_one_end_of_it_is_far_behind(everything):
+    assert exhibit("trade-offs", moved(everything, {"flat-S10-sigma0.006": -1.0})).verdict.outcome == "did not hold"
+
+
 def test_a_clip_that_follows_the_users_is_held_against_the_best_of_the_whole_sweep(everything):
     made = exhibit("adaptive-clipping", moved(everything, {"flat-S20-sigma0.012": 3.0}))
     assert made.verdict.outcome == "did not hold"
