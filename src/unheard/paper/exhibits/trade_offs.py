@@ -20,8 +20,8 @@ BEST_FIRST = (10, 12.6)
 SMALLER = 7.9
 RULE_FIRST = (
     "Where all got to, no S is above the better of 10 and 12.6 by more than two seeds can differ, and the worst is below it by "
-    f"more; if all six lie within that, it cannot be told. Both are at most {points(NEARLY)} below the best S, and the two runs with "
-    f"S = 20 end at most {points(NEARLY)} apart."
+    f"more; if all six lie within that, it cannot be told. Both are at most {points(NEARLY)} below the best S, and the two runs "
+    f"with S = 20 end at most {points(NEARLY)} apart."
 )
 RULE_THEN = (
     "Where both got to, S = 7.9 ends above S = 20, both begun from the same model, by more than two seeds can differ; within that "
