@@ -55,9 +55,14 @@ class Recipe:
     """Which comes first when time is short: 1 before 2."""
 
     @property
+    def is_of_the_paper(self) -> bool:
+        """Whether the paper concluded it; else we expected it."""
+        return not self.place.startswith("Not in the paper")
+
+    @property
     def claimed_by(self) -> str:
         """Whose conclusion it is, as a label."""
-        return "Expected" if self.place.startswith("Not in the paper") else "The paper"
+        return "The paper" if self.is_of_the_paper else "Expected"
 
 
 def distinct(recipes: Iterable[Recipe]) -> list[PaperRun]:

@@ -45,9 +45,12 @@ def contents(shown: Sequence[Exhibit]) -> str:
 
 
 def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> str:
-    """What held, counted; links to the same page for other corpora."""
-    counts = Counter(made.verdict.outcome for made in shown)
-    said = ", ".join(f"{counts[answer]} {words}" for answer, words in ANSWERS.items() if counts[answer])
+    """What held, counted, the paper's conclusions apart from what we expected; links to the same page for other corpora."""
+    theirs = [made for made in shown if made.recipe.is_of_the_paper]
+    ours = [made for made in shown if not made.recipe.is_of_the_paper]
+    said = f"of {len(theirs)} conclusions {_counted(theirs)}" + (
+        f"; of {len(ours)} expectations of our own {_counted(ours)}" if ours else ""
+    )
     corpus = shown[0].corpus if shown else ""
     where = f"on {escape(corpus)}" if corpus else "with no results yet"
     links = ", ".join(f'<a href="{escape(address)}">{escape(name)}</a>' for name, address in others)
@@ -55,8 +58,13 @@ def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> st
     return (
         "McMahan, Ramage, Talwar and Zhang, “Learning Differentially Private Recurrent Language Models” (ICLR 2018), "
         f"run again {where}: "
-        f"of {len(shown)} conclusions {said}. Every number below comes from runs that happened, or says that it does not.{also}"
+        f"{said}. Every number below comes from runs that happened, or says that it does not.{also}"
     )
+
+
+def _counted(shown: Sequence[Exhibit]) -> str:
+    counts = Counter(made.verdict.outcome for made in shown)
+    return ", ".join(f"{counts[answer]} {words}" for answer, words in ANSWERS.items() if counts[answer])
 
 
 def _typeset(text: str) -> str:
