@@ -317,6 +317,13 @@ def test_a_change_that_came_earlier_than_the_papers_is_told_with_its_verdict(eve
     assert "came after 1,500 (in the paper 6,000 and 4,885)" in made.verdict.sentence
 
 
+def test_runs_begun_from_different_models_are_not_compared(everything):
+    start = {"training": {"init_from": "flat-S20-sigma0.012 after 500 rounds"}}
+    made = exhibit("trade-offs-adjusted", changed(everything, "then-flat-S20-sigma0.012", settings=start))
+    assert made.verdict.outcome == "cannot tell"
+    assert "different models" in made.verdict.sentence
+
+
 def test_both_ends_of_the_papers_range_are_told_and_what_chance_does(everything):
     sentence = exhibit("trade-offs", everything).verdict.sentence
     assert all(words in sentence for words in ("S = 10 has", "S = 12.6 has", "Two seeds of one run"))

@@ -129,6 +129,8 @@ def judge_then(found: Found) -> Verdict:
     names = [THEN[SMALLER], THEN[20]]
     if lacking := missing(found, names, RULE_THEN):
         return lacking
+    if len({_start(found, name) for name in names}) > 1:
+        return judged(None, "The two were begun from different models.", RULE_THEN)
     at = found.rounds(*names)
     gap = _gap(found, names[0], names[1], at) or 0.0
     there = {norm: value for norm, name in THEN.items() if (value := found.accuracy(name, at)) is not None}
@@ -144,10 +146,14 @@ def judge_then(found: Found) -> Verdict:
 def _begun_after(found: Found) -> int:
     """The round of the S = 20 run that the others were begun from, as their results say it."""
     for name in (*THEN.values(), *LAYERED.values()):
-        start = found.runs[name].settings.get("training", {}).get("init_from", "") if name in found else ""
-        if said := re.search(r"after (\d+) rounds", str(start)):
+        if said := re.search(r"after (\d+) rounds", _start(found, name)):
             return int(said.group(1))
     return found.runs[S20].rounds if S20 in found else FIRST
+
+
+def _start(found: Found, name: str) -> str:
+    """What a run was begun from, as its result says it: `flat-S20-sigma0.012 after 500 rounds`."""
+    return str(found.runs[name].settings.get("training", {}).get("init_from", "")) if name in found else ""
 
 
 def _label(norm: float) -> str:
