@@ -9,6 +9,7 @@ from dataclasses import replace
 from html import escape
 
 from unheard.paper.exhibit import Exhibit
+from unheard.paper.verdict import UNCERTAIN, points
 from unheard.report import html
 from unheard.report.plots_of_paper import plot_of
 
@@ -58,7 +59,8 @@ def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> st
     return (
         "McMahan, Ramage, Talwar and Zhang, “Learning Differentially Private Recurrent Language Models” (ICLR 2018), "
         f"run again {where}: "
-        f"{said}. Every number below comes from runs that happened, or says that it does not.{also}"
+        f"{said}. Every number below comes from runs that happened, or says that it does not. Two runs differ "
+        f"if they lie further apart than two seeds of one run do, and than {points(UNCERTAIN)}.{also}"
     )
 
 
