@@ -18,17 +18,19 @@ class NormalsAhead:
 
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
         # Drawn to where the device fetches them from, so that nobody has to copy them.
-        self._normals_P = host_memory((count,), torch.float64, device)
-        self._drawn: Future[np.ndarray] | None = _threads().submit(rng.standard_normal, out=self._normals_P.numpy())
+        normals_P = host_memory((count,), torch.float64, device)
+        drawn = _threads().submit(rng.standard_normal, out=normals_P.numpy())
+        self._ahead: tuple[Tensor, Future[np.ndarray]] | None = (normals_P, drawn)
 
     def take(self, count: int) -> Tensor:
-        drawn, self._drawn = self._drawn, None
+        ahead, self._ahead = self._ahead, None
         # DP: noise that was given once is never given again.
-        if drawn is None or count != len(self._normals_P):
+        if ahead is None or count != len(ahead[0]):
             raise RuntimeError("These normals were given already, or another number of them was drawn.")
+        normals_P, drawn = ahead
         # DP: nor before all of it is drawn: what the memory held until then is no noise.
         drawn.result()
-        return self._normals_P
+        return normals_P
 
 
 Normals = np.random.Generator | NormalsAhead
