@@ -25,7 +25,8 @@ TOP = (1, 3, 5)
 TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 80_000}
 """A GPU waits for each of a window's steps, however few windows take it together, so it takes many."""
 BYTES_A_SCORE = 40
-"""Of a GPU's memory: a score (of one word at one place) takes 14 at the worst moment, and training holds the rest."""
+"""Of a GPU's memory: a score (of one word at one place) takes 9 by count (itself, its logarithm of a share, a comparison), and in
+training others hold the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
