@@ -100,14 +100,16 @@ def _make_words(
     from unheard.corpus.store import TokenStore
     from unheard.corpus.vocabulary_choice import PublicVocabulary
 
-    missing = sorted((role for role in roles if not _is_there(out / role)), key=lambda role: -WORDS[role])
+    def choice(role: str) -> "Preparation":
+        return replace(preparation, vocabulary=PublicVocabulary(size=WORDS[role], language=language))
+
+    missing = sorted((role for role in roles if not _is_there(out / role, choice(role))), key=lambda r: -WORDS[r])
     if not missing:
         return
-    largest = max((role for role in roles if _is_there(out / role)), key=lambda role: WORDS[role], default=None)
+    largest = max((role for role in roles if role not in missing), key=lambda role: WORDS[role], default=None)
     if largest is None or WORDS[largest] < WORDS[missing[0]]:
         largest = missing.pop(0)
-        words = replace(preparation, vocabulary=PublicVocabulary(size=WORDS[largest], language=language))
-        _make(sources, out / largest, words)
+        _make(sources, out / largest, choice(largest))
     for role in missing:
         with bar() as progress:
             narrow(TokenStore.open(out / largest), out / role, vocabulary_size=WORDS[role], progress=progress)
@@ -120,9 +122,10 @@ def _make_characters(sources: list["Source"], out: Path, preparation: "Preparati
     from unheard.corpus.tokens import CharacterTokens
     from unheard.corpus.vocabulary_choice import PublicVocabulary
 
-    if not _is_there(out):
-        every_one = PublicVocabulary(language=language)  # there are about a hundred
-        _make(sources, out, replace(preparation, tokens=CharacterTokens(), vocabulary=every_one))
+    every_one = PublicVocabulary(language=language)  # there are about a hundred
+    wanted = replace(preparation, tokens=CharacterTokens(), vocabulary=every_one)
+    if not _is_there(out, wanted):
+        _make(sources, out, wanted)
 
 
 def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
@@ -131,8 +134,9 @@ def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", 
 
     from unheard.corpus.vocabulary_choice import PublicVocabulary
 
-    if not _is_there(out):
-        _make(sources, out, replace(preparation, vocabulary=PublicVocabulary(size=WORDS["main"], language=language)))
+    wanted = replace(preparation, vocabulary=PublicVocabulary(size=WORDS["main"], language=language))
+    if not _is_there(out, wanted):
+        _make(sources, out, wanted)
 
 
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
@@ -145,8 +149,31 @@ def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> Non
     report(done)
 
 
-def _is_there(store: Path) -> bool:
-    return (store / "corpus.json").is_file()
+def _is_there(path: Path, wanted: "Preparation") -> bool:
+    """Whether the store was made, with these very choices: one of others would pass for what was asked."""
+    from unheard.cli.display import say
+    from unheard.corpus.preparation import choices
+    from unheard.corpus.store import TokenStore
+    from unheard.errors import CorpusError
+
+    if not (path / "corpus.json").is_file():
+        return False
+    known = TokenStore.open(path).info
+    # The record may say more than was asked: where the words come from. Their number is the role's, or fewer if there are no more.
+    differ = [
+        f"{table}.{key} = {known.get(table, {}).get(key)}, not {value}"
+        for table, asked in choices(wanted).items()
+        for key, value in asked.items()
+        if key != "size" and known.get(table, {}).get(key) != value
+    ]
+    if known.get("name") != wanted.name:
+        differ.insert(0, f"it is called {known.get('name')}, not {wanted.name}")
+    if differ:
+        raise CorpusError(
+            f"{path} is there, and is another: {'; '.join(differ)}. Name another folder with --out, or remove this one first."
+        )
+    say(f"{path} is there already.")
+    return True
 
 
 def _stem(source: str) -> str:

@@ -64,13 +64,21 @@ def public_record(preparation: Preparation, found: FoundVocabulary, name: str) -
         "made_by": f"unheard {version('unheard')}",
         "synthetic": False,
         "canaries": bool(preparation.canaries),
-        "tokens": tokens_to_table(preparation.tokens),
+        **choices(preparation),
         "vocabulary": {**_vocabulary_table(preparation.vocabulary), **found.provenance, "events": found.events},
-        "streams": table_from_part(preparation.streams),
-        "splits": table_from_part(preparation.splits),
         "excluded_users": bool(preparation.excluded),
         "drop_duplicates": preparation.drop_duplicates,
         "test_tokens": preparation.test_tokens,
+    }
+
+
+def choices(preparation: Preparation) -> dict[str, dict[str, Any]]:
+    """The part of the record that is known before anything is read."""
+    return {
+        "tokens": tokens_to_table(preparation.tokens),
+        "vocabulary": _vocabulary_table(preparation.vocabulary),
+        "streams": table_from_part(preparation.streams),
+        "splits": table_from_part(preparation.splits),
     }
 
 
