@@ -86,6 +86,8 @@ class EngineChoice:
     in. None: every rank reads the corpus where the run file says. A process that is alone refuses it."""
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidValue(f"Unknown engine '{self.kind}'.{nearest(self.kind, KINDS)}")
         require(
             self.precision in PRECISIONS, f"precision must be one of {', '.join(PRECISIONS)}, not '{self.precision}'."
         )
@@ -100,8 +102,6 @@ class EngineChoice:
         from unheard.engines.stacked.engine import StackedEngine
         from unheard.engines.vectorised import VectorisedEngine
 
-        if self.kind not in KINDS:
-            raise InvalidValue(f"Unknown engine '{self.kind}'.{nearest(self.kind, KINDS)}")
         device = self.torch_device()
         if self.kind == "stacked" and not StackedEngine.takes(model):
             raise InvalidValue(
