@@ -26,6 +26,12 @@ class Corpus:
     is_counted: bool
     """The population was not declared but counted: for research corpora only."""
     users: int
+    held_out: int
+    """Held-out users."""
+    longest: int
+    """Tokens of the training user who has most."""
+    digest: str
+    """Names the store by how it was prepared, as a run's ledger does."""
     vocabulary_size: int
     vocabulary_digest: str
 
@@ -45,6 +51,9 @@ def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: st
             population=declared.get(role, users),
             is_counted=role not in declared,
             users=users,
+            held_out=store.held_out.num_users,
+            longest=int(store.train.lengths().max(initial=0)),
+            digest=store.name,
             vocabulary_size=len(store.vocabulary),
             vocabulary_digest=store.vocabulary.digest,
         )

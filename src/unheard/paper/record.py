@@ -67,6 +67,7 @@ def record(
         parameters=run.model.layout.total,
         epsilon=_epsilons(folder),
         population=run.plan.population,
+        store=corpus.digest,
         seconds=round(seconds, 3),
         users_per_second=round(users_per_second, 2),
         device=device_name(device),

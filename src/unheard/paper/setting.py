@@ -33,12 +33,22 @@ def run_of(
     tables = common_tables(corpus, scale)
     for change in (*paper_run.changes, *scale.changes):
         set_key(tables, change.replace(POPULATION, str(corpus.population)))
+    if tables["update"]["kind"] == "fedsgd":
+        _take_all_data(tables["update"], corpus)
     tables["sampling"]["users_per_round"] = scale.users(paper_run, min(corpus.population, corpus.users))
     tables["privacy"]["ledger"] = str(ledger)
     tables["training"] |= {"rounds": rounds, "reproducible_seed": paper_run.seed + seed_shift}
     if start is not None:
         tables["training"] |= {"init_from": str(start), "init_is_public": paper_run.is_after_public}
     return run_from_tables(tables)[0]
+
+
+def _take_all_data(update: dict[str, Any], corpus: Corpus) -> None:
+    """FedSGD is of a user's whole data. Its batch is of one size, which engines take together faster, where that holds all of the
+    longest user and is not mostly empty; elsewhere it is left out, which means all data."""
+    windows = -(-(corpus.longest - 1) // update["unroll"])
+    if not update["batch_size"] / 2 < windows <= update["batch_size"]:
+        del update["batch_size"]
 
 
 def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:

@@ -23,7 +23,9 @@ def check_fits(run: Run, store: TokenStore) -> None:
             f"Set model.vocabulary_size = {len(store.vocabulary)}."
         )
     if not store.train.num_users or not store.held_out.num_users:
-        raise CorpusError(f"{store.path} needs users to train on and others held out. Prepare it with more users.")
+        raise CorpusError(
+            f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more users."
+        )
     for split in (store.train, store.held_out):
         split.check_boundaries()
     if run.model.user_features:
