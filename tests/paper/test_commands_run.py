@@ -89,6 +89,19 @@ def test_a_schedule_and_a_seed_on_the_command_line(store, tmp_path):
     assert found["baseline"].corpus == "digits"
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ('recipes = ["estimators", "noise"]\nruns = ["baseline", "flatS20"]', "Did you mean 'flat-S20'"),
+        ('recipes = ["noise"]', "no step for clipping"),
+    ],
+)
+def test_a_schedule_for_nothing_is_refused(store, tmp_path, step, said):
+    schedule = tmp_path / "schedule.toml"
+    schedule.write_text(f"[[step]]\n{step}\n")
+    assert said in refused("paper", "run", "clipping", "--corpus", str(store.path), "--schedule", str(schedule))
+
+
 BLOCKED = f"""
 import sys
 class Absent:
@@ -131,6 +144,9 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
         (("run", "dictionaries-noise", "--corpus", "STORE"), "no corpus '20k'"),
         (("run", "clipping", "--corpus", "20k=STORE"), "no main corpus"),
         (("run", "clipping", "--corpus", "nowhere"), "paper prepare"),
+        (("run", "clipping", "--corpus", "STORE", "--name", "../elsewhere"), "leave out slashes"),
+        (("run", "clipping", "--corpus", "STORE", "--scale", "smoke", "--engine", "diesel"), "Unknown engine 'diesel'"),
+        (("run", "clipping", "--corpus", "STORE", "--scale", "smoke", "--work", "STORE/corpus.json"), "with --work"),
         (("prepare", "x.jsonl", "--out", "o"), "--user-field"),
         (("prepare", "chitchat", "--out", "o", "--only", "40k"), "the stores are main"),
     ],
@@ -156,6 +172,11 @@ def test_prepare_makes_the_stores_by_role(tmp_path):
     assert set(stores["main"].train.lengths() - 16) <= {1, 2, 3, 4, 5, 6}  # BOS is not counted
     again = unheard(*asked, "--out", str(tmp_path / "stores"))
     assert "rows read" not in again.output
+    assert again.output.count("is there already") == 5
+    # another choice, or another corpus, would pass for what was asked
+    out = ["--out", str(tmp_path / "stores")]
+    assert "splits.held_out = 0.3, not 0.4" in refused(*asked, "--held-out", "0.4", *out)
+    assert "called posts, not speeches" in refused("paper", "prepare", str(tmp_path / "speeches.jsonl"), *fields, *out)
     run = ["paper", "run", "public-start", "dictionaries-clipping", "other-models", "--scale", "smoke", "--rounds", "1"]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     dry = unheard(*run, *folders, "--corpus", str(Path(tmp_path / "stores")), "--dry-run")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unheard.errors import InvalidValue, RunFolderExists
+from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.paper import runner
 from unheard.paper.corpora import find_corpora
 from unheard.paper.pace import Pace
@@ -324,6 +324,72 @@ def test_results_and_folders_of_other_settings_are_not_mixed(store, tmp_path, wh
     shutil.copytree(whole.work, place.work)
     with pytest.raises(RunFolderExists, match="other settings"):
         list(run_steps(place, [TWO_RUNS]))
+
+
+def test_results_and_folders_of_another_corpus_are_not_mixed(store, tmp_path, whole):
+    place = workplace(store, tmp_path)
+    append(place.results, read(whole.results).values())
+    assert list(run_steps(place, [TWO_RUNS])) == []
+    other = replace(place, corpora={"main": replace(place.corpora["main"], digest="another")})
+    with pytest.raises(InvalidValue, match="another corpus"):
+        list(run_steps(other, [TWO_RUNS]))
+    shutil.rmtree(place.results)
+    shutil.copytree(whole.work, place.work)
+    with pytest.raises(RunFolderExists, match="corpus"):
+        list(run_steps(other, [TWO_RUNS]))
+    assert not (place.results / FILE).exists()
+
+
+def test_a_corpus_that_holds_nobody_out_is_skipped_with_the_cure(store, tmp_path):
+    place = workplace(store, tmp_path)
+    place = replace(place, corpora={"main": replace(place.corpora["main"], held_out=0)})
+    skipped = list(run_steps(place, [TWO_RUNS]))
+    assert all(isinstance(one, Skipped) and "--held-out" in one.why for one in skipped)
+    assert len(skipped) == 2
+
+
+@pytest.mark.parametrize(("longest", "batch_size"), [(1001, None), (1002, 200), (2001, 200), (2002, None)])
+def test_fedsgd_takes_all_of_the_longest_users_data(store, tmp_path, longest, batch_size):
+    place = workplace(store, tmp_path)
+    corpus = replace(place.corpora["main"], longest=longest)
+    run = replace(place, corpora={"main": corpus}).run(_job("fedsgd-flat-S20"))
+    assert run.plan.update.batch_size == batch_size
+    assert workplace(store, tmp_path).corpora["main"].longest == max(len(t) for t in users_of(store))
+
+
+def users_of(store):
+    return [store.train.tokens(k) for k in range(store.train.num_users)]
+
+
+def test_a_line_that_a_kill_left_unfinished_is_written_anew(store, tmp_path, whole):
+    place = workplace(store, tmp_path)
+    shutil.copytree(whole.work, place.work)
+    append(place.results, read(whole.results).values())
+    file = place.results / FILE
+    before = file.read_bytes()
+    file.write_bytes(before[:-100])
+    assert list(read(place.results)) == ["baseline"]
+    list(run_steps(place, [TWO_RUNS]))
+    assert file.read_bytes().count(b"\n") == 2
+    assert read(place.results)["variable-fixed-denominator"].evaluations == lines(whole)[1]["evaluations"]
+    file.write_bytes(before[:-1])  # all of it but the end of the line
+    append(place.results, [read(whole.results)["baseline"]])
+    assert len(lines(place)) == 3
+
+
+@pytest.mark.parametrize("strange", [b"[]", b"3", b"{", b'"\xff"', b'{"name": "baseline"}'])
+def test_a_line_that_is_no_result_is_named(tmp_path, whole, strange):
+    append(tmp_path, read(whole.results).values())
+    content = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(strange + b"\n\n" + content)
+    with pytest.raises(InvalidValue, match="line 1, is not a result"):
+        read(tmp_path)
+
+
+def test_a_results_folder_that_cannot_be_written_loses_nothing(store, tmp_path, whole):
+    (tmp_path / "results").write_text("in the way")
+    with pytest.raises(RunFolderError, match="--results"):
+        append(tmp_path / "results", read(whole.results).values())
 
 
 def test_what_the_device_still_does_of_the_first_turn_is_not_counted_towards_the_second():

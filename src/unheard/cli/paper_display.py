@@ -65,7 +65,13 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
             match one:
                 case Skipped() if one.name not in said:
                     said.add(one.name)
-                    notes.print(f"{one.name} is not run: {one.why}.", style="yellow", markup=False, highlight=False)
+                    notes.print(
+                        f"{one.name} is not run: {one.why}.",
+                        style="yellow",
+                        markup=False,
+                        highlight=False,
+                        soft_wrap=True,
+                    )
                 case GroupBegan():
                     if group is not None:
                         bars.remove_task(group)

@@ -92,6 +92,7 @@ def run(
         show_plan(place, left, *_speed(place, users_per_second))
         if dry_run:
             return
+        place.make_folders()
         updates = sum(one.left * one.users for one in left)
         left_s = None if stop_after is None else stop_after - (time.monotonic() - began)  # reading and planning count
         went_well = show_running(run_steps(place, steps, cap=rounds, stop_after=left_s), updates)
@@ -103,9 +104,11 @@ def run(
 
 
 def _corpora(given: list[str], population: list[str] | None, name: str | None) -> "Mapping[str, Corpus]":
-    from unheard.errors import CorpusMissing
+    from unheard.errors import CorpusMissing, InvalidValue
     from unheard.paper.corpora import find_corpora
 
+    if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0\n")):
+        raise InvalidValue(f"--name {name!r} is no folder's name, which results and runs go by: leave out slashes.")
     corpora = find_corpora(given, population or [], name)
     if "main" not in corpora and name is None:
         raise CorpusMissing(
@@ -144,6 +147,8 @@ def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
     else:
         kept = [replace(s, recipes=tuple(n for n in s.recipes if n in asked)) for s in read_schedule(schedule)]
         steps = [step for step in kept if step.recipes]
+        if not steps:
+            raise InvalidValue(f"{schedule} has no step for {', '.join(names)}. Add one, or leave out --schedule.")
     if not steps:
         raise InvalidValue(f"{', '.join(names)}: nothing here needs a run. `unheard paper show {names[0]}` shows it.")
     return steps

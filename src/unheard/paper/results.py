@@ -4,13 +4,15 @@ In: finished or interrupted runs. Out: `results/<corpus>/runs.jsonl`, one line a
 Figures only: nothing of anyone's text, no user, no cohort. Torch is not needed to read it.
 """
 
+import fcntl
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, RunFolderError
 
 FILE = "runs.jsonl"
 
@@ -39,6 +41,8 @@ class RunResult:
     epsilon: dict[str, float | None]
     """By accountant, with `delta`: what this very run cost its population, as it is. None: infinite."""
     population: int
+    store: str = ""
+    """Names the token store by how it was prepared, as ledgers do; lines of before do not have it."""
     seconds: float
     """Wall time of its rounds, evaluation included; runs side by side share it by their updates. A group's first turn, which
     compiles, and rounds of a sitting that was killed, count at the pace of the others."""
@@ -50,10 +54,24 @@ class RunResult:
 
 
 def append(folder: Path, results: Iterable[RunResult]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / FILE).open("a", encoding="utf-8") as file:
-        for result in results:
-            file.write(json.dumps(asdict(result), allow_nan=False) + "\n")
+    """A line each; of two processes one waits for the other."""
+    path = folder / FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            whole = _whole(path)
+            file.truncate(len(whole))  # without the line that a kill left unfinished
+            if whole and not whole.endswith(b"\n"):
+                file.write(b"\n")
+            for result in results:
+                file.write((json.dumps(asdict(result), allow_nan=False) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as trouble:
+        raise RunFolderError(
+            f"Cannot write {path}: {trouble.strerror}. The runs are kept: make room, or name another folder (--results)."
+        ) from None
 
 
 def read(folder: Path) -> dict[str, RunResult]:
@@ -63,15 +81,31 @@ def read(folder: Path) -> dict[str, RunResult]:
     path = folder / FILE
     if not path.exists():
         return found
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_whole(path).split(b"\n"), 1):
+        if not line.strip():
+            continue
         try:
             content = json.loads(line)
             result = RunResult(**{key: value for key, value in content.items() if key in known})
-        except (ValueError, TypeError):
+            rounds = int(result.rounds)
+        except (ValueError, TypeError, AttributeError):
             raise InvalidValue(
-                f"{path}, line {number}, is not a result. Remove the line, or run its recipe again."
+                f"{path}, line {number}, is not a result. Remove the line; `unheard paper run` makes it again."
             ) from None
         before = found.get(result.name)
-        if before is None or result.rounds >= before.rounds:
+        if before is None or rounds >= before.rounds:
             found[result.name] = result
     return found
+
+
+def _whole(path: Path) -> bytes:
+    """What the file holds, less a last line that was being written when its process was killed."""
+    if not path.exists():
+        return b""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    try:
+        json.loads(content[end:] or b"0")
+    except ValueError:
+        return content[:end]
+    return content

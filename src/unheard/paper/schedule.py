@@ -68,7 +68,14 @@ def read_schedule(path: Path) -> list[Step]:
         raise InvalidValue(f"The schedule {path} is not valid TOML: {trouble}.") from None
     if set(content) != {"step"} or not isinstance(content["step"], list):
         raise InvalidValue(f"The schedule {path} is a list of [[step]], and nothing else.")
-    return [part_from_table(Step, table, "step") for table in content["step"]]
+    steps = [part_from_table(Step, table, "step") for table in content["step"]]
+    for step in steps:
+        names = [run.name for name in step.recipes for run in RECIPES[name].runs]
+        if strange := [asked for asked in step.runs if asked != "*" and not any(fnmatchcase(n, asked) for n in names)]:
+            raise UnknownKey(
+                f"No run of {', '.join(step.recipes)} is called '{strange[0]}'.{nearest(strange[0], names)}"
+            )
+    return steps
 
 
 def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from unheard.engines.engine import EngineChoice
 from unheard.engines.ranks import Ranks
-from unheard.errors import InvalidValue, RunFolderExists
+from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.paper.corpora import Corpus
 from unheard.paper.groups import Waiting
 from unheard.paper.results import FILE, RunResult, read
@@ -40,6 +41,17 @@ class Workplace:
     ranks: Ranks | None = None
     """The other processes, if several work together."""
 
+    def make_folders(self) -> None:
+        """Refuse a place that cannot be written to now, not when the first results are there."""
+        for folder, option in ((self.work, "--work"), (self.results, "--results")):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                TemporaryFile(dir=folder).close()
+            except OSError as trouble:
+                raise RunFolderError(
+                    f"Cannot write to {folder}: {trouble.strerror}. Name another folder with {option}."
+                ) from None
+
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.work / name)
 
@@ -59,6 +71,8 @@ class Workplace:
         corpus = self.corpora.get(job.run.corpus)
         if corpus is None:
             return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR)"
+        if not corpus.held_out:
+            return f"{corpus.name} holds nobody out to measure on (prepare it with a larger --held-out, or more users)"
         if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
             return f"{users:,} users a round are more than {corpus.name} has (--scale smoke takes fewer)"
         if job.run.after is not None and (why := self.why_not(others[job.run.after], others)):
@@ -110,16 +124,20 @@ class Workplace:
     def _suffices(self, result: RunResult | None, job: Job, run: Run) -> bool:
         if result is None:
             return False
-        if meaning(_as_read(settings_of(run))) != meaning(result.settings):
+        is_same_store = result.store in ("", self.corpora[job.run.corpus].digest)
+        if not is_same_store or meaning(_as_read(settings_of(run))) != meaning(result.settings):
             raise InvalidValue(
-                f"{self.results / FILE} has a result for {job.run.name} with other settings (another population, "
+                f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, population, "
                 "seed, scale or dictionary). Choose another --name, so that they do not mix."
             )
         return result.rounds >= job.rounds
 
     def _check_same(self, job: Job, run: Run) -> None:
         folder = self.folder(job.run.name)
-        if folder.run_file.exists() and Ledger.read(folder.ledger).facts.get("run_hash") != run_hash(run):
+        if not folder.run_file.exists():
+            return
+        facts = Ledger.read(folder.ledger).facts
+        if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(run), self.corpora[job.run.corpus].digest):
             raise RunFolderExists(
                 f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or work folder). "
                 "Choose another --work or --name, or remove it."
