@@ -142,6 +142,10 @@ def test_a_tiny_run_is_not_shown_as_one_with_all_its_users(everything):
     row = exhibit("private-for-real", tiny).tables[0].rows[1]
     assert row[1] == NOT_RUN
     assert set(row[2:]) == {"—"}
+    shown = exhibit("private-for-real", tiny)
+    assert not [line.name for line in shown.figures[0].lines if "5,000 users" in line.name]
+    assert any("Tiny runs" in note for note in shown.notes)
+    assert not any("Tiny runs" in note for note in exhibit("private-for-real", everything).notes)
 
 
 def test_models_of_one_quality_cannot_show_what_quality_does(everything):

@@ -64,6 +64,16 @@ def test_partial_results_are_shown_as_far_as_they_go():
     assert 'id="plot-noised-vs-baseline"' in text
 
 
+def test_runs_that_were_evaluated_once_are_seen_as_dots():
+    def dots(rounds: int) -> list[str]:
+        plot = plot_of(exhibit("noised-vs-baseline", world(rounds=rounds)).figures[0])
+        own = [layer for layer in plot.spec["layer"] if layer["mark"]["type"] == "point" and "data" in layer]
+        return [row["run"] for layer in own for row in layer["data"]["values"]]
+
+    assert len(dots(1)) == 4
+    assert dots(2) == []
+
+
 def test_what_a_result_says_is_escaped(everything):
     hostile = changed(everything, "baseline", device="<script>alert(1)</script>")
     text = write_to_text(hostile)

@@ -149,6 +149,10 @@ def _lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
     absent = [run.name for run in runs if run.name not in found]
     stopped = [run for run in runs if run.name in found and found.runs[run.name].rounds < run.rounds]
     notes = []
+    if any(_is_tiny(run, found) for run in runs):
+        notes.append(
+            "Tiny runs, with fewer users a round than stated: they show that all of it works, and nothing else."
+        )
     if absent:
         notes.append(f"Not run: {', '.join(absent)}.")
     by_end: dict[tuple[int, int], list[str]] = {}
@@ -158,6 +162,11 @@ def _lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
         f"Stopped at {done:,} of {asked:,} rounds: {', '.join(names)}." for (done, asked), names in by_end.items()
     ]
     return notes
+
+
+def _is_tiny(run: PaperRun, found: Found) -> bool:
+    drawn = found.runs[run.name].settings.get("sampling", {}) if run.name in found else {}
+    return drawn.get("users_per_round", run.users) != run.users
 
 
 def _runs(runs: Sequence[PaperRun], found: Found) -> Table:

@@ -25,7 +25,9 @@ RULE = (
 def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
     labels = {}
     for (_, sigma, users), (real, estimate) in PAIRS.items():
-        labels |= {estimate: f"σ = {sigma:g}, 100 users: estimate", real: f"σ = {sigma:g}, {users:,} users: real"}
+        labels[estimate] = f"σ = {sigma:g}, 100 users: estimate"
+        if real_run(found, real, users) is not None:
+            labels[real] = f"σ = {sigma:g}, {users:,} users: real"
     figure = by_round(found, "private-for-real", "AccuracyTop1 by round, real and estimated", labels)
     columns = [
         "σ, S, users a round",
