@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.paper.making import changed, moved, world
+from tests.paper.making import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
 from unheard.paper.exhibit import NOT_RUN
 from unheard.paper.exhibits import EXHIBITS, exhibit
@@ -48,7 +48,7 @@ BROKEN = {
 
 def broken(name: str, found: Found) -> Found:
     if name == "head-words":  # the best model leans on head words
-        return changed(found, "baseline", head_words={head: [0] * 10 + [100] for head in ("10", "50", "100")})
+        return changed(found, "baseline", head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
     if name == "cost":
         return changed(found, "cost-C5000", seconds=10 * 3600.0)
     return moved(found, BROKEN[name])
@@ -146,6 +146,17 @@ def test_a_tiny_run_is_not_shown_as_one_with_all_its_users(everything):
     assert not [line.name for line in shown.figures[0].lines if "5,000 users" in line.name]
     assert any("Tiny runs" in note for note in shown.notes)
     assert not any("Tiny runs" in note for note in exhibit("private-for-real", everything).notes)
+
+
+@pytest.mark.parametrize("name", [*BROKEN, "head-words"])
+def test_a_few_held_out_words_say_nothing(name, everything):
+    short = everything
+    for run in RUNS:
+        counts = {head: [n // 10 for n in counts] for head, counts in everything.runs[run].head_words.items()}
+        short = changed(short, run, head_words=counts)
+    verdict = exhibit(name, short).verdict
+    assert verdict.outcome == "cannot tell"
+    assert "Hold out more users" in verdict.sentence
 
 
 def test_models_of_one_quality_cannot_show_what_quality_does(everything):

@@ -56,6 +56,11 @@ class Found:
         reached = [value for round_, value in points if at is None or round_ <= at]
         return reached[-1] if reached else None
 
+    def targets(self, name: str) -> int | None:
+        """How many held-out words it was measured on, as its head words were counted; None where they were not."""
+        counts = next(iter(self.runs[name].head_words.values()), []) if name in self.runs else []
+        return sum(counts) or None
+
     def seeds(self, name: str) -> list[str]:
         """The run and its repetitions with other seeds, those that are there."""
         return sorted(one for one in self.runs if SEED.sub("", one) == name)

@@ -3,6 +3,7 @@
 In: numbers. Out: Verdict. Tolerances stand here, once, so that no figure gets one of its own. A verdict is computed, never typed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -52,7 +53,18 @@ def missing(
     rounds = found.rounds(*names)
     if rounds is not None and rounds < least:
         return judged(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)
-    return idle(found, against, rule, rounds)
+    return idle(found, against, rule, rounds) or blurred(found, names, rule)
+
+
+def blurred(found: Found, names: Sequence[str], rule: str) -> Verdict | None:
+    """Why nothing can be said, if the held-out text is so short that two accuracies nearly match, or not, by chance alone."""
+    for name in names:
+        accuracy, targets = found.accuracy(name) or 0.0, found.targets(name)
+        error = math.sqrt(accuracy * (1 - accuracy) / targets) if targets else 0.0
+        if error > NEARLY:
+            told = f"The held-out text is too short to tell: its standard error is {points(error)} for {name}."
+            return judged(None, f"{told} Hold out more users.", rule)
+    return None
 
 
 def idle(found: Found, names: Sequence[str], rule: str, at: int | None) -> Verdict | None:

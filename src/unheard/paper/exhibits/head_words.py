@@ -8,7 +8,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import noised
 from unheard.paper.showing import shown
-from unheard.paper.verdict import TRAINED, Verdict, judged, margin
+from unheard.paper.verdict import TRAINED, Verdict, blurred, judged, margin
 
 BASELINE, QUIET = "baseline", noised(15, 0.003).name
 LABELS = {
@@ -60,6 +60,8 @@ def judge(found: Found) -> Verdict:
     accuracies = [accuracy for accuracy, _ in known]
     if max(accuracies) - min(accuracies) <= margin(found):
         return judged(None, "The models are equally good, so they cannot show what quality does.", RULE)
+    if lacking := blurred(found, [BASELINE, QUIET], RULE):
+        return lacking
     leaning = rank_correlation(known)
     sentence = (
         f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {leaning:+.2f}. Of ten "
