@@ -32,6 +32,9 @@ def corpus(role: str = "main", population: int = 763_430, users: int = 763_000) 
         population=population,
         is_counted=False,
         users=users,
+        held_out=40_000,
+        longest=1_915,
+        digest="",
         vocabulary_size=SIZES.get(role, 10_000),
         vocabulary_digest="",
     )
