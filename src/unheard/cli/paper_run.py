@@ -39,11 +39,7 @@ def run(
     scale: Annotated[str, typer.Option(help="full: as the paper. smoke: a tiny version of everything.")] = "full",
     rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
     seed: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Added to the seed of every run's cohorts and noise; the common start stays. Results get a folder of their own.",
-        ),
+        int, typer.Option(min=0, help="Added to the seeds of cohorts and noise; results get a folder of their own.")
     ] = 0,
     population: Annotated[
         list[str] | None, typer.Option(help="Declared users: N, or ROLE=N. Left out: counted, for research corpora.")
