@@ -404,6 +404,15 @@ def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
     assert any("1,500 rounds" in row[0] for row in made.tables[0].rows)
 
 
+def test_users_a_round_that_change_head_words_break_the_papers_word_on_them(everything):
+    """Accuracy as before: only what 1,250 users a round suggest is another."""
+    name = "flat-S15-sigma0.012-C1250"
+    counts = everything.runs[name].head_words["100"]
+    moved = {**everything.runs[name].head_words, "100": [*counts[1:], counts[0]]}
+    assert exhibit("head-words", everything).verdict.outcome == "held"
+    assert exhibit("head-words", changed(everything, name, head_words=moved)).verdict.outcome == "did not hold"
+
+
 def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everything):
     short = world(rounds=40).runs["baseline"]
     assert (

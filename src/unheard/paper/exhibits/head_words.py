@@ -11,12 +11,14 @@ from unheard.paper.showing import shown
 from unheard.paper.verdict import TRAINED, Verdict, blurred, judged, margin
 
 BASELINE, QUIET = "baseline", noised(15, 0.003).name
+FEW_USERS, MANY_USERS = noised(15, 0.012).name, noised(15, 0.012, users=1250).name
+"""A round, at equal sigma."""
 LABELS = {
     BASELINE: "baseline",
     QUIET: "σ = 0.003, S = 15",
     noised(10, 0.006).name: "σ = 0.006, S = 10",
-    noised(15, 0.012).name: "σ = 0.012, S = 15",
-    noised(15, 0.012, users=1250).name: "σ = 0.012, S = 15, 1,250 users a round",
+    FEW_USERS: "σ = 0.012, S = 15",
+    MANY_USERS: "σ = 0.012, S = 15, 1,250 users a round",
     noised(20, 0.024).name: "σ = 0.024, S = 20",
     noised(20, 0.048).name: "σ = 0.048, S = 20",
 }
@@ -27,8 +29,8 @@ LITTLE = 0.25
 RULE = (
     f"Over at least {FEWEST} models, trained for {TRAINED:,} rounds or more and of different accuracy, the rank "
     "correlation between AccuracyTop1 and the mean number of the 100 most "
-    f"frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 differs from the baseline by at most "
-    f"{LITTLE:g} of the ten."
+    f"frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 differs from the baseline, and (where "
+    f"both were trained so long) 1,250 users a round from 100 at equal σ, by at most {LITTLE:g} of the ten."
 )
 
 
@@ -67,7 +69,14 @@ def judge(found: Found) -> Verdict:
         f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {leaning:+.2f}. Of ten "
         f"suggestions {quiet:.2f} are among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
     )
-    return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE, sentence, RULE)
+    few, many = (
+        mean(found, name, "100") if (found.rounds(name) or 0) >= TRAINED else None for name in (FEW_USERS, MANY_USERS)
+    )
+    is_alike = True
+    if few is not None and many is not None:
+        sentence += f" With 1,250 users a round {many:.2f} are, with 100 {few:.2f} (σ = 0.012)."
+        is_alike = abs(many - few) <= LITTLE
+    return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE and is_alike, sentence, RULE)
 
 
 def pairs(found: Found, head: str, least: int = 0) -> list[tuple[float, float]]:
