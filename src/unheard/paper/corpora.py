@@ -29,7 +29,7 @@ class Corpus:
     held_out: int
     """Held-out users."""
     longest: int
-    """Tokens of the training user who has most."""
+    """Tokens of the training user who has most: like the count of users, a fact about private people, and for experiments only."""
     digest: str
     """Names the store by how it was prepared, as a run's ledger does."""
     vocabulary_size: int

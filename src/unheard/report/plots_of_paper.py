@@ -72,9 +72,8 @@ def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> 
         if line.is_thin
     ]
     layers += [curve_layer(y, legend, zoom=True), *hover_layers(legend, "value", ".2%")]
-    if alone := [
-        line for line in bold if len(line.points) == 1
-    ]:  # evaluated once: a line of one point is not to be seen
+    # A run that was evaluated once: a line of one point is not to be seen.
+    if alone := [line for line in bold if len(line.points) == 1]:
         dot = {"type": "point", "filled": True, "size": 70, "opacity": 1, "clip": True}
         encoding = {"x": X, "y": y, "color": colours_of(legend)}
         layers.append({"data": {"values": _values(alone, "round")}, "mark": dot, "encoding": encoding})
