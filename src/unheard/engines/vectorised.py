@@ -21,7 +21,6 @@ from unheard.engines.threads import one_thread_a_chunk
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
-from unheard.updates.fedsgd import FedSGD
 from unheard.updates.together import filled_up
 from unheard.updates.user import User
 
@@ -83,8 +82,8 @@ class VectorisedEngine:
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
         """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
-        # A user's one gradient of FedSGD is a large step of another shape in each cohort: compiling would cost more than it saves.
-        is_compiled = not isinstance(plan.update, FedSGD)
+        # Batches of all of a user's data have another shape in each cohort: compiling would cost more than it saves.
+        is_compiled = plan.update.batch_size is not None
         multiple = min(ROWS_AT_ONCE[self.device.type], self._chunk_size(batches[0])) if is_compiled else 1
         rows = _whole(len(users), multiple)
         num_steps_U = np.array([len(b) for b in batches])

@@ -1,0 +1,83 @@
+"""What compiling does for FedSGD, where a user's step is one gradient of a batch of one size: users a second in one run.
+
+Run it: python benchmarks/fedsgd.py CORPUS [--users 50] [--rounds 20] [--batch 200] [--device cuda]
+Cohorts of the corpus's users through `vectorised`, as it comes and compiled, with several numbers of users at once; for each way
+the first round (with what is compiled then) apart, and how far its sum is from the first way's.
+"""
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+import unheard
+from unheard.devices import finish
+from unheard.engines.vectorised import VectorisedEngine
+from unheard.randomness import reproducible_generator
+from unheard.updates.user import User
+
+WARM_UP = 4
+"""Rounds after the first and before the clock starts, of several sizes: what depends on the number of users is compiled then."""
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("corpus")
+    options.add_argument("--users", type=int, default=50)
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--batch", type=int, default=200)
+    options.add_argument(
+        "--at-once", type=int, nargs="*", default=[0, 64, 16], help="users at once; 0: as many as it chooses"
+    )
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    chosen = options.parse_args()
+    device, store = torch.device(chosen.device), unheard.TokenStore.open(chosen.corpus)
+    model = unheard.TiedLSTM(vocabulary_size=len(store.vocabulary))
+    plan = unheard.Plan(
+        population=store.train.num_users,
+        sampling=unheard.PoissonSampling(users_per_round=chosen.users),
+        update=unheard.FedSGD(batch_size=chosen.batch),
+        clip=unheard.FlatClip(norm=2.0),
+        noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    ).at(0, model.layout)
+    rng = reproducible_generator(0)
+    sizes = rng.poisson(chosen.users, size=1 + WARM_UP + chosen.rounds)
+    cohorts = [_users(store, rng.choice(store.train.num_users, size=n, replace=False)) for n in sizes]
+    params_P, first = model.initial(0).to(device), None
+    for is_compiled in (False, True) if device.type == "cuda" else (False,):
+        for at_once in chosen.at_once:
+            engine = VectorisedEngine(model, device, at_once or None)
+            if not is_compiled:
+                engine._compiled["step"] = False
+
+            def run(users: list[User], engine: VectorisedEngine = engine) -> torch.Tensor:
+                total = engine.sum_updates(params_P, users, plan, reproducible_generator(1)).units_P
+                finish(device)
+                return total
+
+            began = time.perf_counter()
+            total_P = run(cohorts[0]).double()
+            opening = time.perf_counter() - began
+            began = time.perf_counter()
+            for cohort in cohorts[1 : 1 + WARM_UP]:
+                run(cohort)
+            warming = time.perf_counter() - began
+            began = time.perf_counter()
+            for cohort in cohorts[1 + WARM_UP :]:
+                run(cohort)
+            speed = sum(map(len, cohorts[1 + WARM_UP :])) / (time.perf_counter() - began)
+            first = total_P if first is None else first
+            print(
+                f"{'compiled' if is_compiled else 'as it comes'}, {at_once or 'chosen'} at once: {speed:,.0f} users/s; first round "
+                f"{opening:.1f} s, next {WARM_UP} {warming:.1f} s; sum {((total_P - first).norm() / first.norm()).item():.1e} away",
+                flush=True,
+            )
+
+
+def _users(store: unheard.TokenStore, numbers: np.ndarray) -> list[User]:
+    return [User(tokens, number=int(k)) for k, tokens in zip(numbers, store.train.users(numbers), strict=True)]
+
+
+if __name__ == "__main__":
+    main()
