@@ -17,8 +17,8 @@ from unheard.engines.vectorised import VectorisedEngine
 from unheard.randomness import reproducible_generator
 from unheard.updates.user import User
 
-WARM_UP = 4
-"""Rounds after the first and before the clock starts, of several sizes: what depends on the number of users is compiled then."""
+WARM_UP = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+"""Rounds before the clock starts, as parts of the usual number of users: what depends on that number is compiled then."""
 
 
 def main() -> None:
@@ -42,7 +42,8 @@ def main() -> None:
         noise=unheard.GaussianNoise(noise_multiplier=1.0),
     ).at(0, model.layout)
     rng = reproducible_generator(0)
-    sizes = rng.poisson(chosen.users, size=1 + WARM_UP + chosen.rounds)
+    warm_up = [max(1, round(part * chosen.users)) for part in WARM_UP]
+    sizes = [chosen.users, *warm_up, *rng.poisson(chosen.users, size=chosen.rounds)]
     cohorts = [_users(store, rng.choice(store.train.num_users, size=n, replace=False)) for n in sizes]
     params_P, first = model.initial(0).to(device), None
     for is_compiled in (False, True) if device.type == "cuda" else (False,):
@@ -60,17 +61,18 @@ def main() -> None:
             total_P = run(cohorts[0]).double()
             opening = time.perf_counter() - began
             began = time.perf_counter()
-            for cohort in cohorts[1 : 1 + WARM_UP]:
+            for cohort in cohorts[1 : 1 + len(warm_up)]:
                 run(cohort)
             warming = time.perf_counter() - began
             began = time.perf_counter()
-            for cohort in cohorts[1 + WARM_UP :]:
+            for cohort in cohorts[1 + len(warm_up) :]:
                 run(cohort)
-            speed = sum(map(len, cohorts[1 + WARM_UP :])) / (time.perf_counter() - began)
+            speed = sum(map(len, cohorts[1 + len(warm_up) :])) / (time.perf_counter() - began)
             first = total_P if first is None else first
+            away = ((total_P - first).norm() / first.norm()).item()
             print(
                 f"{'compiled' if is_compiled else 'as it comes'}, {at_once or 'chosen'} at once: {speed:,.0f} users/s; first round "
-                f"{opening:.1f} s, next {WARM_UP} {warming:.1f} s; sum {((total_P - first).norm() / first.norm()).item():.1e} away",
+                f"{opening:.1f} s, next {len(warm_up)} {warming:.1f} s; sum {away:.1e} away",
                 flush=True,
             )
 

@@ -378,7 +378,8 @@ def test_what_fedavg_would_have_reached_had_it_gone_on_nobody_knows(everything):
 
 
 @pytest.mark.parametrize(
-    ("name", "swings"), [("fedsgd-clipping", "fedsgd-flat-S2"), ("fedsgd-noise", "fedsgd-flat-S20-sigma0.002")]
+    ("name", "swings"),
+    [("fedsgd-clipping", "fedsgd-flat-S2"), ("fedsgd-noise", "fedsgd-flat-S20-sigma0.002")],
 )
 def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings, everything):
     """From one evaluation to the next by so much, and as good as before in the mean."""
@@ -388,6 +389,16 @@ def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings
     made = exhibit(name, changed(everything, swings, evaluations=rows))
     assert made.verdict.outcome == "cannot tell"
     assert "uncertain by" in made.verdict.sentence
+
+
+def test_an_s_that_swings_might_be_the_best_where_2_was_seen_to_be(everything):
+    fedsgd = [name for name in everything.runs if name.startswith("fedsgd-flat") and "sigma" not in name]
+    even = level(everything, fedsgd, 0.15)
+    assert exhibit("fedsgd-clipping", even).verdict.outcome == "held"
+    rows = even.runs["fedsgd-flat-S1"].evaluations
+    rows = [{**row, "accuracy_top1": 0.149 + 0.03 * (-1) ** i} for i, row in enumerate(rows)]
+    made = exhibit("fedsgd-clipping", changed(even, "fedsgd-flat-S1", evaluations=rows))
+    assert made.verdict.outcome == "cannot tell"
 
 
 def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
@@ -418,3 +429,13 @@ def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everyth
     assert (
         exhibit("head-words", Found("made-up", {**everything.runs, "baseline": short})).verdict.outcome == "cannot tell"
     )
+
+
+def test_a_figure_ends_where_only_one_run_goes_on(everything):
+    """100 users a round are needed longer elsewhere."""
+    short = world(rounds=600).runs
+    runs = {name: run if name == "baseline" else short[name] for name, run in everything.runs.items()}
+    curves = exhibit("users-per-round", Found("made-up", runs)).figures[0].lines
+    assert max(round_ for line in curves for round_, _ in line.points) == 600
+    alone = Found("made-up", {"baseline": everything.runs["baseline"]})
+    assert exhibit("users-per-round", alone).figures[0].lines[0].points[-1][0] == everything.runs["baseline"].rounds

@@ -22,10 +22,11 @@ def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
     return [math.fsum(window) / len(window) for window in windows]
 
 
-def uncertainty(values: Sequence[float], over: int = SMOOTHED_OVER) -> float:
-    """How far the last smoothed value may be off, since the values that it is the mean of swing: its standard error."""
-    last = values[-over:]
-    return statistics.stdev(last) / math.sqrt(len(last)) if len(last) > 1 else math.inf
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Of values that swing: their mean, and how far it may be off, its standard error."""
+    if len(values) < 2:
+        return math.fsum(values), math.inf
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
@@ -34,9 +35,9 @@ def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
     return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))
 
 
-def accuracies(result: RunResult, at: int) -> list[float]:
-    """AccuracyTop1 as it was evaluated up to a round, not smoothed."""
-    return [row["accuracy_top1"] for row in _rows(result, "accuracy_top1") if row["round"] <= at]
+def last_quarter(result: RunResult, at: int) -> list[float]:
+    """AccuracyTop1 in the last quarter of so many rounds, as it was evaluated, not smoothed."""
+    return [row["accuracy_top1"] for row in _rows(result, "accuracy_top1") if 3 * at < 4 * row["round"] <= 4 * at]
 
 
 def _rows(result: RunResult, measure: str) -> list[dict[str, Any]]:

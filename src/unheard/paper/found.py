@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unheard.errors import InvalidValue
 from unheard.paper import results
-from unheard.paper.curves import Points, accuracies, curve, uncertainty
+from unheard.paper.curves import Points, curve, last_quarter, mean_and_error
 from unheard.paper.results import RunResult
 
 POINT = 0.01
@@ -70,11 +70,11 @@ class Found:
         values = [value for one in self.seeds(name) if (value := self.accuracy(one, at)) is not None]
         return sum(values) / len(values) if values else None
 
-    def uncertainty(self, first: str, second: str, at: int) -> float:
-        """How far first less second may be off after so many rounds, by what the evaluations of each swing: a standard error."""
-        if first == second:
-            return 0.0
-        return math.hypot(*(uncertainty(accuracies(self.runs[name], at)) for name in (first, second)))
+    def ahead(self, first: str, second: str, at: int) -> tuple[float, float]:
+        """First less second over the last quarter of so many rounds, and how far that may be off by what the evaluations of each
+        swing: two standard errors. For runs that swing more than five evaluations smooth."""
+        (one, one_off), (other, other_off) = (mean_and_error(last_quarter(self.runs[n], at)) for n in (first, second))
+        return one - other, 2 * math.hypot(one_off, other_off)
 
     def reach(self, name: str, target: float) -> int | None:
         """The first evaluated round at which the smoothed accuracy was at least the target."""

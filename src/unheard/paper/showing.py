@@ -1,17 +1,17 @@
-"""From runs to the pieces of an exhibit: lines, sweeps at several rounds, the list of runs, what is still missing.
+"""From runs to the pieces of an exhibit: lines, sweeps at several rounds, cells of tables.
 
-In: Found and the names of runs. Out: lines, tables, notes. Every exhibit is made with these.
+In: Found and the names of runs. Out: lines, cells, and the exhibit put together. Every exhibit is made with these.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from unheard.numbers import NOTHING, epsilon_text, percent, small
+from unheard.numbers import NOTHING, percent
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Figure, Line, Table
 from unheard.paper.found import Found
-from unheard.paper.recipe import PaperRun, Recipe, distinct
-from unheard.paper.recipes import RECIPES
-from unheard.paper.results import RunResult
+from unheard.paper.listing import lacks, ordered, run_table
+from unheard.paper.recipe import Recipe
 from unheard.paper.verdict import Verdict, plural
 
 CHECKPOINTS = (100, 500, 3000)
@@ -40,8 +40,8 @@ def shown(
         tables=tuple(tables),
         figures=drawn,
         verdict=verdict,
-        notes=(*notes, *_lacks(runs, found)),
-        runs=_runs(runs, found),
+        notes=(*notes, *lacks(runs, found)),
+        runs=run_table(runs, found),
     )
 
 
@@ -67,8 +67,13 @@ def lines(found: Found, names: Mapping[str, str], *, first: int = 0) -> tuple[Li
 
 
 def by_round(found: Found, name: str, title: str, names: Mapping[str, str], *, first: int = 0) -> Figure:
-    """A figure of curves; `first` is the round that the runs began from."""
-    return Figure(name=name, title=title, x="round", lines=lines(found, names, first=first))
+    """A figure of curves; `first` is the round that the runs began from. It ends where only one of them goes on: a run that others
+    need longer would press all that can be compared into a corner."""
+    made = lines(found, names, first=first)
+    ends = sorted(line.points[-1][0] for line in made if line.points and not line.is_thin)
+    last = ends[-2] if len(ends) > 1 else math.inf
+    cut = [replace(line, points=tuple(point for point in line.points if point[0] <= last)) for line in made]
+    return Figure(name=name, title=title, x="round", lines=tuple(cut))
 
 
 def reached(found: Found, names: Iterable[str]) -> tuple[int, ...]:
@@ -127,12 +132,6 @@ def signed(difference: float | None) -> str:
     return NOTHING if difference is None else f"{100 * difference:+.2f}".replace("-", "−")
 
 
-def ordered(recipe: Recipe, beside: Iterable[str] = ()) -> list[PaperRun]:
-    """The recipe's runs, then those of other recipes, each once."""
-    known = {run.name: run for run in distinct(RECIPES.values())}
-    return list(({run.name: run for run in recipe.runs} | {name: known[name] for name in beside}).values())
-
-
 def _mean_curve(found: Found, seeds: Sequence[str]) -> tuple[tuple[float, float], ...]:
     """Where every seed was evaluated."""
     curves = [dict(found.curve(one)) for one in seeds]
@@ -143,62 +142,3 @@ def _mean_curve(found: Found, seeds: Sequence[str]) -> tuple[tuple[float, float]
 
 def _later(points: tuple[tuple[float, float], ...], first: int) -> tuple[tuple[float, float], ...]:
     return tuple((round_ + first, value) for round_, value in points)
-
-
-def _lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
-    absent = [run.name for run in runs if run.name not in found]
-    stopped = [run for run in runs if run.name in found and found.runs[run.name].rounds < run.rounds]
-    notes = []
-    if any(_is_tiny(run, found) for run in runs):
-        notes.append(
-            "Tiny runs, with fewer users a round than stated: they show that all of it works, and nothing else."
-        )
-    if absent:
-        notes.append(f"Not run: {', '.join(absent)}.")
-    by_end: dict[tuple[int, int], list[str]] = {}
-    for run in stopped:
-        by_end.setdefault((found.runs[run.name].rounds, run.rounds), []).append(run.name)
-    notes += [
-        f"Stopped at {done:,} of {asked:,} rounds: {', '.join(names)}." for (done, asked), names in by_end.items()
-    ]
-    return notes
-
-
-def _is_tiny(run: PaperRun, found: Found) -> bool:
-    drawn = found.runs[run.name].settings.get("sampling", {}) if run.name in found else {}
-    return drawn.get("users_per_round", run.users) != run.users
-
-
-def _runs(runs: Sequence[PaperRun], found: Found) -> Table:
-    rows = []
-    for run in runs:
-        result = found.runs.get(run.name)
-        rows.append([run.name, NOT_RUN, *[NOTHING] * 8] if result is None else _row(run, result, found))
-    columns = ["run", "rounds", "of", "seed", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]
-    note = (
-        "AccuracyTop1 at the end, smoothed over 5 evaluations. ε is what that run itself cost its own users, as it is: the smaller "
-        "of PLD and RDP. The runs are seeded, to be repeated: against whoever knows the seed no ε holds."
-    )
-    return Table(title="The runs", columns=columns, rows=rows, note=note if rows else "No run is needed for this one.")
-
-
-def _row(run: PaperRun, result: RunResult, found: Found) -> list[str]:
-    epsilon = own_epsilon(result)
-    return [
-        run.name,
-        f"{result.rounds:,}",
-        f"{run.rounds:,}",
-        str(result.seed),
-        percent(found.accuracy(run.name)),
-        epsilon_text(epsilon),
-        NOTHING if math.isinf(epsilon) else small(result.epsilon.get("delta") or 0.0),
-        f"{result.users_per_second:,.0f}",
-        result.device,
-        f"{result.date}, {result.commit[:9]}",
-    ]
-
-
-def own_epsilon(result: RunResult) -> float:
-    """What the run cost its own population: the smaller bound of PLD and RDP."""
-    bounds = [value for by in ("pld", "rdp") if (value := result.epsilon.get(by)) is not None]
-    return min(bounds, default=math.inf)

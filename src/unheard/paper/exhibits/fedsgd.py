@@ -14,12 +14,12 @@ CHOSEN = f"fedsgd-{noised(2, 0.002).name}"
 AVERAGED, AVERAGED_NOISED = clipped(20).name, noised(20, 0.024).name
 """FedAvg at the same S, without and with noise."""
 SWINGS = (
-    " If that half point cannot be seen, since their evaluations swing (two standard errors of the difference reach across it), it "
-    "cannot be told."
+    " Evaluations of FedSGD swing, so its runs are compared over the last quarter of their rounds. If that half point cannot be "
+    "seen then (two standard errors of the difference reach across it), it cannot be told."
 )
 RULE_CLIP = (
-    f"Where all got to, S = 2 is at most {points(NEARLY)} below the best S of FedSGD, and FedAvg (S = 20) reaches "
-    f"what FedSGD reached in less than half of its rounds.{SWINGS}"
+    f"Where all got to, S = 2 is at most {points(NEARLY)} below every other S of FedSGD, and FedAvg (S = 20) reaches "
+    f"what FedSGD reached at best in less than half of its rounds.{SWINGS}"
 )
 RULE_NOISE = (
     f"Where all got to, σ = 0.002 costs FedSGD at most {points(NEARLY)} at S = 20, and σ = 0.024 costs it a larger "
@@ -81,16 +81,19 @@ def judge_clipping(found: Found) -> Verdict:
         return lacking
     sooner, ended = found.reach(AVERAGED, values[best]), found.rounds(AVERAGED) or 0
     words = f"FedAvg had that after {plural(sooner)}" if sooner is not None else f"FedAvg never had that in {ended:,}"
-    less, off = values[best] - values[2], 2 * found.uncertainty(CLIPPED[best], CLIPPED[2], at)
+    ahead = {norm: found.ahead(name, CLIPPED[2], at) for norm, name in CLIPPED.items() if norm != 2}
+    is_open = any(abs(more - NEARLY) <= off for more, off in ahead.values())
+    is_far = any(more - NEARLY > off for more, off in ahead.values())
+    rival = max(ahead, key=lambda norm: ahead[norm])
+    more, off = ahead[rival]
     sentence = (
-        f"After {plural(at)} FedSGD reached {percent(values[best])} with S = {best:g}, and {percent(values[2])} with "
-        f"S = 2, a difference uncertain by {points(off)}; {words}."
+        f"After {plural(at)} FedSGD reached {percent(values[best])} with S = {best:g}; {words}. In the last quarter of FedSGD's "
+        f"rounds S = {rival:g} is {points(abs(more))} {'above' if more > 0 else 'below'} S = 2, uncertain by {points(off)}."
     )
-    is_near, is_open = less <= NEARLY, abs(less - NEARLY) <= off
-    if is_near and sooner is None and 2 * ended < at:
-        return judged(None, f"{sentence} It stopped before half of FedSGD's rounds.", RULE_CLIP)
+    if not is_far and sooner is None and 2 * ended < at:
+        return judged(None, f"{sentence} FedAvg stopped before half of FedSGD's rounds.", RULE_CLIP)
     is_slow = sooner is not None and 2 * sooner < at
-    return judged(None if is_slow and is_open else is_slow and is_near, sentence, RULE_CLIP)
+    return judged(None if is_slow and is_open and not is_far else is_slow and not is_far, sentence, RULE_CLIP)
 
 
 def judge_noise(found: Found) -> Verdict:
@@ -98,12 +101,12 @@ def judge_noise(found: Found) -> Verdict:
     if lacking := missing(found, needed, RULE_NOISE, against=[CLIPPED[20], AVERAGED]):
         return lacking
     at = found.rounds(*needed) or 0
-    quiet, little, much, averaged, averaged_much = (found.accuracy(name, at) or 0.0 for name in needed)
+    quiet, _, much, averaged, averaged_much = (found.accuracy(name, at) or 0.0 for name in needed)
     part, averaged_part = 1 - much / quiet, 1 - averaged_much / averaged
-    less, off = quiet - little, 2 * found.uncertainty(CLIPPED[20], NOISED[0.002], at)
+    less, off = found.ahead(CLIPPED[20], NOISED[0.002], at)
     sentence = (
-        f"After {plural(at)} σ = 0.002 costs FedSGD {100 * less:.2f} points, uncertain by {off / POINT:.2f}. σ = 0.024 takes "
-        f"{100 * part:.0f} % of its accuracy, and {100 * averaged_part:.0f} % of FedAvg's."
+        f"In the last quarter of {plural(at)} σ = 0.002 costs FedSGD {100 * less:.2f} points, uncertain by {off / POINT:.2f}. "
+        f"At their end σ = 0.024 takes {100 * part:.0f} % of its accuracy, and {100 * averaged_part:.0f} % of FedAvg's."
     )
     is_worse, is_open = part > averaged_part, abs(less - NEARLY) <= off
     return judged(None if is_worse and is_open else is_worse and less <= NEARLY, sentence, RULE_NOISE)

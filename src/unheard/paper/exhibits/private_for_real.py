@@ -3,12 +3,13 @@
 from unheard.numbers import NOTHING, epsilon_text, small
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
+from unheard.paper.listing import own_epsilon
 from unheard.paper.printed import REDDIT, TINY_DELTA, PrintedEpsilon
 from unheard.paper.recipe import Recipe
 from unheard.paper.recomputed import moments, today
 from unheard.paper.results import RunResult
 from unheard.paper.runs import noised
-from unheard.paper.showing import by_round, cell, own_epsilon, shown, signed
+from unheard.paper.showing import by_round, cell, shown, signed
 from unheard.paper.verdict import NEARLY, TRAINED, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 PAIRS = {
