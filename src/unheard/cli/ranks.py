@@ -78,12 +78,15 @@ def _launch(processes: int, max_restarts: int) -> None:
     """The same command in so many processes, watched by torch's elastic agent."""
     import logging
     import socket
+    import tempfile
     import uuid
+    from pathlib import Path
 
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from unheard.engines.meeting import MEETING_PLACE
     from unheard.errors import RankError
 
     # Its log speaks of ranks and exit codes; the leader says what happened, and so do we below.
@@ -91,26 +94,34 @@ def _launch(processes: int, max_restarts: int) -> None:
     # Gloo binds the address that the machine's name stands for, and others may reach that: sums on their way have no noise yet.
     if loopback := [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=max_restarts,
-        monitor_interval=0.2,
-        start_method="spawn",
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
-    except SignalException as stop:
-        if stop.sigval == signal.SIGINT:  # the leader had it too, and has spoken
-            raise typer.Exit(130) from None
-        raise RankError(f"Ended by {stop.sigval.name}. {SAVED}.") from None
-    except ChildFailedError as failed:
-        _explain(failed.failures)
+    # They meet in a folder that nobody else may open. A store of torch's on a port listens to the whole network, and whoever writes
+    # into it can send the ranks, and their sums, to an address of their own.
+    with tempfile.TemporaryDirectory(prefix="unheard-") as folder:
+        os.environ[MEETING_PLACE] = str(Path(folder) / "ranks")
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint=str(Path(folder) / "launcher"),
+            rdzv_configs={"store_type": "file"},
+            local_addr="127.0.0.1",
+            max_restarts=max_restarts,
+            monitor_interval=0.2,
+            start_method="spawn",
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
+        except SignalException as stop:
+            if stop.sigval == signal.SIGINT:  # the leader had it too, and has spoken
+                raise typer.Exit(130) from None
+            raise RankError(f"Ended by {stop.sigval.name}. {SAVED}.") from None
+        except ChildFailedError as failed:
+            _explain(failed.failures)
+        finally:
+            del os.environ[MEETING_PLACE]
 
 
 def _explain(failures: dict[int, Any]) -> None:

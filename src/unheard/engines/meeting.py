@@ -9,11 +9,13 @@ import secrets
 import time
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from unheard.errors import RankError
 
+MEETING_PLACE = "UNHEARD_MEETING_PLACE"
+"""The variable by which `--processes` names a file to meet in; torchrun's processes meet at an address instead."""
 PATIENCE = 600.0
 """Seconds for all to arrive: machines that start together import and compile at their own pace."""
 
@@ -29,7 +31,10 @@ def was_restarted() -> bool:
 
 def meet() -> tuple[Store, int, int]:
     """The store, this rank, the number of ranks."""
-    store, rank, size = next(iter(rendezvous("env://")))
+    if place := os.environ.get(MEETING_PLACE):
+        store, rank, size = FileStore(place), int(os.environ["RANK"]), world_size()
+    else:
+        store, rank, size = next(iter(rendezvous("env://")))
     mine = secrets.token_hex(8)
     attempt = _welcome(store, mine, size) if rank == 0 else _arrive(store, mine, rank)
     return PrefixStore(f"unheard/{attempt}", store), rank, size
