@@ -189,3 +189,10 @@ def test_canaries_are_drawn_from_the_vocabulary_and_never_over_a_file(unheard, t
     assert sorted({one["users"] for one in drawn}) == [0, 1, 14, 200]
     assert all(set(one["text"].split()) <= set(words) for one in drawn)
     assert unheard("canaries", tmp_path / "vocabulary.txt", "--out", tmp_path / "c.jsonl")[0] == 2
+
+
+def test_more_carriers_than_the_store_trains_on_are_refused_before_anything_is_prepared(unheard, place, tmp_path):
+    status, _, err = unheard("canaries", place / "corpus", "--out", tmp_path / "c.jsonl")
+    assert status == 2
+    assert "--users 0 --users 1" in err
+    assert not (tmp_path / "c.jsonl").exists()

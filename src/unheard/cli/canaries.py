@@ -30,17 +30,24 @@ def canaries(
     import os
 
     from unheard.cli.display import say
+    from unheard.corpus.store import TokenStore
     from unheard.corpus.vocabulary import Vocabulary
     from unheard.errors import InputError
     from unheard.randomness import secure_generator
 
     vocabulary = Vocabulary.load(store / "vocabulary.txt" if store.is_dir() else store)
+    groups = users or [0, 1, 14, 200]
+    if store.is_dir() and sum(groups) * each > TokenStore.open(store).train.num_users:
+        raise InputError(
+            f"{sum(groups) * each} users would carry a secret, more than {store} trains on: `unheard prepare` would refuse them. "
+            "Ask for fewer, for example --users 0 --users 1 --users 5."
+        )
     plain = [w for w in (vocabulary.word(i) for i in range(3, len(vocabulary))) if w.isalpha() and w == w.lower()]
     if len(plain) < 10:
         raise InputError(f"{store} has too few plain words to draw secrets from: give a larger vocabulary.")
     rng = secure_generator()
     lines = []
-    for carriers in users or [0, 1, 14, 200]:
+    for carriers in groups:
         for _ in range(each):
             text = " ".join(plain[int(i)] for i in rng.integers(len(plain), size=words))
             lines.append(json.dumps({"text": text, "users": carriers, "repeats": repeats}, ensure_ascii=False))
