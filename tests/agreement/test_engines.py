@@ -44,7 +44,8 @@ def both(fast, model, update, clip, features=0, weights=None, users_at_once=3):
         population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=update, clip=clip, noise=noise,
         weights=weights or unheard.EqualWeights(),
     ).at(0, model.layout)  # fmt: skip
-    params = model.initial(1)
+    # Vectors that are not put back have grown.
+    params = model.initial(1) * (1.0 if getattr(model, "keep_norm", True) else 3.0)
     plain = ReferenceEngine(model).sum_updates(params, users(features), plan, reproducible_generator(1))
     total = fast(model, users_at_once=users_at_once).sum_updates(
         params, users(features), plan, reproducible_generator(1)
@@ -91,7 +92,14 @@ def test_unequal_weights_agree(fast, model):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"tied": False}, {"unit_norm": False}, {"user_features": 3}, {"tied": False, "unit_norm": False}],
+    [
+        {},
+        {"tied": False},
+        {"unit_norm": False},
+        {"keep_norm": False},
+        {"user_features": 3},
+        {"tied": False, "unit_norm": False},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("cell", [unheard.TiedLSTM, unheard.TiedGRU])

@@ -64,6 +64,14 @@ def test_the_server_puts_word_vectors_back_on_the_sphere_and_touches_nothing_els
     assert all(torch.equal(after[name], before[name]) for name in after if name != "embedding")
 
 
+@pytest.mark.parametrize("kind", [unheard.TiedLSTM, unheard.TiedGRU])
+def test_word_vectors_need_not_be_put_back(kind):
+    moved = kind(vocabulary_size=20, embedding_size=5, hidden_size=7).initial(0) + 0.3
+    for options in ({"keep_norm": False}, {"unit_norm": False}):
+        model = kind(vocabulary_size=20, embedding_size=5, hidden_size=7, **options)
+        assert torch.equal(model.project(moved), moved)
+
+
 def test_scaling_a_word_vector_changes_no_prediction(model):
     params_P = model.initial(0)
     scaled_P = params_P.clone()

@@ -30,6 +30,8 @@ class Tied(Protocol):
     @property
     def unit_norm(self) -> bool: ...
     @property
+    def keep_norm(self) -> bool: ...
+    @property
     def user_features(self) -> int: ...
     @property
     def layout(self) -> Layout: ...
@@ -100,8 +102,8 @@ def tied_logits(
 
 
 def project_words(model: Tied, params_P: Tensor) -> Tensor:
-    """Word vectors back on the sphere."""
-    if not model.unit_norm:
+    """Word vectors back on the sphere, if they are to stay there."""
+    if not (model.unit_norm and model.keep_norm):
         return params_P
     params_P = params_P.clone()
     params = model.layout.split(params_P)

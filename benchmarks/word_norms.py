@@ -1,0 +1,64 @@
+"""Should the server put word vectors back to norm 1? Held-out accuracy with and without (`keep_norm`), by clip and noise.
+
+Run it: python benchmarks/word_norms.py CORPUS [--rounds 160] [--users-per-round 20] [--norm 15] [--noise-std 0 0.003 0.012]
+The paper's model and recipe (eta = 6, B = 8, unroll 10), the same cohorts and the same seeds for both, evaluated every 20 rounds;
+printed are means over five evaluations, as the paper smooths, and how long word vectors were in the end.
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+
+import unheard
+from unheard.training.checkpoint import load_model
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    words.add_argument("corpus")
+    words.add_argument("--rounds", type=int, default=160)
+    words.add_argument("--users-per-round", type=int, default=20)
+    words.add_argument("--norm", type=float, default=15.0, help="S; 0 for no clip (and no noise)")
+    words.add_argument("--noise-std", type=float, nargs="*", default=[0.0, 0.003, 0.012])
+    asked = words.parse_args()
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"torch {torch.__version__}, {name}, {asked}", flush=True)
+    for sigma in asked.noise_std:
+        for keep_norm in (True, False):
+            rows, length = trained(asked, sigma, keep_norm)
+            accuracies = [100 * row["accuracy_top1"] for row in rows]
+            smooth = [statistics.fmean(accuracies[max(0, i - 4) : i + 1]) for i in range(len(accuracies))]
+            shown = "  ".join(f"{value:.2f}" for value in smooth[4::5] or smooth[-1:])
+            way = "put back" if keep_norm else "left alone"
+            print(f"S = {asked.norm:g}, sigma = {sigma:g}, {way:10s}: {shown} %; median norm {length:.2f}", flush=True)
+
+
+def trained(asked: argparse.Namespace, sigma: float, keep_norm: bool) -> tuple[list[dict[str, float]], float]:
+    """The evaluations, and the median length of a word vector in the end."""
+    model = unheard.TiedLSTM(vocabulary_size=len(unheard.TokenStore.open(asked.corpus).vocabulary), keep_norm=keep_norm)
+    plan = unheard.Plan(
+        population=10_000,
+        sampling=unheard.PoissonSampling(users_per_round=asked.users_per_round),
+        update=unheard.FedAvg(),
+        clip=unheard.FlatClip(norm=asked.norm) if asked.norm else unheard.NoClip(),
+        noise=unheard.GaussianNoise(noise_std=sigma) if sigma else unheard.NoNoise(),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = unheard.Run(
+            corpus=asked.corpus,
+            model=model,
+            plan=plan,
+            training=unheard.Training(rounds=asked.rounds, reproducible_seed=1),
+            evaluation=unheard.Evaluation(every=20, max_tokens=40_000),
+            ledger=Path(folder) / "people.jsonl",
+        )
+        rows = [row.metrics for row in unheard.train(run, Path(folder) / "run") if row.metrics]
+        params_P = load_model(Path(folder) / "run" / "model.safetensors", model)
+    return rows, float(model.layout.split(params_P)["embedding"].norm(dim=1).median())
+
+
+if __name__ == "__main__":
+    main()
