@@ -57,8 +57,10 @@ def ranks_of(launcher: int) -> dict[int, int]:
 
 def listened_at(processes) -> set[str]:
     """The addresses, as /proc writes them, at which any of these processes waits for others to connect."""
-    files = [os.readlink(one) for pid in processes for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink()]
-    mine = {name.removeprefix("socket:[").removesuffix("]") for name in files if name.startswith("socket:[")}
+    mine = set()
+    for one in (one for pid in processes for one in Path(f"/proc/{pid}/fd").iterdir()):
+        with contextlib.suppress(OSError):  # files come and go as we look
+            mine.add(os.readlink(one).removeprefix("socket:[").removesuffix("]"))
     rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in mine}
 

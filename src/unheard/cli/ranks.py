@@ -91,11 +91,12 @@ def _launch(processes: int, max_restarts: int) -> None:
 
     # Its log speaks of ranks and exit codes; the leader says what happened, and so do we below.
     logging.disable(logging.ERROR)
-    # Gloo binds the address that the machine's name stands for, and others may reach that: sums on their way have no noise yet.
+    # DP: sums on their way have no noise yet, so they stay on the machine. Gloo binds the address that the machine's name stands
+    # for, which others may reach.
     if loopback := [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-    # They meet in a folder that nobody else may open. A store of torch's on a port listens to the whole network, and whoever writes
-    # into it can send the ranks, and their sums, to an address of their own.
+    # DP: they meet in a folder that nobody else may open. A store of torch's on a port listens to the whole network, and whoever
+    # writes into it can send the ranks, and their sums, to an address of their own.
     with tempfile.TemporaryDirectory(prefix="unheard-") as folder:
         os.environ[MEETING_PLACE] = str(Path(folder) / "ranks")
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -21,6 +21,7 @@ def ordered(recipe: Recipe, beside: Iterable[str] = ()) -> list[PaperRun]:
 
 
 def lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
+    """What was not run, what stopped early, what was tiny: a sentence for each."""
     absent = [run.name for run in runs if run.name not in found]
     stopped = [run for run in runs if run.name in found and found.runs[run.name].rounds < run.rounds]
     notes = []
@@ -45,6 +46,7 @@ def _is_tiny(run: PaperRun, found: Found) -> bool:
 
 
 def run_table(runs: Sequence[PaperRun], found: Found) -> Table:
+    """A row for each run, also for those that were not run."""
     rows = []
     for run in runs:
         result = found.runs.get(run.name)

@@ -67,8 +67,8 @@ def lines(found: Found, names: Mapping[str, str], *, first: int = 0) -> tuple[Li
 
 
 def by_round(found: Found, name: str, title: str, names: Mapping[str, str], *, first: int = 0) -> Figure:
-    """A figure of curves; `first` is the round that the runs began from. It ends where only one of them goes on: a run that others
-    need longer would press all that can be compared into a corner."""
+    """A figure of curves; `first` is the round that the runs began from. It ends where only one of them goes on: a run
+    that other figures need longer would press all that can be compared into a corner."""
     made = lines(found, names, first=first)
     ends = sorted(line.points[-1][0] for line in made if line.points and not line.is_thin)
     last = ends[-2] if len(ends) > 1 else math.inf

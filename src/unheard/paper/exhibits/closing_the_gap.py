@@ -17,6 +17,7 @@ BASELINE = "baseline"
 CLIPPED = {norm: clipped(norm).name for norm in GAPS}
 NOISED = {norm: noised(norm, SIGMA).name for norm in GAPS}
 LEAST, *LARGER = GAPS
+MARKS = (500, 1000, 1500, 2000, 2500, 3000)
 NARROWER = 0.75
 """At most this share of the gap is left: less of a change could be chance."""
 RULE = (
@@ -54,7 +55,19 @@ def closing_the_gap(recipe: Recipe, found: Found) -> Exhibit:
     )
     labels = {BASELINE: "baseline"} | {NOISED[norm]: f"σ = {SIGMA}, S = {norm}" for norm in GAPS}
     figure = by_round(found, "closing-the-gap", "AccuracyTop1 by round", labels)
-    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+    return shown(recipe, found, judge(found), tables=[table, _by_round(found)], figures=[figure])
+
+
+def _by_round(found: Found) -> Table:
+    """How the gap of each S goes on."""
+    end = found.rounds(BASELINE) or MARKS[-1]
+    marks = [mark for mark in MARKS if mark <= end] or [end]
+    gaps = [[_step(found, NOISED[norm], BASELINE, mark) for mark in marks] for norm in GAPS]
+    return Table(
+        title=f"σ = {SIGMA} less the baseline after some rounds, in points",
+        columns=["", *(f"{mark:,}" for mark in marks)],
+        rows=[[f"S = {norm}", *map(signed, row)] for norm, row in zip(GAPS, gaps, strict=True)],
+    )
 
 
 def judge(found: Found) -> Verdict:
