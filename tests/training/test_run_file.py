@@ -56,6 +56,24 @@ def test_what_may_change_on_resumption_does_not_change_the_hash(run):
     assert run_hash(replace(run, training=replace(run.training, init_seed=5))) != run_hash(run)
 
 
+def test_a_run_from_before_there_was_a_key_goes_on_as_what_was_done_then():
+    """The hash is the one that was written before [model] had keep_norm."""
+    tables = tomllib.loads("""
+        corpus = { path = "store" }
+        privacy = { population = 1000 }
+        model = { kind = "tied_lstm", vocabulary_size = 50 }
+        sampling = { kind = "poisson", users_per_round = 10 }
+        update = { kind = "fedavg", learning_rate = 6.0 }
+        clip = { kind = "flat", norm = 15.0 }
+        noise = { kind = "gaussian", noise_multiplier = 1.0 }
+        training = { rounds = 5 }
+    """)
+    then = "8cbc81b19aa6a7f0f1b5276d7274fceb7f29306792664f80585229dc8b421b16"
+    for keep_norm in (True, False):
+        tables["model"]["keep_norm"] = keep_norm
+        assert (run_hash(run_from_tables(tables)[0]) == then) is keep_norm
+
+
 def test_leaving_out_what_has_a_default_is_the_same_run(tables, run):
     for name in ("weights", "estimator", "server", "engine"):
         del tables[name]

@@ -70,6 +70,11 @@ class Found:
         values = [value for one in self.seeds(name) if (value := self.accuracy(one, at)) is not None]
         return sum(values) / len(values) if values else None
 
+    def apart(self, first: str, second: str, at: int | None) -> float | None:
+        """First less second after so many rounds, each the mean of its seeds; None where one of them did not get there."""
+        mine, its = self.mean(first, at), self.mean(second, at)
+        return None if at is None or mine is None or its is None else mine - its
+
     def ahead(self, first: str, second: str, at: int) -> tuple[float, float]:
         """First less second over the last quarter of so many rounds, and how far that may be off by what the evaluations of each
         swing: two standard errors. For runs that swing more than five evaluations smooth."""

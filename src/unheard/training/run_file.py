@@ -54,6 +54,9 @@ NOT_MEANING = (
     ("privacy", "ledger"),
 )
 """Keys that may change between a run and its resumption: they move neither a model nor its cost."""
+CAME_LATER = {("model", "keep_norm"): True}
+"""Keys that runs were made without, and what was done then, whatever is the default today. Where that is what they say, a run has the
+hash that it had before there was such a key, and goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +174,9 @@ def run_hash(run: Run) -> str:
             tables[table].pop(key[0], None)
         else:
             del tables[table]
+    for (table, key), before in CAME_LATER.items():
+        if tables[table].get(key) == before:
+            del tables[table][key]
     return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
 
 

@@ -37,8 +37,8 @@ def closing_the_gap(recipe: Recipe, found: Found) -> Exhibit:
                 NOTHING if at is None else f"{at:,}",
                 cell(found, BASELINE) if at is None else percent(found.mean(BASELINE, at)),
                 cell(found, NOISED[norm]) if at is None else percent(found.mean(NOISED[norm], at)),
-                signed(_step(found, CLIPPED[norm], BASELINE, at)),
-                signed(_step(found, NOISED[norm], CLIPPED[norm], at)),
+                signed(found.apart(CLIPPED[norm], BASELINE, at)),
+                signed(found.apart(NOISED[norm], CLIPPED[norm], at)),
                 f"{users:,}",
                 epsilon_text(_claimed(users)),
             ]
@@ -62,7 +62,7 @@ def _by_round(found: Found) -> Table:
     """How the gap of each S goes on."""
     end = found.rounds(BASELINE) or MARKS[-1]
     marks = [mark for mark in MARKS if mark <= end] or [end]
-    gaps = [[_step(found, NOISED[norm], BASELINE, mark) for mark in marks] for norm in GAPS]
+    gaps = [[found.apart(NOISED[norm], BASELINE, mark) for mark in marks] for norm in GAPS]
     return Table(
         title=f"σ = {SIGMA} less the baseline after some rounds, in points",
         columns=["", *(f"{mark:,}" for mark in marks)],
@@ -75,8 +75,8 @@ def judge(found: Found) -> Verdict:
     if lacking := missing(found, names, RULE, against=[BASELINE]):
         return lacking
     at = found.rounds(*names)
-    clip = -(_step(found, CLIPPED[LEAST], BASELINE, at) or 0.0)
-    noise = -(_step(found, NOISED[LEAST], CLIPPED[LEAST], at) or 0.0)
+    clip = -(found.apart(CLIPPED[LEAST], BASELINE, at) or 0.0)
+    noise = -(found.apart(NOISED[LEAST], CLIPPED[LEAST], at) or 0.0)
     base = found.mean(BASELINE, at) or 0.0
     accuracy = {norm: found.mean(NOISED[norm], at) or 0.0 for norm in GAPS}
     best = max(LARGER, key=lambda norm: accuracy[norm])
@@ -93,8 +93,3 @@ def _claimed(users: int) -> float:
     return claimed_today(
         PoissonGaussian(sampling_prob=users / REDDIT, noise_multiplier=1.0), ACCURACY_ROUNDS, TINY_DELTA
     )
-
-
-def _step(found: Found, name: str, other: str, at: int | None) -> float | None:
-    mine, its = found.mean(name, at), found.mean(other, at)
-    return None if at is None or mine is None or its is None else mine - its
