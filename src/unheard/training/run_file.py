@@ -55,8 +55,8 @@ NOT_MEANING = (
 )
 """Keys that may change between a run and its resumption: they move neither a model nor its cost."""
 CAME_LATER = {("model", "keep_norm"): True}
-"""Keys that runs were made without, and what was done then, whatever is the default today. Where that is what they say, a run has the
-hash that it had before there was such a key, and goes on."""
+"""Keys that runs were made without, and what was done then, whatever is the default today. Where that is what they say, a run has
+the hash that it had before there was such a key, and goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
