@@ -82,8 +82,6 @@ def accuracy_of(run: PaperRun, at: int) -> float:
         at += 800
     if name.startswith("fedsgd-"):
         pace, clip_weight, noise_weight = 1 / 6, 0.05, 6.0
-    if name.startswith("grown-"):
-        top, clip_weight, noise_weight = top + 0.002, 0.7, 0.7
     if name.startswith("free-norm-"):
         pace = 0.5
     extra = {"20k-": 0.3, "30k-": 0.4, "untied-": 0.3, "gru-": -0.3, "characters-": 28.0}

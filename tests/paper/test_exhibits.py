@@ -39,7 +39,6 @@ BROKEN = {
     "update-penalty": {"flat-S15-penalty0.01": 2.0},
     "tied-embeddings": {"untied-baseline": 3.0},
     "unit-norm": {"free-norm-flat-S15": 5.0},
-    "word-norms": {"grown-flat-S15": -3.0},
     "another-corpus": {f"flat-S15-sigma0.003{seed}": -6.0 for seed in ("", "-seed2", "-seed3")},
     "public-start": {"after-public-flat-S15-sigma0.003": -5.0},
     "adaptive-clipping": {"adaptive-z0.06": -2.0},

@@ -125,9 +125,9 @@ def test_only_the_public_start_is_declared_public():
 def test_shared_runs_are_one_and_as_long_as_the_longest_asks():
     jobs = {job.run.name: job for job in jobs_of(Step(recipes=("noise", "trade-offs")), FULL)}
     assert jobs["flat-S20-sigma0.012"].rounds == 4885
-    assert sum(len(recipe.runs) for recipe in RECIPES.values()) > len(RUNS) == 102
+    assert sum(len(recipe.runs) for recipe in RECIPES.values()) > len(RUNS) == 94
     everything = furthest(job for step in steps_by_rank(["all"]) for job in jobs_of(step, FULL))
-    assert len(everything) == 102
+    assert len(everything) == 94
 
 
 def test_all_runs_the_most_wanted_first_and_parents_before_children():

@@ -1,5 +1,6 @@
 """`unheard paper run`: recipes in, results out; stopped at any moment, the same command goes on."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,8 +26,11 @@ EXAMPLES = """Examples:
   unheard paper run all --corpus corpora/paper --name blogs --schedule schedule.toml --stop-after 1500
 
   unheard paper run estimators clipping --corpus main=corpora/reddit --rounds 1000 --seed 10
+
+  unheard paper run all --corpus corpora/paper --name blogs --set model.keep_norm=false    (the paper, with one thing changed)
 """
 
+_IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
 SPEED = 4_250.0
 """User updates a second of the paper's model on one H200, sixteen runs side by side (benchmarks/results)."""
 
@@ -41,6 +45,10 @@ def run(
     seed: Annotated[
         int, typer.Option(min=0, help="Added to the seeds of cohorts and noise; results get a folder of their own.")
     ] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change a key of every run: model.keep_norm=false; results get a folder of their own."),
+    ] = None,
     population: Annotated[
         list[str] | None, typer.Option(help="Declared users: N, or ROLE=N. Left out: counted, for research corpora.")
     ] = None,
@@ -80,12 +88,12 @@ def run(
         from unheard.paper.workplace import Workplace
 
         chosen, steps, corpora = scale_named(scale), _steps(names, schedule), _corpora(corpus, population, name)
-        title = _title(name or corpora["main"].name, scale, seed)
+        title = _title(name or corpora["main"].name, scale, seed, changes or [])
         place = Workplace(
             corpora=corpora,
             work=work / title,
             results=results / title,
-            scale=chosen,
+            scale=chosen.changed(changes or []),
             seed_shift=seed,
             engine=EngineChoice(kind=engine, device=device, rank_timeout=rank_timeout or EngineChoice.rank_timeout),
             ranks=ranks,
@@ -170,9 +178,10 @@ def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list["Wai
     return place.waiting([job for job in jobs if not reasons[job.run.name]])
 
 
-def _title(name: str, scale: str, seed: int) -> str:
-    """The folder of a corpus's runs and results: tiny runs and other seeds do not mix with the paper's."""
-    return name + ("" if scale == "full" else f"-{scale}") + (f"-seeds+{seed}" if seed else "")
+def _title(name: str, scale: str, seed: int, changes: list[str]) -> str:
+    """The folder of a corpus's runs and results: tiny runs, other seeds and other settings do not mix with the paper's."""
+    marks = ["" if scale == "full" else scale, f"seeds+{seed}" if seed else "", *sorted(changes)]
+    return "-".join([name, *(_IN_A_FILE_NAME.sub("_", mark) for mark in marks if mark)])
 
 
 def _say_what_is_counted(corpora: "Mapping[str, Corpus]") -> None:

@@ -6,13 +6,10 @@ Where in the paper: `place` says, if it is there.
 from dataclasses import replace
 
 from unheard.paper.recipe import PaperRun, Recipe
-from unheard.paper.runs import MAIN, SEEDS, SWEEP, TRADES, baseline, clipped, noised, traded, variant
+from unheard.paper.runs import MAIN, SWEEP, TRADES, baseline, clipped, noised, traded, variant
 
 GAPS = (15, 20, 30)
 PLAIN_CLIPPED_NOISED = (baseline(rounds=SWEEP), clipped(15), noised(15, 0.003))
-GROWN = "grown"
-WORD_NORMS = (*MAIN[:2], MAIN[3], clipped(15))
-"""Trained in both ways: word vectors put back to norm 1 by the server, and left as they grow."""
 PUBLIC = variant("other", replace(baseline(), rounds=1500), corpus="other")
 
 AROUND = (
@@ -61,19 +58,6 @@ AROUND = (
         ),
         claim="Vectors of norm 1 converge faster.",
         rank=11,
-    ),
-    Recipe(
-        name="word-norms",
-        title="Word vectors left to grow against vectors put back to norm 1",
-        place="Not in the paper",
-        runs=tuple(
-            made.with_seed(seed)
-            for run in WORD_NORMS
-            for made in (run, variant(GROWN, replace(run, rounds=SWEEP), "model.keep_norm=false"))
-            for seed in (SEEDS if run in MAIN[:2] else SEEDS[:1])
-        ),
-        claim="Where only their direction counts, word vectors that are left to grow bear clip and noise better.",
-        rank=4,
     ),
     Recipe(
         name="another-corpus",

@@ -4,8 +4,9 @@ Where in the paper: `place` says. Where a plot's own values are not printed, the
 """
 
 from unheard.paper.recipe import PaperRun, Recipe
-from unheard.paper.runs import FIRST, LONG, MAIN, SEEDS, SWEEP, TRADES, baseline, clipped, noised, traded, variant
+from unheard.paper.runs import FIRST, LONG, MAIN, SWEEP, TRADES, baseline, clipped, noised, traded, variant
 
+SEEDS = (1, 2, 3)
 CLIPS = (2.5, 5, 10, 15, 20, 30, 40)
 NOISES = (0.003, 0.006, 0.012, 0.024, 0.048, 0.2)
 S20 = traded(20)

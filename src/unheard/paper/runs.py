@@ -9,8 +9,6 @@ from dataclasses import replace
 from unheard.paper.recipe import PaperRun
 
 LONG, SWEEP = 5000, 3000
-SEEDS = (1, 2, 3)
-"""Of the comparison that matters most."""
 FIRST, THEN = 4885, 6000
 """Rounds before and after the noise and the clip are adjusted."""
 TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)

@@ -3,7 +3,8 @@
 In: a run as the paper has it. Out: how many rounds, how many users a round, and what else is made smaller. No torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from unheard.errors import InvalidValue
 from unheard.paper.recipe import PaperRun
@@ -24,6 +25,10 @@ class Scale:
     users_from_to: tuple[int, int] = (1, 2**40)
     changes: tuple[str, ...] = ()
     """What else differs from the paper's setting."""
+
+    def changed(self, changes: Sequence[str]) -> "Scale":
+        """With more that differs from the paper's setting, in every run."""
+        return replace(self, changes=(*self.changes, *changes))
 
     def rounds(self, run: PaperRun, cap: int | None = None) -> int:
         """How long a run is here; `cap` is what the person at the keyboard has time for."""

@@ -28,7 +28,6 @@ from unheard.paper.exhibits.trade_offs import trade_offs, trade_offs_adjusted
 from unheard.paper.exhibits.update_penalty import update_penalty
 from unheard.paper.exhibits.users_100_vs_1250 import users_100_vs_1250
 from unheard.paper.exhibits.users_per_round import users_per_round
-from unheard.paper.exhibits.word_norms import word_norms
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.recipes import RECIPES
@@ -58,7 +57,6 @@ EXHIBITS: dict[str, Callable[[Recipe, Found], Exhibit]] = {
         update_penalty,
         tied_embeddings,
         unit_norm,
-        word_norms,
         another_corpus,
         public_start,
         adaptive_clipping,
