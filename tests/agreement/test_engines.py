@@ -96,7 +96,7 @@ def test_unequal_weights_agree(fast, model):
         {},
         {"tied": False},
         {"unit_norm": False},
-        {"keep_norm": False},
+        {"keep_norm": True},
         {"user_features": 3},
         {"tied": False, "unit_norm": False},
     ],

@@ -1,5 +1,7 @@
 """The paper's model: its size, its parts, and the LSTM itself against torch's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -57,6 +59,7 @@ def test_the_same_seed_begins_in_the_same_place_and_another_elsewhere(model):
 
 
 def test_the_server_puts_word_vectors_back_on_the_sphere_and_touches_nothing_else(model):
+    model = replace(model, keep_norm=True)
     moved = model.initial(0) + 0.3
     before, after = model.layout.split(moved), model.layout.split(model.project(moved))
     torch.testing.assert_close(after["embedding"].norm(dim=1), torch.ones(model.vocabulary_size))
@@ -67,7 +70,7 @@ def test_the_server_puts_word_vectors_back_on_the_sphere_and_touches_nothing_els
 @pytest.mark.parametrize("kind", [unheard.TiedLSTM, unheard.TiedGRU])
 def test_word_vectors_need_not_be_put_back(kind):
     moved = kind(vocabulary_size=20, embedding_size=5, hidden_size=7).initial(0) + 0.3
-    for options in ({"keep_norm": False}, {"unit_norm": False}):
+    for options in ({}, {"unit_norm": False}, {"unit_norm": False, "keep_norm": True}):
         model = kind(vocabulary_size=20, embedding_size=5, hidden_size=7, **options)
         assert torch.equal(model.project(moved), moved)
 

@@ -89,6 +89,36 @@ def test_a_schedule_and_a_seed_on_the_command_line(store, tmp_path):
     assert found["baseline"].corpus == "digits"
 
 
+def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path):
+    asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--rounds", "1"]
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    unheard(*asked, *folders)
+    unheard(*asked, *folders, "--set", "model.keep_norm=false", "--set", "update.learning_rate=3")
+    usual = read(tmp_path / "results" / "counting-smoke")
+    other = read(tmp_path / "results" / "counting-smoke-model.keep_norm=false-update.learning_rate=3")
+    assert set(usual) == set(other) == {run.name for run in RECIPES["estimators"].runs}
+    for name, one in other.items():
+        assert (one.settings["model"]["keep_norm"], one.settings["update"]["learning_rate"]) == (False, 3)
+        assert (usual[name].settings["model"]["keep_norm"], usual[name].settings["update"]["learning_rate"]) == (
+            True,
+            6,
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.keep_nrom=false", "Did you mean 'keep_norm'"),
+        ("model.keep_norm", "write table.key=value"),
+        ("training.rounds=3", "--rounds N"),
+        ("sampling.users_per_round=3", "--scale smoke"),
+    ],
+)
+def test_a_change_that_would_change_nothing_is_refused(store, tmp_path, change, said):
+    asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--work", str(tmp_path)]
+    assert said in refused(*asked, "--set", change)
+
+
 @pytest.mark.parametrize(
     ("step", "said"),
     [

@@ -167,6 +167,17 @@ def test_models_of_one_quality_cannot_show_what_quality_does(everything):
     assert exhibit("head-words", Found("x", flat)).verdict.outcome == "cannot tell"
 
 
+def test_head_words_of_runs_of_very_different_length_are_not_compared(everything):
+    """They become fewer as a model learns: 1,250 users a round after 500 rounds say nothing beside 100 after 5,000."""
+    many = "flat-S15-sigma0.012-C1250"
+    leaning = changed(everything, many, head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
+    assert exhibit("head-words", leaning).verdict.outcome == "did not hold"
+    shorter = exhibit("head-words", changed(leaning, many, rounds=1000)).verdict
+    assert "1,250" not in shorter.sentence
+    assert shorter.outcome == "held"
+    assert exhibit("head-words", changed(everything, "baseline", rounds=1000)).verdict.outcome == "cannot tell"
+
+
 def test_a_few_rounds_say_nothing_about_head_words_and_a_tiny_run_nothing_about_cost(everything):
     assert exhibit("head-words", world(rounds=40)).verdict.outcome == "cannot tell"
     tiny = changed(everything, "cost-C5000", settings={"sampling": {"users_per_round": 3}})

@@ -4,10 +4,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 import unheard
 from unheard.errors import InvalidValue, UnheardError, UnknownKey
-from unheard.training.run_file import read_run_file, run_from_tables, run_hash, run_toml, tables_from_run
+from unheard.training.run_file import (
+    read_run_file,
+    read_saved_run,
+    run_from_tables,
+    run_hash,
+    run_toml,
+    tables_from_run,
+)
 
 
 @pytest.fixture
@@ -72,6 +80,19 @@ def test_a_run_from_before_there_was_a_key_goes_on_as_what_was_done_then():
     for keep_norm in (True, False):
         tables["model"]["keep_norm"] = keep_norm
         assert (run_hash(run_from_tables(tables)[0]) == then) is keep_norm
+
+
+def test_a_run_folder_from_before_there_was_a_key_reads_as_what_was_done_then(tmp_path, tables):
+    """In one's own run file what is left out has today's default; a folder's run file leaves nothing out, so it is older."""
+    for kind in ("tied_lstm", "tied_gru"):
+        tables["model"] = {"kind": kind, "vocabulary_size": tables["model"]["vocabulary_size"]}
+        path = tmp_path / "run.toml"
+        path.write_text(tomli_w.dumps(tables))
+        assert read_run_file(path)[0].model.keep_norm is False
+        assert read_saved_run(path)[0].model.keep_norm is True
+    path.write_text("model = 3")
+    with pytest.raises(UnheardError):
+        read_saved_run(path)
 
 
 def test_leaving_out_what_has_a_default_is_the_same_run(tables, run):

@@ -25,7 +25,7 @@ from unheard.randomness import ReproducibleStreams, SecureStreams
 from unheard.runs import RunFolder
 from unheard.training.checkpoint import Checkpoint, checkpoint_files, read_checkpoint, released_model
 from unheard.training.run import Run
-from unheard.training.run_file import read_run_file, run_hash
+from unheard.training.run_file import read_saved_run, run_hash
 
 EPSILON_SLACK = 1e-9
 """Two computations of one figure by one program agree to far better than this."""
@@ -80,7 +80,7 @@ def _ledger(folder: Folder) -> Iterator[str]:
 
 
 def _configuration(folder: Folder) -> Iterator[str]:
-    folder.run, _ = read_run_file(folder.path.run_file)
+    folder.run, _ = read_saved_run(folder.path.run_file)
     if folder.ledger is None:
         raise Trouble("run.toml reads well, but there is no ledger to hold it against.")
     if folder.ledger.facts.get("run_hash") != run_hash(folder.run):

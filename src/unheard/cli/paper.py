@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli import paper_list, paper_prepare, paper_run
+from unheard.cli import paper_compare, paper_list, paper_prepare, paper_run
 
 if TYPE_CHECKING:
     from unheard.paper.exhibit import Exhibit
@@ -30,6 +30,7 @@ app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args
 app.command("list", epilog=paper_list.EXAMPLES)(paper_list.list_)
 app.command("prepare", epilog=paper_prepare.EXAMPLES)(paper_prepare.prepare)
 app.command("run", epilog=paper_run.EXAMPLES)(paper_run.run)
+app.command("compare", epilog=paper_compare.EXAMPLES)(paper_compare.compare)
 
 
 @app.command("show", epilog=SHOW_EXAMPLES)

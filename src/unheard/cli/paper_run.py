@@ -30,6 +30,16 @@ EXAMPLES = """Examples:
   unheard paper run all --corpus corpora/paper --name blogs --set model.keep_norm=false    (the paper, with one thing changed)
 """
 
+OF_RECIPES = {
+    "training.rounds": "recipes say how long a run is. Fewer: --rounds N.",
+    "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
+    "training.init_from": "recipes say what a run begins from.",
+    "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
+    "privacy.population": "say it with --population N.",
+    "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
+    "corpus.path": "say it with --corpus ROLE=DIR.",
+}
+"""Keys that --set would not change, or that would be changed back, and what to say instead."""
 _IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
 SPEED = 4_250.0
 """User updates a second of the paper's model on one H200, sixteen runs side by side (benchmarks/results)."""
@@ -47,7 +57,9 @@ def run(
     ] = 0,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change a key of every run: model.keep_norm=false; results get a folder of their own."),
+        typer.Option(
+            "--set", help="Change a key of every run: model.keep_norm=false; results get a folder of their own."
+        ),
     ] = None,
     population: Annotated[
         list[str] | None, typer.Option(help="Declared users: N, or ROLE=N. Left out: counted, for research corpora.")
@@ -87,6 +99,7 @@ def run(
         from unheard.paper.scale import scale_named
         from unheard.paper.workplace import Workplace
 
+        _check_changes(changes or [])
         chosen, steps, corpora = scale_named(scale), _steps(names, schedule), _corpora(corpus, population, name)
         title = _title(name or corpora["main"].name, scale, seed, changes or [])
         place = Workplace(
@@ -176,6 +189,15 @@ def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list["Wai
         why = sorted({str(reason) for reason in reasons.values()})
         raise CorpusMissing(f"None of these runs can be made: {'; '.join(why)}.")
     return place.waiting([job for job in jobs if not reasons[job.run.name]])
+
+
+def _check_changes(changes: list[str]) -> None:
+    """Every other key may be changed; a key that is not there is refused with the run that it would change."""
+    from unheard.errors import InvalidValue
+
+    for change in changes:
+        if (key := change.partition("=")[0].strip()) in OF_RECIPES:
+            raise InvalidValue(f"--set {change}: {OF_RECIPES[key]}")
 
 
 def _title(name: str, scale: str, seed: int, changes: list[str]) -> str:

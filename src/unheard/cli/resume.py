@@ -45,9 +45,9 @@ def resume(
         from unheard.cli.finish import finish
         from unheard.runs import RunFolder
         from unheard.training.loop import resume as go_on
-        from unheard.training.run_file import read_run_file
+        from unheard.training.run_file import read_saved_run
 
-        _, choice = read_run_file(RunFolder.open(folder).run_file)
+        _, choice = read_saved_run(RunFolder.open(folder).run_file)
         choice = replace(
             choice,
             kind=engine or choice.kind,

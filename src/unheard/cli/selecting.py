@@ -18,7 +18,7 @@ def select_best(
     from unheard.cli.sweep import combinations
     from unheard.errors import InvalidValue
     from unheard.training.loop import pinned
-    from unheard.training.run_file import read_run_file, run_hash
+    from unheard.training.run_file import read_run_file, read_saved_run, run_hash
     from unheard.tuning.selecting import select
     from unheard.tuning.trial_count import TrialCount
 
@@ -43,7 +43,7 @@ def select_best(
     if as_json:
         typer.echo(folder.statement.read_text(encoding="utf-8"))
         return
-    best = run_hash(read_run_file(folder.run_file)[0])
+    best = run_hash(read_saved_run(folder.run_file)[0])
     chosen = next(some for some, run in zip(changes, candidates, strict=True) if run_hash(pinned(run)) == best)
     say(f"The best: {', '.join(chosen)}. Run folder: {out}")
     say(f"What it and the choice of it cost: {loads(folder.statement.read_text(encoding='utf-8'))['claim']}.")

@@ -24,7 +24,7 @@ class TiedGRU:
     hidden_size: int = 256
     tied: bool = True
     unit_norm: bool = True
-    keep_norm: bool = True
+    keep_norm: bool = False
     user_features: int = 0
 
     def __post_init__(self) -> None:

@@ -27,8 +27,8 @@ class TiedLSTM:
     unit_norm: bool = True
     """Word vectors of norm 1.0, which the paper found to converge faster. Normalised in the forward pass, so that
     a user's clipped delta needs no projection."""
-    keep_norm: bool = True
-    """With unit_norm: the server puts word vectors back on the sphere after the noise. False leaves them as long as training makes
+    keep_norm: bool = False
+    """With unit_norm: the server puts word vectors back on the sphere after the noise. Otherwise they are as long as training made
     them, and only their direction counts: the longer a vector has grown, the less it turns, by gradients and by noise."""
     user_features: int = 0
     """Length of an optional vector about the user, given to the LSTM beside each word (appendix, personalization)."""

@@ -32,8 +32,9 @@ class Found:
 
     @property
     def title(self) -> str:
-        """The corpus, and where other seeds or tiny runs have a folder of their own, that too."""
-        return self.corpus if self.folder in ("", self.corpus) else f"{self.corpus} ({self.folder})"
+        """The corpus, and where other seeds, other settings or tiny runs have a folder of their own, what that adds to it."""
+        added = self.folder.removeprefix(f"{self.corpus}-")
+        return self.corpus if self.folder in ("", self.corpus) else f"{self.corpus} ({added})"
 
     def __contains__(self, name: str) -> bool:
         return name in self.runs

@@ -6,12 +6,13 @@ In: a folder of results. Out: index.html for the corpus with the most rounds, a 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from unheard.paper.exhibit import Exhibit
+from unheard.paper.comparison import beside
+from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.exhibits import EXHIBITS, exhibit
 from unheard.paper.found import Found, corpora
 from unheard.report.document import document
 from unheard.report.images import write_png, write_svg
-from unheard.report.paper_sections import contents, lede, section
+from unheard.report.paper_sections import comparison, contents, lede, section
 from unheard.report.plots_of_paper import plot_of
 from unheard.runs import replace_file
 
@@ -33,7 +34,8 @@ def write_pages(
             if other is not found
         ]
         shown = exhibits(found, progress)
-        written.append(write_page(shown, folder, others=others))
+        compared = () if found is founds[0] else beside(founds[0], found)
+        written.append(write_page(shown, folder, others=others, compared=compared))
         if pictures:
             write_pictures(shown, folder / "figures", progress)
     return written
@@ -48,22 +50,31 @@ def exhibits(found: Found, progress: Progress = lambda step, part: None) -> list
     return made
 
 
-def write_page(shown: Sequence[Exhibit], folder: Path, *, others: Sequence[tuple[str, str]] = ()) -> Path:
+def write_page(
+    shown: Sequence[Exhibit],
+    folder: Path,
+    *,
+    others: Sequence[tuple[str, str]] = (),
+    compared: Sequence[Table] = (),
+) -> Path:
     """`folder`/index.html, whole or not at all."""
     page = folder / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(page, render_page(shown, others=others).encode())
+    replace_file(page, render_page(shown, others=others, compared=compared).encode())
     return page
 
 
-def render_page(shown: Sequence[Exhibit], *, others: Sequence[tuple[str, str]] = ()) -> str:
+def render_page(
+    shown: Sequence[Exhibit], *, others: Sequence[tuple[str, str]] = (), compared: Sequence[Table] = ()
+) -> str:
+    """`compared`: tables of these results beside the main ones."""
     corpus = shown[0].corpus
     return document(
         heading=f"The paper, run on {corpus}" if corpus else "The paper, not yet run",
         mark="the paper's tables and figures",
         lede=lede(shown, others),
         contents=contents(shown),
-        body="".join(section(made) for made in shown),
+        body=comparison(compared) + "".join(section(made) for made in shown),
         source="results",
         styles=("page.css", "paper.css"),
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from unheard.paper.exhibit import Exhibit
+from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.verdict import UNCERTAIN, points
 from unheard.report import html
 from unheard.report.plots_of_paper import plot_of
@@ -33,6 +33,15 @@ def section(made: Exhibit) -> str:
         f"<dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
         f"{figures}{tables}{html.items(made.notes, 'lacks')}{_runs(made)}</section>"
     )
+
+
+def comparison(tables: Sequence[Table]) -> str:
+    """These results beside the main ones, if they are not the main ones themselves."""
+    if not tables:
+        return ""
+    shown = "".join(html.table(table) for table in tables)
+    heading = f"Beside {escape(tables[0].columns[1])}"
+    return f'<section id="beside" aria-labelledby="beside-h"><h2 id="beside-h">{heading}</h2>{shown}</section>'
 
 
 def contents(shown: Sequence[Exhibit]) -> str:

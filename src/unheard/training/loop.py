@@ -32,7 +32,7 @@ from unheard.training.crew import build, reach, spread_of
 from unheard.training.fitting import check_fits
 from unheard.training.round import draw_cohort, learn
 from unheard.training.run import Run
-from unheard.training.run_file import read_run_file, run_hash, run_toml
+from unheard.training.run_file import read_saved_run, run_hash, run_toml
 from unheard.training.start import (
     charge_the_past,
     check_checkpoint,
@@ -75,7 +75,7 @@ def resume(
 ) -> Iterator[RoundReport]:
     """Go on from the newest checkpoint, here or on another machine; `rounds` moves the end, `corpus` says where the store is."""
     folder = RunFolder.open(out)
-    run, saved_engine = read_run_file(folder.run_file)
+    run, saved_engine = read_saved_run(folder.run_file)
     if rounds is not None:
         run = replace(run, training=replace(run.training, rounds=rounds))
     if corpus is not None:

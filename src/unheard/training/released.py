@@ -16,7 +16,7 @@ from unheard.measure.prediction import predict
 from unheard.runs import RunFolder
 from unheard.training.checkpoint import load_model
 from unheard.training.run import Run
-from unheard.training.run_file import read_run_file
+from unheard.training.run_file import read_saved_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Released:
         folder = RunFolder.open(path)
         if not folder.model.exists():
             raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
-        run, _ = read_run_file(folder.run_file)
+        run, _ = read_saved_run(folder.run_file)
         try:
             table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
         except (ValueError, OSError, RecursionError):

@@ -54,9 +54,9 @@ NOT_MEANING = (
     ("privacy", "ledger"),
 )
 """Keys that may change between a run and its resumption: they move neither a model nor its cost."""
-CAME_LATER = {("model", "keep_norm"): True}
-"""Keys that runs were made without, and what was done then, whatever is the default today. Where that is what they say, a run has
-the hash that it had before there was such a key, and goes on."""
+CAME_LATER = {("model", "tied_lstm", "keep_norm"): True, ("model", "tied_gru", "keep_norm"): True}
+"""Keys (table, kind, key) that runs were made without, and what was done then, whatever is the default today. Where that is what
+they say, a run has the hash that it had before there was such a key, and goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,23 @@ class Privacy:
 
 def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, EngineChoice]:
     """The run that a file describes; a relative corpus path is relative to the working folder, as on any command line."""
+    tables = _read_tables(path)
+    for override in overrides:
+        set_key(tables, override)
+    return run_from_tables(tables)
+
+
+def read_saved_run(path: str | Path) -> tuple[Run, EngineChoice]:
+    """The run file in a run's own folder, where everything is written out: a key that it lacks came later."""
+    tables = _read_tables(path)
+    for (table, kind, key), before in CAME_LATER.items():
+        part = tables.get(table)
+        if isinstance(part, dict) and part.get("kind") == kind:
+            part.setdefault(key, before)
+    return run_from_tables(tables)
+
+
+def _read_tables(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -98,12 +115,9 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
             f"The run file {path} is not UTF-8 text. Save it as UTF-8, or write one with `unheard init`."
         ) from None
     try:
-        tables = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidValue(f"{path} is not valid TOML: {error}.") from None
-    for override in overrides:
-        set_key(tables, override)
-    return run_from_tables(tables)
 
 
 def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
@@ -174,8 +188,8 @@ def run_hash(run: Run) -> str:
             tables[table].pop(key[0], None)
         else:
             del tables[table]
-    for (table, key), before in CAME_LATER.items():
-        if tables[table].get(key) == before:
+    for (table, kind, key), before in CAME_LATER.items():
+        if (tables[table].get("kind"), tables[table].get(key)) == (kind, before):
             del tables[table][key]
     return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
 

@@ -27,10 +27,10 @@ FEWEST = 4
 LEANING = -0.5
 LITTLE = 0.25
 RULE = (
-    f"Over at least {FEWEST} models, trained for {TRAINED:,} rounds or more and of different accuracy, the rank "
-    "correlation between AccuracyTop1 and the mean number of the 100 most "
-    f"frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 differs from the baseline, and (where "
-    f"both were trained so long) 1,250 users a round from 100 at equal σ, by at most {LITTLE:g} of the ten."
+    f"Over at least {FEWEST} models, trained for {TRAINED:,} rounds or more and of different accuracy, the rank correlation of "
+    f"AccuracyTop1 with the mean number of the 100 most frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 "
+    "differs from the baseline, and (where neither was trained for less than half the rounds of the other) 1,250 users a round "
+    f"from 100 at equal σ, by at most {LITTLE:g} of the ten."
 )
 
 
@@ -55,9 +55,8 @@ def judge(found: Found) -> Verdict:
     base, quiet = mean(found, BASELINE, "100"), mean(found, QUIET, "100")
     if not pairs(found, "100"):
         return judged(None, "Not run.", RULE)
-    is_trained = all((found.rounds(name) or 0) >= TRAINED for name in (BASELINE, QUIET))
-    if len(known) < FEWEST or base is None or quiet is None or not is_trained:
-        asked = f"the rule asks for {FEWEST}, with {BASELINE} and {QUIET} among them"
+    if len(known) < FEWEST or base is None or quiet is None or not _are_alike_trained(found, BASELINE, QUIET):
+        asked = f"the rule asks for {FEWEST}, with {BASELINE} and {QUIET} of like length among them"
         return judged(None, f"Head words were counted for {len(known)} trained models; {asked}.", RULE)
     accuracies = [accuracy for accuracy, _ in known]
     if max(accuracies) - min(accuracies) <= margin(found):
@@ -69,14 +68,19 @@ def judge(found: Found) -> Verdict:
         f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {leaning:+.2f}. Of ten "
         f"suggestions {quiet:.2f} are among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
     )
-    few, many = (
-        mean(found, name, "100") if (found.rounds(name) or 0) >= TRAINED else None for name in (FEW_USERS, MANY_USERS)
-    )
+    few, many = mean(found, FEW_USERS, "100"), mean(found, MANY_USERS, "100")
     is_alike = True
-    if few is not None and many is not None:
+    if few is not None and many is not None and _are_alike_trained(found, FEW_USERS, MANY_USERS):
         sentence += f" With 1,250 users a round {many:.2f} are, with 100 {few:.2f} (σ = 0.012)."
         is_alike = abs(many - few) <= LITTLE
     return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE and is_alike, sentence, RULE)
+
+
+def _are_alike_trained(found: Found, first: str, second: str) -> bool:
+    """Long enough, and neither far longer than the other: head words are counted at the end of a run, and become fewer as it
+    learns."""
+    shorter, longer = sorted(found.rounds(name) or 0 for name in (first, second))
+    return shorter >= TRAINED and 2 * shorter >= longer
 
 
 def pairs(found: Found, head: str, least: int = 0) -> list[tuple[float, float]]:

@@ -1,0 +1,63 @@
+"""Two sets of results beside each other: the same runs with another setting, another seed, or on another corpus.
+
+In: two Founds. Out: tables of text. Runs are compared where both got to; those that began from different models are not.
+"""
+
+from unheard.numbers import percent
+from unheard.paper.exhibit import Table
+from unheard.paper.exhibits import EXHIBITS, exhibit
+from unheard.paper.found import Found
+from unheard.paper.recipe import distinct
+from unheard.paper.recipes import RECIPES
+from unheard.paper.showing import signed
+from unheard.paper.verdict import margin, points
+
+
+def beside(first: Found, second: Found) -> tuple[Table, Table]:
+    """What both concluded, and what each run of both reached."""
+    return _conclusions(first, second), _runs(first, second)
+
+
+def _conclusions(first: Found, second: Found) -> Table:
+    rows = []
+    for name in EXHIBITS:
+        if RECIPES[name].runs:
+            one, other = (exhibit(name, found).verdict for found in (first, second))
+            if "cannot tell" not in (one.outcome, other.outcome):
+                rows.append([name, one.outcome, other.outcome])
+    return Table(
+        title="What was concluded from both",
+        columns=["", *_names(first, second)],
+        rows=rows,
+        note="" if rows else "No conclusion can be drawn from both yet.",
+    )
+
+
+def _runs(first: Found, second: Found) -> Table:
+    rows = []
+    for run in distinct(RECIPES.values()):
+        ends = [found.rounds(run.name) for found in (first, second)]
+        known = [end for end in ends if end is not None]
+        if len(known) < 2 or _began(first, run.name) != _began(second, run.name):
+            continue
+        at = min(known)
+        one, other = (found.accuracy(run.name, at) for found in (first, second))
+        apart = None if one is None or other is None else other - one
+        rows.append([run.name, f"{at:,}", percent(one), percent(other), signed(apart)])
+    told = f"Points: the second less the first. Two runs differ if they lie over {points(max(map(margin, (first, second))))} apart."
+    return Table(
+        title="AccuracyTop1 after as many rounds as both got to",
+        columns=["run", "rounds", *_names(first, second), "points"],
+        rows=rows,
+        note=f"Smoothed over 5 evaluations. {told}" if rows else "No run is in both.",
+    )
+
+
+def _names(first: Found, second: Found) -> tuple[str, str]:
+    """Their folders, the second's without what it shares with the first's: `model.keep_norm=false`."""
+    return first.folder, second.folder.removeprefix(f"{first.folder}-")
+
+
+def _began(found: Found, name: str) -> str | None:
+    """The run that it began from, and after how many of its rounds."""
+    return found.runs[name].settings.get("training", {}).get("init_from")

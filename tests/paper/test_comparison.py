@@ -1,0 +1,73 @@
+"""Two sets of results beside each other, in the terminal and on the page."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.paper.making import changed, moved, world
+from unheard.cli.main import app
+from unheard.errors import CorpusMissing
+from unheard.paper import results
+from unheard.paper.comparison import beside
+from unheard.paper.found import Found
+from unheard.report.paper_page import write_pages
+
+pytestmark = pytest.mark.usefixtures("quick")
+USUAL = replace(world(), folder="made-up")
+
+
+def another(by: float, **cut: int) -> Found:
+    """Every run better by so many points, in a folder that says what was changed."""
+    found = world(**cut)
+    return replace(moved(found, dict.fromkeys(found.runs, by)), folder="made-up-model.tied=false")
+
+
+def test_runs_are_compared_where_both_got_to():
+    _, runs = beside(USUAL, another(1.5, rounds=600))
+    assert runs.columns == ["run", "rounds", "made-up", "model.tied=false", "points"]
+    rows = {row[0]: row[1:] for row in runs.rows}
+    assert set(rows) == set(USUAL.runs)
+    rounds, first, second, points = rows["baseline"]
+    assert (rounds, points) == ("600", "+1.50")
+    assert float(second[:-2]) - float(first[:-2]) == pytest.approx(1.5, abs=0.011)
+    assert {row[-1] for row in runs.rows} == {"+1.50"}
+
+
+def test_a_run_that_began_elsewhere_or_is_in_one_alone_is_left_out():
+    name = "then-flat-S10-sigma0.006"
+    settings = {"training": {"init_from": "flat-S20-sigma0.012 after 1,000 rounds"}}
+    other = changed(another(1.0), name, settings=settings)
+    left = {row[0] for row in beside(USUAL, Found(other.corpus, {**other.runs}, "b"))[1].rows}
+    assert name not in left
+    assert "baseline" in left
+    assert {row[0] for row in beside(USUAL, world(only=["baseline", "flat-S15"]))[1].rows} == {"baseline", "flat-S15"}
+
+
+def test_conclusions_stand_beside_each_other_where_both_have_one():
+    worse = replace(moved(world(without=["baseline-C10"]), {"flat-S15-penalty0.01": 3.0}), folder="b")
+    rows = {row[0]: row[1:] for row in beside(USUAL, worse)[0].rows}
+    assert rows["update-penalty"] == ["held", "did not hold"]
+    assert rows["estimators"] == ["held", "held"]
+    assert "users-per-round" not in rows  # not run
+    assert "table-rounds" not in rows  # needs no run
+    nothing = [table.note for table in beside(USUAL, Found())]
+    assert nothing == ["No conclusion can be drawn from both yet.", "No run is in both."]
+
+
+def test_on_the_command_line_and_on_the_page(tmp_path):
+    for found in (USUAL, another(1.0, rounds=600)):
+        results.append(tmp_path / found.folder, found.runs.values())
+    folders = [str(tmp_path / folder) for folder in ("made-up", "made-up-model.tied=false")]
+    shown = CliRunner(env={"COLUMNS": "120"}).invoke(app, ["paper", "compare", *folders], catch_exceptions=False).output
+    assert "model.tied=false" in shown
+    assert "+1.00" in shown
+    said = CliRunner().invoke(app, ["paper", "compare", *folders, "--json"], catch_exceptions=False).stdout
+    assert json.loads(said) == [asdict(table) for table in beside(USUAL, another(1.0, rounds=600))]
+    with pytest.raises(CorpusMissing, match="no-such"):
+        CliRunner().invoke(app, ["paper", "compare", folders[0], str(tmp_path / "no-such")], catch_exceptions=False)
+    main, other = (path.read_text() for path in write_pages(tmp_path, tmp_path / "out", pictures=False))
+    assert 'id="beside"' not in main
+    assert "Beside made-up" in other
+    assert "The paper, run on made-up (model.tied=false)" in other
