@@ -1,6 +1,7 @@
 """Should the server put word vectors back to norm 1? Held-out accuracy with and without (`keep_norm`), by clip and noise.
 
-Run it: python benchmarks/word_norms.py CORPUS [--rounds 160] [--users-per-round 20] [--norm 15] [--noise-std 0 0.003 0.012]
+Run it: python benchmarks/word_norms.py CORPUS [--model lstm] [--rounds 160] [--users-per-round 20] [--norm 15]
+        [--noise-std 0 0.003 0.012]
 The paper's model and recipe (eta = 6, B = 8, unroll 10), the same cohorts and the same seeds for both, evaluated every 20 rounds;
 printed are means over five evaluations, as the paper smooths, and how long word vectors were in the end.
 """
@@ -15,10 +16,13 @@ import torch
 import unheard
 from unheard.training.checkpoint import load_model
 
+MODELS = {"lstm": unheard.TiedLSTM, "gru": unheard.TiedGRU}
+
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("corpus")
+    words.add_argument("--model", choices=MODELS, default="lstm")
     words.add_argument("--rounds", type=int, default=160)
     words.add_argument("--users-per-round", type=int, default=20)
     words.add_argument("--norm", type=float, default=15.0, help="S; 0 for no clip (and no noise)")
@@ -38,7 +42,8 @@ def main() -> None:
 
 def trained(asked: argparse.Namespace, sigma: float, keep_norm: bool) -> tuple[list[dict[str, float]], float]:
     """The evaluations, and the median length of a word vector in the end."""
-    model = unheard.TiedLSTM(vocabulary_size=len(unheard.TokenStore.open(asked.corpus).vocabulary), keep_norm=keep_norm)
+    words = len(unheard.TokenStore.open(asked.corpus).vocabulary)
+    model = MODELS[asked.model](vocabulary_size=words, keep_norm=keep_norm)
     plan = unheard.Plan(
         population=10_000,
         sampling=unheard.PoissonSampling(users_per_round=asked.users_per_round),

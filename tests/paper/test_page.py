@@ -9,8 +9,9 @@ import pytest
 
 from tests.paper.making import changed, world
 from unheard.paper import results
+from unheard.paper.comparison import beside
 from unheard.paper.exhibits import EXHIBITS, exhibit
-from unheard.paper.found import Found, corpora
+from unheard.paper.found import Found, corpora, read
 from unheard.report.images import write_png, write_svg
 from unheard.report.paper_page import exhibits, render_page, write_page, write_pages
 from unheard.report.plots_of_paper import looks_of, plot_of
@@ -150,4 +151,14 @@ def test_the_readme_says_what_the_results_in_the_repository_say():
     root = Path(__file__).parents[2]
     said = render_page(exhibits(corpora(root / "results" / "blogs")[0]))
     (counts,) = set(re.findall(r"of \d+ conclusions [^.]*", said))
-    assert counts in (root / "README.md").read_text(encoding="utf-8")
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert counts in readme
+    usual, grown = (read(root / "results" / name) for name in ("blogs", "blogs-model.keep_norm=false"))
+    for found in (usual, grown):
+        for noised in ("flat-S15-sigma0.003", "flat-S15-sigma0.012"):
+            cost = found.apart("baseline", noised, 3000)
+            assert cost is not None
+            assert re.search(rf"\b{100 * cost:.2f}\b", readme)
+    rows = beside(usual, grown)[0].rows
+    held = [sum(row[i] == "held" for row in rows) for i in (1, 2)]
+    assert f"of the {len(rows)} conclusions drawn from both ways so far {held[1]} hold, against {held[0]}" in readme
