@@ -93,16 +93,13 @@ def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path)
     asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--rounds", "1"]
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     unheard(*asked, *folders)
-    unheard(*asked, *folders, "--set", "model.keep_norm=false", "--set", "update.learning_rate=3")
+    unheard(*asked, *folders, "--set", "model.keep_norm=true", "--set", "update.learning_rate=3")
     usual = read(tmp_path / "results" / "counting-smoke")
-    other = read(tmp_path / "results" / "counting-smoke-model.keep_norm=false-update.learning_rate=3")
+    other = read(tmp_path / "results" / "counting-smoke-model.keep_norm=true-update.learning_rate=3")
     assert set(usual) == set(other) == {run.name for run in RECIPES["estimators"].runs}
-    for name, one in other.items():
-        assert (one.settings["model"]["keep_norm"], one.settings["update"]["learning_rate"]) == (False, 3)
-        assert (usual[name].settings["model"]["keep_norm"], usual[name].settings["update"]["learning_rate"]) == (
-            True,
-            6,
-        )
+    for found, said in ((usual, (False, 6)), (other, (True, 3))):
+        for one in found.values():
+            assert (one.settings["model"]["keep_norm"], one.settings["update"]["learning_rate"]) == said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import typer
 
 EXAMPLES = """Examples:
 
-  unheard paper compare results/blogs results/blogs-model.keep_norm=false
+  unheard paper compare results/blogs results/blogs-model.keep_norm=true
 
   unheard paper compare results/blogs results/reddit --json
 """

@@ -27,7 +27,7 @@ EXAMPLES = """Examples:
 
   unheard paper run estimators clipping --corpus main=corpora/reddit --rounds 1000 --seed 10
 
-  unheard paper run all --corpus corpora/paper --name blogs --set model.keep_norm=false    (the paper, with one thing changed)
+  unheard paper run all --corpus corpora/paper --name blogs --set model.keep_norm=true    (the paper, with one thing changed)
 """
 
 OF_RECIPES = {
@@ -58,7 +58,7 @@ def run(
     changes: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Change a key of every run: model.keep_norm=false; results get a folder of their own."
+            "--set", help="Change a key of every run: model.keep_norm=true; results get a folder of their own."
         ),
     ] = None,
     population: Annotated[

@@ -54,8 +54,9 @@ def _runs(first: Found, second: Found) -> Table:
 
 
 def _names(first: Found, second: Found) -> tuple[str, str]:
-    """Their folders, the second's without what it shares with the first's: `model.keep_norm=false`."""
-    return first.folder, second.folder.removeprefix(f"{first.folder}-")
+    """Their folders, the longer name without what it shares with the other: `model.keep_norm=true`."""
+    one, other = first.folder, second.folder
+    return one.removeprefix(f"{other}-"), other.removeprefix(f"{one}-")
 
 
 def _began(found: Found, name: str) -> str | None:

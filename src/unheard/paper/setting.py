@@ -2,8 +2,7 @@
 
 In: a PaperRun, the corpus in its role, a scale. Out: a Run that `train_together` takes. Where in the paper: section 3 and appendix
 "Experiment details": eta = 6, B = 8, unroll 10, E = 1, 100 users a round drawn by independent coins, the fixed denominator, one
-common initialisation, an evaluation every 20 rounds. Word vectors are put back to norm 1 after every round, though it is better to
-leave them (docs/decisions/0080-word-vectors-grow.md): `--set model.keep_norm=false`.
+common initialisation, an evaluation every 20 rounds.
 """
 
 from pathlib import Path
@@ -57,7 +56,7 @@ def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:
     return {
         "corpus": {"path": str(corpus.path)},
         "privacy": {"population": corpus.population},
-        "model": {"kind": "tied_lstm", "vocabulary_size": corpus.vocabulary_size, "keep_norm": True},
+        "model": {"kind": "tied_lstm", "vocabulary_size": corpus.vocabulary_size},
         "sampling": {"kind": "poisson", "users_per_round": 100},
         "weights": {"kind": "equal"},
         "update": {"kind": "fedavg", "learning_rate": 6.0, "batch_size": 8, "unroll": 10, "epochs": 1},
