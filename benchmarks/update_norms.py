@@ -28,12 +28,12 @@ def main() -> None:
     asked = words.parse_args()
     store = unheard.TokenStore.open(asked.corpus)
     held_out = store.held_out.users(np.arange(min(asked.users, store.held_out.num_users)))
-    print(f"torch {torch.__version__}, {len(held_out)} held-out users of {store.name}", flush=True)
+    print(f"torch {torch.__version__}, {len(held_out)} held-out users of {asked.corpus}", flush=True)
     for path in asked.runs:
         folder = RunFolder(path)
         run, _ = read_saved_run(folder.run_file)
         saved = newest_checkpoint(folder).state
-        plan = replace(run.plan, clip=unheard.NoClip(), noise=unheard.NoNoise()).at(1, run.model.layout)
+        plan = replace(run.plan, clip=unheard.NoClip(), noise=unheard.NoNoise()).at(saved.round, run.model.layout)
         engine = ReferenceEngine(run.model)
         whole, table = [], []
         for tokens in held_out:

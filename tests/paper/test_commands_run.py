@@ -108,12 +108,19 @@ def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path)
         ("model.keep_nrom=false", "Did you mean 'keep_norm'"),
         ("model.keep_norm", "write table.key=value"),
         ("training.rounds=3", "--rounds N"),
-        ("sampling.users_per_round=3", "--scale smoke"),
+        ("clip.kind=per_layer", "says itself what clip.kind is"),
+        ("sampling.users_per_round=3", "says itself what sampling.users_per_round is"),
+        ("engine.kind=reference", "--engine"),
     ],
 )
-def test_a_change_that_would_change_nothing_is_refused(store, tmp_path, change, said):
+def test_a_change_that_would_change_nothing_or_what_runs_are_called_by_is_refused(store, tmp_path, change, said):
     asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--work", str(tmp_path)]
     assert said in refused(*asked, "--set", change)
+
+
+def test_a_key_is_changed_once(store, tmp_path):
+    asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--work", str(tmp_path)]
+    assert "twice" in refused(*asked, "--set", "update.learning_rate=3", "--set", "update.learning_rate=5")
 
 
 @pytest.mark.parametrize(

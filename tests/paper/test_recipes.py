@@ -1,5 +1,6 @@
 """Recipes as data: what each run means, what it shares, in which order and in whose company it is made."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from unheard.paper.recipe import CORPORA, distinct
 from unheard.paper.recipes import RECIPES
 from unheard.paper.scale import FULL, SMOKE, scale_named
 from unheard.paper.schedule import Job, Step, furthest, jobs_of, read_schedule, steps_by_rank
-from unheard.paper.setting import run_of, settings_of
+from unheard.paper.setting import meaning, run_of, settings_of
 from unheard.paper.verdict import TRAINED
 from unheard.updates.fedsgd import FedSGD
 
@@ -115,6 +116,13 @@ def test_seeds_shift_and_settings_hold_no_path():
     assert settings["training"]["init_from"] == "flat-S20-sigma0.012 after 9 rounds"
     assert "ledger" not in settings["privacy"]
     assert "corpora" not in str(settings)
+
+
+def test_results_from_before_a_key_came_mean_what_was_done_then():
+    run = made("baseline")
+    put_back, grown = (settings_of(replace(run, model=replace(run.model, keep_norm=kept))) for kept in (True, False))
+    before = {**put_back, "model": {key: value for key, value in put_back["model"].items() if key != "keep_norm"}}
+    assert meaning(before) == meaning(put_back) != meaning(grown)
 
 
 def test_only_the_public_start_is_declared_public():

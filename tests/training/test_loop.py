@@ -264,6 +264,24 @@ def test_an_edited_run_file_is_refused(run, tmp_path):
         unheard.resume(tmp_path / "r")
 
 
+def test_a_run_from_before_a_key_came_goes_on_as_it_was_and_another_with_its_name_is_told_how(run, tmp_path):
+    """Its run file does not have keep_norm; then vectors were put back, and the hash was of what was written."""
+    begun = replace(run, model=replace(run.model, keep_norm=True))
+    list(unheard.train(begun, tmp_path / "r"))
+    file = tmp_path / "r" / "run.toml"
+    file.write_text(file.read_text().replace("keep_norm = true\n", ""))
+    with pytest.raises(LedgerError, match=r"--set model\.keep_norm=true goes on with it"):
+        list(loop.train_together([(run, tmp_path / "r")]))
+    list(unheard.resume(tmp_path / "r", rounds=8))
+    vectors = begun.model.layout.split(load_model(RunFolder(tmp_path / "r").model, begun.model))["embedding"]
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(vectors)))
+    list(unheard.train(run, tmp_path / "grown"))
+    file = tmp_path / "grown" / "run.toml"
+    file.write_text(file.read_text().replace("keep_norm = false\n", ""))
+    with pytest.raises(LedgerError, match="changed after the run began"):
+        unheard.resume(tmp_path / "grown")
+
+
 def test_resuming_on_another_corpus_is_refused(run, store, tmp_path):
     other = write_store(
         tmp_path / "other",

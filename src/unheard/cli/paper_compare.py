@@ -16,7 +16,7 @@ EXAMPLES = """Examples:
 def compare(
     first: Annotated[Path, typer.Argument(help="A folder of results.", metavar="DIR")],
     second: Annotated[Path, typer.Argument(help="Another.", metavar="DIR")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output: both tables.")] = False,
 ) -> None:
     """The same runs twice: with another setting (`paper run --set`), another seed or on another corpus. What both concluded, and
     what each run reached after as many rounds as both did."""

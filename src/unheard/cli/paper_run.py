@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unheard.engines.ranks import Ranks
     from unheard.paper.corpora import Corpus
     from unheard.paper.groups import Waiting
+    from unheard.paper.recipe import PaperRun
     from unheard.paper.schedule import Step
     from unheard.paper.workplace import Workplace
 
@@ -34,6 +35,7 @@ OF_RECIPES = {
     "training.rounds": "recipes say how long a run is. Fewer: --rounds N.",
     "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
     "training.init_from": "recipes say what a run begins from.",
+    "training.init_is_public": "recipes say what a run begins from.",
     "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
     "privacy.population": "say it with --population N.",
     "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
@@ -97,10 +99,12 @@ def run(
         from unheard.engines.engine import EngineChoice
         from unheard.paper.runner import run_steps
         from unheard.paper.scale import scale_named
+        from unheard.paper.schedule import jobs_of
         from unheard.paper.workplace import Workplace
 
-        _check_changes(changes or [])
-        chosen, steps, corpora = scale_named(scale), _steps(names, schedule), _corpora(corpus, population, name)
+        chosen, steps = scale_named(scale), _steps(names, schedule)
+        _check_changes(changes or [], [job.run for step in steps for job in jobs_of(step, chosen)])
+        corpora = _corpora(corpus, population, name)
         title = _title(name or corpora["main"].name, scale, seed, changes or [])
         place = Workplace(
             corpora=corpora,
@@ -191,13 +195,27 @@ def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list["Wai
     return place.waiting([job for job in jobs if not reasons[job.run.name]])
 
 
-def _check_changes(changes: list[str]) -> None:
-    """Every other key may be changed; a key that is not there is refused with the run that it would change."""
+def _check_changes(changes: list[str], runs: list["PaperRun"]) -> None:
+    """Refuse to change what tells the runs of a recipe apart, which they are named by, and what is said elsewhere."""
     from unheard.errors import InvalidValue
 
-    for change in changes:
-        if (key := change.partition("=")[0].strip()) in OF_RECIPES:
+    own = {_key(said): run.name for run in runs for said in run.changes}
+    keys = [_key(change) for change in changes]
+    for key, change in zip(keys, changes, strict=True):
+        if key in own:
+            raise InvalidValue(
+                f"--set {change}: {own[key]} says itself what {key} is. Choose recipes that leave it alone."
+            )
+        if key.startswith("engine."):
+            raise InvalidValue(f"--set {change}: say it with --engine, --device or --rank-timeout.")
+        if key in OF_RECIPES:
             raise InvalidValue(f"--set {change}: {OF_RECIPES[key]}")
+        if keys.count(key) > 1:
+            raise InvalidValue(f"--set {change}: {key} is given twice.")
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0].strip()
 
 
 def _title(name: str, scale: str, seed: int, changes: list[str]) -> str:

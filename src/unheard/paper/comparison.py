@@ -29,7 +29,7 @@ def _conclusions(first: Found, second: Found) -> Table:
         title="What was concluded from both",
         columns=["", *_names(first, second)],
         rows=rows,
-        note="" if rows else "No conclusion can be drawn from both yet.",
+        note="Each from all rounds that its set has." if rows else "No conclusion can be drawn from both yet.",
     )
 
 

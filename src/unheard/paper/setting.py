@@ -13,7 +13,7 @@ from unheard.paper.corpora import Corpus
 from unheard.paper.recipe import PaperRun
 from unheard.paper.scale import FULL, Scale
 from unheard.training.run import Run
-from unheard.training.run_file import run_from_tables, set_key, tables_from_run
+from unheard.training.run_file import as_it_was, run_from_tables, set_key, tables_from_run
 
 POPULATION = "POPULATION"
 """In a run's changes: the declared population of its corpus."""
@@ -82,7 +82,7 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
 
 def meaning(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings less what may differ between two sittings of one run."""
-    kept = {name: dict(table) if isinstance(table, dict) else table for name, table in settings.items()}
+    kept = {name: dict(table) if isinstance(table, dict) else table for name, table in as_it_was(settings).items()}
     for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from"):
         kept["training"].pop(key, None)
     return kept

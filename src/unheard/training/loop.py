@@ -32,7 +32,7 @@ from unheard.training.crew import build, reach, spread_of
 from unheard.training.fitting import check_fits
 from unheard.training.round import draw_cohort, learn
 from unheard.training.run import Run
-from unheard.training.run_file import read_saved_run, run_hash, run_toml
+from unheard.training.run_file import cure_for, read_saved_run, run_hash, run_toml
 from unheard.training.start import (
     charge_the_past,
     check_checkpoint,
@@ -142,7 +142,7 @@ def _go_on(run: Run, folder: RunFolder, built: Engine) -> Rounds:
     if facts.get("run_hash") != run_hash(run):
         raise LedgerError(
             f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back (rounds "
-            "may change), or begin a new run in another folder."
+            f"may change), or begin a new run in another folder.{cure_for(run, str(facts.get('run_hash')))}"
         )
     if facts.get("corpus") != corpus_name(store):
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")

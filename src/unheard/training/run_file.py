@@ -95,12 +95,17 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
 
 def read_saved_run(path: str | Path) -> tuple[Run, EngineChoice]:
     """The run file in a run's own folder, where everything is written out: a key that it lacks came later."""
-    tables = _read_tables(path)
+    return run_from_tables(as_it_was(_read_tables(path)))
+
+
+def as_it_was(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables in which everything was written out, with what came later as it was done before."""
+    filled = dict(tables)
     for (table, kind, key), before in CAME_LATER.items():
-        part = tables.get(table)
+        part = filled.get(table)
         if isinstance(part, dict) and part.get("kind") == kind:
-            part.setdefault(key, before)
-    return run_from_tables(tables)
+            filled[table] = {key: before, **part}
+    return filled
 
 
 def _read_tables(path: str | Path) -> dict[str, Any]:
@@ -192,6 +197,18 @@ def run_hash(run: Run) -> str:
         if (tables[table].get("kind"), tables[table].get(key)) == (kind, before):
             del tables[table][key]
     return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
+
+
+def cure_for(run: Run, begun: str) -> str:
+    """What to change in this run, if a folder's hash is that of the same run before a key came; empty if it is another run."""
+    for (table, kind, key), before in CAME_LATER.items():
+        tables = tables_from_run(run)
+        if tables[table].get("kind") == kind:
+            tables[table][key] = before
+            if run_hash(run_from_tables(tables)[0]) == begun:
+                value = json.dumps(before)
+                return f" It was begun before there was [{table}] {key}, as {value}: --set {table}.{key}={value} goes on with it."
+    return ""
 
 
 def _plain(value: Any) -> Any:

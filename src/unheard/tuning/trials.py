@@ -21,7 +21,7 @@ from unheard.parts import require, require_positive
 from unheard.privacy.ledger import Ledger
 from unheard.runs import RunFolder
 from unheard.training.run import Run
-from unheard.training.run_file import run_hash
+from unheard.training.run_file import cure_for, run_hash
 from unheard.updates.weighting import CappedWeights
 
 BASELINE, CLIP, NOISE = "baseline", "clip", "noise"
@@ -157,7 +157,7 @@ def check_same(trial: Trial) -> None:
     if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(trial.run), TokenStore.open(trial.run.corpus).name):
         raise RunFolderExists(
             f"{trial.folder} holds a trial of another run file, corpus or of other options (all but grids, --seeds and --rounds "
-            "must stay as they were). Choose another --out."
+            f"must stay as they were). Choose another --out.{cure_for(trial.run, str(facts.get('run_hash')))}"
         )
 
 

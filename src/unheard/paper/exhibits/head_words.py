@@ -29,8 +29,8 @@ LITTLE = 0.25
 RULE = (
     f"Over at least {FEWEST} models, trained for {TRAINED:,} rounds or more and of different accuracy, the rank correlation of "
     f"AccuracyTop1 with the mean number of the 100 most frequent words among ten suggestions is {LEANING:g} or less, and σ = 0.003 "
-    "differs from the baseline, and (where neither was trained for less than half the rounds of the other) 1,250 users a round "
-    f"from 100 at equal σ, by at most {LITTLE:g} of the ten."
+    f"differs from the baseline, and 1,250 users a round from 100 at equal σ, by at most {LITTLE:g} of the ten. Two runs are not "
+    "compared if one had less than half the rounds of the other: head words become fewer as a model learns."
 )
 
 
