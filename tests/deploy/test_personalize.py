@@ -1,10 +1,12 @@
 """The personal finish: it learns from the earlier text only, helps on the later, and stays where only its person can read it."""
 
+import importlib.util
 import json
 import os
 import shutil
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,3 +189,21 @@ def test_models_with_features_and_other_cells_can_be_finished_too(released, plan
         other = replace(released, run=replace(released.run, model=model), params_P=model.initial(0))
         found = personalize(other, habits(60), Personal(passes=1, learning_rate=0.5))
         assert found.after["loss"] <= found.before["loss"]
+
+
+def test_the_examples_writer_is_the_one_of_that_many_words_oldest_message_first():
+    spec = importlib.util.spec_from_file_location(
+        "one_writer", Path(__file__).parents[2] / "examples" / "one_writer.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    said = [
+        {"sender": "a", "timestamp": "2020-01-02", "text": "one\ntwo three"},
+        {"sender": "b", "timestamp": "2020-01-01", "text": "just these"},
+        {"sender": "a", "timestamp": "2020-01-01", "text": "four"},
+        {"sender": "a", "timestamp": "2020-01-03", "text": "  "},
+    ]
+    assert example.one_writer(said, 5) == ["four", "one two three"]
+    assert example.one_writer(said, 1) == ["just these"]

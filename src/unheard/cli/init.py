@@ -33,7 +33,7 @@ embedding_size = 96
 hidden_size = 256
 tied = true                    # input and output share one embedding
 unit_norm = true               # word vectors of norm 1, where the model uses them
-keep_norm = false              # true: also put back to norm 1 after every round, which costs accuracy
+keep_norm = false              # true: also put back to norm 1 after every round; worse wherever we tried it
 
 [sampling]
 kind = "poisson"               # each user with probability q, every round; "fixed_size" is for non-private baselines

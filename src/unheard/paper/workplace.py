@@ -128,7 +128,7 @@ class Workplace:
         if not is_same_store or meaning(_as_read(settings_of(run))) != meaning(result.settings):
             raise InvalidValue(
                 f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, population, "
-                "seed, scale or dictionary). Choose another --name, so that they do not mix."
+                "seed, scale, dictionary or default). Choose another --name, so that they do not mix."
             )
         return result.rounds >= job.rounds
 

@@ -200,14 +200,16 @@ def run_hash(run: Run) -> str:
 
 
 def cure_for(run: Run, begun: str) -> str:
-    """What to change in this run, if a folder's hash is that of the same run before a key came; empty if it is another run."""
+    """What to change in this run, if a folder's hash is that of the same run as it was before a key came; empty if of another."""
     for (table, kind, key), before in CAME_LATER.items():
         tables = tables_from_run(run)
         if tables[table].get("kind") == kind:
             tables[table][key] = before
             if run_hash(run_from_tables(tables)[0]) == begun:
-                value = json.dumps(before)
-                return f" It was begun before there was [{table}] {key}, as {value}: --set {table}.{key}={value} goes on with it."
+                said = f"{table}.{key}={json.dumps(before)}"
+                return (
+                    f" It was begun with {said}, as all were before there was that key: --set {said} goes on with it."
+                )
     return ""
 
 
