@@ -98,7 +98,9 @@ def test_refusals_are_one_message_with_the_cure(unheard, run_folder, tmp_path, w
 def test_the_keyboard_serves_two_runs_until_ctrl_c(run_folder):
     environment = {**os.environ, "COLUMNS": "200"}
     words = [UNHEARD, "keyboard", run_folder, run_folder, "--no-open"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    # What a shell sends to the background does not hear Ctrl-C, nor does what that starts: the tests may be such a job.
+    process = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes)
     try:
         assert process.stdout is not None
         port = int(re.findall(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())[0])
