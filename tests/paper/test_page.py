@@ -97,6 +97,13 @@ def test_two_corpora_have_a_page_each_that_link_to_each_other(tmp_path, everythi
     assert 'href="../index.html"' in second.read_text()
 
 
+def test_the_paper_with_something_changed_comes_after_the_paper_as_it_stands(tmp_path, everything):
+    results.append(tmp_path / "blogs-model.keep_norm=true", everything.runs.values())
+    results.append(tmp_path / "blogs", world(rounds=100, only=["baseline"]).runs.values())
+    results.append(tmp_path / "blogs2", world(rounds=200, only=["baseline"]).runs.values())
+    assert [found.folder for found in corpora(tmp_path)] == ["blogs2", "blogs", "blogs-model.keep_norm=true"]
+
+
 def test_a_corpus_is_also_read_from_its_own_folder(tmp_path, everything):
     results.append(tmp_path / "blogs", [everything.runs["baseline"]])
     (found,) = corpora(tmp_path / "blogs")
@@ -162,13 +169,15 @@ def test_the_readme_says_what_the_results_in_the_repository_say():
     for found in (put_back, grown):
         assert f"is {cost(found, 'flat-S15-sigma0.003')} points below the baseline" in readme.replace("\n", " ")
     much = "flat-S15-sigma0.012"
-    assert f"costs {cost(grown, much)} instead of {cost(put_back, much)}" in readme
-    conclusions, runs = (table.rows for table in beside(put_back, grown))
+    assert f"costs {cost(put_back, much)} instead of {cost(grown, much)}" in readme
+    conclusions, runs = (table.rows for table in beside(grown, put_back))
     theirs = [row for row in conclusions if RECIPES[row[0]].is_of_the_paper]
     held = [sum(row[i] == "held" for row in theirs) for i in (1, 2)]
     assert (
-        f"{len(theirs)} of the paper's conclusions can be drawn both ways, and {held[1]} hold so, against {held[0]}"
+        f"of the {len(theirs)} conclusions of the paper that can be drawn both ways {held[1]} hold, against {held[0]}"
         in readme
     )
-    assert f"all {len(runs)} runs made both ways" in readme
+    points = [float(row[-1].replace("−", "-")) for row in runs]
+    assert f"Of {len(points)} runs made both ways {sum(p < 0 for p in points)} are worse so, and none better" in readme
+    assert max(points) == 0
     assert f"{len(grown.runs)} of the {len(RUNS)} runs" in readme

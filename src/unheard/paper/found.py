@@ -113,15 +113,19 @@ def read(folder: Path) -> Found:
 
 
 def corpora(folder: Path) -> list[Found]:
-    """Every corpus under a folder, or the folder's own one, most rounds first; one with no runs where there are none."""
+    """Every set of results under a folder, or the folder's own one; one with no runs where there are none. Most rounds first, but
+    the paper with something changed (`blogs-model.keep_norm=true`, of `blogs`) after the paper as it stands."""
     if (folder / results.FILE).exists():
         return [read(folder)]
     if folder.exists() and not folder.is_dir():
         raise InvalidValue(f"{folder} is a file. Give the folder that holds {results.FILE}, or the one above it.")
-    below = [path for path in _folders(folder) if (path / results.FILE).exists()]
-    return sorted((read(path) for path in below), key=lambda f: -sum(run.rounds for run in f.runs.values())) or [
-        Found()
-    ]
+    found = [read(path) for path in _folders(folder) if (path / results.FILE).exists()]
+
+    def rank(one: Found) -> tuple[bool, int]:
+        is_changed = any(one.folder.startswith(f"{other.folder}-") for other in found)
+        return is_changed, -sum(run.rounds for run in one.runs.values())
+
+    return sorted(found, key=rank) or [Found()]
 
 
 def _folders(folder: Path) -> Iterable[Path]:

@@ -1,6 +1,6 @@
 """The paper on one page: every table and figure from results alone, and each figure as a file.
 
-In: a folder of results. Out: index.html for the corpus with the most rounds, a folder for each other one, SVG and PNG files.
+In: a folder of results. Out: index.html for the first of them (`corpora`), a folder for each other one, SVG and PNG files.
 """
 
 from collections.abc import Callable, Sequence
