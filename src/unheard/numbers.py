@@ -13,6 +13,14 @@ def percent(value: float | None, digits: int = 2) -> str:
     return NOTHING if value is None else f"{100 * value:.{digits}f} %"
 
 
+def in_points(difference: float | None, *, signed: bool = False) -> str:
+    """A difference of two shares in points: 0.13, −0.02. What rounds to nothing has no side: 0.00."""
+    if difference is None:
+        return NOTHING
+    rounded = round(100 * difference, 2) + 0.0  # -0.0 + 0.0 is 0.0
+    return f"{rounded:{'+' if signed and rounded else ''}.2f}".replace("-", "−")
+
+
 def epsilon_text(value: float) -> str:
     if math.isinf(value):
         return "∞"

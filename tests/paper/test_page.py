@@ -10,6 +10,7 @@ import pytest
 from tests.paper.making import RUNS, changed, world
 from unheard.paper import results
 from unheard.paper.comparison import beside
+from unheard.paper.exhibit import Figure, Line
 from unheard.paper.exhibits import EXHIBITS, exhibit
 from unheard.paper.found import Found, corpora, read
 from unheard.paper.recipes import RECIPES
@@ -134,6 +135,23 @@ def test_per_layer_is_dashed_in_the_colour_of_flat(everything):
     flat, layered = looks["after 3,000 rounds, flat"], looks["after 3,000 rounds, per layer"]
     assert flat.colour == layered.colour
     assert flat.dash != layered.dash
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "align", "baseline"),
+    [
+        ((0.30, 0.15), (0.22, 0.15), "left", "bottom"),
+        ((0.21, 0.15), (0.30, 0.15), "right", "bottom"),
+        ((0.21, 0.19), (0.22, 0.10), "right", "top"),
+        ((0.21, 0.10), (0.22, 0.19), "left", "top"),
+    ],
+)
+def test_the_word_of_a_level_stands_where_there_is_most_room(first, last, align, baseline):
+    lines = [Line(name=f"{i}", points=((1, a), (2, b))) for i, (a, b) in enumerate(zip(first, last, strict=True))]
+    level = Line(name="after 100 rounds, no noise", points=((1, 0.2), (2, 0.2)), is_level=True)
+    plot = plot_of(Figure(name="f", title="t", x="S", y="AccuracyTop1", lines=(*lines, level)))
+    (word,) = [layer["mark"] for layer in plot.spec["layer"] if layer["mark"].get("type") == "text"]
+    assert (word["align"], word["baseline"]) == (align, baseline)
 
 
 def test_the_effect_of_noise_has_its_upright_line_at_02(everything):

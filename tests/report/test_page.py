@@ -12,7 +12,7 @@ import pytest
 
 from tests.report.making import ROUNDS
 from unheard.errors import InvalidValue, LedgerError
-from unheard.numbers import epsilon_text, small
+from unheard.numbers import epsilon_text, in_points, small
 from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.html import data
@@ -249,6 +249,14 @@ def test_head_words_and_bands_hold_the_measures_own_numbers(compared):
     bands = tables.bands(compared.measured)
     assert bands.rows[-1][0] == "not in the dictionary"
     assert bands.columns[2:] == ["plain", "private"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "plain", "signed"),
+    [(0.00134, "0.13", "+0.13"), (-0.0002, "−0.02", "−0.02"), (-0.00001, "0.00", "0.00"), (None, "—", "—")],
+)
+def test_a_difference_in_points_has_a_true_minus_and_nothing_has_no_side(difference, plain, signed):
+    assert (in_points(difference), in_points(difference, signed=True)) == (plain, signed)
 
 
 def test_small_numbers_are_written_as_people_do():

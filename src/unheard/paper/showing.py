@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from unheard.numbers import NOTHING, percent
+from unheard.numbers import in_points, percent
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Figure, Line, Table
 from unheard.paper.found import Found
 from unheard.paper.listing import lacks, ordered, run_table
@@ -129,7 +129,7 @@ def cell(found: Found, run: str, at: int | None = None) -> str:
 
 def signed(difference: float | None) -> str:
     """A difference in points, with its sign."""
-    return NOTHING if difference is None else f"{100 * difference:+.2f}".replace("-", "−")
+    return in_points(difference, signed=True)
 
 
 def _mean_curve(found: Found, seeds: Sequence[str]) -> tuple[tuple[float, float], ...]:

@@ -3,6 +3,8 @@
 In: a Figure, plain data. Out: a `Plot`; its legend stands on the page, and in a file inside it.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,8 +104,8 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
         layers += _upright(figure.upright, x)
     for line in lines:
         if line.is_level:
-            end = None if not _is_freer_at_end(line, across) else 4 if figure.upright is None else BESIDE_UPRIGHT
-            layers += _level(line, y, _colour(lines, line), from_end=end)
+            others = [other for other in lines if other is not line]
+            layers += _level(line, y, _colour(lines, line), others, 4 if figure.upright is None else BESIDE_UPRIGHT)
     layers.append(
         {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dashes_of(legend)}}
     )
@@ -147,24 +149,31 @@ def _y(figure: Figure) -> dict[str, Any]:
     return {"type": "quantitative", "scale": {"zero": False, "padding": 20}, "axis": axis}
 
 
-def _level(line: Line, y: dict[str, Any], tint: str, *, from_end: int | None) -> list[dict[str, Any]]:
-    """From edge to edge, dotted, with its own word where the lines are further away (and beside an upright line, not on it)."""
+def _level(line: Line, y: dict[str, Any], tint: str, others: Sequence[Line], from_end: int) -> list[dict[str, Any]]:
+    """From edge to edge, dotted, with its own word where the others leave most room (and beside an upright line, not on it)."""
     word = line.name.rpartition(", ")[2]
     values = {"values": [{"value": line.points[0][1], "word": word}]}
     rule = {"type": "rule", "color": tint, "strokeDash": DOTTED, "strokeWidth": 1.5, "opacity": 0.8}
-    side: dict[str, Any] = {"align": "left", "dx": 4, "x": 0}
-    if from_end is not None:
-        side = {"align": "right", "dx": -from_end, "x": "width"}
-    text = {"type": "text", "baseline": "bottom", "dy": -3, "color": tint, "fontSize": 11, **side}
+    is_at_end, is_above = _freest(line, others)
+    side = {"align": "right", "dx": -from_end, "x": "width"} if is_at_end else {"align": "left", "dx": 4, "x": 0}
+    height = {"baseline": "bottom", "dy": -3} if is_above else {"baseline": "top", "dy": 3}
+    text = {"type": "text", "color": tint, "fontSize": 11, **side, **height}
     return [
         {"data": values, "mark": rule, "encoding": {"y": y}},
         {"data": values, "mark": text, "encoding": {"y": y, "text": {"field": "word"}}},
     ]
 
 
-def _is_freer_at_end(level: Line, lines: Sequence[Line]) -> bool:
-    first = min(abs(line.points[0][1] - level.points[0][1]) for line in lines)
-    return min(abs(line.points[-1][1] - level.points[0][1]) for line in lines) > first
+def _freest(level: Line, others: Sequence[Line]) -> tuple[bool, bool]:
+    """Whether a word on this level has most room at the end, and above: where the next line on that side is furthest away."""
+    own = level.points[0][1]
+
+    def room(place: tuple[bool, bool]) -> float:
+        is_at_end, is_above = place
+        away = [line.points[-1 if is_at_end else 0][1] - own for line in others]
+        return min((abs(gap) for gap in away if gap == 0 or (gap > 0) is is_above), default=math.inf)
+
+    return max(itertools.product((True, False), (True, False)), key=room)
 
 
 def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """The paper's -2.50 %: what training on another corpus costs, beside what privacy costs."""
 
-from unheard.numbers import NOTHING, percent
+from unheard.numbers import NOTHING, in_points, percent
 from unheard.paper.around import PUBLIC
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import POINT, Found
@@ -52,9 +52,9 @@ def judge(found: Found) -> Verdict:
         return judged(None, f"The other corpus's model was tried after {plural(tried)}; the others have {at:,}.", RULE)
     own, private = found.mean(OWN, at) or 0.0, found.mean(PRIVATE, at) or 0.0
     sentence = (
-        f"After {plural(at or 0)} the other corpus costs {100 * (own - other):.2f} points (the paper: "
-        f"{-100 * OTHER_CORPUS_COST.value:.2f}), σ = 0.003 "
-        f"costs {100 * (own - private):.2f} ({-100 * PRIVACY_COST.value:.2f}). {about_seeds(found, [own - private], at)}"
+        f"After {plural(at or 0)} the other corpus costs {in_points(own - other)} points (the paper: "
+        f"{in_points(-OTHER_CORPUS_COST.value)}), σ = 0.003 "
+        f"costs {in_points(own - private)} ({in_points(-PRIVACY_COST.value)}). {about_seeds(found, [own - private], at)}"
     )
     return judged(own - other > POINT and other < private, sentence, RULE)
 

@@ -1,6 +1,6 @@
 """What is between sigma = 0.003 and the baseline: what the clip takes, what the noise takes, and what a larger S gives back."""
 
-from unheard.numbers import NOTHING, epsilon_text, percent
+from unheard.numbers import NOTHING, epsilon_text, in_points, percent
 from unheard.paper.around import GAPS
 from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
@@ -81,7 +81,7 @@ def judge(found: Found) -> Verdict:
     accuracy = {norm: found.mean(NOISED[norm], at) or 0.0 for norm in GAPS}
     best = max(LARGER, key=lambda norm: accuracy[norm])
     sentence = (
-        f"After {plural(at or 0)} the clip of S = {LEAST} costs {100 * clip:.2f} points and σ = {SIGMA} {100 * noise:.2f} more. "
+        f"After {plural(at or 0)} the clip of S = {LEAST} costs {in_points(clip)} points and σ = {SIGMA} {in_points(noise)} more. "
         f"S = {best} at the same σ has {percent(accuracy[best])} where S = {LEAST} has {percent(accuracy[LEAST])} and the baseline "
         f"{percent(base)}. {about_seeds(found, [accuracy[best] - accuracy[LEAST]], at)}"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from unheard.numbers import in_points
 from unheard.paper.exhibit import Exhibit, Figure, Table
 from unheard.paper.figures import VARIABLE
 from unheard.paper.found import Found
@@ -65,7 +66,7 @@ def judge_noise(found: Found) -> Verdict:
 
 
 def _listed(costs: Mapping[str, float]) -> str:
-    return ", ".join(f"{100 * cost:.2f} ({words} words)" for words, cost in costs.items())
+    return ", ".join(f"{in_points(cost)} ({words} words)" for words, cost in costs.items())
 
 
 def _less(found: Found, first: str, second: str, at: int | None) -> float:

@@ -1,8 +1,8 @@
 """Figures 9 and 10: FedSGD, one gradient of all of a user's data: a smaller S does, less noise is borne, more rounds are needed."""
 
-from unheard.numbers import percent
+from unheard.numbers import in_points, percent
 from unheard.paper.exhibit import Exhibit, Figure, Table
-from unheard.paper.found import POINT, Found
+from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import cell, level, reached, shown, sweep
@@ -105,7 +105,7 @@ def judge_noise(found: Found) -> Verdict:
     part, averaged_part = 1 - much / quiet, 1 - averaged_much / averaged
     less, off = found.ahead(CLIPPED[20], NOISED[0.002], at)
     sentence = (
-        f"In the last quarter of {plural(at)} σ = 0.002 costs FedSGD {100 * less:.2f} points, uncertain by {off / POINT:.2f}. "
+        f"In the last quarter of {plural(at)} σ = 0.002 costs FedSGD {in_points(less)} points, uncertain by {in_points(off)}. "
         f"At their end σ = 0.024 takes {100 * part:.0f} % of its accuracy, and {100 * averaged_part:.0f} % of FedAvg's."
     )
     is_worse, is_open = part > averaged_part, abs(less - NEARLY) <= off

@@ -1,6 +1,6 @@
 """Figure 3: AccuracyTop1 against sigma at S = 20, flat and per layer; 0.2 is what z = 1 would need with 100 users a round."""
 
-from unheard.numbers import percent
+from unheard.numbers import in_points, percent
 from unheard.paper.exhibit import Exhibit, Figure, Table
 from unheard.paper.figures import NOISES
 from unheard.paper.found import Found
@@ -53,9 +53,9 @@ def judge(found: Found) -> Verdict:
     small, more, drowned = (quiet - (found.accuracy(FLAT[sigma], at) or 0.0) for sigma in (0.012, 0.024, NEEDED))
     left = quiet - drowned
     sentence = (
-        f"After {EARLY} rounds σ = 0.024 costs {100 * soon:.2f} points. After {plural(at or 0)} σ = 0.012 costs "
-        f"{100 * small:.2f}, 0.024 "
-        f"{100 * more:.2f}, and at 0.2 {percent(left)} is left of {percent(quiet)}. {about_seeds(found, [small], at)}"
+        f"After {EARLY} rounds σ = 0.024 costs {in_points(soon)} points. After {plural(at or 0)} σ = 0.012 costs "
+        f"{in_points(small)}, 0.024 "
+        f"{in_points(more)}, and at 0.2 {percent(left)} is left of {percent(quiet)}. {about_seeds(found, [small], at)}"
     )
     held = soon <= NEARLY and small <= SMALL and left < quiet / 2
     is_open = abs(more - small) <= margin(found, at)

@@ -1,5 +1,6 @@
 """A GRU and a character model under the plan of the LSTM: the same S and sigma, and what they cost there."""
 
+from unheard.numbers import in_points
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
@@ -53,7 +54,7 @@ def judge(found: Found) -> Verdict:
     at = found.rounds(*needed)
     costs = {MODELS[prefix]: -(_cost(found, prefix, at) or 0.0) for prefix in others}
     listed = " and ".join(
-        f"the {'GRU' if name == 'GRU' else 'character model'} {100 * cost:.2f}" for name, cost in costs.items()
+        f"the {'GRU' if name == 'GRU' else 'character model'} {in_points(cost)}" for name, cost in costs.items()
     )
     sentence = (
         f"After {plural(at or 0)} σ = 0.003 costs {listed} points. {about_seeds(found, list(costs.values()), at)}"

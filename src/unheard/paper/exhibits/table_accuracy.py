@@ -1,6 +1,6 @@
 """Table 2: privacy and AccuracyTop1 by sigma, S, users and C: every printed figure beside ours."""
 
-from unheard.numbers import NOTHING, epsilon_text, percent
+from unheard.numbers import NOTHING, epsilon_text, in_points, percent
 from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.printed import ACCURACY_ROUNDS, BASELINE_ACCURACY, IN_TEXT, LARGER, TABLE_2, PrintedModel
@@ -75,7 +75,7 @@ def judge(found: Found) -> Verdict:
         later >= earlier - same for earlier, later in zip([*costs.values()], [*costs.values()][1:], strict=False)
     )
     near = all(costs[name] <= printed[name] + NEARLY for name in costs)
-    listed = ", ".join(f"{100 * costs[name]:.2f} ({100 * printed[name]:.2f} in the paper)" for name in costs)
+    listed = ", ".join(f"{in_points(costs[name])} ({in_points(printed[name])} in the paper)" for name in costs)
     sentence = (
         f"{'All' if equal else 'Not all'} {len(cells)} printed epsilons come out to the digit. After "
         f"{plural(at or 0)} σ = 0.003, 0.006 "

@@ -4,7 +4,7 @@ from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import clipped
-from unheard.paper.showing import by_round, cell, reached, shown
+from unheard.paper.showing import by_round, cell, reached, shown, signed
 from unheard.paper.verdict import Verdict, about_seeds, judged, margin, missing, plural
 
 WITHOUT = clipped(15).name
@@ -28,7 +28,7 @@ def judge(found: Found) -> Verdict:
     at = found.rounds(*names)
     plain = found.accuracy(WITHOUT, at) or 0.0
     gains = {penalty: (found.accuracy(name, at) or 0.0) - plain for penalty, name in WITH.items()}
-    listed = " and ".join(f"{100 * gain:+.2f} points at {penalty:g}" for penalty, gain in gains.items())
+    listed = " and ".join(f"{signed(gain)} points at {penalty:g}" for penalty, gain in gains.items())
     sentence = (
         f"After {plural(at or 0)} the penalty changes AccuracyTop1 by {listed}. "
         f"{about_seeds(found, list(gains.values()), at)}"

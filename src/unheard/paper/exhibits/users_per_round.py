@@ -1,5 +1,6 @@
 """Figure 6: more users a round help, with diminishing returns."""
 
+from unheard.numbers import in_points
 from unheard.paper.exhibit import Exhibit, Figure, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
@@ -38,8 +39,8 @@ def judge(found: Found) -> Verdict:
     few, some, many = (found.accuracy(name, at) or 0.0 for name in ENDS)
     first, second = some - few, many - some
     sentence = (
-        f"After {plural(at or 0)} going from 10 to 100 users a round gains {100 * first:.2f} points, from 100 to 1,000 "
-        f"{100 * second:.2f}. {about_seeds(found, [first, second], at)}"
+        f"After {plural(at or 0)} going from 10 to 100 users a round gains {in_points(first)} points, from 100 to 1,000 "
+        f"{in_points(second)}. {about_seeds(found, [first, second], at)}"
     )
     same = margin(found, at)
     return judged(first > same and -same <= second < first, sentence, RULE)
