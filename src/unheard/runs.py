@@ -84,7 +84,7 @@ class RunFolder:
         place = Path(path).resolve()
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise RunFolderExists(
-                f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else choose another --out."
+                f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else name another folder."
             )
         place.parent.mkdir(parents=True, exist_ok=True)
         # DP: a name of its own: two processes that begin in one place must not fill one folder.
@@ -123,7 +123,7 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise RunFolderInUse(
-                    f"{self.path} is in use: another process is training in it. Wait for it, or choose another --out."
+                    f"{self.path} is in use: another process is training in it. Wait for it, or name another folder."
                 ) from None
             yield
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from unheard.cli import paper_display
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore
 from unheard.errors import UnheardError
@@ -58,6 +59,10 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     lines = {name: line for line in shown.splitlines() for name in RECIPES if line.startswith(f"{name} ")}
     assert "…" not in shown  # nothing is cut, however narrow
     assert "50%" in lines["users-per-round"]
+    above = unheard("paper", "list", "--scale", "smoke", "--results", str(tmp_path / "results")).output
+    assert "how far they are on counting (smoke)" in " ".join(above.split())
+    assert above.splitlines()[-1] == shown.splitlines()[-1]
+    assert "of them are left, about" in shown
     assert "not run" in lines["clipping"]
     assert "needs no run" in lines["table-rounds"]
 
@@ -73,6 +78,35 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(store, tmp_path):
     assert "COUNTED" in shown
     assert list(tmp_path.iterdir()) == []
     assert "COUNTED" not in unheard(*asked, *folders, "--population", "70").output
+
+
+def test_a_dry_run_says_what_cannot_be_made_here_and_how_long_a_cpu_takes(store, tmp_path):
+    asked = ["paper", "run", "users-per-round", "cost", "--corpus", str(store.path), "--dry-run", "--device", "cpu"]
+    shown = unheard(*asked, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")).output
+    assert "baseline-C1000 is not run: 1,000 users a round are more than counting has" in shown
+    assert "cost-C5000 is not run: there is no corpus 'synthetic'" in shown
+    assert "`unheard corpus synth` makes one" in shown
+    assert "1 run, " not in shown
+    assert "as on two CPU cores" in shown
+
+
+def test_with_nothing_left_to_run_it_says_so_and_ends(store, tmp_path):
+    asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke", "--rounds", "1"]
+    folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    assert "The same command goes on" in unheard(*asked, *folders).output
+    again = unheard(*asked, *folders).output
+    assert "every run that was asked for is there" in again
+    assert "goes on" not in again
+
+
+def test_where_there_is_no_terminal_a_line_says_how_far_it_is(store, tmp_path, monkeypatch):
+    asked = ["paper", "run", "estimators", "--corpus", str(store.path), "--scale", "smoke"]
+    monkeypatch.setattr(paper_display, "EVERY", 0)
+    shown = unheard(*asked, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")).output
+    lines = [line for line in shown.splitlines() if " % of all runs" in line]
+    assert len(lines) == 8
+    assert lines[-1].startswith("100 % of all runs")
+    assert "baseline and 3 more, round 2" in lines[-1]
 
 
 def test_a_schedule_and_a_seed_on_the_command_line(store, tmp_path):
@@ -111,6 +145,7 @@ def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path)
         ("clip.kind=per_layer", "says itself what clip.kind is"),
         ("sampling.users_per_round=3", "says itself what sampling.users_per_round is"),
         ("engine.kind=reference", "--engine"),
+        ("clip.norm=3", "recipes say what S is"),
     ],
 )
 def test_a_change_that_would_change_nothing_or_what_runs_are_called_by_is_refused(store, tmp_path, change, said):
@@ -198,6 +233,7 @@ def test_prepare_makes_the_stores_by_role(tmp_path):
     asked = ["paper", "prepare", str(tmp_path / "posts.jsonl"), "--other", str(tmp_path / "speeches.jsonl"), *fields]
     made = unheard(*asked, "--out", str(tmp_path / "stores"))
     assert made.exit_code == 0
+    assert f"Next: unheard paper run all --corpus {tmp_path / 'stores'} --name posts --dry-run" in made.output
     stores = {path.name: TokenStore.open(path) for path in sorted((tmp_path / "stores").iterdir())}
     sizes = {role: len(one.vocabulary) for role, one in stores.items()}
     assert sizes == {"20k": 20_000, "30k": 30_000, "characters": 104, "main": 10_000, "other": 10_000}

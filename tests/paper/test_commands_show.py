@@ -60,7 +60,18 @@ def test_table_1_needs_no_results(unheard, tmp_path):
     assert "42 of 42 cells" in said
 
 
+def test_show_says_which_results_it_shows_and_what_others_there_are(unheard, folder):
+    assert "others too" not in unheard("paper", "show", "clipping", "--results", folder).out
+    results.append(folder / "more", world(rounds=20, only=["baseline"]).runs.values())
+    said = unheard("paper", "show", "clipping", "--results", folder).out
+    assert f"Run on made-up (blogs). {folder} holds others too: more." in said
+    assert "Run on made-up (more)." in unheard("paper", "show", "clipping", "--results", folder / "more").out
+    assert "Run on" not in unheard("paper", "show", "table-rounds", "--results", folder).out
+
+
 def test_a_mistyped_folder_of_results_is_told(unheard, tmp_path):
+    (tmp_path / "nine").mkdir()
+    assert f"Did you mean {tmp_path / 'nine'}?" in unheard("paper", "list", "--results", tmp_path / "nin").err
     assert "There is no folder" in unheard("paper", "show", "clipping", "--results", tmp_path / "none").err
     assert "There is no folder" not in unheard("paper", "show", "table-rounds", "--results", tmp_path / "none").err
 

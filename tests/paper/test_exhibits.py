@@ -173,9 +173,44 @@ def test_head_words_of_runs_of_very_different_length_are_not_compared(everything
     leaning = changed(everything, many, head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
     assert exhibit("head-words", leaning).verdict.outcome == "did not hold"
     shorter = exhibit("head-words", changed(leaning, many, rounds=1000)).verdict
-    assert "1,250" not in shorter.sentence
+    assert "left open: one has 1,000 rounds, the other 5,000" in shorter.sentence
     assert shorter.outcome == "held"
     assert exhibit("head-words", changed(everything, "baseline", rounds=1000)).verdict.outcome == "cannot tell"
+
+
+def test_a_run_made_in_two_sittings_is_smoothed_as_one_made_in_one(everything):
+    """The first sitting ended at round 130, between two evaluations, and left one there."""
+    settings = everything.runs["baseline"].settings | {"evaluation": {"every": 20}}
+    once = changed(everything, "baseline", settings=settings)
+    evaluations = once.runs["baseline"].evaluations
+    twice = changed(once, "baseline", evaluations=[*evaluations, {"round": 130, "accuracy_top1": 0.01}])
+    assert twice.curve("baseline") == once.curve("baseline")
+    assert len(once.curve("baseline")) == len(evaluations)
+    still = changed(once, "baseline", rounds=130, evaluations=[*evaluations[:6], {"round": 130, "accuracy_top1": 0.01}])
+    assert still.curve("baseline")[-1][0] == 130
+
+
+def test_a_run_that_was_made_is_not_called_not_run(everything):
+    """One that was stopped says where, one too short to be evaluated says that."""
+    short = changed(everything, "flat-S15-sigma0.012", rounds=2, evaluations=[])
+    made = exhibit("noised-vs-baseline", short)
+    assert made.verdict.sentence == "Too few rounds to be evaluated: flat-S15-sigma0.012."
+    (row,) = [row for row in made.tables[0].rows if row[0].startswith("σ = 0.012")]
+    assert row[2] == "stopped at 2"
+    stopped = changed(everything, "flat-S30-sigma0.003", rounds=1000)
+    assert exhibit("closing-the-gap", stopped).tables[1].rows[2][3:] == ["stopped at 1,000"] * 4
+    begun = changed(everything, "after-public-flat-S15-sigma0.003", rounds=200)
+    cut = [row for row in begun.runs["after-public-flat-S15-sigma0.003"].evaluations if row["round"] <= 200]
+    begun = changed(begun, "after-public-flat-S15-sigma0.003", evaluations=cut)
+    assert exhibit("public-start", begun).tables[0].rows[-1][2] == "not within 200"
+    late = changed(everything, "baseline", evaluations=everything.runs["baseline"].evaluations[-1:])
+    late = changed(late, "other-baseline", rounds=100)
+    assert exhibit("another-corpus", late).tables[0].rows[0][1] != "not run"
+
+
+def test_what_was_not_trained_for_real_is_said(everything):
+    without = Found(everything.corpus, {n: run for n, run in everything.runs.items() if not n.endswith("-C5000")})
+    assert "5,000 users a round were not run." in exhibit("private-for-real", without).verdict.sentence
 
 
 def test_a_few_rounds_say_nothing_about_head_words_and_a_tiny_run_nothing_about_cost(everything):

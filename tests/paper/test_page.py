@@ -14,6 +14,7 @@ from unheard.paper.exhibit import Figure, Line
 from unheard.paper.exhibits import EXHIBITS, exhibit
 from unheard.paper.found import Found, corpora, read
 from unheard.paper.recipes import RECIPES
+from unheard.paper.verdict import margin
 from unheard.report.images import write_png, write_svg
 from unheard.report.paper_page import exhibits, render_page, write_page, write_pages
 from unheard.report.plots_of_paper import looks_of, plot_of
@@ -99,10 +100,13 @@ def test_two_corpora_have_a_page_each_that_link_to_each_other(tmp_path, everythi
 
 
 def test_the_paper_with_something_changed_comes_after_the_paper_as_it_stands(tmp_path, everything):
-    results.append(tmp_path / "blogs-model.keep_norm=true", everything.runs.values())
-    results.append(tmp_path / "blogs", world(rounds=100, only=["baseline"]).runs.values())
-    results.append(tmp_path / "blogs2", world(rounds=200, only=["baseline"]).runs.values())
-    assert [found.folder for found in corpora(tmp_path)] == ["blogs2", "blogs", "blogs-model.keep_norm=true"]
+    some = [world(rounds=rounds, only=["baseline"]).runs.values() for rounds in (100, 200, 50)]
+    results.append(tmp_path / "made-up-model.keep_norm=true", some[0])
+    results.append(tmp_path / "made-up-smoke-seeds+10", everything.runs.values())
+    results.append(tmp_path / "other", some[1])
+    results.append(tmp_path / "made-up", some[2])
+    order = ["other", "made-up", "made-up-model.keep_norm=true", "made-up-smoke-seeds+10"]
+    assert [found.folder for found in corpora(tmp_path)] == order
 
 
 def test_a_corpus_is_also_read_from_its_own_folder(tmp_path, everything):
@@ -196,6 +200,7 @@ def test_the_readme_says_what_the_results_in_the_repository_say():
         in readme
     )
     points = [float(row[-1].replace("−", "-")) for row in runs]
-    assert f"Of {len(points)} runs made both ways {sum(p < 0 for p in points)} are worse so, and none better" in readme
+    worse = sum(p < -100 * max(margin(grown), margin(put_back)) for p in points)
+    assert f"Of {len(points)} runs made both ways {worse} are worse so by more than chance, and none better" in readme
     assert max(points) == 0
     assert f"{len(grown.runs)} of the {len(RUNS)} runs" in readme

@@ -20,7 +20,7 @@ from unheard.paper.record import record
 from unheard.paper.results import FILE, append, read
 from unheard.paper.runner import GroupBegan, GroupEnded, RoundDone, Skipped, run_steps
 from unheard.paper.scale import SMOKE
-from unheard.paper.schedule import Step, steps_by_rank
+from unheard.paper.schedule import Step, jobs_of, steps_by_rank
 from unheard.paper.workplace import Workplace
 from unheard.privacy import losses
 from unheard.privacy.ledger import Ledger
@@ -291,6 +291,19 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
     assert list(run_steps(place, [first])) == []
     list(run_steps(place, [Step(recipes=("trade-offs-adjusted",), runs=("then-flat-S10*",))]))
     assert [line["name"] for line in lines(place)] == [first.runs[0], first.runs[0], "then-flat-S10-sigma0.006"]
+
+
+def test_a_run_that_began_from_an_earlier_state_of_another_is_told(store, tmp_path):
+    """Three rounds to try it, then a thousand: it would go on from the model after three, and its name does not say so."""
+    place = workplace(store, tmp_path)
+    step = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012", "then-flat-S10*"))
+    list(run_steps(place, [step], cap=2))
+    assert place.begun_early(jobs_of(step, place.scale, 2)) == {}
+    ((why, names),) = place.begun_early(jobs_of(step, place.scale, 4)).items()
+    assert names == ["then-flat-S10-sigma0.006"]
+    assert why == "began from flat-S20-sigma0.012 after 2 of its rounds, of which there are to be 4"
+    shutil.rmtree(place.folder(names[0]).path)
+    assert place.begun_early(jobs_of(step, place.scale, 4)) == {}
 
 
 def test_a_run_whose_parent_is_not_there_yet_waits(store, tmp_path):

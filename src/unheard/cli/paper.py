@@ -45,18 +45,21 @@ def show(
     import json
 
     from unheard.cli.display import notes
+    from unheard.cli.paper_display import say_if_missing
     from unheard.paper.exhibits import exhibit
     from unheard.paper.found import corpora
 
-    found = corpora(results)[0]
+    found, *others = corpora(results)
     with notes.status("Working out what it shows"):
         made = exhibit(name, found)
     if made.runs.rows:  # else it needs no results
-        _say_if_missing(results)
+        say_if_missing(results)
     if as_json:
         print(json.dumps(made.as_json(), allow_nan=False))
     else:
-        _print(made)
+        on = f"Run on {found.title}." if made.runs.rows and found.title else ""
+        also = f" {results} holds others too: {', '.join(one.folder for one in others)}." if on and others else ""
+        _print(made, on + also)
 
 
 @app.command("page", epilog=PAGE_EXAMPLES)
@@ -72,31 +75,25 @@ def page(
     """One page that opens from disk: every table and figure of the paper, from results alone; what was not run says so."""
     from unheard.cli.bars import bar
     from unheard.cli.display import say
+    from unheard.cli.paper_display import say_if_missing
     from unheard.report.paper_page import write_pages
 
-    _say_if_missing(results)
+    say_if_missing(results)
     with bar() as progress:
         written = write_pages(results, out, pictures=pictures, progress=progress)
     for path in written:
         say(f"The page is written: {path.resolve().as_uri()}")
 
 
-def _say_if_missing(results: Path) -> None:
-    """A mistyped folder is told: all that is shown then is that nothing was run."""
-    from unheard.cli.display import notes
-
-    if not results.exists():
-        told = f"There is no folder {results}: no results are shown. `unheard paper run` makes some; --results says where they lie."
-        notes.print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-def _print(made: "Exhibit") -> None:
+def _print(made: "Exhibit", where: str) -> None:
     from rich.text import Text
 
     from unheard.cli.display import console, say
     from unheard.cli.tables import print_curves, print_table
 
     console.print(Text(f"{made.recipe.place}: {made.recipe.title}", style="bold"))
+    if where:
+        say(where)
     say(f"{made.recipe.claimed_by}: {made.recipe.claim}")
     style = {"held": "green", "did not hold": "red"}.get(made.verdict.outcome, "yellow")
     console.print(Text(made.verdict.outcome.capitalize(), style=f"bold {style}"))

@@ -1,10 +1,21 @@
 """What running the paper looks like in a terminal: the plan with its time, then one bar for all and one for the group at work."""
 
-from collections.abc import Iterator, Sequence
+import difflib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from unheard.cli.display import console, if_interrupted, notes, say
@@ -15,6 +26,8 @@ if TYPE_CHECKING:
     from unheard.paper.workplace import Workplace
 
 _WIDE = 110
+EVERY = 30
+"""Seconds between two lines where there is no terminal."""
 
 
 def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float, why: str) -> None:
@@ -40,8 +53,35 @@ def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: f
         table.add_row(*(cell(one) for cell in columns.values()))
     notes.print(table)
     total = sum(one.left * one.users for one in left)
-    time = duration(total / users_per_second)
-    say(f"{len(left)} runs, {total:,} user updates: about {time} at {users_per_second:,.0f} a second ({why}).")
+    needed = duration(total / users_per_second)
+    runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
+    say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
+    for told, names in place.begun_early([one.job for one in left]).items():
+        _warn(
+            f"{', '.join(names)}: {told}, and goes on from there. To begin anew, remove its folder in {place.work} first."
+        )
+
+
+def say_if_missing(results: Path) -> None:
+    """A mistyped folder is told: all that is shown then is that nothing was run."""
+    if not results.exists():
+        close = difflib.get_close_matches(results.name, _names_beside(results), n=1)
+        hint = f" Did you mean {results.parent / close[0]}?" if close else " `unheard paper run` makes some."
+        _warn(f"There is no folder {results}: no results are shown.{hint} --results says where they lie.")
+
+
+def _names_beside(path: Path) -> list[str]:
+    return [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+
+
+def show_skipped(reasons: Mapping[str, str]) -> None:
+    """A line for each run that cannot be made here."""
+    for name, why in reasons.items():
+        _warn(f"{name} is not run: {why}.")
+
+
+def _warn(line: str) -> None:
+    notes.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
@@ -58,6 +98,7 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
     )
     # Closed on every way out: the runner then saves and records what was begun.
     stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
+    log = _Log()
     with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
         group, accuracy, said, went_well = None, {}, set(), True
@@ -65,13 +106,7 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
             match one:
                 case Skipped() if one.name not in said:
                     said.add(one.name)
-                    notes.print(
-                        f"{one.name} is not run: {one.why}.",
-                        style="yellow",
-                        markup=False,
-                        highlight=False,
-                        soft_wrap=True,
-                    )
+                    show_skipped({one.name: one.why})
                 case GroupBegan():
                     if group is not None:
                         bars.remove_task(group)
@@ -86,12 +121,28 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
                     best = f", best top-1 {100 * max(accuracy.values()):.2f} %" if accuracy else ""
                     bars.update(group, advance=one.updates, figures=f"round {one.round:,}{best}")
                     bars.update(whole, advance=one.updates)
+                    log.say(bars.tasks[0], f"{bars.tasks[-1].description}, round {one.round:,}{best}")
                 case GroupEnded():
                     _show_results(one)
                     went_well = went_well and one.trouble is None
                 case _:
                     pass
     return went_well
+
+
+class _Log:
+    """A line every so often where nobody sees a bar: in the log of a batch job it would come at the very end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock, self.said = clock, clock()
+
+    def say(self, whole: Task, doing: str) -> None:
+        if notes.is_terminal or self.clock() < self.said + EVERY:
+            return
+        self.said = self.clock()
+        left = "" if whole.time_remaining is None else f", about {duration(whole.time_remaining)} left"
+        line = f"{whole.percentage:.0f} % of all runs{left}: {doing}"
+        notes.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,9 @@ import typer
 from unheard.cli.paper_run import SPEED
 
 if TYPE_CHECKING:
-    from unheard.paper.recipe import Recipe
+    from collections.abc import Iterable, Mapping
+
+    from unheard.paper.recipe import PaperRun, Recipe
     from unheard.paper.results import RunResult
     from unheard.paper.scale import Scale
 
@@ -24,7 +26,7 @@ EXAMPLES = """Examples:
 
 def list_(
     results: Annotated[
-        Path | None, typer.Option(help="A corpus's results, to say how far each recipe is: results/blogs.")
+        Path | None, typer.Option(help="A corpus's results, or the folder above: says how far each recipe is.")
     ] = None,
     scale: Annotated[str, typer.Option(help="full or smoke.")] = "full",
     rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
@@ -36,35 +38,51 @@ def list_(
     from rich.table import Table
 
     from unheard.cli.display import console, say
-    from unheard.cli.paper_display import duration
+    from unheard.cli.paper_display import duration, say_if_missing
+    from unheard.paper.found import corpora
     from unheard.paper.recipe import distinct
     from unheard.paper.recipes import RECIPES
-    from unheard.paper.results import read
     from unheard.paper.scale import scale_named
 
-    chosen, found = scale_named(scale), read(results) if results else {}
+    chosen, first = scale_named(scale), corpora(results)[0] if results else None
+    found = first.runs if first else {}
     title = "The paper's recipes, in the order in which `all` runs them"
+    if first and results:
+        say_if_missing(results)
+        title += f", and how far they are on {first.title}" if first.title else ""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in ("name", "what", "runs", "user updates", *(["done"] if results else [])):
         is_figure = name in ("runs", "user updates", "done")
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
     for recipe in sorted(RECIPES.values(), key=lambda one: one.rank):
-        updates = sum(chosen.updates(run, chosen.rounds(run, rounds)) for run in recipe.runs)
+        updates, _ = _updates(recipe.runs, found, chosen, rounds)
         figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, found, chosen, rounds)] if results else [])]
         table.add_row(recipe.name, f"{recipe.place}: {recipe.title}", *figures)
     console.print(table)
     runs = distinct(RECIPES.values())
-    total = sum(chosen.updates(run, chosen.rounds(run, rounds)) for run in runs)
+    total, done = _updates(runs, found, chosen, rounds)
+    told = f"; {total - done:,} of them are left" if done else ""
     say(
-        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates, "
-        f"about {duration(total / users_per_second)} at {users_per_second:,.0f} a second."
+        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{told}, "
+        f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
     )
 
 
-def _done(recipe: "Recipe", found: dict[str, "RunResult"], scale: "Scale", cap: int | None) -> str:
-    """The part of a recipe's rounds that there are results of."""
+def _updates(
+    runs: "Iterable[PaperRun]", found: "Mapping[str, RunResult]", scale: "Scale", cap: int | None
+) -> tuple[int, int]:
+    """User updates that these runs take, and those that there are results of."""
+    total = done = 0
+    for run in runs:
+        rounds = scale.rounds(run, cap)
+        total += scale.updates(run, rounds)
+        done += scale.updates(run, min(found[run.name].rounds, rounds)) if run.name in found else 0
+    return total, done
+
+
+def _done(recipe: "Recipe", found: "Mapping[str, RunResult]", scale: "Scale", cap: int | None) -> str:
+    """The part of a recipe's user updates that there are results of."""
     if not recipe.runs:
         return "needs no run"
-    wanted = {run.name: scale.rounds(run, cap) for run in recipe.runs}
-    done = sum(min(found[name].rounds, rounds) for name, rounds in wanted.items() if name in found)
-    return f"{done / sum(wanted.values()):.0%}" if done else "not run"
+    total, done = _updates(recipe.runs, found, scale, cap)
+    return f"{done / total:.0%}" if done else "not run"

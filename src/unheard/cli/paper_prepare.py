@@ -53,6 +53,7 @@ def prepare(
     A store that is there is left as it is, so that the same command goes on after a stop."""
     from dataclasses import replace
 
+    from unheard.cli.display import say
     from unheard.corpus.fields import Fields
     from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.preparation import Preparation
@@ -87,6 +88,7 @@ def prepare(
     if "other" in roles and other:
         told = replace(preparation, fields=columns, name=other_name or _stem(other[0]))
         _make_other(find_sources(other, format_), out / "other", told, language)
+    say(f"Next: unheard paper run all --corpus {out} --name {preparation.name} --dry-run")
 
 
 def _make_words(

@@ -37,6 +37,9 @@ OF_RECIPES = {
     "training.init_from": "recipes say what a run begins from.",
     "training.init_is_public": "recipes say what a run begins from.",
     "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
+    "clip.norm": "recipes say what S is: runs are named by it.",
+    "noise.noise_std": "recipes say what sigma is: runs are named by it.",
+    "noise.noise_multiplier": "recipes say what sigma is: runs are named by it.",
     "privacy.population": "say it with --population N.",
     "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
     "corpus.path": "say it with --corpus ROLE=DIR.",
@@ -45,6 +48,8 @@ OF_RECIPES = {
 _IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
 SPEED = 4_250.0
 """User updates a second of the paper's model on one H200, sixteen runs side by side (benchmarks/results)."""
+CPU_SPEED = 7.0
+"""The same on two CPU cores."""
 
 
 def run(
@@ -55,7 +60,7 @@ def run(
     scale: Annotated[str, typer.Option(help="full: as the paper. smoke: a tiny version of everything.")] = "full",
     rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Added to the seeds of cohorts and noise; results get a folder of their own.")
+        int, typer.Option(min=0, help="Added to the seeds of cohorts and noise; results go to NAME-seeds+N.")
     ] = 0,
     changes: Annotated[
         list[str] | None,
@@ -79,7 +84,8 @@ def run(
         bool, typer.Option("--dry-run", help="Only say what would be run, and how long it takes.")
     ] = False,
     users_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="For the estimate; default: as measured here, else one H200.")
+        float | None,
+        typer.Option(min=0.001, help="For the estimate; default: as measured here, else one H200, or two cores."),
     ] = None,
     engine: Annotated[str, typer.Option(help="auto, stacked, vectorised or reference.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
@@ -95,7 +101,7 @@ def run(
 
     def work_with(ranks: "Ranks | None") -> None:
         from unheard.cli.display import say
-        from unheard.cli.paper_display import show_plan, show_running
+        from unheard.cli.paper_display import show_plan, show_running, show_skipped
         from unheard.engines.engine import EngineChoice
         from unheard.paper.runner import run_steps
         from unheard.paper.scale import scale_named
@@ -115,9 +121,11 @@ def run(
             engine=EngineChoice(kind=engine, device=device, rank_timeout=rank_timeout or EngineChoice.rank_timeout),
             ranks=ranks,
         )
-        left = _left(place, steps, rounds)
+        left, impossible = _left(place, steps, rounds)
         show_plan(place, left, *_speed(place, users_per_second))
         if dry_run:
+            show_skipped(impossible)
+        if dry_run or not left:
             return
         place.make_folders()
         updates = sum(one.left * one.users for one in left)
@@ -158,6 +166,8 @@ def _speed(place: "Workplace", given: float | None) -> tuple[float, str]:
     known = [one.users_per_second for one in read(place.results).values() if one.device == device]
     if measured := [speed for speed in known if speed > 0]:
         return median(measured), "as measured here before"
+    if place.engine.torch_device().type == "cpu":
+        return CPU_SPEED, "as on two CPU cores; --users-per-second says otherwise"
     return SPEED, "as on one H200; --users-per-second says otherwise"
 
 
@@ -181,18 +191,17 @@ def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
     return steps
 
 
-def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> list["Waiting"]:
-    """What is still to do; an error if nothing can be done at all, with the reasons."""
+def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> tuple[list["Waiting"], dict[str, str]]:
+    """What is still to do, and why what cannot be done cannot; an error if that is all."""
     from unheard.errors import CorpusMissing
     from unheard.paper.schedule import furthest, jobs_of
 
     jobs = furthest(job for step in steps for job in jobs_of(step, place.scale, cap))
     by_name = {job.run.name: job for job in jobs}
-    reasons = {job.run.name: place.why_not(job, by_name) for job in jobs}
-    if all(reasons.values()):
-        why = sorted({str(reason) for reason in reasons.values()})
-        raise CorpusMissing(f"None of these runs can be made: {'; '.join(why)}.")
-    return place.waiting([job for job in jobs if not reasons[job.run.name]])
+    reasons = {job.run.name: why for job in jobs if (why := place.why_not(job, by_name))}
+    if len(reasons) == len(jobs):
+        raise CorpusMissing(f"None of these runs can be made: {'; '.join(sorted(set(reasons.values())))}.")
+    return place.waiting([job for job in jobs if job.run.name not in reasons]), reasons
 
 
 def _check_changes(changes: list[str], runs: list["PaperRun"]) -> None:

@@ -41,4 +41,8 @@ def last_quarter(result: RunResult, at: int) -> list[float]:
 
 
 def _rows(result: RunResult, measure: str) -> list[dict[str, Any]]:
-    return sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])
+    """In order, and each as far from the one before: where a sitting ended between two of them, a run that went on since has an
+    evaluation more than one made in a sitting, and would be smoothed over fewer rounds."""
+    rows = sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])
+    every = result.settings.get("evaluation", {}).get("every", 1)
+    return [row for row in rows if row["round"] % every == 0 or row is rows[-1]]

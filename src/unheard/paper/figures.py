@@ -72,7 +72,7 @@ FIGURES = (
         title="Noise against clipping at equal privacy, from the beginning",
         place="Figure 8, left",
         runs=(*(traded(norm) for norm in TRADES), S20.with_seed(2)),
-        claim="Early in training S between 10 and 12.6 works best; two runs with S = 20 differ little.",
+        claim="Early in training S between 10 and 12.6 works well; two runs with S = 20 differ little.",
         rank=3,
     ),
     Recipe(

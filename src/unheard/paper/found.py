@@ -33,8 +33,14 @@ class Found:
     @property
     def title(self) -> str:
         """The corpus, and where other seeds, other settings or tiny runs have a folder of their own, what that adds to it."""
-        added = self.folder.removeprefix(f"{self.corpus}-")
+        added = self.changed or self.folder
         return self.corpus if self.folder in ("", self.corpus) else f"{self.corpus} ({added})"
+
+    @property
+    def changed(self) -> str:
+        """What was changed in all of the paper's runs, by the folder: `seeds+10`, `smoke`, `model.keep_norm=true`; or nothing."""
+        is_other = self.corpus and self.folder.startswith(f"{self.corpus}-")
+        return self.folder.removeprefix(f"{self.corpus}-") if is_other else ""
 
     def __contains__(self, name: str) -> bool:
         return name in self.runs
@@ -114,16 +120,15 @@ def read(folder: Path) -> Found:
 
 def corpora(folder: Path) -> list[Found]:
     """Every set of results under a folder, or the folder's own one; one with no runs where there are none. Most rounds first, but
-    the paper with something changed (`blogs-model.keep_norm=true`, of `blogs`) after the paper as it stands."""
+    the paper with something changed (`blogs-model.keep_norm=true`) after the paper as it stands, and tiny versions of it last."""
     if (folder / results.FILE).exists():
         return [read(folder)]
     if folder.exists() and not folder.is_dir():
         raise InvalidValue(f"{folder} is a file. Give the folder that holds {results.FILE}, or the one above it.")
     found = [read(path) for path in _folders(folder) if (path / results.FILE).exists()]
 
-    def rank(one: Found) -> tuple[bool, int]:
-        is_changed = any(one.folder.startswith(f"{other.folder}-") for other in found)
-        return is_changed, -sum(run.rounds for run in one.runs.values())
+    def rank(one: Found) -> tuple[bool, bool, int]:
+        return one.changed.startswith("smoke"), bool(one.changed), -sum(run.rounds for run in one.runs.values())
 
     return sorted(found, key=rank) or [Found()]
 

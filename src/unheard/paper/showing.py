@@ -121,10 +121,15 @@ def level(found: Found, run: str, at: int, *, name: str, tint: str = "") -> tupl
 def cell(found: Found, run: str, at: int | None = None) -> str:
     """AccuracyTop1 in print; what was not run says so, what stopped before says where."""
     value = found.accuracy(run, at)
-    if value is not None:
-        return percent(value)
-    rounds = found.rounds(run)
-    return NOT_RUN if rounds is None else f"stopped at {rounds:,}"
+    return lacking(found, run, at) if value is None else percent(value)
+
+
+def lacking(found: Found, run: str, at: int | None = None) -> str:
+    """Why there is no figure of a run after so many rounds."""
+    if run not in found:
+        return NOT_RUN
+    rounds = found.runs[run].rounds
+    return f"stopped at {rounds:,}" if at is not None and rounds < at else "not evaluated"
 
 
 def signed(difference: float | None) -> str:

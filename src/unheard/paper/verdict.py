@@ -45,11 +45,13 @@ def missing(
 ) -> Verdict | None:
     """Why nothing can be said, if these runs are not all there or did not get far enough to say anything; or if those of them that
     the others are held `against` have learned nothing."""
-    absent = [name for name in names if found.rounds(name) is None]
+    absent = [name for name in names if name not in found]
     if len(absent) == len(names):
         return judged(None, "Not run.", rule)
     if absent:
         return judged(None, f"Not run yet: {', '.join(absent)}.", rule)
+    if unknown := [name for name in names if found.rounds(name) is None]:
+        return judged(None, f"Too few rounds to be evaluated: {', '.join(unknown)}.", rule)
     rounds = found.rounds(*names)
     if rounds is not None and rounds < least:
         return judged(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)

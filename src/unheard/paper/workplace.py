@@ -70,7 +70,8 @@ class Workplace:
         """Why a run cannot be made here, as the end of a sentence; None if it can."""
         corpus = self.corpora.get(job.run.corpus)
         if corpus is None:
-            return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR)"
+            maker = "unheard corpus synth" if job.run.corpus == "synthetic" else "unheard paper prepare"
+            return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR; `{maker}` makes one)"
         if not corpus.held_out:
             return f"{corpus.name} holds nobody out to measure on (prepare it with a larger --held-out, or more users)"
         if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
@@ -102,6 +103,21 @@ class Workplace:
         if job.run.after is None or self.folder(job.run.name).run_file.exists():
             return True
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
+
+    def begun_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+        """A sentence, and the runs that it is true of: they began from an earlier state of another run than that one has now, or
+        is wanted for. They go on from there, which their names do not say."""
+        wanted = {job.run.name: job.rounds for job in jobs}
+        told: dict[str, list[str]] = {}
+        for job in jobs:
+            began, after = self.began_after.get(job.run.name), job.run.after
+            if after is None or began is None or not self.folder(job.run.name).run_file.exists():
+                continue
+            further = max(self.rounds_done(after), wanted.get(after, 0))
+            if began < further:
+                why = f"began from {after} after {began:,} of its rounds, of which there are to be {further:,}"
+                told.setdefault(why, []).append(job.run.name)
+        return told
 
     def rounds_done(self, name: str) -> int:
         return self.folder(name).saved_round

@@ -2,12 +2,12 @@
 
 from unheard.numbers import NOTHING, in_points, percent
 from unheard.paper.around import PUBLIC
-from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
+from unheard.paper.exhibit import Exhibit, Table
 from unheard.paper.found import POINT, Found
 from unheard.paper.printed import BASELINE_ACCURACY, OTHER_CORPUS_COST, PRIVACY_COST
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import noised
-from unheard.paper.showing import shown, signed
+from unheard.paper.showing import cell, lacking, shown, signed
 from unheard.paper.verdict import Verdict, about_seeds, judged, missing, plural, points
 
 OWN, OTHER, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
@@ -21,9 +21,9 @@ def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
     at = found.rounds(OWN, OTHER)
     own, private, other = found.mean(OWN, at), found.mean(PRIVATE, at), elsewhere(found)
 
-    def row(label: str, value: float | None, printed: str) -> list[str]:
+    def row(label: str, run: str, value: float | None, printed: str) -> list[str]:
         gap = None if own is None or value is None or at is None else value - own
-        return [label, NOT_RUN if value is None else percent(value), signed(gap), printed]
+        return [label, lacking(found, run, at) if value is None else percent(value), signed(gap), printed]
 
     where = plural(at) if at is not None else "as many rounds"
     tried = found.rounds(OTHER)
@@ -32,9 +32,14 @@ def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
         title=f"AccuracyTop1 on held-out users of {found.corpus or 'this corpus'}, after {where}",
         columns=["trained on", "AccuracyTop1", "less its own, points", "paper"],
         rows=[
-            ["this corpus, no privacy", NOT_RUN if own is None else percent(own), NOTHING, percent(BASELINE_ACCURACY)],
-            row("this corpus, σ = 0.003", private, signed(PRIVACY_COST.value)),
-            row(f"another corpus, no privacy{later}", other, signed(OTHER_CORPUS_COST.value)),
+            [
+                "this corpus, no privacy",
+                cell(found, OWN, at) if own is None else percent(own),
+                NOTHING,
+                percent(BASELINE_ACCURACY),
+            ],
+            row("this corpus, σ = 0.003", PRIVATE, private, signed(PRIVACY_COST.value)),
+            row(f"another corpus, no privacy{later}", OTHER, other, signed(OTHER_CORPUS_COST.value)),
         ],
         note="Both models use this corpus's dictionary. The paper compared other corpora, which are not public.",
     )

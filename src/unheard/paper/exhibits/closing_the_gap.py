@@ -8,7 +8,7 @@ from unheard.paper.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA
 from unheard.paper.recipe import Recipe
 from unheard.paper.recomputed import claimed_today
 from unheard.paper.runs import clipped, noised
-from unheard.paper.showing import by_round, cell, shown, signed
+from unheard.paper.showing import by_round, cell, lacking, shown, signed
 from unheard.paper.verdict import Verdict, about_seeds, judged, margin, missing, plural
 from unheard.privacy.events import PoissonGaussian
 
@@ -62,12 +62,16 @@ def _by_round(found: Found) -> Table:
     """How the gap of each S goes on."""
     end = found.rounds(BASELINE) or MARKS[-1]
     marks = [mark for mark in MARKS if mark <= end] or [end]
-    gaps = [[found.apart(NOISED[norm], BASELINE, mark) for mark in marks] for norm in GAPS]
     return Table(
         title=f"σ = {SIGMA} less the baseline after some rounds, in points",
         columns=["", *(f"{mark:,}" for mark in marks)],
-        rows=[[f"S = {norm}", *map(signed, row)] for norm, row in zip(GAPS, gaps, strict=True)],
+        rows=[[f"S = {norm}", *(_gap(found, NOISED[norm], mark) for mark in marks)] for norm in GAPS],
     )
+
+
+def _gap(found: Found, name: str, at: int) -> str:
+    apart = found.apart(name, BASELINE, at)
+    return lacking(found, name, at) if apart is None else signed(apart)
 
 
 def judge(found: Found) -> Verdict:

@@ -8,7 +8,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import noised
 from unheard.paper.showing import shown
-from unheard.paper.verdict import TRAINED, Verdict, blurred, judged, margin
+from unheard.paper.verdict import TRAINED, Verdict, blurred, judged, margin, plural
 
 BASELINE, QUIET = "baseline", noised(15, 0.003).name
 FEW_USERS, MANY_USERS = noised(15, 0.012).name, noised(15, 0.012, users=1250).name
@@ -70,9 +70,14 @@ def judge(found: Found) -> Verdict:
     )
     few, many = mean(found, FEW_USERS, "100"), mean(found, MANY_USERS, "100")
     is_alike = True
-    if few is not None and many is not None and _are_alike_trained(found, FEW_USERS, MANY_USERS):
-        sentence += f" With 1,250 users a round {many:.2f} are, with 100 {few:.2f} (σ = 0.012)."
-        is_alike = abs(many - few) <= LITTLE
+    if few is not None and many is not None:
+        sentence += f" With 1,250 users a round {many:.2f} are, with 100 {few:.2f} (σ = 0.012)"
+        if _are_alike_trained(found, FEW_USERS, MANY_USERS):
+            is_alike = abs(many - few) <= LITTLE
+            sentence += "."
+        else:
+            rounds = [plural(found.runs[name].rounds) for name in (MANY_USERS, FEW_USERS)]
+            sentence += f", which is left open: one has {rounds[0]}, the other {rounds[1]}."
     return judged(leaning <= LEANING and abs(quiet - base) <= LITTLE and is_alike, sentence, RULE)
 
 

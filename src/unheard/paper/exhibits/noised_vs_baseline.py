@@ -5,7 +5,7 @@ from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.printed import BASELINE_ROUNDS, COMPUTATION, PRIVATE_ROUNDS, SAME_ACCURACY
 from unheard.paper.recipe import Recipe
-from unheard.paper.showing import by_round, shown, signed
+from unheard.paper.showing import by_round, lacking, shown, signed
 from unheard.paper.verdict import NEARLY, TRAINED, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 BASELINE, LEAST, MIDDLE, MOST = "baseline", "flat-S15-sigma0.003", "flat-S10-sigma0.006", "flat-S15-sigma0.012"
@@ -84,7 +84,8 @@ def _computation(found: Found) -> Table:
 
 
 def _mean(found: Found, name: str, at: int) -> str:
-    return percent(found.mean(name, at))
+    value = found.mean(name, at)
+    return lacking(found, name, at) if value is None else percent(value)
 
 
 def _gap(found: Found, name: str, at: int) -> str:

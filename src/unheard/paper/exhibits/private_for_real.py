@@ -76,6 +76,7 @@ def judge(found: Found) -> Verdict:
         for key, why in lacking.items()
         if why is not None
     )
+    early += "".join(f" {key[2]:,} users a round were not run." for key in PAIRS if key not in done)
     held = all(abs(gap) <= NEARLY for gap in gaps.values())
     return judged(held, f"{told}.{better}{early} {about_seeds(found, list(gaps.values()), last)}", RULE)
 

@@ -2,11 +2,11 @@
 
 from unheard.numbers import NOTHING, percent
 from unheard.paper.around import PUBLIC
-from unheard.paper.exhibit import Exhibit, Table
+from unheard.paper.exhibit import NOT_RUN, Exhibit, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import noised
-from unheard.paper.showing import by_round, shown
+from unheard.paper.showing import by_round, cell, shown
 from unheard.paper.verdict import Verdict, judged, missing, plural
 
 SCRATCH = noised(15, 0.003).name
@@ -27,14 +27,7 @@ def public_start(recipe: Recipe, found: Found) -> Exhibit:
         target = found.accuracy(SCRATCH, mark)
         rounds = None if target is None else found.reach(STARTED, target)
         saved = NOTHING if rounds is None else f"{mark - rounds:,}"
-        reached = (
-            NOTHING
-            if target is None or STARTED not in found
-            else f"{rounds:,}"
-            if rounds is not None
-            else "not reached"
-        )
-        rows.append([f"{mark:,}", percent(target), reached, saved])
+        rows.append([f"{mark:,}", cell(found, SCRATCH, mark), _reached(found, target, rounds), saved])
     table = Table(
         title="Private rounds to the same accuracy",
         columns=["rounds from nothing", "AccuracyTop1", "from the public model", "saved"],
@@ -45,6 +38,12 @@ def public_start(recipe: Recipe, found: Found) -> Exhibit:
         ),
     )
     return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+
+
+def _reached(found: Found, target: float | None, rounds: int | None) -> str:
+    if target is None or not found.curve(STARTED):
+        return NOTHING if STARTED in found else NOT_RUN
+    return f"not within {found.runs[STARTED].rounds:,}" if rounds is None else f"{rounds:,}"
 
 
 def judge(found: Found) -> Verdict:

@@ -31,7 +31,10 @@ def table_rounds(recipe: Recipe, found: Found) -> Exhibit:
         title="ε after 1 to 10⁶ rounds",
         columns=["", *(f"10{raised(power)}" for power in POWERS)],
         rows=rows,
-        note="All hypothetical: the cost of runs that did not happen. δ = users^-1.1. Today: the smaller of PLD and RDP.",
+        note=(
+            "All hypothetical: the cost of runs that did not happen. δ = users^-1.1. Today: the smaller of PLD and RDP; RDP alone "
+            "after 10⁶ rounds of 10⁹ users, where rounding errors of PLD could be larger than δ."
+        ),
     )
     verdict = judge([(cell, moments(cell)) for line in TABLE_1 for cell in line])
     return shown(recipe, found, verdict, tables=[table])
