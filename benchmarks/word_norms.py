@@ -1,9 +1,10 @@
 """Should the server put word vectors back to norm 1? Held-out accuracy with and without (`keep_norm`), by clip and noise.
 
 Run it: python benchmarks/word_norms.py CORPUS [--model lstm] [--rounds 160] [--users-per-round 20] [--norm 15]
-        [--noise-std 0 0.003 0.012]
+        [--noise-std 0 0.003 0.012] [--public RUN]
 The paper's model and recipe (eta = 6, B = 8, unroll 10), the same cohorts and the same seeds for both, evaluated every 20 rounds;
-printed are means over five evaluations, as the paper smooths, and how long word vectors were in the end.
+printed are means over five evaluations, as the paper smooths, and how long word vectors were in the end. With --public both leave
+vectors to grow and begin from a public run's model: one with its long vectors, one with them put back to norm 1 at the start.
 """
 
 import argparse
@@ -14,7 +15,8 @@ from pathlib import Path
 import torch
 
 import unheard
-from unheard.training.checkpoint import load_model
+from unheard.models.model import LanguageModel
+from unheard.training.checkpoint import load_model, save_model
 
 MODELS = {"lstm": unheard.TiedLSTM, "gru": unheard.TiedGRU}
 
@@ -27,23 +29,24 @@ def main() -> None:
     words.add_argument("--users-per-round", type=int, default=20)
     words.add_argument("--norm", type=float, default=15.0, help="S; 0 for no clip (and no noise)")
     words.add_argument("--noise-std", type=float, nargs="*", default=[0.0, 0.003, 0.012])
+    words.add_argument("--public", type=Path, help="a run folder of the same model, on other people's text")
     asked = words.parse_args()
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"torch {torch.__version__}, {name}, {asked}", flush=True)
     for sigma in asked.noise_std:
-        for keep_norm in (True, False):
-            rows, length = trained(asked, sigma, keep_norm)
+        for is_put_back in (True, False):
+            rows, length = trained(asked, sigma, is_put_back)
             accuracies = [100 * row["accuracy_top1"] for row in rows]
             smooth = [statistics.fmean(accuracies[max(0, i - 4) : i + 1]) for i in range(len(accuracies))]
             shown = "  ".join(f"{value:.2f}" for value in smooth[4::5] or smooth[-1:])
-            way = "put back" if keep_norm else "left alone"
+            way = "put back" if is_put_back else "left alone"
             print(f"S = {asked.norm:g}, sigma = {sigma:g}, {way:10s}: {shown} %; median norm {length:.2f}", flush=True)
 
 
-def trained(asked: argparse.Namespace, sigma: float, keep_norm: bool) -> tuple[list[dict[str, float]], float]:
+def trained(asked: argparse.Namespace, sigma: float, is_put_back: bool) -> tuple[list[dict[str, float]], float]:
     """The evaluations, and the median length of a word vector in the end."""
     words = len(unheard.TokenStore.open(asked.corpus).vocabulary)
-    model = MODELS[asked.model](vocabulary_size=words, keep_norm=keep_norm)
+    model = MODELS[asked.model](vocabulary_size=words, keep_norm=is_put_back and asked.public is None)
     plan = unheard.Plan(
         population=10_000,
         sampling=unheard.PoissonSampling(users_per_round=asked.users_per_round),
@@ -56,13 +59,30 @@ def trained(asked: argparse.Namespace, sigma: float, keep_norm: bool) -> tuple[l
             corpus=asked.corpus,
             model=model,
             plan=plan,
-            training=unheard.Training(rounds=asked.rounds, reproducible_seed=1),
+            training=unheard.Training(
+                rounds=asked.rounds,
+                reproducible_seed=1,
+                init_from=begun(asked, model, is_put_back, Path(folder) / "start.safetensors"),
+                init_is_public=asked.public is not None,
+            ),
             evaluation=unheard.Evaluation(every=20, max_tokens=40_000),
             ledger=Path(folder) / "people.jsonl",
         )
         rows = [row.metrics for row in unheard.train(run, Path(folder) / "run") if row.metrics]
         params_P = load_model(Path(folder) / "run" / "model.safetensors", model)
     return rows, float(model.layout.split(params_P)["embedding"].norm(dim=1).median())
+
+
+def begun(asked: argparse.Namespace, model: LanguageModel, is_put_back: bool, to: Path) -> str | None:
+    """The model to begin from, as a file: the public run's, which says the same with vectors of any length."""
+    if asked.public is None:
+        return None
+    params_P = unheard.Released.open(asked.public).params_P.clone()
+    if is_put_back:
+        vectors_VE = model.layout.split(params_P)["embedding"]
+        vectors_VE /= vectors_VE.norm(dim=1, keepdim=True)
+    save_model(to, model, params_P, {})
+    return str(to)
 
 
 if __name__ == "__main__":

@@ -123,9 +123,8 @@ def run(
         )
         left, impossible = _left(place, steps, rounds)
         show_plan(place, left, *_speed(place, users_per_second))
-        if dry_run:
-            show_skipped(impossible)
         if dry_run or not left:
+            show_skipped(impossible)
             return
         place.make_folders()
         updates = sum(one.left * one.users for one in left)
