@@ -82,7 +82,7 @@ def show(
                 shown = "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
                 figures = f"{shown}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
                 if last.metrics:
-                    _log(f"{title}: round {last.round} of {last.rounds}, {figures}")
+                    log(f"{title}: round {last.round} of {last.rounds}, {figures}")
                     if folder:
                         _follow(folder)
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
@@ -117,7 +117,7 @@ def show_together(
                 shown = f"top-1 {100 * accuracy[place]:5.2f} %  " if place in accuracy else ""
                 figures = f"{shown}ε {epsilon_text(report.epsilon)}"
                 if report.metrics:
-                    _log(f"{names[place]}: round {report.round} of {report.rounds}, {figures}")
+                    log(f"{names[place]}: round {report.round} of {report.rounds}, {figures}")
                 bar.update(tasks[place], completed=report.round, total=report.rounds, figures=figures)
                 if place <= before:
                     going &= set(last)  # a second turn: whoever has said nothing was complete before
@@ -133,7 +133,7 @@ def show_together(
     return last
 
 
-def _log(line: str) -> None:
+def log(line: str) -> None:
     """A line for each evaluation where nobody sees a bar: in the log of a batch job it would come at the very end."""
     if not notes.is_terminal:
         notes.print(line, markup=False, highlight=False, soft_wrap=True)

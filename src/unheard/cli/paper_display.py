@@ -1,8 +1,9 @@
-"""What running the paper looks like in a terminal: the plan with its time, then one bar for all and one for the group at work."""
+"""What the paper's commands look like in a terminal: the plan with its time, then one bar for all and one for the group at work;
+what is missing, and how to get it."""
 
 import difflib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from unheard.cli.display import console, if_interrupted, notes, say
+from unheard.cli.display import console, if_interrupted, log, notes, say
 
 if TYPE_CHECKING:
     from unheard.paper.groups import Waiting
@@ -33,7 +34,7 @@ EVERY = 30
 def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float, why: str) -> None:
     """Every run that lacks rounds, its user updates, and how long they take."""
     if not left:
-        say(f"{place.results}: every run that was asked for is there.")
+        say(f"{place.results}: nothing is left to run.")
         return
     table = Table(title="To be run", title_justify="left", show_edge=False, pad_edge=False)
     columns = {
@@ -98,7 +99,7 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
     )
     # Closed on every way out: the runner then saves and records what was begun.
     stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
-    log = _Log()
+    lines = _Lines()
     with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
         group, accuracy, said, went_well = None, {}, set(), True
@@ -121,7 +122,7 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
                     best = f", best top-1 {100 * max(accuracy.values()):.2f} %" if accuracy else ""
                     bars.update(group, advance=one.updates, figures=f"round {one.round:,}{best}")
                     bars.update(whole, advance=one.updates)
-                    log.say(bars.tasks[0], f"{bars.tasks[-1].description}, round {one.round:,}{best}")
+                    lines.say(bars.tasks[0], f"{bars.tasks[-1].description}, round {one.round:,}{best}")
                 case GroupEnded():
                     _show_results(one)
                     went_well = went_well and one.trouble is None
@@ -130,19 +131,18 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
     return went_well
 
 
-class _Log:
-    """A line every so often where nobody sees a bar: in the log of a batch job it would come at the very end."""
+class _Lines:
+    """A line every so often where nobody sees a bar."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock, self.said = clock, clock()
+    def __init__(self) -> None:
+        self.said = time.monotonic()
 
     def say(self, whole: Task, doing: str) -> None:
-        if notes.is_terminal or self.clock() < self.said + EVERY:
+        if (now := time.monotonic()) < self.said + EVERY:
             return
-        self.said = self.clock()
+        self.said = now
         left = "" if whole.time_remaining is None else f", about {duration(whole.time_remaining)} left"
-        line = f"{whole.percentage:.0f} % of all runs{left}: {doing}"
-        notes.print(line, markup=False, highlight=False, soft_wrap=True)
+        log(f"{whole.percentage:.0f} % of all runs{left}: {doing}")
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from unheard.numbers import in_points, percent
 from unheard.paper.found import POINT, Found
 
 NEARLY = 0.5 * POINT
@@ -74,7 +75,7 @@ def idle(found: Found, names: Sequence[str], rule: str, at: int | None) -> Verdi
     for name in names:
         accuracy = found.accuracy(name, at) or 0.0
         if accuracy < LEARNED:
-            sentence = f"After {plural(at or 0)} {name} has {100 * accuracy:.2f} %: it has learned nothing that others could lose."
+            sentence = f"After {plural(at or 0)} {name} has {percent(accuracy)}: it has learned nothing that others could lose."
             return judged(None, sentence, rule)
     return None
 
@@ -96,7 +97,7 @@ def about_seeds(found: Found, differences: Sequence[float], at: int | None = Non
 
 def points(difference: float) -> str:
     """A difference of accuracies in words: 0.13 points."""
-    return f"{abs(difference) / POINT:.2f} points"
+    return f"{in_points(abs(difference))} points"
 
 
 def below(difference: float) -> str:

@@ -7,7 +7,7 @@ from unheard.paper.found import POINT, Found
 from unheard.paper.printed import BASELINE_ACCURACY, OTHER_CORPUS_COST, PRIVACY_COST
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import noised
-from unheard.paper.showing import cell, lacking, shown, signed
+from unheard.paper.showing import lacking, shown, signed
 from unheard.paper.verdict import Verdict, about_seeds, judged, missing, plural, points
 
 OWN, OTHER, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
@@ -34,7 +34,7 @@ def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
         rows=[
             [
                 "this corpus, no privacy",
-                cell(found, OWN, at) if own is None else percent(own),
+                lacking(found, OWN, at) if own is None else percent(own),
                 NOTHING,
                 percent(BASELINE_ACCURACY),
             ],
