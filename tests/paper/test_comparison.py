@@ -12,6 +12,7 @@ from unheard.errors import CorpusMissing
 from unheard.paper import results
 from unheard.paper.comparison import beside
 from unheard.paper.found import Found
+from unheard.paper.recipes import RECIPES
 from unheard.report.paper_page import write_pages
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -33,6 +34,19 @@ def test_runs_are_compared_where_both_got_to():
     assert (rounds, points) == ("600", "+1.50")
     assert float(second[:-2]) - float(first[:-2]) == pytest.approx(1.5, abs=0.011)
     assert {row[-1] for row in runs.rows} == {"+1.50"}
+
+
+def test_what_the_paper_concluded_is_counted_apart_from_what_we_expected():
+    worse = replace(moved(world(), {"flat-S15-penalty0.01": 3.0}), folder="b")
+    table, _ = beside(USUAL, worse)
+    theirs = [row for row in table.rows if RECIPES[row[0]].is_of_the_paper]
+    assert len(theirs) < len(table.rows)
+    held = [sum(row[i] == "held" for row in theirs) for i in (1, 2)]
+    assert held[0] == held[1] + 1
+    told = (
+        f"{len(theirs)} are conclusions of the paper, of which {held[0]} held in the first and {held[1]} in the second"
+    )
+    assert told in table.note
 
 
 def test_a_run_that_began_elsewhere_or_is_in_one_alone_is_left_out():
