@@ -65,6 +65,13 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     assert "of them are left, about" in shown
     assert "not run" in lines["clipping"]
     assert "needs no run" in lines["table-rounds"]
+    plain = json.loads(
+        unheard("paper", "list", "--scale", "smoke", "--results", str(tmp_path / "results"), "--json").output
+    )
+    told = {recipe["name"]: (recipe["done"], recipe["user_updates"]) for recipe in plain}
+    assert list(told) == [recipe.name for recipe in sorted(RECIPES.values(), key=lambda one: one.rank)]
+    assert 2 * told["users-per-round"][0] == told["users-per-round"][1] > 0
+    assert (told["clipping"][0], told["table-rounds"]) == (0, (0, 0))
 
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(store, tmp_path):

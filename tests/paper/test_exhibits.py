@@ -437,6 +437,38 @@ def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings
     assert "uncertain by" in made.verdict.sentence
 
 
+def test_runs_that_swing_together_can_be_told_apart(everything):
+    """With one seed both draw the same users: what a round does to one it does to the other."""
+    names = [name for name in everything.runs if name.startswith("fedsgd-flat")]
+    found = everything
+    for name in names:
+        rows = everything.runs[name].evaluations
+        rows = [{**row, "accuracy_top1": row["accuracy_top1"] + 0.03 * (-1) ** i} for i, row in enumerate(rows)]
+        found = changed(found, name, evaluations=rows)
+    for name in ("fedsgd-clipping", "fedsgd-noise"):
+        assert exhibit(name, found).verdict.outcome == exhibit(name, everything).verdict.outcome == "held"
+
+
+@pytest.mark.parametrize(
+    ("most", "one", "shown"),
+    [
+        (1500, 1500, "1,500"),
+        (1500, 1000, "1,000"),
+        (1500, 500, "1,500"),
+        (1500, 400, "1,500"),
+        (3000, 1000, "3,000"),
+        (500, 400, None),
+    ],
+)
+def test_a_sweep_is_drawn_where_all_of_it_got_to(most, one, shown):
+    runs = {
+        **world(rounds=most).runs,
+        "fedsgd-flat-S20-sigma0.001": world(rounds=one).runs["fedsgd-flat-S20-sigma0.001"],
+    }
+    columns = exhibit("fedsgd-noise", Found("made-up", runs)).tables[0].columns
+    assert columns == ["", "100", "500", *([shown] if shown else [])]
+
+
 def test_an_s_that_swings_might_be_the_best_where_2_was_seen_to_be(everything):
     fedsgd = [name for name in everything.runs if name.startswith("fedsgd-flat") and "sigma" not in name]
     even = level(everything, fedsgd, 0.15)

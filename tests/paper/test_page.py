@@ -203,4 +203,7 @@ def test_the_readme_says_what_the_results_in_the_repository_say():
     worse = sum(p < -100 * max(margin(grown), margin(put_back)) for p in points)
     assert f"Of {len(points)} runs made both ways {worse} are worse so by more than chance, and none better" in readme
     assert max(points) == 0
-    assert f"{len(grown.runs)} of the {len(RUNS)} runs" in readme
+    assert grown.runs.keys() == set(RUNS)
+    assert f"All {len(RUNS)} runs are made" in readme
+    estimate = abs(grown.apart(much, f"{much}-C1250", 3000) or 0)
+    assert f"end {100 * estimate:.2f} points from the estimate with 100 after 3,000 rounds" in readme

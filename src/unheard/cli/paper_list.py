@@ -9,6 +9,7 @@ from unheard.cli.paper_run import SPEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Any
 
     from unheard.paper.recipe import PaperRun, Recipe
     from unheard.paper.results import RunResult
@@ -21,6 +22,8 @@ EXAMPLES = """Examples:
   unheard paper list --results results/blogs    (how far each is)
 
   unheard paper list --rounds 1000 --users-per-second 1200
+
+  unheard paper list --results results/blogs --json
 """
 
 
@@ -33,8 +36,13 @@ def list_(
     users_per_second: Annotated[
         float, typer.Option(min=0.001, help="For the estimate: user updates a second (default: one H200).")
     ] = SPEED,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON list on standard output: an object a recipe.")
+    ] = False,
 ) -> None:
     """Every table and figure of the paper, and what it recommends but did not do: runs, user updates, how far."""
+    import json
+
     from rich.table import Table
 
     from unheard.cli.display import console, say
@@ -46,6 +54,10 @@ def list_(
 
     chosen, first = scale_named(scale), corpora(results)[0] if results else None
     found = first.runs if first else {}
+    recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
+    if as_json:
+        print(json.dumps([_plain(recipe, _updates(recipe.runs, found, chosen, rounds)) for recipe in recipes]))
+        return
     title = "The paper's recipes, in the order in which `all` runs them"
     if first and results:
         say_if_missing(results)
@@ -54,7 +66,7 @@ def list_(
     for name in ("name", "what", "runs", "user updates", *(["done"] if results else [])):
         is_figure = name in ("runs", "user updates", "done")
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
-    for recipe in sorted(RECIPES.values(), key=lambda one: one.rank):
+    for recipe in recipes:
         updates, _ = _updates(recipe.runs, found, chosen, rounds)
         figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, found, chosen, rounds)] if results else [])]
         table.add_row(recipe.name, f"{recipe.place}: {recipe.title}", *figures)
@@ -78,6 +90,19 @@ def _updates(
         total += scale.updates(run, rounds)
         done += scale.updates(run, min(found[run.name].rounds, rounds)) if run.name in found else 0
     return total, done
+
+
+def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
+    total, done = updates
+    return {
+        "name": recipe.name,
+        "place": recipe.place,
+        "title": recipe.title,
+        "claim": recipe.claim,
+        "runs": [run.name for run in recipe.runs],
+        "user_updates": total,
+        "done": done,
+    }
 
 
 def _done(recipe: "Recipe", found: "Mapping[str, RunResult]", scale: "Scale", cap: int | None) -> str:

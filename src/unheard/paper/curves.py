@@ -35,9 +35,10 @@ def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
     return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))
 
 
-def last_quarter(result: RunResult, at: int) -> list[float]:
-    """AccuracyTop1 in the last quarter of so many rounds, as it was evaluated, not smoothed."""
-    return [row["accuracy_top1"] for row in _rows(result, "accuracy_top1") if 3 * at < 4 * row["round"] <= 4 * at]
+def last_quarter(result: RunResult, at: int) -> Points:
+    """Round and AccuracyTop1 in the last quarter of so many rounds, as it was evaluated, not smoothed."""
+    rows = _rows(result, "accuracy_top1")
+    return tuple((row["round"], row["accuracy_top1"]) for row in rows if 3 * at < 4 * row["round"] <= 4 * at)
 
 
 def _rows(result: RunResult, measure: str) -> list[dict[str, Any]]:

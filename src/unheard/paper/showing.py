@@ -77,13 +77,16 @@ def by_round(found: Found, name: str, title: str, names: Mapping[str, str], *, f
 
 
 def reached(found: Found, names: Iterable[str]) -> tuple[int, ...]:
-    """The rounds at which a sweep is drawn: 100, 500, 3,000, or as far as most of its runs got instead."""
+    """The rounds at which a sweep is drawn: 100, 500, 3,000. If most of its runs stopped before one of them, as far as all got
+    instead; as far as most did, if that shows nothing new."""
     ends = sorted(found.runs[name].rounds for name in names if found.curve(name))
     if not ends:
         return CHECKPOINTS
-    usual = ends[(len(ends) - 1) // 2]
-    marks = [mark for mark in CHECKPOINTS if mark <= usual]
-    return tuple(marks if len(marks) == len(CHECKPOINTS) else sorted({*marks, usual}))
+    all_, most = ends[0], ends[(len(ends) - 1) // 2]
+    marks = [mark for mark in CHECKPOINTS if mark <= most]
+    if len(marks) < len(CHECKPOINTS):
+        marks.append(all_ if all_ > max(marks, default=0) else most)
+    return tuple(dict.fromkeys(marks))
 
 
 def sweep(found: Found, runs: Mapping[float, str], at: int, *, name: str, tint: str = "", dashed: bool = False) -> Line:

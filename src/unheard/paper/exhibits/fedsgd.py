@@ -14,8 +14,9 @@ CHOSEN = f"fedsgd-{noised(2, 0.002).name}"
 AVERAGED, AVERAGED_NOISED = clipped(20).name, noised(20, 0.024).name
 """FedAvg at the same S, without and with noise."""
 SWINGS = (
-    " Evaluations of FedSGD swing, so its runs are compared over the last quarter of their rounds. If that half point cannot be "
-    "seen then (two standard errors of the difference reach across it), it cannot be told."
+    " Evaluations of FedSGD swing, so its runs are compared over the last quarter of their rounds, evaluation by evaluation: they "
+    "draw the same users, and swing together. If that half point cannot be seen then (two standard errors of the mean difference "
+    "reach across it), it cannot be told."
 )
 RULE_CLIP = (
     f"Where all got to, S = 2 is at most {points(NEARLY)} below every other S of FedSGD, and FedAvg (S = 20) reaches "
