@@ -81,7 +81,7 @@ def accuracy_of(run: PaperRun, at: int) -> float:
     if name.startswith("after-public-"):
         at += 800
     if name.startswith("fedsgd-"):
-        pace, clip_weight, noise_weight = 1 / 6, 0.05, 6.0
+        pace, clip_weight, noise_weight = 1 / 6, 0.05, 3.0
     if name.startswith("free-norm-"):
         pace = 0.5
     extra = {"20k-": 0.3, "30k-": 0.4, "untied-": 0.3, "gru-": -0.3, "characters-": 28.0}

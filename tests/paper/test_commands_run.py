@@ -68,7 +68,9 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     plain = json.loads(
         unheard("paper", "list", "--scale", "smoke", "--results", str(tmp_path / "results"), "--json").output
     )
-    told = {recipe["name"]: (recipe["done"], recipe["user_updates"]) for recipe in plain}
+    told = {recipe["name"]: (recipe["done"], recipe["user_updates"]) for recipe in plain["recipes"]}
+    assert (plain["results"], plain["runs"]) == ("counting (smoke)", 94)
+    assert 0 < plain["done"] < sum(done for done, _ in told.values())  # what recipes share counts once
     assert list(told) == [recipe.name for recipe in sorted(RECIPES.values(), key=lambda one: one.rank)]
     assert 2 * told["users-per-round"][0] == told["users-per-round"][1] > 0
     assert (told["clipping"][0], told["table-rounds"]) == (0, (0, 0))

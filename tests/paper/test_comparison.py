@@ -49,6 +49,22 @@ def test_what_the_paper_concluded_is_counted_apart_from_what_we_expected():
     assert told in table.note
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "is_chance"),
+    [
+        ("made-up", "made-up-seeds+7", True),
+        ("made-up-smoke", "made-up-smoke-seeds+7", True),
+        ("made-up-seeds+1", "made-up-seeds+7", True),
+        ("made-up", "made-up-model.tied=false", False),
+        ("made-up", "made-up-smoke-seeds+7", False),
+    ],
+)
+def test_between_two_seeds_there_is_chance(one, other, is_chance):
+    _, runs = beside(replace(USUAL, folder=one), replace(USUAL, folder=other))
+    assert ("what lies between two runs is chance" in runs.note) == is_chance
+    assert ("Two runs differ if they lie over" in runs.note) != is_chance
+
+
 def test_a_run_that_began_elsewhere_or_is_in_one_alone_is_left_out():
     name = "then-flat-S10-sigma0.006"
     settings = {"training": {"init_from": "flat-S20-sigma0.012 after 1,000 rounds"}}

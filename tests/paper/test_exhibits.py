@@ -1,11 +1,13 @@
 """Every verdict: a world in which it holds, one in which it does not, one in which it cannot be told."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.paper.making import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
+from unheard.numbers import percent
 from unheard.paper.exhibit import NOT_RUN
 from unheard.paper.exhibits import EXHIBITS, exhibit
 from unheard.paper.exhibits.adaptive_clipping import FIXED
@@ -467,6 +469,68 @@ def test_a_sweep_is_drawn_where_all_of_it_got_to(most, one, shown):
     }
     columns = exhibit("fedsgd-noise", Found("made-up", runs)).tables[0].columns
     assert columns == ["", "100", "500", *([shown] if shown else [])]
+
+
+def test_runs_never_evaluated_at_the_same_rounds_are_not_compared(everything):
+    for name, run in (("fedsgd-clipping", "fedsgd-flat-S2"), ("fedsgd-noise", "fedsgd-flat-S20-sigma0.002")):
+        rows = [{**row, "round": row["round"] - 10} for row in everything.runs[run].evaluations]
+        made = exhibit(name, changed(everything, run, evaluations=rows)).verdict
+        assert made.outcome == "cannot tell"
+        assert "fewer than two evaluations at the same rounds" in made.sentence
+
+
+def test_one_seed_of_fedsgd_tells_no_more_than_seeds_agree(everything):
+    """0.4 points at every evaluation are certain of these two runs, and not of FedSGD."""
+    quiet = everything.runs["fedsgd-flat-S20"].evaluations
+    for cost, outcome in ((0.25, "held"), (0.40, "cannot tell"), (0.60, "cannot tell"), (0.75, "did not hold")):
+        rows = [{**row, "accuracy_top1": row["accuracy_top1"] - cost / 100} for row in quiet]
+        made = exhibit("fedsgd-noise", changed(everything, "fedsgd-flat-S20-sigma0.002", evaluations=rows)).verdict
+        assert (made.outcome, "uncertain by 0.20" in made.sentence) == (outcome, True)
+
+
+def test_where_single_runs_are_compared_a_curve_is_of_one_seed(everything):
+    made = exhibit("users-per-round", everything)
+    assert not any(line.is_thin for line in made.figures[0].lines)
+    ends = {line.name: line.points[-1][1] for line in made.figures[0].lines}
+    assert {row[0]: row[-1] for row in made.tables[0].rows} == {name: percent(value) for name, value in ends.items()}
+    told = "Of a run with several seeds the first is shown here, beside others of that seed."
+    assert told in made.notes
+    for name in ("noised-vs-baseline", "closing-the-gap"):
+        over = exhibit(name, everything)
+        assert any(line.is_thin for line in over.figures[0].lines)
+        assert told not in over.notes
+
+
+def test_a_run_that_others_begin_from_does_not_press_its_figure_into_a_corner():
+    runs = {**world(rounds=1000).runs, "flat-S20-sigma0.012": world().runs["flat-S20-sigma0.012"]}
+    lines = {line.name: line for line in exhibit("trade-offs", Found("made-up", runs)).figures[0].lines}
+    assert max(line.points[-1][0] for line in lines.values()) == 1000
+    first, again = lines["S = 20, σ = 0.012"], lines["S = 20, σ = 0.012, again"]
+    assert again.is_dashed > first.is_dashed
+    assert again.tint == (first.tint or first.name)
+
+
+def test_each_run_that_was_only_estimated_has_its_own_figure(everything):
+    name = "flat-S15-sigma0.003-C5000"
+    short = Found("made-up", {**everything.runs, name: world(rounds=100).runs[name]})
+    figures = {figure.name: figure for figure in exhibit("private-for-real", short).figures}
+    assert {key: max(line.points[-1][0] for line in figure.lines) for key, figure in figures.items()} == {
+        "private-for-real-1250": 3000,
+        "private-for-real-5000": 100,
+    }
+    tiny = changed(everything, name, settings={"sampling": {"users_per_round": 3}})
+    assert [figure.name for figure in exhibit("private-for-real", tiny).figures] == ["private-for-real-1250"]
+
+
+def test_tiny_runs_are_as_long_as_they_were_meant_to_be(everything):
+    tiny = world(rounds=2)
+    runs = {
+        name: replace(run, planned=2, settings={"sampling": {"users_per_round": 1}}) for name, run in tiny.runs.items()
+    }
+    made = exhibit("clipping", Found("made-up", runs))
+    assert not any("Stopped" in note for note in made.notes)
+    assert {row[2] for row in made.runs.rows} == {"2"}
+    assert any("Stopped at 2 of 3,000 rounds" in note for note in exhibit("clipping", tiny).notes)
 
 
 def test_an_s_that_swings_might_be_the_best_where_2_was_seen_to_be(everything):

@@ -14,6 +14,7 @@ from unheard.paper.exhibit import Figure, Line
 from unheard.paper.exhibits import EXHIBITS, exhibit
 from unheard.paper.found import Found, corpora, read
 from unheard.paper.recipes import RECIPES
+from unheard.paper.scale import FULL
 from unheard.paper.verdict import margin
 from unheard.report.images import write_png, write_svg
 from unheard.report.paper_page import exhibits, render_page, write_page, write_pages
@@ -204,6 +205,9 @@ def test_the_readme_says_what_the_results_in_the_repository_say():
     assert f"Of {len(points)} runs made both ways {worse} are worse so by more than chance, and none better" in readme
     assert max(points) == 0
     assert grown.runs.keys() == set(RUNS)
-    assert f"All {len(RUNS)} runs are made" in readme
+    share = sum(FULL.updates(RUNS[name], run.rounds) for name, run in grown.runs.items())
+    share /= sum(FULL.updates(run, run.rounds) for run in RUNS.values())
+    assert f"All {len(RUNS)} runs are made, with {share:.0%}".replace("%", " % of the user updates") in readme
+    assert f"5,000 users have {grown.rounds('flat-S15-sigma0.003-C5000')} rounds" in readme
     estimate = abs(grown.apart(much, f"{much}-C1250", 3000) or 0)
     assert f"end {100 * estimate:.2f} points from the estimate with 100 after 3,000 rounds" in readme

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.paper import runner
 from unheard.paper.corpora import find_corpora
@@ -19,7 +20,7 @@ from unheard.paper.recipes import RECIPES
 from unheard.paper.record import record
 from unheard.paper.results import FILE, append, read
 from unheard.paper.runner import GroupBegan, GroupEnded, RoundDone, Skipped, run_steps
-from unheard.paper.scale import SMOKE
+from unheard.paper.scale import FULL, SMOKE
 from unheard.paper.schedule import Step, jobs_of, steps_by_rank
 from unheard.paper.workplace import Workplace
 from unheard.privacy import losses
@@ -43,6 +44,13 @@ def lines(place: Workplace) -> list[dict]:
 
 def model_of(place: Workplace, name: str, model) -> torch.Tensor:
     return load_model(place.folder(name).model, model)
+
+
+def test_a_kill_on_a_cpu_costs_few_rounds(store, tmp_path):
+    job = jobs_of(TWO_RUNS, FULL)[0]
+    rounds = workplace(store, tmp_path, FULL, engine=EngineChoice(device="cpu")).run(job).training.checkpoint_every
+    assert rounds < FULL.checkpoint_every
+    assert workplace(store, tmp_path, SIX).run(jobs_of(TWO_RUNS, SIX)[0]).training.checkpoint_every == 2
 
 
 @pytest.fixture(scope="module")

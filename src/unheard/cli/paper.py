@@ -57,7 +57,7 @@ def show(
     if as_json:
         print(json.dumps(made.as_json(), allow_nan=False))
     else:
-        on = f"Run on {found.title}." if made.runs.rows and found.title else ""
+        on = f"Run on {found.title}." if made.runs.rows and found.runs else ""
         also = f" {results} holds others too: {', '.join(one.folder for one in others)}." if on and others else ""
         _print(made, on + also)
 

@@ -37,7 +37,7 @@ def list_(
         float, typer.Option(min=0.001, help="For the estimate: user updates a second (default: one H200).")
     ] = SPEED,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON list on standard output: an object a recipe.")
+        bool, typer.Option("--json", help="One JSON object on standard output: all of it, and each recipe.")
     ] = False,
 ) -> None:
     """Every table and figure of the paper, and what it recommends but did not do: runs, user updates, how far."""
@@ -55,12 +55,17 @@ def list_(
     chosen, first = scale_named(scale), corpora(results)[0] if results else None
     found = first.runs if first else {}
     recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
+    runs = distinct(RECIPES.values())
+    total, done = _updates(runs, found, chosen, rounds)
+    if results:
+        say_if_missing(results)
     if as_json:
-        print(json.dumps([_plain(recipe, _updates(recipe.runs, found, chosen, rounds)) for recipe in recipes]))
+        told = [_plain(recipe, _updates(recipe.runs, found, chosen, rounds)) for recipe in recipes]
+        whole = {"runs": len(runs), "user_updates": total, "done": done}
+        print(json.dumps({"results": first.title if first else "", **whole, "recipes": told}))
         return
     title = "The paper's recipes, in the order in which `all` runs them"
     if first and results:
-        say_if_missing(results)
         title += f", and how far they are on {first.title}" if first.title else ""
     table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
     for name in ("name", "what", "runs", "user updates", *(["done"] if results else [])):
@@ -71,8 +76,6 @@ def list_(
         figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, found, chosen, rounds)] if results else [])]
         table.add_row(recipe.name, f"{recipe.place}: {recipe.title}", *figures)
     console.print(table)
-    runs = distinct(RECIPES.values())
-    total, done = _updates(runs, found, chosen, rounds)
     told = f"; {total - done:,} of them are left" if done else ""
     say(
         f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{told}, "

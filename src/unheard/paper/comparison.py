@@ -3,6 +3,8 @@
 In: two Founds. Out: tables of text. Runs are compared where both got to; those that began from different models are not.
 """
 
+import re
+
 from unheard.numbers import percent
 from unheard.paper.exhibit import Table
 from unheard.paper.exhibits import EXHIBITS, exhibit
@@ -11,6 +13,9 @@ from unheard.paper.recipe import distinct
 from unheard.paper.recipes import RECIPES
 from unheard.paper.showing import signed
 from unheard.paper.verdict import margin, points
+
+SEEDS = re.compile(r"-?seeds\+\d+")
+"""In the name of a folder of results: all seeds were moved by so many."""
 
 
 def beside(first: Found, second: Found) -> tuple[Table, Table]:
@@ -53,13 +58,21 @@ def _runs(first: Found, second: Found) -> Table:
         one, other = (found.accuracy(run.name, at) for found in (first, second))
         apart = None if one is None or other is None else other - one
         rows.append([run.name, f"{at:,}", percent(one), percent(other), signed(apart)])
-    told = f"Points: the second less the first. Two runs differ if they lie over {points(max(map(margin, (first, second))))} apart."
+    told = f"Points: the second less the first. {_what_counts(first, second)}"
     return Table(
         title="AccuracyTop1 after as many rounds as both got to",
         columns=["run", "rounds", *_names(first, second), "points"],
         rows=rows,
         note=f"Smoothed over 5 evaluations. {told}" if rows else "No run is in both.",
     )
+
+
+def _what_counts(first: Found, second: Found) -> str:
+    """How far apart two runs differ, or that only chance is between them."""
+    apart = first.corpus == second.corpus and first.changed != second.changed
+    if apart and SEEDS.sub("", first.changed) == SEEDS.sub("", second.changed):
+        return "The two sets differ in their seeds alone: what lies between two runs is chance."
+    return f"Two runs differ if they lie over {points(max(map(margin, (first, second))))} apart."
 
 
 def _names(first: Found, second: Found) -> tuple[str, str]:

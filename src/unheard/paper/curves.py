@@ -23,9 +23,7 @@ def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Of values that swing: their mean, and how far it may be off, its standard error."""
-    if len(values) < 2:
-        return math.fsum(values), math.inf
+    """Of two or more values that swing: their mean, and how far it may be off, its standard error."""
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 

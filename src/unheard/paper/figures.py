@@ -4,7 +4,7 @@ Where in the paper: `place` says. Where a plot's own values are not printed, the
 """
 
 from unheard.paper.recipe import PaperRun, Recipe
-from unheard.paper.runs import FIRST, LONG, MAIN, SWEEP, TRADES, baseline, clipped, noised, traded, variant
+from unheard.paper.runs import LONG, MAIN, SWEEP, TRADES, baseline, clipped, noised, traded, variant
 
 SEEDS = (1, 2, 3)
 CLIPS = (2.5, 5, 10, 15, 20, 30, 40)
@@ -77,7 +77,7 @@ FIGURES = (
     ),
     Recipe(
         name="trade-offs-adjusted",
-        title=f"Noise and clipping adjusted after {FIRST:,} rounds",
+        title="Noise and clipping adjusted after initial training",
         place="Figure 4 and Figure 8, right",
         runs=(
             S20,

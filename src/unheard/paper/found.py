@@ -81,14 +81,16 @@ class Found:
         mine, its = self.mean(first, at), self.mean(second, at)
         return None if at is None or mine is None or its is None else mine - its
 
-    def ahead(self, first: str, second: str, at: int) -> tuple[float, float]:
+    def ahead(self, first: str, second: str, at: int) -> tuple[float, float] | None:
         """First less second over the last quarter of so many rounds, and how far that may be off: two standard errors. For runs
-        that swing more than five evaluations smooth. Evaluation by evaluation: with one seed both drew the same users, so most of
-        their swings are the same, and no part of how far apart they are."""
+        that swing more than five evaluations smooth. Evaluation by evaluation: where both drew the same users, most of their
+        swings are the same, and no part of how far apart they are. None where fewer than two evaluations meet."""
         others = dict(last_quarter(self.runs[second], at))
         both = [value - others[r] for r, value in last_quarter(self.runs[first], at) if r in others]
-        less, off = mean_and_error(both)
-        return less, 2 * off
+        if len(both) < 2:
+            return None
+        less, error = mean_and_error(both)
+        return less, 2 * error
 
     def reach(self, name: str, target: float) -> int | None:
         """The first evaluated round at which the smoothed accuracy was at least the target."""

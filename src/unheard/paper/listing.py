@@ -23,7 +23,8 @@ def ordered(recipe: Recipe, beside: Iterable[str] = ()) -> list[PaperRun]:
 def lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
     """What was not run, what stopped early, what was tiny: a sentence for each."""
     absent = [run.name for run in runs if run.name not in found]
-    stopped = [run for run in runs if run.name in found and found.runs[run.name].rounds < run.rounds]
+    asked = {run.name: _asked(run, found) for run in runs if run.name in found}
+    stopped = [name for name, rounds in asked.items() if found.runs[name].rounds < rounds]
     notes = []
     if any(_is_tiny(run, found) for run in runs):
         notes.append(
@@ -32,12 +33,15 @@ def lacks(runs: Sequence[PaperRun], found: Found) -> list[str]:
     if absent:
         notes.append(f"Not run: {', '.join(absent)}.")
     by_end: dict[tuple[int, int], list[str]] = {}
-    for run in stopped:
-        by_end.setdefault((found.runs[run.name].rounds, run.rounds), []).append(run.name)
-    notes += [
-        f"Stopped at {done:,} of {asked:,} rounds: {', '.join(names)}." for (done, asked), names in by_end.items()
-    ]
+    for name in stopped:
+        by_end.setdefault((found.runs[name].rounds, asked[name]), []).append(name)
+    notes += [f"Stopped at {done:,} of {all_:,} rounds: {', '.join(names)}." for (done, all_), names in by_end.items()]
     return notes
+
+
+def _asked(run: PaperRun, found: Found) -> int:
+    """The rounds that this recipe is for; tiny runs have a length of their own."""
+    return found.runs[run.name].planned if _is_tiny(run, found) else run.rounds
 
 
 def _is_tiny(run: PaperRun, found: Found) -> bool:
@@ -64,7 +68,7 @@ def _row(run: PaperRun, result: RunResult, found: Found) -> list[str]:
     return [
         run.name,
         f"{result.rounds:,}",
-        f"{run.rounds:,}",
+        f"{_asked(run, found):,}",
         str(result.seed),
         percent(found.accuracy(run.name)),
         epsilon_text(epsilon),

@@ -27,12 +27,15 @@ def shown(
     figures: Iterable[Figure] = (),
     notes: Iterable[str] = (),
     beside: Iterable[str] = (),
+    over_seeds: bool = False,
 ) -> Exhibit:
     """The exhibit, with its list of runs and what they lack; a figure without a line of its own is left out.
 
-    `beside`: runs of other recipes that it is compared with.
+    `beside`: runs of other recipes that it is compared with. `over_seeds`: all seeds of a run are in it, not only the first.
     """
     runs = ordered(recipe, beside)
+    if not over_seeds and any(len(found.seeds(run.name)) > 1 for run in runs):
+        notes = (*notes, "Of a run with several seeds the first is shown here, beside others of that seed.")
     drawn = tuple(f for f in figures if any(line.points and not line.is_level for line in f.lines))
     return Exhibit(
         recipe=recipe,
@@ -45,12 +48,12 @@ def shown(
     )
 
 
-def lines(found: Found, names: Mapping[str, str], *, first: int = 0) -> tuple[Line, ...]:
-    """Accuracy by round: run name to the name in print. Several seeds are thin lines behind their mean."""
+def lines(found: Found, names: Mapping[str, str], *, first: int = 0, over_seeds: bool = False) -> tuple[Line, ...]:
+    """Accuracy by round: run name to the name in print. Over seeds: several are thin lines behind their mean."""
     made = []
     for name, label in names.items():
         seeds = found.seeds(name)
-        if len(seeds) > 1:
+        if over_seeds and len(seeds) > 1:
             made += [
                 Line(
                     name=f"{label}, seed {found.runs[one].seed}",
@@ -66,10 +69,12 @@ def lines(found: Found, names: Mapping[str, str], *, first: int = 0) -> tuple[Li
     return tuple(made)
 
 
-def by_round(found: Found, name: str, title: str, names: Mapping[str, str], *, first: int = 0) -> Figure:
+def by_round(
+    found: Found, name: str, title: str, names: Mapping[str, str], *, first: int = 0, over_seeds: bool = False
+) -> Figure:
     """A figure of curves; `first` is the round that the runs began from. It ends where only one of them goes on: a run
     that other figures need longer would press all that can be compared into a corner."""
-    made = lines(found, names, first=first)
+    made = lines(found, names, first=first, over_seeds=over_seeds)
     ends = sorted(line.points[-1][0] for line in made if line.points and not line.is_thin)
     last = ends[-2] if len(ends) > 1 else math.inf
     cut = [replace(line, points=tuple(point for point in line.points if point[0] <= last)) for line in made]

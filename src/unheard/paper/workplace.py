@@ -6,7 +6,7 @@ rounds. Each run charges a people's ledger of its own (docs/decisions/0060-popul
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,6 +25,8 @@ from unheard.privacy.ledger import Ledger
 from unheard.runs import RunFolder, replace_file
 from unheard.training.run import Run
 from unheard.training.run_file import run_hash
+
+ON_A_CPU = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +63,15 @@ class Workplace:
             self.corpora[job.run.corpus],
             ledger=self.work / "ledgers" / f"{job.run.name}.jsonl",
             rounds=job.rounds,
-            scale=self.scale,
+            scale=replace(self.scale, checkpoint_every=min(self.scale.checkpoint_every, self._most_lost)),
             seed_shift=self.seed_shift,
             start=None if job.run.after is None else self.work / job.run.after,
         )
+
+    @property
+    def _most_lost(self) -> int:
+        """Rounds between checkpoints: on a CPU they take minutes, and a checkpoint no time that can be seen."""
+        return ON_A_CPU if self.engine.torch_device().type == "cpu" else self.scale.checkpoint_every
 
     def why_not(self, job: Job, others: Mapping[str, Job]) -> str | None:
         """Why a run cannot be made here, as the end of a sentence; None if it can."""

@@ -54,8 +54,8 @@ def closing_the_gap(recipe: Recipe, found: Found) -> Exhibit:
         ),
     )
     labels = {BASELINE: "baseline"} | {NOISED[norm]: f"σ = {SIGMA}, S = {norm}" for norm in GAPS}
-    figure = by_round(found, "closing-the-gap", "AccuracyTop1 by round", labels)
-    return shown(recipe, found, judge(found), tables=[table, _by_round(found)], figures=[figure])
+    figure = by_round(found, "closing-the-gap", "AccuracyTop1 by round", labels, over_seeds=True)
+    return shown(recipe, found, judge(found), tables=[table, _by_round(found)], figures=[figure], over_seeds=True)
 
 
 def _by_round(found: Found) -> Table:

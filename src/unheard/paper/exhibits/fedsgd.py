@@ -6,7 +6,7 @@ from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import clipped, noised
 from unheard.paper.showing import cell, level, reached, shown, sweep
-from unheard.paper.verdict import NEARLY, Verdict, idle, judged, missing, plural, points
+from unheard.paper.verdict import NEARLY, Verdict, idle, judged, margin, missing, plural, points
 
 CLIPPED = {norm: f"fedsgd-{clipped(norm).name}" for norm in (0.5, 1, 2, 5, 20)}
 NOISED = {sigma: f"fedsgd-{noised(20, sigma).name}" for sigma in (0.001, 0.002, 0.006, 0.024)}
@@ -14,9 +14,9 @@ CHOSEN = f"fedsgd-{noised(2, 0.002).name}"
 AVERAGED, AVERAGED_NOISED = clipped(20).name, noised(20, 0.024).name
 """FedAvg at the same S, without and with noise."""
 SWINGS = (
-    " Evaluations of FedSGD swing, so its runs are compared over the last quarter of their rounds, evaluation by evaluation: they "
-    "draw the same users, and swing together. If that half point cannot be seen then (two standard errors of the mean difference "
-    "reach across it), it cannot be told."
+    " Evaluations of FedSGD swing, so its runs are compared over the last quarter of their rounds, evaluation by evaluation. The "
+    "mean difference is uncertain by two standard errors, and at least by what two seeds can differ; if that reaches across the "
+    "half point, it cannot be told."
 )
 RULE_CLIP = (
     f"Where all got to, S = 2 is at most {points(NEARLY)} below every other S of FedSGD, and FedAvg (S = 20) reaches "
@@ -82,7 +82,12 @@ def judge_clipping(found: Found) -> Verdict:
         return lacking
     sooner, ended = found.reach(AVERAGED, values[best]), found.rounds(AVERAGED) or 0
     words = f"FedAvg had that after {plural(sooner)}" if sooner is not None else f"FedAvg never had that in {ended:,}"
-    ahead = {norm: found.ahead(name, CLIPPED[2], at) for norm, name in CLIPPED.items() if norm != 2}
+    ahead: dict[float, tuple[float, float]] = {}
+    for norm, name in CLIPPED.items():
+        if norm != 2:
+            if (apart := _ahead(found, name, CLIPPED[2], at)) is None:
+                return judged(None, _STRANGERS, RULE_CLIP)
+            ahead[norm] = apart
     is_open = any(abs(more - NEARLY) <= off for more, off in ahead.values())
     is_far = any(more - NEARLY > off for more, off in ahead.values())
     rival = max(ahead, key=lambda norm: ahead[norm])
@@ -104,7 +109,9 @@ def judge_noise(found: Found) -> Verdict:
     at = found.rounds(*needed) or 0
     quiet, _, much, averaged, averaged_much = (found.accuracy(name, at) or 0.0 for name in needed)
     part, averaged_part = 1 - much / quiet, 1 - averaged_much / averaged
-    less, off = found.ahead(CLIPPED[20], NOISED[0.002], at)
+    if (apart := _ahead(found, CLIPPED[20], NOISED[0.002], at)) is None:
+        return judged(None, _STRANGERS, RULE_NOISE)
+    less, off = apart
     sentence = (
         f"In the last quarter of {plural(at)} σ = 0.002 costs FedSGD {in_points(less)} points, uncertain by {in_points(off)}. "
         f"At their end σ = 0.024 takes {100 * part:.0f} % of its accuracy, and {100 * averaged_part:.0f} % of FedAvg's."
@@ -113,4 +120,11 @@ def judge_noise(found: Found) -> Verdict:
     return judged(None if is_worse and is_open else is_worse and less <= NEARLY, sentence, RULE_NOISE)
 
 
+def _ahead(found: Found, first: str, second: str, at: int) -> tuple[float, float] | None:
+    """First less second, and how far that may be off: one seed of each cannot tell them apart better than seeds agree."""
+    apart = found.ahead(first, second, at)
+    return None if apart is None else (apart[0], max(apart[1], margin(found, at)))
+
+
+_STRANGERS = "The runs have fewer than two evaluations at the same rounds, so they cannot be compared."
 _NOTE = "FedSGD draws 50 users a round, FedAvg 100, as in the paper: rounds are compared, not user updates."

@@ -72,7 +72,7 @@ def judge_norm(found: Found) -> Verdict:
     sooner = found.reach(UNIT, free)
     words = f"reach that after {plural(sooner)}" if sooner is not None else "never reach that"
     sentence = (
-        f"Free vectors have {percent(free)} after {plural(at)}; vectors of norm 1 {words}, and have {percent(unit)} then. "
+        f"Free vectors have {percent(free)} after {plural(at)}; vectors of norm 1 {words}, and end at {percent(unit)}. "
         f"{about_seeds(found, [unit - free], at)}"
     )
     if abs(unit - free) <= margin(found, at):

@@ -23,8 +23,9 @@ RULE = (
 
 
 def noised_vs_baseline(recipe: Recipe, found: Found) -> Exhibit:
-    figure = by_round(found, "noised-vs-baseline", "AccuracyTop1 by round", LABELS)
-    return shown(recipe, found, judge(found), tables=[_by_round(found), _computation(found)], figures=[figure])
+    figure = by_round(found, "noised-vs-baseline", "AccuracyTop1 by round", LABELS, over_seeds=True)
+    tables = [_by_round(found), _computation(found)]
+    return shown(recipe, found, judge(found), tables=tables, figures=[figure], over_seeds=True)
 
 
 def judge(found: Found) -> Verdict:

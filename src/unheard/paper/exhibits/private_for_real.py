@@ -24,12 +24,12 @@ RULE = (
 
 
 def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
-    labels = {}
+    figures = []
     for (_, sigma, users), (real, estimate) in PAIRS.items():
-        labels[estimate] = f"σ = {sigma:g}, 100 users: estimate"
         if real_run(found, real, users) is not None:
-            labels[real] = f"σ = {sigma:g}, {users:,} users: real"
-    figure = by_round(found, "private-for-real", "AccuracyTop1 by round, real and estimated", labels)
+            labels = {estimate: "100 users a round: estimate", real: f"{users:,} users a round: real"}
+            title = f"AccuracyTop1 by round, σ = {sigma:g}, {users:,} users a round"
+            figures.append(by_round(found, f"private-for-real-{users}", title, labels))
     columns = [
         "σ, S, users a round",
         "rounds",
@@ -51,7 +51,7 @@ def private_for_real(recipe: Recipe, found: Found) -> Exhibit:
             "accountant and by today's."
         ),
     )
-    return shown(recipe, found, judge(found), tables=[table], figures=[figure])
+    return shown(recipe, found, judge(found), tables=[table], figures=figures)
 
 
 def judge(found: Found) -> Verdict:

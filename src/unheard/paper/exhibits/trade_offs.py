@@ -1,14 +1,15 @@
 """Figures 4 and 8: S and sigma moved together at equal privacy, from the beginning and after the first 4,885 rounds."""
 
 import re
+from dataclasses import replace
 
 from unheard.numbers import percent
-from unheard.paper.exhibit import Exhibit, Figure, Line, Table
+from unheard.paper.exhibit import Exhibit, Figure, Table
 from unheard.paper.found import Found
 from unheard.paper.recipe import Recipe
 from unheard.paper.runs import FIRST, TRADES, traded
 from unheard.paper.runs import THEN as LATER
-from unheard.paper.showing import by_round, cell, lines, shown, signed, sweep
+from unheard.paper.showing import by_round, cell, shown, signed, sweep
 from unheard.paper.verdict import NEARLY, Verdict, about_seeds, below, judged, margin, missing, plural, points
 
 S20 = traded(20).name
@@ -30,22 +31,14 @@ RULE_THEN = (
 
 
 def trade_offs(recipe: Recipe, found: Found) -> Exhibit:
-    labels = {name: _label(norm) for norm, name in BEGUN.items()}
-    # Here the two runs with S = 20 are shown apart, not as a mean.
-    apart = Found(found.corpus, {name: run for name, run in found.runs.items() if name != AGAIN})
-    again = Line(name=f"{_label(20)}, again", points=found.curve(AGAIN), tint=_label(20), is_dashed=True)
-    figure = Figure(
-        name="trade-offs",
-        title="AccuracyTop1 by round, z = 0.06 throughout",
-        x="round",
-        lines=(*lines(apart, labels), again),
-    )
+    labels = {name: _label(norm) for norm, name in BEGUN.items()} | {AGAIN: f"{_label(20)}, again"}
+    figure = _paired(by_round(found, "trade-offs", "AccuracyTop1 by round, z = 0.06 throughout", labels))
     at = found.rounds(*(name for name in BEGUN.values() if name in found))
     rows = [[_label(norm), cell(found, name, 500), cell(found, name, at)] for norm, name in BEGUN.items()]
     rows.append([f"{_label(20)}, again", cell(found, AGAIN, 500), cell(found, AGAIN, at)])
     end = plural(at) if at else "all rounds"
     table = Table(title="AccuracyTop1", columns=["", "after 500 rounds", f"after {end}"], rows=rows)
-    return shown(recipe, found, judge_first(found), tables=[table], figures=[figure])
+    return shown(recipe, found, judge_first(found), tables=[table], figures=[figure], over_seeds=True)
 
 
 def trade_offs_adjusted(recipe: Recipe, found: Found) -> Exhibit:
@@ -58,7 +51,7 @@ def trade_offs_adjusted(recipe: Recipe, found: Found) -> Exhibit:
         | {LAYERED[n]: f"{_label(n)}, per layer" for n in (7.9, 12.6, 20)},
         first=first,
     )
-    curves = Figure(**{**vars(curves), "lines": tuple(_as_layered(line) for line in curves.lines)})
+    curves = _paired(curves)
     at = found.rounds(*(name for name in (*THEN.values(), *LAYERED.values()) if name in found))
     half = at // 2 if at else 3000
     end = at or 6000
@@ -165,8 +158,11 @@ def _gap(found: Found, first: str, second: str, at: int | None) -> float | None:
     return None if at is None or mine is None or other is None else mine - other
 
 
-def _as_layered(line: Line) -> Line:
-    """Per layer is dashed in the colour of the same S, as in the paper."""
-    if not line.name.endswith(", per layer"):
-        return line
-    return Line(name=line.name, points=line.points, tint=line.name.removesuffix(", per layer"), is_dashed=True)
+def _paired(figure: Figure) -> Figure:
+    """With the second line of an S (per layer, or run again) dashed in the colour of the first, as in the paper."""
+    firsts = {_label(norm) for norm in TRADES}
+    pairs = ((line, next(name for name in firsts if line.name.startswith(name))) for line in figure.lines)
+    return replace(
+        figure,
+        lines=tuple(line if line.name == name else replace(line, tint=name, is_dashed=True) for line, name in pairs),
+    )

@@ -45,7 +45,8 @@ def judge(found: Found) -> Verdict:
     mean = sum(abs(d) for _, d in apart) / len(apart)
     where, most = max(apart, key=lambda pair: abs(pair[1]))
     sentence = (
-        f"After {plural(at)} 1,250 users a round are {below(many - few)} 100 ({percent(many)} against {percent(few)}). On average "
-        f"the curves lie {points(mean)} apart, at most {points(most)} (round {where:,}). {about_seeds(found, [many - few], at)}"
+        f"From round {EARLY:,} on the curves lie {points(mean)} apart on average, at most {points(most)} (round {where:,}). After "
+        f"{plural(at)} 1,250 users a round are {below(many - few)} 100 ({percent(many)} against {percent(few)}). "
+        f"{about_seeds(found, [many - few], at)}"
     )
     return judged(mean <= NEARLY and abs(many - few) <= NEARLY, sentence, RULE)
