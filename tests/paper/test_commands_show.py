@@ -67,11 +67,15 @@ def test_show_says_which_results_it_shows_and_what_others_there_are(unheard, fol
     assert f"Run on made-up (blogs). {folder} holds others too: more." in said
     assert "Run on made-up (more)." in unheard("paper", "show", "clipping", "--results", folder / "more").out
     assert "Run on" not in unheard("paper", "show", "table-rounds", "--results", folder).out
+    (folder / "empty").mkdir()
+    (folder / "empty" / results.FILE).touch()
+    assert "Run on" not in unheard("paper", "show", "clipping", "--results", folder / "empty").out
 
 
 def test_a_mistyped_folder_of_results_is_told(unheard, tmp_path):
     (tmp_path / "nine").mkdir()
-    assert f"Did you mean {tmp_path / 'nine'}?" in unheard("paper", "list", "--results", tmp_path / "nin").err
+    for how in ([], ["--json"]):
+        assert f"Did you mean {tmp_path / 'nine'}?" in unheard("paper", "list", "--results", tmp_path / "nin", *how).err
     assert "There is no folder" in unheard("paper", "show", "clipping", "--results", tmp_path / "none").err
     assert "There is no folder" not in unheard("paper", "show", "table-rounds", "--results", tmp_path / "none").err
 

@@ -55,6 +55,7 @@ def test_what_the_paper_concluded_is_counted_apart_from_what_we_expected():
         ("made-up", "made-up-seeds+7", True),
         ("made-up-smoke", "made-up-smoke-seeds+7", True),
         ("made-up-seeds+1", "made-up-seeds+7", True),
+        ("made-up", "made-up", False),
         ("made-up", "made-up-model.tied=false", False),
         ("made-up", "made-up-smoke-seeds+7", False),
     ],
