@@ -498,9 +498,19 @@ def test_where_single_runs_are_compared_a_curve_is_of_one_seed(everything):
     told = "Of a run with several seeds the first is shown here, beside others of that seed."
     assert told in made.notes
     for name in ("noised-vs-baseline", "closing-the-gap"):
-        over = exhibit(name, everything)
-        assert any(line.is_thin for line in over.figures[0].lines)
-        assert told not in over.notes
+        assert any(line.is_thin for line in exhibit(name, everything).figures[0].lines)
+
+
+@pytest.mark.parametrize("name", BY_RUNS)
+def test_what_says_that_it_shows_the_first_seed_does(name, everything):
+    """And what does not say so shows all of them, where there are several."""
+    told = "Of a run with several seeds the first is shown here, beside others of that seed."
+    others = {run: 0.5 for run in everything.runs if "-seed" in run}
+    before, after = exhibit(name, everything), exhibit(name, moved(everything, others))
+    is_same = (before.tables, before.figures) == (after.tables, after.figures)
+    has_seeds = any(len(everything.seeds(run.name)) > 1 for run in before.recipe.runs)
+    assert (told in before.notes) == (told in after.notes)
+    assert is_same == (told in before.notes or not has_seeds)
 
 
 def test_a_run_that_others_begin_from_does_not_press_its_figure_into_a_corner():

@@ -48,7 +48,7 @@ def shown(
     )
 
 
-def lines(found: Found, names: Mapping[str, str], *, first: int = 0, over_seeds: bool = False) -> tuple[Line, ...]:
+def _lines(found: Found, names: Mapping[str, str], *, first: int = 0, over_seeds: bool = False) -> tuple[Line, ...]:
     """Accuracy by round: run name to the name in print. Over seeds: several are thin lines behind their mean."""
     made = []
     for name, label in names.items():
@@ -74,7 +74,7 @@ def by_round(
 ) -> Figure:
     """A figure of curves; `first` is the round that the runs began from. It ends where only one of them goes on: a run
     that other figures need longer would press all that can be compared into a corner."""
-    made = lines(found, names, first=first, over_seeds=over_seeds)
+    made = _lines(found, names, first=first, over_seeds=over_seeds)
     ends = sorted(line.points[-1][0] for line in made if line.points and not line.is_thin)
     last = ends[-2] if len(ends) > 1 else math.inf
     cut = [replace(line, points=tuple(point for point in line.points if point[0] <= last)) for line in made]

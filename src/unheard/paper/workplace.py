@@ -26,7 +26,8 @@ from unheard.runs import RunFolder, replace_file
 from unheard.training.run import Run
 from unheard.training.run_file import run_hash
 
-ON_A_CPU = 20
+ROUNDS_LOST_ON_A_CPU = 20
+"""At most, when a run is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,15 +64,17 @@ class Workplace:
             self.corpora[job.run.corpus],
             ledger=self.work / "ledgers" / f"{job.run.name}.jsonl",
             rounds=job.rounds,
-            scale=replace(self.scale, checkpoint_every=min(self.scale.checkpoint_every, self._most_lost)),
+            scale=self._saving_scale,
             seed_shift=self.seed_shift,
             start=None if job.run.after is None else self.work / job.run.after,
         )
 
     @property
-    def _most_lost(self) -> int:
-        """Rounds between checkpoints: on a CPU they take minutes, and a checkpoint no time that can be seen."""
-        return ON_A_CPU if self.engine.torch_device().type == "cpu" else self.scale.checkpoint_every
+    def _saving_scale(self) -> Scale:
+        """With checkpoints more often on a CPU, where the rounds that a kill costs are dear."""
+        every = self.scale.checkpoint_every
+        is_slow = self.engine.torch_device().type == "cpu"
+        return replace(self.scale, checkpoint_every=min(every, ROUNDS_LOST_ON_A_CPU) if is_slow else every)
 
     def why_not(self, job: Job, others: Mapping[str, Job]) -> str | None:
         """Why a run cannot be made here, as the end of a sentence; None if it can."""

@@ -43,7 +43,7 @@ def another_corpus(recipe: Recipe, found: Found) -> Exhibit:
         ],
         note="Both models use this corpus's dictionary. The paper compared other corpora, which are not public.",
     )
-    return shown(recipe, found, judge(found), tables=[table], beside=[PRIVATE])
+    return shown(recipe, found, judge(found), tables=[table], beside=[PRIVATE], over_seeds=True)
 
 
 def judge(found: Found) -> Verdict:

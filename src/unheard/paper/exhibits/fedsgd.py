@@ -82,12 +82,10 @@ def judge_clipping(found: Found) -> Verdict:
         return lacking
     sooner, ended = found.reach(AVERAGED, values[best]), found.rounds(AVERAGED) or 0
     words = f"FedAvg had that after {plural(sooner)}" if sooner is not None else f"FedAvg never had that in {ended:,}"
-    ahead: dict[float, tuple[float, float]] = {}
-    for norm, name in CLIPPED.items():
-        if norm != 2:
-            if (apart := _ahead(found, name, CLIPPED[2], at)) is None:
-                return judged(None, _STRANGERS, RULE_CLIP)
-            ahead[norm] = apart
+    rivals = {norm: name for norm, name in CLIPPED.items() if norm != 2}
+    ahead = {n: apart for n, name in rivals.items() if (apart := _ahead(found, name, CLIPPED[2], at)) is not None}
+    if len(ahead) < len(rivals):
+        return judged(None, _STRANGERS, RULE_CLIP)
     is_open = any(abs(more - NEARLY) <= off for more, off in ahead.values())
     is_far = any(more - NEARLY > off for more, off in ahead.values())
     rival = max(ahead, key=lambda norm: ahead[norm])

@@ -58,7 +58,7 @@ def table_accuracy(recipe: Recipe, found: Found) -> Exhibit:
         ],
         note="z = 1, δ = 10⁻⁹. All hypothetical.",
     )
-    return shown(recipe, found, judge(found), tables=[main, text])
+    return shown(recipe, found, judge(found), tables=[main, text], over_seeds=True)
 
 
 def judge(found: Found) -> Verdict:
