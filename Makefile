@@ -1,19 +1,19 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo paper test lint types tests mutants chromium format install clean help
+.PHONY: demo paper test lint types tests mutants chromium format install clean help constraints check-install dist
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The first Python that is new enough.
-PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# The first Python from 3.11 to 3.14.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
 # CI also runs what needs Spark, Hugging Face models or a browser; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub,hf,browser` for all of it.)
 EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub$(comma)hf$(comma)browser,dev)
 comma := ,
 
 help:  ## What there is to make
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(VENV)/.installed  ## Train with and without privacy on a small real corpus, and compare (a few minutes)
 	$(BIN)/unheard demo
@@ -47,10 +47,22 @@ format: $(VENV)/.installed  ## Put the code into the house's format
 install: $(VENV)/.installed  ## Only set up .venv
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Unheard needs Python 3.11 or newer; none was found. Install one, or say make PYTHON=..."; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Unheard needs Python 3.11, 3.12, 3.13 or 3.14; none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
+
+constraints: $(VENV)/.installed  ## Pin every package of every extra anew, for all supported Pythons, from the package index
+	UV_NO_CONFIG=1 $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --no-annotate \
+		--custom-compile-command 'make constraints' pyproject.toml constraints.in --output-file constraints.txt
+
+check-install:  ## Resolve all extras from a plain package index with every supported Python on this machine
+	tools/check_install.sh
+
+dist: $(VENV)/.installed  ## Build the wheel and the sdist, and check both
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
 
 clean:  ## Remove .venv; corpora and runs stay
 	rm -rf $(VENV)

@@ -10,17 +10,16 @@ Every whole file is replaced in one step (write beside, fsync, rename), so a cra
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.errors import RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
 
 MEASURES_FORMAT = 1
@@ -86,9 +85,7 @@ class RunFolder:
             raise RunFolderExists(
                 f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else name another folder."
             )
-        place.parent.mkdir(parents=True, exist_ok=True)
-        # DP: a name of its own: two processes that begin in one place must not fill one folder.
-        beside = Path(tempfile.mkdtemp(prefix=f".{place.name[:50]}.", suffix=".new", dir=place.parent))
+        beside = storage.new_folder_beside(place)
         (beside / "checkpoints").mkdir()
         return cls(beside)
 
@@ -96,11 +93,10 @@ class RunFolder:
         """Move a filled folder to its place, in one step; another run that got there first stays."""
         place = Path(path).resolve()
         try:
-            os.replace(self.path, place)
+            storage.move_into_place(self.path, place)
         except OSError as error:
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunFolderExists(f"{path} cannot be made here ({error.strerror}): choose another --out.") from None
-        _sync_folder(place.parent)
         return RunFolder(Path(path))
 
     @classmethod
@@ -118,10 +114,10 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Only one process trains in a folder at a time. The lock is the operating system's: it dies with its process."""
         # DP: two trainers on one folder would release models that the other's ledger position does not cover.
-        with open(self.path / ".lock", "w") as file:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                stack.enter_context(storage.locked(self.path / ".lock"))
+            except storage.FileInUse:
                 raise RunFolderInUse(
                     f"{self.path} is in use: another process is training in it. Wait for it, or name another folder."
                 ) from None
@@ -166,23 +162,8 @@ class RunFolder:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """The whole new content or the whole old one, whatever happens in between."""
-    beside = path.with_name(f".{path.name}.new")
+    """Replace a file of a run folder atomically."""
     try:
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        _sync_folder(path.parent)
+        storage.replace_file(path, content)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise RunFolderError(f"Cannot write {path}: {error.strerror}. What was there before is unchanged.") from None
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -318,7 +318,7 @@ def test_a_full_disk_refuses_the_charge_and_leaves_a_whole_ledger(path, tmp_path
     account.charge(ROUND, 0)
     before, real = path.read_bytes(), os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[: len(data) // 2]))
-    with pytest.raises(LedgerError, match="only part of the line"):
+    with pytest.raises(LedgerError, match="only part of the content"):
         account.charge(ROUND, 1)
     assert path.read_bytes() == before
     assert len(account) == 1

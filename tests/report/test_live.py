@@ -15,6 +15,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.report.live import SILENT_AFTER, LiveRun
 from unheard.report.tensorboard import FILE, mirror
 from unheard.runs import RunFolder
+from unheard.storage import locked
 
 
 @pytest.fixture
@@ -156,11 +157,8 @@ def test_event_files_only_grow_and_mend_their_torn_end(folder):
 
 
 def test_two_who_mirror_at_once_write_once(folder):
-    import fcntl
-
     folder.tensorboard.mkdir(exist_ok=True)
-    with open(folder.tensorboard / FILE, "ab+") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
+    with locked(folder.tensorboard / ".lock"):
         assert mirror(folder) == 0
     assert mirror(folder) == ROUNDS // 2
 

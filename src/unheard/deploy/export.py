@@ -5,15 +5,13 @@ users is in it: no ledger, no metrics, no checkpoint, no path of this machine. T
 """
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.corpus.tokens import tokens_to_table
 from unheard.deploy.checking import Agreement, Comparison
 from unheard.deploy.device import FLOAT32, FORMAT, INSTALL, INT8, RECORD, OnnxSteps, digest
@@ -88,17 +86,11 @@ def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Ag
 
 
 def _write(place: Path, files: dict[str, bytes]) -> None:
-    """All of it or nothing: filled beside its place, then moved there."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{place.name[:50]}.", suffix=".new", dir=place.parent))
-    try:
-        beside.chmod(0o755)
+    """Write all files or none."""
+    with storage.staged_folder(place) as folder:
+        folder.chmod(0o755)
         for name, content in files.items():
-            replace_file(beside / name, content)
-        os.replace(beside, place)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+            replace_file(folder / name, content)
 
 
 def _need_onnx() -> None:

@@ -4,12 +4,10 @@ In: a place for it. Out: a folder of mode 0700 with files of mode 0600, apart fr
 and no ledger, and its model file is not of the kind that `init_from` reads: it cannot be resumed, reported, exported or begun from.
 """
 
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from unheard import storage
 from unheard.errors import InvalidValue, RunFolderExists
 
 RECORD, MODEL = "personal.json", "personal.safetensors"
@@ -36,18 +34,9 @@ def check_place(out: str | Path) -> Path:
 
 
 def write_personal(place: Path, files: Mapping[str, bytes]) -> None:
-    """All of it or nothing, readable by its owner alone from the first byte on."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{place.name[:50]}.", suffix=".new", dir=place.parent))  # mode 0700
-    try:
+    """Write all files or none; only the owner may read them, from the first byte on."""
+    with storage.staged_folder(place) as folder:
         for name, content in files.items():
-            with os.fdopen(os.open(beside / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            storage.create_file(folder / name, content)
         if place.exists():
             place.rmdir()  # it was empty; its mode may have been anything
-        os.replace(beside, place)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise

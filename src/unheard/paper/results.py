@@ -4,7 +4,6 @@ In: finished or interrupted runs. Out: `results/<corpus>/runs.jsonl`, one line a
 Figures only: nothing of anyone's text, no user, no cohort. Torch is not needed to read it.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable
@@ -13,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import InvalidValue, RunFolderError
+from unheard.storage import locked
 
 FILE = "runs.jsonl"
+WAIT_SECONDS = 60.0
+"""How long to wait for another process that adds lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,7 @@ def append(folder: Path, results: Iterable[RunResult]) -> None:
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locked(folder / f".{FILE}.lock", wait=WAIT_SECONDS), path.open("ab") as file:
             whole = _whole(path)
             file.truncate(len(whole))  # without the line that a kill left unfinished
             if whole and not whole.endswith(b"\n"):

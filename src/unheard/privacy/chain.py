@@ -4,11 +4,8 @@ In: a table and the hash of the line before. Out: one line of JSON that ends wit
 The hash is taken over the bytes as they stand in the file, so there is one spelling of a line and nothing to normalise.
 """
 
-import errno
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from unheard.errors import LedgerError
@@ -45,51 +42,6 @@ def is_torn(line: bytes) -> bool:
     except ValueError:
         return True
     return False
-
-
-def create_file(path: Path, line: bytes) -> None:
-    """Write the first line of a new file, for the owner alone, and sync the file and its folder."""
-    _write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), line, expected_size=0)
-    if os.name == "posix":  # only there can a folder be synced; without it the file's name may be lost in a power loss
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def append_line(path: Path, line: bytes, expected_size: int) -> None:
-    """Add bytes at the end in one write and sync them; O(1), whatever the file's length."""
-    _write_and_sync(os.open(path, os.O_WRONLY | os.O_APPEND), line, expected_size)
-
-
-def cut_file(path: Path, size: int, expected_size: int) -> None:
-    """Cut the file to `size` bytes and sync it."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        _check_size(descriptor, expected_size)
-        os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_and_sync(descriptor: int, line: bytes, expected_size: int) -> None:
-    try:
-        _check_size(descriptor, expected_size)
-        if os.write(descriptor, line) != len(line):
-            os.ftruncate(
-                descriptor, expected_size
-            )  # half a line helps nobody; were it left, the next open would cut it
-            raise OSError(errno.ENOSPC, "only part of the line could be written")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _check_size(descriptor: int, expected: int) -> None:
-    if os.fstat(descriptor).st_size != expected:
-        raise OSError(errno.EBUSY, "another process has written to the file")
 
 
 def _digest(body: bytes, previous: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.errors import LedgerError
 from unheard.privacy import chain
 from unheard.privacy.events import Event, from_record, to_record
@@ -57,7 +58,7 @@ class Ledger:
         kept = copy.deepcopy(dict(facts))
         line, head = chain.seal({"ledger": FORMAT, "facts": kept}, "")
         try:
-            chain.create_file(path, line)
+            storage.create_file(path, line)
         except FileExistsError:
             raise LedgerError(
                 f"{path} exists: a ledger is never written over. Resume its run or take a new folder."
@@ -76,9 +77,9 @@ class Ledger:
         ledger, size_on_disk = cls._load(path)
         try:
             if ledger._size < size_on_disk:
-                chain.cut_file(ledger.path, ledger._size, expected_size=size_on_disk)
+                storage.truncate(ledger.path, ledger._size, expected_size=size_on_disk)
             elif ledger._size > size_on_disk:  # whole but for its newline
-                chain.append_line(ledger.path, b"\n", expected_size=size_on_disk)
+                storage.append(ledger.path, b"\n", expected_size=size_on_disk)
         except OSError as trouble:
             raise LedgerError(f"The torn end of {ledger.path} cannot be mended ({trouble.strerror}).") from trouble
         ledger._writable = True
@@ -136,7 +137,7 @@ class Ledger:
         self._writable = False  # until the line is known to be on disk
         try:
             # DP: written and synced before charge() returns, and so before anything of the round can be seen.
-            chain.append_line(self.path, line, expected_size=self._size)
+            storage.append(self.path, line, expected_size=self._size)
         except OSError as trouble:
             raise LedgerError(
                 f"The event of round {round} could not be written to {self.path} ({trouble.strerror or trouble}). "

@@ -5,14 +5,13 @@ on disk before `append` returns. The run's own ledger has one writer and is in l
 """
 
 import contextlib
-import fcntl
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.errors import LedgerError
 from unheard.privacy import chain
 
@@ -45,14 +44,15 @@ class SealedLog:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """The operating system's lock on a file beside the log: it dies with its process."""
-        beside = self.path.with_name(f".{self.path.name}.lock")
-        with _said(self.path):
-            descriptor = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            _lock(descriptor, self.path)
+        with contextlib.ExitStack() as stack:
+            try:
+                with _said(self.path):
+                    stack.enter_context(storage.locked(self.path.with_name(f".{self.path.name}.lock"), wait=PATIENCE))
+            except storage.FileInUse:
+                raise LedgerError(
+                    f"{self.path} is held by another process for more than {PATIENCE:g} s. Is a training process stopped half-way?"
+                ) from None
             yield
-        finally:
-            os.close(descriptor)
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Write the header if there is no file yet. Under the lock, so that two beginners make one file."""
@@ -64,7 +64,7 @@ class SealedLog:
         # A name of its own: copies of one file can be told from two files that were begun alike.
         line, _ = chain.seal({"ledger": self.kind, "facts": {"id": secrets.token_hex(16), **facts}}, "")
         with _said(self.path):
-            chain.create_file(self.path, line)
+            storage.create_file(self.path, line)
 
     def refresh(self, *, mend: bool) -> list[dict[str, Any]]:
         """Read and verify what was added since the last time. With `mend` (and the lock), a torn end is repaired."""
@@ -94,7 +94,7 @@ class SealedLog:
         lines = b"".join(sealed)
         with _said(self.path):
             # DP: synced before it returns, and so before anything that it pays for can be seen.
-            chain.append_line(self.path, lines, expected_size=self._size)
+            storage.append(self.path, lines, expected_size=self._size)
         self.hashes += hashes[1:]
         self._size += len(lines)
 
@@ -119,26 +119,13 @@ class SealedLog:
         if chain.is_torn(rest):
             if mend:
                 with _said(self.path):
-                    chain.cut_file(self.path, size, expected_size=size + len(rest))
+                    storage.truncate(self.path, size, expected_size=size + len(rest))
             return []
         record = self._read(rest)  # DP: the event is there to be read; to cut it would be to under-count.
         if mend:
             with _said(self.path):
-                chain.append_line(self.path, b"\n", expected_size=size + len(rest))
+                storage.append(self.path, b"\n", expected_size=size + len(rest))
         return [] if record is None else [record]
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > until:
-                raise LedgerError(
-                    f"{path} is held by another process for more than {PATIENCE:g} s. Is a training process stopped half-way?"
-                ) from None
-            time.sleep(0.002)
 
 
 @contextlib.contextmanager
@@ -146,6 +133,8 @@ def _said(path: Path) -> Iterator[None]:
     """Trouble with the file, in words that name it."""
     try:
         yield
+    except storage.FileInUse:
+        raise
     except OSError as trouble:
         raise LedgerError(
             f"{path}: {trouble.strerror or trouble}. Every run on a store is charged to the store's own ledger before it "

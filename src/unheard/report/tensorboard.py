@@ -6,7 +6,6 @@ a TensorBoard that is watching follows it. Written by whoever shows the run (`tr
 """
 
 import contextlib
-import fcntl
 import json
 import math
 import struct
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from unheard.runs import RunFolder
+from unheard.storage import FileInUse, locked
 
 FILE = "events.out.tfevents.0000000000.unheard"
 """One name for every machine: TensorBoard reads any file with `tfevents` in it, and a run folder names no machine."""
@@ -36,9 +36,7 @@ def mirror(folder: RunFolder) -> int:
         return 0
     folder.tensorboard.mkdir(exist_ok=True)
     path = folder.tensorboard / FILE
-    with open(path, "ab+") as file, _alone(file) as alone:
-        if not alone:
-            return 0
+    with contextlib.suppress(FileInUse), locked(folder.tensorboard / ".lock"), open(path, "ab+") as file:
         whole, records = _whole_records(file)
         file.truncate(whole)  # a record torn by a crash would stop every reader
         missing = list(_rows(folder.metrics))[max(records - 1, 0) :]
@@ -47,6 +45,7 @@ def mirror(folder: RunFolder) -> int:
         for row in missing:
             file.write(_record(row))
         return len(missing) - (records == 0)
+    return 0
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -93,13 +92,3 @@ def _whole_records(file: BinaryIO) -> tuple[int, int]:
             break
         end, records = end + 16 + length, records + 1
     return end, records
-
-
-@contextlib.contextmanager
-def _alone(file: BinaryIO) -> Iterator[bool]:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
-        return
-    yield True

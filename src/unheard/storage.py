@@ -1,0 +1,167 @@
+"""Durable files: every file that must survive a crash is written by this module.
+
+Each function leaves the old content or the new content, never a mixture, and returns only after the bytes are on disk
+(fsync of the file, and of its folder where a name was added). Functions raise `OSError` as the operating system reports it,
+or `FileInUse` if another process holds a lock; callers turn both into errors that name the cure.
+
+    replace_file(path, content)                 atomic replace of a whole file
+    create_file(path, content)                  a new file for its owner alone; fails if the path exists
+    append(path, content, expected_size=size)   append to a log that has exactly `size` bytes
+    truncate(path, size, expected_size=...)     cut the torn end of a log
+    with locked(path, wait=60.0): ...           one process at a time; the lock ends with its process
+    with staged_folder(out) as folder: ...      fill a folder beside `out`, then move it there in one step
+
+Locks use the `filelock` package, so importing this module works on Linux, macOS and Windows.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+POLL_SECONDS = 0.002
+"""How often a waiting process tries the lock again. A holder keeps it for about as long as one fsync takes."""
+
+
+class FileInUse(OSError):
+    """Another process holds the lock."""
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically: after a crash the old or the new content is there, whole.
+
+    Args:
+        path: The file to write. Its folder must exist.
+        content: The whole new content.
+
+    Raises:
+        OSError: The file could not be written. The old content is unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def create_file(path: Path, content: bytes) -> None:
+    """Create a file that only its owner may read; raises `FileExistsError` if the path exists."""
+    _write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), content, expected_size=0)
+    sync_folder(path.parent)
+
+
+def append(path: Path, content: bytes, *, expected_size: int) -> None:
+    """Append bytes in one write and sync them.
+
+    Args:
+        path: An existing file.
+        content: What to append.
+        expected_size: The file's size as the caller knows it. A file of another size was written by another process; it is
+            left unchanged and `OSError` (EBUSY) is raised.
+    """
+    _write_and_sync(os.open(path, os.O_WRONLY | os.O_APPEND), content, expected_size)
+
+
+def truncate(path: Path, size: int, *, expected_size: int) -> None:
+    """Cut a file to `size` bytes and sync it; `expected_size` as in `append`."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        _check_size(descriptor, expected_size)
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold an exclusive lock on a lock file; the operating system releases it when the process ends.
+
+    Args:
+        path: The lock file. It is created if missing and never deleted.
+        wait: Seconds to wait for another process that holds the lock.
+
+    Raises:
+        FileInUse: Another process still holds the lock after `wait` seconds.
+    """
+    lock = filelock.FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, mode=0o600)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise FileInUse(errno.EAGAIN, "another process holds the lock", str(path)) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def staged_folder(out: Path) -> Iterator[Path]:
+    """Fill a new folder beside `out`, and move it to `out` in one step when the block ends without an error.
+
+    `out` may be missing or an empty folder. If the block raises, or `out` was filled by another process meanwhile, the
+    staged folder is deleted and `out` is unchanged. Only the owner may enter the staged folder.
+    """
+    folder = new_folder_beside(out)
+    try:
+        yield folder
+        move_into_place(folder, out)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def new_folder_beside(out: Path) -> Path:
+    """Make a folder with a unique name in the parent of `out`, on the same filesystem."""
+    out = Path(os.path.abspath(out))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # DP: a unique name: two processes that begin in one place must not fill one folder.
+    return Path(tempfile.mkdtemp(prefix=f".{out.name[:50]}.", suffix=".new", dir=out.parent))
+
+
+def move_into_place(folder: Path, out: Path) -> None:
+    """Rename a filled folder to `out`, which is missing or an empty folder, and sync the parent."""
+    os.replace(folder, out)
+    sync_folder(Path(os.path.abspath(out)).parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Write a folder's list of names to disk, so that a new or renamed file survives a power loss.
+
+    Windows cannot sync a folder; there the call does nothing.
+    """
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_and_sync(descriptor: int, content: bytes, expected_size: int) -> None:
+    try:
+        _check_size(descriptor, expected_size)
+        if os.write(descriptor, content) != len(content):
+            # Half a line is of no use; if it stayed, the next open would cut it.
+            os.ftruncate(descriptor, expected_size)
+            raise OSError(errno.ENOSPC, "only part of the content could be written")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_size(descriptor: int, expected: int) -> None:
+    if os.fstat(descriptor).st_size != expected:
+        raise OSError(errno.EBUSY, "another process has written to the file")

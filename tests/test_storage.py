@@ -1,0 +1,122 @@
+"""storage.py: after any failure the old content or the new content is there, and locks exclude other processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from unheard import storage
+
+
+def test_a_replaced_file_has_the_new_content_and_leaves_nothing_beside_it(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    storage.replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_failed_replace_keeps_the_old_content(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        storage.replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(storage.os, "fsync", lambda fd: (calls.append("sync"), fsync(fd)))
+    monkeypatch.setattr(storage.os, "replace", lambda a, b: (calls.append("rename"), replace(a, b)))
+    storage.replace_file(tmp_path / "file", b"new")
+    assert calls == ["sync", "rename", "sync"]  # the file, its new name, the folder
+
+
+def test_a_new_file_never_replaces_one_that_exists(tmp_path):
+    storage.create_file(tmp_path / "file", b"first")
+    with pytest.raises(FileExistsError):
+        storage.create_file(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_append_and_truncate_refuse_a_file_of_another_size(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"12345")
+    with pytest.raises(OSError, match="another process"):
+        storage.append(path, b"6", expected_size=4)
+    with pytest.raises(OSError, match="another process"):
+        storage.truncate(path, 2, expected_size=4)
+    assert path.read_bytes() == b"12345"
+    storage.append(path, b"6", expected_size=5)
+    storage.truncate(path, 3, expected_size=6)
+    assert path.read_bytes() == b"123"
+
+
+def test_a_partial_append_is_taken_back(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    path.write_bytes(b"12345\n")
+    write = os.write
+    monkeypatch.setattr(storage.os, "write", lambda fd, content: write(fd, content[:3]))
+    with pytest.raises(OSError, match="only part"):
+        storage.append(path, b"678901\n", expected_size=6)
+    assert path.read_bytes() == b"12345\n"
+
+
+HOLD = """
+import pathlib, sys
+from unheard import storage
+with storage.locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_excludes_another_process_and_ends_with_it(tmp_path):
+    path = tmp_path / "lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(storage.FileInUse), storage.locked(path, wait=0.05):
+        pass
+    holder.kill()
+    holder.communicate()
+    with storage.locked(path, wait=5):
+        pass
+
+
+def test_a_lock_excludes_the_same_process(tmp_path):
+    with storage.locked(tmp_path / "lock"), pytest.raises(storage.FileInUse), storage.locked(tmp_path / "lock"):
+        pass
+
+
+def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):
+    out = tmp_path / "out"
+    with storage.staged_folder(out) as folder:
+        (folder / "a").write_text("1")
+        assert not out.exists()
+    assert (out / "a").read_text() == "1"
+    with pytest.raises(RuntimeError), storage.staged_folder(tmp_path / "other") as folder:  # noqa: PT012
+        (folder / "a").write_text("1")
+        raise RuntimeError
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_staged_folder_never_replaces_a_filled_one(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(OSError), storage.staged_folder(out) as folder:  # noqa: PT012
+        (folder / "a").write_text("1")
+        out.mkdir()
+        (out / "b").write_text("2")
+    assert os.listdir(tmp_path) == ["out"]
+    assert os.listdir(out) == ["b"]
