@@ -11,6 +11,19 @@ from typing import TYPE_CHECKING, Any
 # would then depend on who else is in the chunk. It costs nothing that can be seen (docs/log.md).
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
+# Dependencies that report their use to their vendors read these variables when they are imported. This file runs before every other
+# module of the package, so the variables are set in time. A value that the user has set stays.
+_NO_TELEMETRY = {
+    "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime
+    "HF_HUB_DISABLE_TELEMETRY": "1",  # the Hugging Face hub: datasets, transformers, tokenizers
+    "FLWR_TELEMETRY_ENABLED": "0",  # Flower
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # MLflow
+    "DO_NOT_TRACK": "1",  # a convention that many packages follow
+}
+for _name, _value in _NO_TELEMETRY.items():
+    os.environ.setdefault(_name, _value)
+
 if TYPE_CHECKING:
     from unheard.corpus.store import TokenStore as TokenStore
     from unheard.engines.engine import EngineChoice as EngineChoice

@@ -2,6 +2,8 @@
 
 import ast
 import importlib
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +104,27 @@ def test_nothing_is_ever_unpickled():
         for name in imports(path):
             assert name.split(".")[0] not in {"pickle", "shelve", "dill", "joblib", "marshal"}, path
         assert "torch.load(" not in path.read_text(), path
+
+
+def test_only_one_module_imports_onnxruntime():
+    """It contacts its vendor when imported, unless a variable is set first: see the comment at that import."""
+    users = [path for path in FILES if any(name.split(".")[0] == "onnxruntime" for name in imports(path))]
+    assert users == [SRC / "deploy" / "device.py"]
+    dynamic = [path for path in FILES if re.search(r"import_module\(\s*[\"']onnxruntime", path.read_text())]
+    assert dynamic == []
+
+
+def test_the_switches_against_telemetry_are_set_and_the_users_own_values_stay():
+    code = "import os, unheard; print({name: os.environ[name] for name in unheard._NO_TELEMETRY})"
+    env = {name: value for name, value in os.environ.items() if name not in unheard._NO_TELEMETRY}
+
+    def values(**own: str) -> dict[str, str]:
+        done = subprocess.run([sys.executable, "-c", code], env=env | own, capture_output=True, text=True, check=True)
+        return ast.literal_eval(done.stdout)
+
+    assert values() == unheard._NO_TELEMETRY
+    assert unheard._NO_TELEMETRY["ORT_DISABLE_TELEMETRY"] == "1"
+    assert values(DO_NOT_TRACK="0") == unheard._NO_TELEMETRY | {"DO_NOT_TRACK": "0"}
 
 
 def test_every_exception_is_in_the_tree():

@@ -27,6 +27,9 @@ class OnnxSteps:
     """One step in onnxruntime, for one text or for many at once. One thread: a step has too little work for two."""
 
     def __init__(self, graph: bytes) -> None:
+        # The only import of onnxruntime in this package. onnxruntime starts a thread that contacts its vendor unless
+        # ORT_DISABLE_TELEMETRY is set before the import; its function disable_telemetry_events() does not stop that thread.
+        # unheard/__init__.py sets the variable and always runs before this line.
         try:
             import onnxruntime
         except ImportError:
