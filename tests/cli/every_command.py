@@ -1,0 +1,156 @@
+"""Runs every command of the command line, in one process and on a tiny corpus, and records how each ended.
+
+    python every_command.py FOLDER
+
+Works in FOLDER, which must be empty, and writes FOLDER/ended.json: a list of [arguments, exit status, seconds]. A new command needs
+a line in COMMANDS.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from unheard.cli.main import main
+
+ENDED = "ended.json"
+USERS, WORDS = (
+    80,
+    ["the", "to", "you", "i", "a", "it", "and", "of", "that", "is", "are", "how", "do", "we", "this", "go"],
+)
+KEYBOARD_PORT = 8123
+TELEMETRY_SECONDS = 15
+"""How long the process lives after it has imported onnxruntime: version 1.31.1 first looks up its telemetry host after 9 s."""
+LOOKED_UP = "telemetry.example.com"
+"""Looked up after the last command: a log without this name comes from a trap that did not work."""
+
+FIELDS = "--user-field who --text-field said"
+SMALL = (
+    "--set model.embedding_size=4 --set model.hidden_size=6 --set evaluation.max_tokens=200 --set evaluation.every=2"
+)
+LOSS = "--allow-clip-loss 100 --allow-loss 100"
+COMMANDS = [
+    f"prepare posts.jsonl --out store {FIELDS} --vocab words.txt --held-out 0.2 --workers 1 --shards 2",
+    "init run.toml --corpus store --population 80 --users-per-round 8 --rounds 2",
+    f"train run.toml --out first {SMALL}",
+    # Early: the commands after these take up the seconds before onnxruntime would contact its vendor.
+    "export first --to onnx --out exported",
+    f"keyboard exported first --no-open --port {KEYBOARD_PORT}",
+    "predict exported 'how are'",
+    "predict first 'how are'",
+    "watch first",
+    "watch live --every 0.1",
+    "resume first --rounds 3",
+    f"sweep run.toml --out swept --vary clip.norm=1,2 {SMALL}",
+    f"tune run.toml --out tuned --norms 0.1 --noise-stds 0.1 --users-per-round 8 --rounds 1 {LOSS} {SMALL}",
+    "evaluate first --full",
+    "compare first swept/norm=1 --png plots",
+    "report first --out page",
+    "personalize first --text mine.txt --out mine",
+    "plan --users 10000 --users-per-round 100 --rounds 10 --noise-multiplier 1 --cost",
+    "statement first",
+    "budget store",
+    "verify first --corpus store",
+    "canaries store --out canaries.jsonl --users 0 --users 1",
+    "audit first --candidates 100 --canaries 20 --rounds 1",
+    "corpus show store",
+    "corpus synth --like store --users 10 --tokens-per-user 20 --out synthetic --workers 1",
+    "corpus narrow store --vocab-size 10 --out narrow",
+    "corpus part store --part 1/2 --out part",
+    "paper list",
+    f"paper prepare posts.jsonl --out roles {FIELDS} --tokens-per-user 16 --held-out 0.2 --only main",
+    "paper run users-per-round --corpus store --scale smoke --rounds 1 --work work --results results",
+    "paper show users-per-round --results results",
+    "paper compare results/store-smoke results/store-smoke",
+    "paper page --results none --out paper --no-pictures",
+    "benchmark --device cpu --model first/run.toml --engine stacked --users 1 --rounds 0",
+    f"prepare posts.jsonl --out large {FIELDS} --vocab public --vocab-size 3000 --held-out 0.2 --workers 1",
+    "demo --rounds 1 --corpus large --out demo",
+]
+
+
+def write_inputs() -> None:
+    draw = random.Random(1)
+    rows = [{"who": f"user{k % USERS}", "said": " ".join(draw.choices(WORDS, k=8))} for k in range(USERS * 5)]
+    Path("posts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("words.txt").write_text("\n".join(WORDS) + "\n")
+    Path("mine.txt").write_text("".join(row["said"] + "\n" for row in rows))
+
+
+def open_keyboard() -> None:
+    """Read the page of the keyboard, as a browser does, once it is served."""
+    for _ in range(400):
+        with contextlib.suppress(OSError):
+            for path in ("", "about"):
+                urllib.request.urlopen(f"http://127.0.0.1:{KEYBOARD_PORT}/{path}", timeout=10).read()
+            return
+        time.sleep(0.05)
+    print("The keyboard was not served.", flush=True)
+
+
+def look_around() -> None:
+    time.sleep(0.5)
+
+
+WHILE_IT_SERVES: dict[str, Callable[[], None]] = {"keyboard": open_keyboard, "watch live": look_around}
+"""By how the command begins: what to wait for before Ctrl-C ends it."""
+
+
+def stop_after(wait: Callable[[], None]) -> None:
+    try:
+        wait()
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def status_of(line: str) -> int:
+    """Run one command as it is typed, and return its exit status."""
+    for start, wait in WHILE_IT_SERVES.items():
+        if line.startswith(start):
+            threading.Thread(target=stop_after, args=(wait,), daemon=True).start()
+    sys.argv = ["unheard", *shlex.split(line)]
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def run_all() -> list[tuple[str, int, float]]:
+    ended = []
+    imported_at = None
+    for line in COMMANDS:
+        began = time.monotonic()
+        if line.startswith("watch live"):  # a run without a statement is one that still trains
+            shutil.copytree("first", "live")
+            Path("live/statement.json").unlink()
+        print(f"\n$ unheard {line}", flush=True)
+        ended.append((line, status_of(line), time.monotonic() - began))
+        print(f"status {ended[-1][1]} after {ended[-1][2]:.1f} s", flush=True)
+        if imported_at is None and "onnxruntime" in sys.modules:
+            imported_at = time.monotonic()
+    assert imported_at is not None, "no command imported onnxruntime"
+    time.sleep(max(0.0, imported_at + TELEMETRY_SECONDS - time.monotonic()))
+    return ended
+
+
+if __name__ == "__main__":
+    os.chdir(sys.argv[1])
+    write_inputs()
+    Path(ENDED).write_text(json.dumps(run_all()))
+    with contextlib.suppress(OSError):
+        socket.getaddrinfo(LOOKED_UP, 443)
