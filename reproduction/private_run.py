@@ -1,0 +1,417 @@
+"""Runs the private run, its baseline and Table 2 on reviews_81, as reproduction/rules.toml registers them.
+
+Input: reviews_81.jsonl.zst and blogs_1600.jsonl.zst. Output: run folders under WORK/runs and small result files. Every command
+continues where an earlier call stopped.
+
+    python -m reproduction.private_run prepare --data DATA --work WORK             both token stores (no GPU needed)
+    python -m reproduction.private_run run choose-S --work WORK                    S, chosen on blogs
+    python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
+    python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, by the clock
+    python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+WORDS = 64
+"""Words in one segment of blogs_64, as many as reviews_81 keeps of a reviewer."""
+CANDIDATES = (2, 4, 8, 12, 16)
+"""S to choose from (rule private-S)."""
+SMOOTHED_OVER = 5
+POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000}
+PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
+CUT = ["--tokens-per-user", "81", "--min-tokens", "21"]
+HELD_OUT = {"reviews_81": "0.005", "blogs_64": "0.01"}
+STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
+TABLE_2 = ((15, 0.003), (10, 0.006), (15, 0.012))
+SEEDS = (1, 2, 3)
+SMALL_FILES = (
+    "run.toml",
+    "ledger.jsonl",
+    "metrics.jsonl",
+    "statement.json",
+    "per_user.npz",
+    "sittings.jsonl",
+    "facts.json",
+)
+
+
+# ------------------------------------------------------------------------------------------------------------------- stores
+
+
+def segments(source: Path, target: Path, words: int = WORDS) -> int:
+    """Cut each user's text into consecutive segments of `words` words, one segment per new user. Returns their number."""
+    import duckdb
+
+    lines = duckdb.connect().execute(
+        'SELECT "user", "text" FROM read_json(?, format = \'newline_delimited\') ORDER BY "user", "time"', [str(source)]
+    )
+    count, user, left = 0, None, []
+    with open(target, "w", encoding="utf-8") as file:
+        for name, text in _rows(lines):
+            if name != user:
+                user, left, number = name, [], 0
+            left += text.split()
+            while len(left) >= words:
+                row = {"user": f"{user}-{number}", "time": number, "text": " ".join(left[:words])}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                left, number, count = left[words:], number + 1, count + 1
+    return count
+
+
+def _rows(lines: Any) -> Iterator[tuple[str, str]]:
+    while batch := lines.fetchmany(10_000):
+        yield from batch
+
+
+def prepare(data: Path, work: Path) -> None:
+    """Both token stores, with the registered options."""
+    work.mkdir(parents=True, exist_ok=True)
+    cut = work / "blogs_64.jsonl"
+    if not (work / "blogs_64").exists():
+        print(f"{segments(data / 'blogs_1600.jsonl.zst', cut):,} segments", flush=True)
+    for name, source in (("blogs_64", cut), ("reviews_81", data / "reviews_81.jsonl.zst")):
+        if not (work / name).exists():
+            options = [*PREPARE, *CUT, "--held-out", HELD_OUT[name], "--out", str(work / name)]
+            subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
+    cut.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------- runs
+
+
+def tables(work: Path, corpus: str, users: int, rounds: int, *, every: int = 100) -> dict[str, Any]:
+    """The run file that all runs share; clip, noise and seed are each run's own."""
+    return {
+        "corpus": {"path": str(work / corpus)},
+        "privacy": {"population": POPULATIONS[corpus]},
+        "model": {"kind": "tied_lstm", "vocabulary_size": 10_000, "unit_norm": True, "keep_norm": False},
+        "sampling": {"kind": "poisson", "users_per_round": users},
+        "weights": {"kind": "equal"},
+        "update": {"kind": "fedavg", "learning_rate": 6.0, "batch_size": 8, "unroll": 10, "epochs": 1},
+        "estimator": {"kind": "fixed_denominator"},
+        "server": {"kind": "add"},
+        "evaluation": {"every": every, "max_tokens": 10_000_000},
+        "training": {"rounds": rounds, "init_seed": 0, "checkpoint_every": 500, "keep_checkpoints": 1},
+    }
+
+
+def noised(shared: dict[str, Any], norm: float, noise: dict[str, Any], seed: int | None) -> dict[str, Any]:
+    """A flat clip and Gaussian noise. Without a seed the noise is secure."""
+    training = shared["training"] | ({} if seed is None else {"reproducible_seed": seed})
+    return shared | {
+        "clip": {"kind": "flat", "norm": float(norm)},
+        "noise": {"kind": "gaussian", **noise},
+        "training": training,
+    }
+
+
+def unclipped(shared: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The non-private baseline: fixed-size sampling, true average, no clip, no noise."""
+    return shared | {
+        "sampling": {"kind": "fixed_size", "users_per_round": shared["sampling"]["users_per_round"]},
+        "estimator": {"kind": "true_average"},
+        "clip": {"kind": "none"},
+        "noise": {"kind": "none"},
+        "training": shared["training"] | {"reproducible_seed": seed},
+    }
+
+
+def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -> dict[str, dict[str, Any]]:
+    """The runs of a step by name. `scale` shrinks rounds and users, for tests only."""
+
+    def shared(corpus: str, users: int, rounds: int) -> dict[str, Any]:
+        every = max(1, round(100 * scale))
+        return tables(work, corpus, max(4, round(users * scale)), max(5, round(rounds * scale)), every=every)
+
+    suffix = "" if repetition == 1 else f"-repetition{repetition}"
+    if step == "choose-S":
+        common = shared("blogs_64", 1000, 1000)
+        return {f"S{norm}": noised(common, norm, {"noise_std": norm / 5000}, 1) for norm in CANDIDATES}
+    if step == "private":
+        norm = chosen_norm(work)
+        return {f"private{suffix}": noised(shared("reviews_81", 5000, 5000), norm, {"noise_multiplier": 1.0}, None)}
+    if step == "baseline-C5000":
+        return {f"baseline-C5000-seed{repetition}": unclipped(shared("reviews_81", 5000, 5000), repetition)}
+    if step == "C1250":
+        common = shared("reviews_81", 1250, 3000)
+        return {f"S15-sigma0.012-C1250-seed{repetition}": noised(common, 15, {"noise_std": 0.012}, repetition)}
+    if step == "table-2":
+        common, norm = shared("reviews_81", 100, 5000), chosen_norm(work)
+        named = {f"baseline-seed{seed}": unclipped(common, seed) for seed in SEEDS}
+        for clip, sigma in TABLE_2:
+            named |= {f"S{clip}-sigma{sigma:g}-seed{k}": noised(common, clip, {"noise_std": sigma}, k) for k in SEEDS}
+        return named | {f"estimate-seed{k}": noised(common, norm, {"noise_std": norm / 5000}, k) for k in SEEDS}
+    raise SystemExit(f"There is no step {step}: choose from {', '.join(STEPS)}.")
+
+
+def chosen_norm(work: Path) -> float:
+    """S by rule private-S, or a message if it is not chosen yet."""
+    file = work / "chosen_S.json"
+    if not file.exists():
+        raise SystemExit("S is not chosen yet: run the step choose-S first.")
+    return float(json.loads(file.read_text())["S"])
+
+
+def choose_norm(work: Path) -> dict[str, Any]:
+    """Rule private-S: the S with the highest accuracy, the smaller of two equal ones."""
+    accuracies = {norm: smoothed(read_metrics(work / "runs" / f"S{norm}")) for norm in CANDIDATES}
+    at = min(max(curve) for curve in accuracies.values())
+    by_norm = {norm: curve[at] for norm, curve in accuracies.items()}
+    best = max(by_norm, key=lambda norm: (by_norm[norm], -norm))
+    result = {"S": best, "round": at, "accuracy_top1": {f"{norm}": value for norm, value in by_norm.items()}}
+    (work / "chosen_S.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Evaluations in order; of a round that was evaluated twice, the later."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for _, row in sorted({row["round"]: row for row in rows}.items())]
+
+
+def smoothed(rows: Iterable[dict[str, Any]], key: str = "accuracy_top1") -> dict[int, float]:
+    """Accuracy by round, as the rules define it: the mean of an evaluation and the four before it."""
+    rows = list(rows)
+    values = [row[key] for row in rows]
+    return {row["round"]: float(np.mean(values[max(0, n + 1 - SMOOTHED_OVER) : n + 1])) for n, row in enumerate(rows)}
+
+
+def run_step(step: str, work: Path, *, device: str, stop_after: float | None, scale: float, repetition: int) -> bool:
+    """Train the runs of a step side by side, or continue them. Returns whether all are complete."""
+    from unheard import EngineChoice
+    from unheard.training.loop import train_together
+    from unheard.training.run_file import run_from_tables
+
+    began = time.monotonic()
+    wanted = runs_of(step, work, repetition=repetition, scale=scale)
+    is_gpu = device.startswith("cuda")
+    choice = EngineChoice(
+        kind="stacked", device=device, precision="bfloat16" if is_gpu else "float32", users_at_once=None
+    )
+    folders = {name: work / "runs" / name for name in wanted}
+    runs = []
+    for name, run_tables in wanted.items():
+        # Each run has a ledger of its population of its own: the runs are experiments on one public corpus, and each
+        # statement is about one run.
+        ledger = work / "ledgers" / f"{name}.jsonl"
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        runs.append(
+            (
+                run_from_tables(run_tables | {"privacy": run_tables["privacy"] | {"ledger": str(ledger)}})[0],
+                folders[name],
+            )
+        )
+    rounds = max(run_tables["training"]["rounds"] for run_tables in wanted.values())
+    users = sum(run_tables["sampling"]["users_per_round"] for run_tables in wanted.values())
+    first, last, marks = None, 0, []
+    with closing(train_together(runs, engine=choice)) as reports:
+        for number, report in reports:
+            last = report.round
+            if first is None:
+                first = report.round - 1
+            if report.metrics:
+                elapsed = time.monotonic() - began
+                name, accuracy = list(wanted)[number], 100 * report.metrics["accuracy_top1"]
+                marks.append({"run": name, "round": report.round, "seconds": round(elapsed, 3)})
+                print(f"{name}: round {report.round}, {accuracy:.2f} %, {elapsed:.0f} s", flush=True)
+            is_turn_over = number == len(runs) - 1
+            if is_turn_over and stop_after is not None and time.monotonic() - began >= stop_after:
+                break
+    seconds = time.monotonic() - began
+    is_complete = last >= rounds or first is None
+    if first is not None:
+        sitting = {
+            "step": step,
+            "from_round": first,
+            "to_round": last,
+            "seconds": round(seconds, 3),
+            "users_per_second": round((last - first) * users / seconds, 1),
+            "runs_side_by_side": len(runs),
+            "marks": marks,
+            **facts(device),
+        }
+        for name, folder in folders.items():
+            with open(folder / "sittings.jsonl", "a", encoding="utf-8") as file:
+                mine = [mark for mark in marks if mark["run"] == name]
+                file.write(json.dumps(sitting | {"marks": mine}) + "\n")
+        print(f"{step}: rounds {first} to {last}, {seconds:.1f} s, {sitting['users_per_second']:,} users/s", flush=True)
+    if is_complete:
+        for folder in folders.values():
+            measure(folder, work, device)
+        if step == "choose-S":
+            print(json.dumps(choose_norm(work)), flush=True)
+    return is_complete
+
+
+def facts(device: str) -> dict[str, Any]:
+    """What a result states about its origin."""
+    import torch
+
+    return {
+        "commit": commit(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu",
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def commit() -> str:
+    """The commit of this code: from reproduction/COMMIT where git is not there, else from git; `-dirty` after changes."""
+    if (HERE / "COMMIT").exists():
+        return (HERE / "COMMIT").read_text().strip()
+    git = ["git", "-C", str(HERE)]
+    name = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    is_dirty = subprocess.run(
+        [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return f"{name}-dirty" if is_dirty else name
+
+
+# ------------------------------------------------------------------------------------------------------------------ measures
+
+
+def measure(folder: Path, work: Path, device: str) -> None:
+    """per_user.npz: for each held-out user the number of targets and of hits, with and without sentence ends and punctuation;
+    facts.json: commit, store digest and size of the model."""
+    from unheard import Released, TokenStore
+
+    released = Released.open(folder)
+    store = TokenStore.open(released.run.corpus)
+    counts = per_user(released, store, device)
+    np.savez_compressed(folder / "per_user.npz", **counts)
+    total = {name: int(value.sum()) for name, value in counts.items()}
+    described = {
+        "commit": commit(),
+        "store": store.name,
+        "held_out_users": len(counts["targets"]),
+        "parameters": int(released.params_P.numel()),
+        "accuracy_top1": total["hits"] / total["targets"],
+        "accuracy_top1_without_ends": total["word_hits"] / total["words"],
+        "accuracy_top1_without_ends_and_punctuation": total["plain_hits"] / total["plain"],
+    }
+    (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
+
+
+def per_user(
+    released: Any, store: Any, device: str, unroll: int = 80, users_at_once: int = 500
+) -> dict[str, np.ndarray]:
+    """Targets and hits of each held-out user, counted as AccuracyTop1 counts them."""
+    import torch
+
+    from unheard.corpus.vocabulary import EOS, UNK
+    from unheard.measure.next_word import place
+    from unheard.models.model import window_targets
+    from unheard.updates.user import windows_of
+
+    model = released.run.model
+    params = model.layout.split(released.params_P.to(device))
+    is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in _words(released)], device=device)
+    names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
+    counts = {name: np.zeros(store.held_out.num_users, dtype=np.int64) for name in names}
+    for start in range(0, store.held_out.num_users, users_at_once):
+        numbers_U = np.arange(start, min(start + users_at_once, store.held_out.num_users))
+        windows = [windows_of(tokens, unroll) for tokens in store.held_out.users(numbers_U)]
+        owner_B = np.repeat(numbers_U, [len(one) for one in windows])
+        with torch.no_grad():
+            input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(np.concatenate(windows), device=device))
+            logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
+            place_BT = place(logits_NV, target_BT.flatten()).view(target_BT.shape)
+            hit_BT = counts_BT & (target_BT != UNK) & (place_BT == 1)
+            word_BT = counts_BT & (target_BT != EOS)
+            plain_BT = word_BT & ~is_mark_V[target_BT]
+            columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT)
+            for name, column_BT in zip(names, columns, strict=True):
+                np.add.at(counts[name], owner_B, column_BT.sum(dim=1).cpu().numpy())
+    return counts
+
+
+def _words(released: Any) -> list[str]:
+    """Dictionary entries by number. BOS, EOS and UNK count as words here; EOS is left out where a rule says so."""
+    return [str(word) for word in released.vocabulary.words]
+
+
+# ------------------------------------------------------------------------------------------------------------------- results
+
+
+def collect(work: Path, out: Path, *, models: bool) -> None:
+    """Small result files of every run, and the final models where asked for. No text."""
+    for folder in sorted((work / "runs").iterdir()):
+        if folder.name.startswith("."):
+            continue
+        place = out / folder.name
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (*SMALL_FILES, *(("model.safetensors",) if models else ())):
+            if (folder / name).exists():
+                shutil.copyfile(folder / name, place / name)
+        if (place / "run.toml").exists():  # without the paths of the machine
+            text = (place / "run.toml").read_text(encoding="utf-8")
+            (place / "run.toml").write_text(text.replace(f"{work.resolve()}/", ""), encoding="utf-8")
+    if (work / "chosen_S.json").exists():
+        shutil.copyfile(work / "chosen_S.json", out / "chosen_S.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+
+    def verb(name: str, work: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name)
+        made.set_defaults(work_on=work)
+        return made
+
+    cut = verb("segments", lambda asked: print(segments(asked.source, asked.target)))
+    cut.add_argument("source", type=Path)
+    cut.add_argument("target", type=Path)
+    made = verb("prepare", lambda asked: prepare(asked.data, asked.work.resolve()))
+    made.add_argument("--data", type=Path, required=True)
+    made.add_argument("--work", type=Path, required=True)
+    for name in ("run", "all"):
+        run = verb(name, _run)
+        if name == "run":
+            run.add_argument("steps", nargs="+", choices=STEPS)
+        run.add_argument("--work", type=Path, required=True)
+        run.add_argument("--device", default="cuda")
+        run.add_argument("--stop-after", type=float, help="seconds")
+        run.add_argument("--repetition", type=int, default=1)
+        run.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
+    got = verb("collect", lambda asked: collect(asked.work, asked.out, models=asked.models))
+    got.add_argument("--work", type=Path, required=True)
+    got.add_argument("--out", type=Path, required=True)
+    got.add_argument("--models", action="store_true")
+    asked = parser.parse_args()
+    asked.work_on(asked)
+
+
+def _run(asked: argparse.Namespace) -> None:
+    until = None if asked.stop_after is None else time.monotonic() + asked.stop_after
+    for step in getattr(asked, "steps", STEPS):
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        run_step(
+            step,
+            asked.work.resolve(),
+            device=asked.device,
+            stop_after=left,
+            scale=asked.scale,
+            repetition=asked.repetition,
+        )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    main()
