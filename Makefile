@@ -19,7 +19,7 @@ demo: $(VENV)/.installed  ## Train with and without privacy on a small real corp
 	$(BIN)/unheard demo
 
 paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from results/ (a minute)
-	$(BIN)/unheard paper page --results results --out build/paper
+	$(BIN)/python -m reproduction page --results reproduction/results --out build/paper
 
 test: lint types tests  ## Everything that CI checks
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from unheard.corpus.store import TokenStore
-from unheard.corpus.tokens import WordTokens
+from unheard.corpus.tokenizers import WordTokens
 
 SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
 Row = tuple[Any, Any] | None  # user and text, or None for a row that is no row

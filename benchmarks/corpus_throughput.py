@@ -22,11 +22,11 @@ from pathlib import Path
 CAP = 1600
 OURS = """
 import sys
-from unheard.corpus.preparation import Preparation
+from unheard.corpus.settings import Preparation
 from unheard.corpus.prepare import prepare
-from unheard.corpus.fields import Fields
+from unheard.corpus.readers.columns import Fields
 from unheard.corpus.sources import find_sources
-from unheard.corpus.tasks import StreamRule
+from unheard.corpus.shard_writer import StreamRule
 if __name__ == "__main__":
     fields = Fields(user="author", text="body", time="created_utc")
     streams = StreamRule(min_tokens=1, tokens_per_user=int(sys.argv[3]))

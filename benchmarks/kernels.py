@@ -12,14 +12,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from unheard.engines.engine import Cohort
-from unheard.engines.stacked.buffers import Buffers
 from unheard.engines.stacked.chunk import Chunk, Task
 from unheard.engines.stacked.engine import PRECISIONS
 from unheard.engines.stacked.kernels import KernelStep
-from unheard.engines.stacked.sizes import Sizes
-from unheard.models.tied_lstm import TiedLSTM
+from unheard.engines.stacked.sizes import Buffers, Sizes
+from unheard.models.recurrent import TiedLSTM
+from unheard.performance.benchmark import _plan, _synthetic_users
 from unheard.randomness import reproducible_generator
-from unheard.training.speed import _plan, _synthetic_users
 
 STEPS = 3
 

@@ -13,7 +13,7 @@ import torch
 
 from unheard import GaussianNoise
 from unheard.devices import finish
-from unheard.mechanism.normals import NormalsAhead, standard_normals
+from unheard.mechanism.noise import NormalsAhead, standard_normals
 from unheard.mechanism.values import BoundedAverage
 from unheard.randomness import GENERATOR, secure_generator
 

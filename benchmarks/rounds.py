@@ -23,7 +23,7 @@ from unheard.engines.engine import Cohort, EngineChoice
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train_together
 from unheard.training.round import draw_cohort
-from unheard.training.state import State
+from unheard.training.server import State
 
 WARM_UP = 3
 """Rounds before the clock starts: kernels are compiled, buffers allocated."""

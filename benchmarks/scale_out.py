@@ -24,11 +24,11 @@ import torch
 import unheard
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.engines.ranks import Ranks
+from unheard.engines.distributed.process_group import Ranks
+from unheard.performance.benchmark import _synthetic_users
 from unheard.randomness import ReproducibleStreams
-from unheard.training.crew import serve
 from unheard.training.loop import train
-from unheard.training.speed import _synthetic_users
+from unheard.training.worker import serve
 
 SEED, TOKENS = 1, 1600
 

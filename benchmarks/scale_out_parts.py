@@ -20,16 +20,15 @@ import numpy as np
 import torch
 
 import unheard
-from unheard.engines.messages import Message
-from unheard.engines.ranks import Ranks
-from unheard.engines.shares import cost_of
+from unheard.engines.distributed.engine import cost_of
+from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.protocol import Message
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
+from unheard.performance.benchmark import _synthetic_users
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import secure_generator
-from unheard.training.server import AddServer, step
-from unheard.training.speed import _synthetic_users
-from unheard.training.state import State
+from unheard.training.server import AddServer, State, step
 
 REPEATS, TOKENS, SMALL, MANY = 5, 1600, 1024, 8
 

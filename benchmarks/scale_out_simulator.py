@@ -6,7 +6,7 @@ r"""Users a second on 1 to 1,024 ranks, predicted from measured parts of a round
 
 Nothing is assumed silently: times of the parts come from a file (benchmarks/scale_out_parts.py), whole runs to hold them against
 from another (benchmarks/scale_out.py), the network from the command line where it was not measured. A round is what
-engines/distributed.py and training/loop.py do, in their order:
+engines/distributed/engine.py and training/loop.py do, in their order:
 
     draw, ledger | tell every rank, one after the other | hand out parameters | the slowest rank's users | hear every rank | add up
     | noise, if it is not ready yet | average, noise, server
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.engines.shares import deal
-from unheard.training.cost import measured_speeds
+from unheard.engines.distributed.engine import deal
+from unheard.performance.estimate import measured_speeds
 
 RANKS = tuple(2**k for k in range(11))
 
@@ -36,7 +36,7 @@ class Parts:
     hardware: str
     parameters: int
     seconds_per_cost: float
-    """Of one unit of a user's cost (a local step; engines/shares.py `cost_of`), on one rank alone."""
+    """Of one unit of a user's cost (a local step; engines/distributed/engine.py `cost_of`), on one rank alone."""
     seconds_fixed: float
     """Of a rank's call to its engine, whoever is in it."""
     cost_mean: float

@@ -23,9 +23,9 @@ def work(users: int, threads: int) -> None:
     import torch
 
     from unheard.engines.stacked.engine import StackedEngine
-    from unheard.models.tied_lstm import TiedLSTM
+    from unheard.models.recurrent import TiedLSTM
+    from unheard.performance.benchmark import _plan, _synthetic_users
     from unheard.randomness import reproducible_generator
-    from unheard.training.speed import _plan, _synthetic_users
 
     torch.set_num_threads(threads)
     model = TiedLSTM()

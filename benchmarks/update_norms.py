@@ -14,10 +14,10 @@ import torch
 
 import unheard
 from unheard.engines.reference import ReferenceEngine
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.run_file import read_saved_run
-from unheard.updates.user import User
+from unheard.updates.users import User
 
 
 def main() -> None:

@@ -30,13 +30,12 @@ except ImportError:
     )
 
 import unheard
-from unheard.corpus.chitchat import CHITCHAT
-from unheard.corpus.imports import find_chitchat
-from unheard.corpus.prepare import prepare
-from unheard.corpus.tokens import TokenizerFile
-from unheard.corpus.vocabulary_choice import TokenizerVocabulary
-from unheard.measure.next_word import evaluate
-from unheard.updates.stored import users_in_turn
+from unheard.corpus.conversion import find_chitchat
+from unheard.corpus.prepare import CHITCHAT, prepare
+from unheard.corpus.tokenizers import TokenizerFile
+from unheard.corpus.vocabulary_sources import TokenizerVocabulary
+from unheard.evaluation.next_word import evaluate
+from unheard.updates.users import users_in_turn
 
 END = "<|endoftext|>"
 

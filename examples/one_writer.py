@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from unheard.corpus.imports import find_chitchat
+from unheard.corpus.conversion import find_chitchat
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from unheard.engines.reference import ReferenceEngine
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
 from unheard.randomness import reproducible_generator
-from unheard.updates.user import User
+from unheard.updates.users import User
 
 from ..conftest import ManyAtOnce, counting_user
 

@@ -11,8 +11,7 @@ from unheard.engines.vectorised import VectorisedEngine
 from unheard.models.model import mean_loss
 from unheard.randomness import ReproducibleStreams
 from unheard.training.round import run_round
-from unheard.training.server import AddServer
-from unheard.training.state import State
+from unheard.training.server import AddServer, State
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dp_fedavg_plain.py"
 

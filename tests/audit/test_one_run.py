@@ -8,17 +8,15 @@ import pytest
 import torch
 
 import unheard
-from unheard.audit.bound import best_guesses, lower_bound, p_value
+from unheard.audit.background_users import Company
 from unheard.audit.canary_users import CanaryUsers
-from unheard.audit.company import Company
+from unheard.audit.lower_bound import best_guesses, lower_bound, p_value
 from unheard.audit.one_run import OneRunAudit, one_run
-from unheard.audit.plot import score_plot
-from unheard.audit.verdict import as_data, verdict
+from unheard.audit.summary import as_data, score_plot, verdict
 from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.mechanism.noise import GaussianNoise
-from unheard.privacy.account import open_population
-from unheard.privacy.population import Population
+from unheard.privacy.population_ledger import Population, open_population
 from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.updates.weighting import ONE
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 import unheard
 from unheard.audit.verification import verify
 from unheard.errors import RunFolderMissing
-from unheard.privacy import chain
+from unheard.privacy import hash_chain as chain
 from unheard.privacy.ledger import Ledger
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 
 

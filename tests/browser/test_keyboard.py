@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.deploy.conftest import two_models  # noqa: F401 (a fixture)
-from unheard.deploy.keyboard.server import KeyboardServer
-from unheard.deploy.keyboard.suggestions import Suggester
+from tests.deployment.conftest import two_models  # noqa: F401 (a fixture)
+from unheard.deployment.keyboard.server import KeyboardServer
+from unheard.deployment.keyboard.suggestions import Suggester
 
 PHONE = dict(width=375, height=740, touch=True)
 SMALL_PHONE = dict(width=320, height=568, touch=True)

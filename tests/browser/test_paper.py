@@ -1,9 +1,9 @@
 """The paper's page in a real browser, from disk: every figure drawn, nothing fetched, as wide as the window and no wider."""
 
 import pytest
+from reproduction.page import exhibits, write_page
 
-from tests.paper.conftest import everything, quick  # noqa: F401 (fixtures)
-from unheard.report.paper_page import exhibits, write_page
+from tests.reproduction.conftest import everything, quick  # noqa: F401 (fixtures)
 
 DESKTOP = dict(width=1280, height=900)
 PHONE = dict(width=375, height=740, touch=True)

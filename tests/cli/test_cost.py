@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from unheard.cli import plan
 from unheard.errors import UnheardError
-from unheard.training.cost import Speed, cost_of, measured_speeds, nearest_rounds
+from unheard.performance.estimate import Speed, cost_of, measured_speeds, nearest_rounds
 
 ROOT = Path(__file__).parents[2]
 app = typer.Typer()

@@ -10,8 +10,8 @@ from unheard.cli.display import show_together
 from unheard.cli.main import app
 from unheard.cli.sweep import combinations
 from unheard.errors import InvalidValue
+from unheard.training.concurrent_runs import RoundReport
 from unheard.training.run_file import run_toml
-from unheard.training.together import RoundReport
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from unheard.cli.display import show, show_together
 from unheard.cli.main import main
 from unheard.privacy.ledger import Ledger
+from unheard.training.concurrent_runs import RoundReport
 from unheard.training.run_file import run_toml
-from unheard.training.together import RoundReport
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from unheard.cli.main import main
 from unheard.corpus.store import write_store
-from unheard.privacy.population import Population
+from unheard.privacy.population_ledger import Population
 from unheard.training.run_file import run_toml
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import duckdb
 
-from unheard.corpus.fields import Fields
-from unheard.corpus.preparation import Preparation
 from unheard.corpus.prepare import prepare
+from unheard.corpus.readers.columns import Fields
+from unheard.corpus.settings import Preparation
 from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.vocabulary_choice import FileVocabulary
+from unheard.corpus.vocabulary_sources import FileVocabulary
 
 FIELDS = Fields(user="who", text="what", time="when")
 

@@ -22,11 +22,11 @@ from tests.corpus.making import (
     write_sqlite,
     write_with_duckdb,
 )
+from unheard.corpus.shard_writer import StreamRule
 from unheard.corpus.shards import ShardWriter
 from unheard.corpus.sources import find_sources, zstd_window
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore
-from unheard.corpus.tasks import StreamRule
 from unheard.errors import CorpusError, CorpusMissing, InputError
 
 GOOD = {"who": "ann", "what": "a", "when": 1}
@@ -145,7 +145,7 @@ def test_thousands_of_users_with_one_word_each_are_all_kept(tmp_path):
 
 def test_text_of_any_script_and_nul_bytes_goes_through(tmp_path):
     (tmp_path / "list.txt").write_text("שלום\nעולם\n👩\u200d👧\nمرحبا\n", encoding="utf-8")
-    from unheard.corpus.vocabulary_choice import FileVocabulary
+    from unheard.corpus.vocabulary_sources import FileVocabulary
 
     rows = [{"who": "عمر\0", "what": "\u202bשלום עולם\u202c 👩\u200d👧 x\0y مرحبا", "when": 0}]
     done = made(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.corpus.making import made, words_of, write_jsonl
 from unheard.corpus.canaries import Canary
-from unheard.corpus.tasks import StreamRule
+from unheard.corpus.shard_writer import StreamRule
 from unheard.errors import InputError, InvalidValue
 
 ROWS = [{"who": f"u{i}", "what": "a a a", "when": 0} for i in range(30)]

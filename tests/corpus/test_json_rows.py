@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpus.making import made, words_of, write_jsonl
-from unheard.corpus import json_rows
-from unheard.corpus.fields import Batch, Fields
+from unheard.corpus.readers import json as json_rows
+from unheard.corpus.readers.columns import Batch, Fields
 from unheard.corpus.scan import batches
 from unheard.corpus.sources import find_sources
 

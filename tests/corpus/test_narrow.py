@@ -6,20 +6,18 @@ from typer.testing import CliRunner
 
 from tests.corpus.making import write_jsonl
 from unheard.cli.main import app
-from unheard.corpus.dividing import divide
-from unheard.corpus.fields import Fields
-from unheard.corpus.narrow import narrow
-from unheard.corpus.preparation import Preparation
 from unheard.corpus.prepare import prepare
+from unheard.corpus.readers.columns import Fields
+from unheard.corpus.settings import Preparation
 from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.transform import divide, narrow
 from unheard.corpus.vocabulary import Vocabulary, public_vocabulary
-from unheard.corpus.vocabulary_choice import PublicVocabulary
+from unheard.corpus.vocabulary_sources import PublicVocabulary
 from unheard.errors import CorpusError, InvalidValue
-from unheard.privacy.account import open_population
 from unheard.privacy.events import PoissonGaussian
-from unheard.privacy.population import Population
+from unheard.privacy.population_ledger import Population, open_population
 
 SAID = (
     "How are you today? I'm fine, thanks!",

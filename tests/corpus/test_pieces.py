@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus.making import made, words_of, write_jsonl
-from unheard.corpus.pieces import Piece, cut_places
+from unheard.corpus.file_ranges import Piece, cut_places
 from unheard.corpus.scan import batches
 from unheard.corpus.sources import find_sources
 

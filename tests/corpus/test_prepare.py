@@ -21,15 +21,14 @@ from tests.corpus.making import (
     write_sqlite,
     write_with_duckdb,
 )
-from unheard.corpus.chitchat import prepare_chitchat
-from unheard.corpus.duck import DuckDBEngine
+from unheard.corpus.backends.duckdb import DuckDBEngine
+from unheard.corpus.prepare import prepare_chitchat
+from unheard.corpus.shard_writer import StreamRule, WriteStreams
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.tasks import StreamRule, WriteStreams
-from unheard.corpus.tokens import CharacterTokens
+from unheard.corpus.tokenizers import CharacterTokens
 from unheard.corpus.vocabulary import BOS, Vocabulary
-from unheard.corpus.vocabulary_choice import PublicVocabulary
-from unheard.corpus.vocabulary_from_text import CorpusVocabulary, PrivateVocabulary
+from unheard.corpus.vocabulary_sources import CorpusVocabulary, PrivateVocabulary, PublicVocabulary
 from unheard.errors import CorpusMissing, InputError
 
 WRITERS = {
@@ -308,7 +307,7 @@ def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkey
         return write(self, shard, rows)
 
     monkeypatch.setattr(WriteStreams, "__call__", watched)
-    monkeypatch.setattr("unheard.corpus.duck.scan_batch", lambda *args: 1 / 0)  # the scan was finished
+    monkeypatch.setattr("unheard.corpus.backends.duckdb.scan_batch", lambda *args: 1 / 0)  # the scan was finished
     done = made(tmp_path, file, shards=4, engine=DuckDBEngine(workers=1))
     assert again == [2, 3]
     assert done.store.train.num_users == 50
@@ -358,7 +357,7 @@ def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_p
         def standard_normal(self, n):
             return np.full(n, 1e6)  # so much that every word passes
 
-    monkeypatch.setattr("unheard.corpus.vocabulary_from_text.secure_generator", Loud)
+    monkeypatch.setattr("unheard.corpus.vocabulary_sources.secure_generator", Loud)
     choice = PrivateVocabulary(epsilon=1.0, delta=1e-6)
     done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=choice)
     assert {"a", "b", "c"} <= set(done.store.vocabulary.words)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
+from unheard.corpus.shard_writer import StreamRule
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tasks import StreamRule
-from unheard.corpus.tokens import WordTokens
-from unheard.corpus.vocabulary_from_text import PrivateVocabulary
+from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.vocabulary_sources import PrivateVocabulary
 from unheard.corpus.word_counts import CountVotes, Memo
 from unheard.errors import InvalidValue
 from unheard.privacy.events import FailureProbability, Gaussian

@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from tests.corpus.making import FIELDS, made, write_csv, write_jsonl, write_with_duckdb
+from unheard.corpus.shard_writer import StreamRule
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tasks import StreamRule
 from unheard.errors import InputError
 
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
@@ -20,7 +20,7 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
 
 @pytest.fixture(scope="module")
 def spark():
-    from unheard.corpus.spark import SparkEngine
+    from unheard.corpus.backends.spark import SparkEngine
 
     yield SparkEngine(master="local[2]")
     from pyspark.sql import SparkSession
@@ -101,7 +101,7 @@ def test_a_missing_column_is_the_same_refusal_and_no_pages_of_java(tmp_path, inp
 
 
 def test_a_private_vocabulary_is_found_on_spark_too(tmp_path, spark):
-    from unheard.corpus.vocabulary_from_text import PrivateVocabulary
+    from unheard.corpus.vocabulary_sources import PrivateVocabulary
 
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(1000)]
     choice = PrivateVocabulary(epsilon=4.0, delta=1e-9)

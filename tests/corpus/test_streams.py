@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.cleaning import strip_quotes
-from unheard.corpus.streams import Encoder, cut, sequences, stream_pieces
-from unheard.corpus.tokens import CharacterTokens, WordTokens
+from unheard.corpus.encode import Encoder, cut, sequences, stream_pieces, strip_quotes
+from unheard.corpus.tokenizers import CharacterTokens, WordTokens
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 
 WORDS = Vocabulary.of(["a", "b", "c", "."])
@@ -82,7 +81,7 @@ def test_the_quick_encoder_gives_what_splitting_and_looking_up_gives(posts):
 
 
 def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.chunk_table._LIMIT", 2)
+    monkeypatch.setattr("unheard.corpus.fast_encoder._LIMIT", 2)
     encoder = Encoder(WordTokens(), WORDS)
     for _ in range(3):
         ids, begins = encoder.encode(["a b, c a b c", "b"])
@@ -91,8 +90,8 @@ def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
 
 
 def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.slots._MIX", (np.uint64(1), np.uint64(1)))  # short keys all want slot 0
-    monkeypatch.setattr("unheard.corpus.slots._FIRST_BITS", 3)  # and the table has to grow
+    monkeypatch.setattr("unheard.corpus.fast_encoder._MIX", (np.uint64(1), np.uint64(1)))  # short keys all want slot 0
+    monkeypatch.setattr("unheard.corpus.fast_encoder._FIRST_BITS", 3)  # and the table has to grow
     names = [f"{front}{i}" for front in ("w", "longerword") for i in range(100)]
     vocabulary = Vocabulary.of(names)
     encoder = Encoder(WordTokens(), vocabulary)

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from unheard.corpus.statistics import cap_effect, histogram, predicted_lengths, split_statistics
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.synthetic import generate, synthesise, with_bos
+from unheard.corpus.store_stats import cap_effect, histogram, predicted_lengths, split_statistics
+from unheard.corpus.synthetic import fit, generate, synthesise, with_bos
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
-from unheard.corpus.word_model import fit
 from unheard.randomness import reproducible_generator
 
 WORDS = Vocabulary.of("abcdef")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unheard.corpus.shard_writer import StreamRule, WriteStreams
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import Shard
-from unheard.corpus.tasks import StreamRule, WriteStreams
-from unheard.corpus.tokens import WordTokens
+from unheard.corpus.tokenizers import WordTokens
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.errors import InvalidValue
 
@@ -42,8 +42,8 @@ def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap
     task = WriteStreams(folder=folder, tokens=WordTokens(), vocabulary=WORDS, rule=rule, splits=SplitRule(held_out=0.4))
     rows = [(f"u{i}", post) for i, posts in enumerate(users) for post in posts]
     with (
-        mock.patch("unheard.corpus.tasks.HELPING_CHARS", helping),
-        mock.patch("unheard.corpus.streams.HELPING_CHARS", helping),
+        mock.patch("unheard.corpus.shard_writer.HELPING_CHARS", helping),
+        mock.patch("unheard.corpus.encode.HELPING_CHARS", helping),
     ):
         counts = task(0, (tuple(zip(*some, strict=True)) for some in in_parts(rows, rows_at_once)))
     wanted = {"train": [], "held_out": []}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.tokens import CharacterTokens, TokenizerFile, WordTokens, tokens_from_table, tokens_to_table
+from unheard.corpus.tokenizers import CharacterTokens, TokenizerFile, WordTokens, tokens_from_table, tokens_to_table
 from unheard.errors import InputError, UnheardError
 
 

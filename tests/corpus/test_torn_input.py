@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from tests.corpus.making import made, words_of, write_csv, write_jsonl
-from unheard.corpus.torn import gzip_is_torn, zstd_is_torn
+from unheard.corpus.compression import gzip_is_torn, zstd_is_torn
 from unheard.errors import InputError
 
 ROWS = [{"who": f"u{i}", "what": f"a b c {i * 7919 % 1000}", "when": i} for i in range(20_000)]

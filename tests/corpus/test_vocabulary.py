@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.tokens import CharacterTokens, WordTokens
+from unheard.corpus.tokenizers import CharacterTokens, WordTokens
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.errors import CorpusCorrupt, InputError, InvalidValue
 

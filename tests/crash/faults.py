@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import unheard.runs
+import unheard.run_folder
 from unheard.engines.reference import ReferenceEngine
 from unheard.mechanism.estimators import FixedDenominator
 from unheard.mechanism.noise import NoNoise
@@ -71,7 +71,7 @@ def install(steps: Steps) -> None:
     for name in ("fsync", "replace", "ftruncate", "unlink"):
         setattr(os, name, before(name))
     os.write = write  # pyright: ignore[reportAttributeAccessIssue]
-    unheard.runs.open = lambda *args, **more: _Torn(builtins.open(*args, **more), steps)  # noqa: SIM115
+    unheard.run_folder.open = lambda *args, **more: _Torn(builtins.open(*args, **more), steps)  # noqa: SIM115
     for owner, name in (
         (PoissonSampling, "draw"),
         (ReferenceEngine, "sum_updates"),

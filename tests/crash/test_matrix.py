@@ -17,8 +17,8 @@ from unheard.audit.verification import verify
 from unheard.corpus.store import write_store
 from unheard.errors import UnheardError
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population import Population
-from unheard.runs import RunFolder
+from unheard.privacy.population_ledger import Population
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
 from unheard.training.run_file import read_run_file
 

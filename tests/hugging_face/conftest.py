@@ -11,14 +11,14 @@ pytest.importorskip("transformers", reason="needs the extra hf: pip install 'unh
 pytest.importorskip("peft", reason="needs the extra hf: pip install 'unheard[hf]'")
 
 import unheard
-from unheard.corpus.fields import Fields
-from unheard.corpus.preparation import Preparation
 from unheard.corpus.prepare import prepare
+from unheard.corpus.readers.columns import Fields
+from unheard.corpus.settings import Preparation
+from unheard.corpus.shard_writer import StreamRule
 from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tasks import StreamRule
-from unheard.corpus.tokens import TokenizerFile
-from unheard.corpus.vocabulary_choice import TokenizerVocabulary
+from unheard.corpus.tokenizers import TokenizerFile
+from unheard.corpus.vocabulary_sources import TokenizerVocabulary
 
 THINGS = ["tea with milk", "the long road", "a red boat", "my old piano", "rain on the roof"]
 POSTS = ["i like {}", "do you know {} ?", "{} and {} again", "we saw {} today, {} !"]

@@ -9,9 +9,9 @@ import unheard
 from unheard.corpus.vocabulary import BOS, EOS
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
-from unheard.measure.next_word import evaluate
+from unheard.evaluation.next_word import evaluate
 from unheard.randomness import reproducible_generator
-from unheard.updates.stored import users_in_turn
+from unheard.updates.users import users_in_turn
 
 from ..conftest import ManyAtOnce
 from .conftest import model_of, run_of

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.errors import LedgerError, ModelError, UnprovenCombination
-from unheard.models.hugging_face_folder import base_digest
-from unheard.training.crew import build
+from unheard.models.hugging_face import base_digest
 from unheard.training.run_file import read_run_file
-from unheard.tuning.selecting import select
-from unheard.tuning.trial_count import TrialCount
+from unheard.training.worker import build
+from unheard.tuning.private_selection import TrialCount, select
 
 from .conftest import model_of, run_of
 

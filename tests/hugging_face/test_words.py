@@ -8,11 +8,11 @@ import torch.nn.functional as nnf
 from tokenizers import Tokenizer, models
 from torch import nn
 
-from unheard.corpus.tokens import TokenizerFile
+from unheard.corpus.tokenizers import TokenizerFile
 from unheard.corpus.vocabulary import BOS, EOS, UNK
-from unheard.corpus.vocabulary_choice import tokenizer_vocabulary
+from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
 from unheard.errors import ModelError
-from unheard.models.hugging_face_words import UNSAID, InWordsOfTheStore, rows_of
+from unheard.models.hugging_face import UNSAID, InWordsOfTheStore, rows_of
 
 
 class Scores(nn.Module):

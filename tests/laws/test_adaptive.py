@@ -21,11 +21,11 @@ from unheard import (
     PoissonSampling,
     TrueAverage,
 )
+from unheard.config import part_of_kind
 from unheard.errors import InvalidValue, UnknownKey, UnprovenCombination
 from unheard.mechanism.plan import KINDS
 from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
-from unheard.parts import part_of_kind
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.randomness import reproducible_generator
 

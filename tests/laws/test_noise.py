@@ -19,7 +19,7 @@ from unheard import (
     TrueAverage,
 )
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.mechanism.normals import NormalsAhead
+from unheard.mechanism.noise import NormalsAhead
 from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
 from unheard.randomness import SecureStreams, reproducible_generator

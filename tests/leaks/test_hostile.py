@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 import unheard
-from unheard.privacy import chain
+from unheard.privacy import hash_chain as chain
 from unheard.privacy.ledger import Ledger
 from unheard.training import checkpoint
 

@@ -13,9 +13,9 @@ import unheard
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.errors import ModelError
-from unheard.models.pure import PureModule, shell_of
+from unheard.models.module import PureModule, shell_of
 from unheard.randomness import reproducible_generator
-from unheard.updates.user import User
+from unheard.updates.users import User
 
 MEETING = threading.Barrier(2, timeout=60)
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 AT_ONCE = 2
 HOW = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "CI": "1"}
 """One thread each; and hypothesis draws the same examples every time, so that whoever is caught once is caught again."""
-KEPT = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md")
+KEPT = ("src", "tests", "docs", "examples", "reproduction", "pyproject.toml", "README.md")
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from tests.privacy.test_accountants import exact_delta, exact_epsilon
-from unheard.privacy import losses
+from unheard.privacy import pld as losses
 from unheard.privacy.accountants import best_epsilon
-from unheard.privacy.curves import library_event
 from unheard.privacy.events import Gaussian, PoissonGaussian
-from unheard.privacy.losses import LossDistribution, in_few_kinds, pld_delta, pld_epsilon
+from unheard.privacy.pld import LossDistribution, in_few_kinds, pld_delta, pld_epsilon
+from unheard.privacy.rdp import library_event
 
 # So close to 1 that these rounds have the exact epsilon of Gaussian ones, yet are composed as sampled rounds.
 ALMOST_ALL = 1 - 1e-12

@@ -3,8 +3,8 @@
 import math
 
 import pytest
+from reproduction.printed import IN_TEXT, TABLE_1, TABLE_2, PrintedEpsilon
 
-from unheard.paper.printed import IN_TEXT, TABLE_1, TABLE_2, PrintedEpsilon
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 

@@ -11,14 +11,13 @@ import threading
 import pytest
 
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
-from unheard.privacy import chain
-from unheard.privacy.account import Account, new_run_id, open_population, run_id
+from unheard.privacy import hash_chain as chain
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.all_runs import all_runs, render_all_runs
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population import Population
+from unheard.privacy.population_ledger import Account, Population, new_run_id, open_population, run_id
+from unheard.privacy.population_statement import all_runs, render_all_runs
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 DELTA = 1e-6
@@ -204,10 +203,10 @@ def test_joining_a_copy_of_a_store_counts_what_they_share_once_and_the_rest_of_b
 
 WRITER = """
 import sys
-from unheard.privacy.account import Account
+from unheard.privacy.population_ledger import Account
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population import Population
+from unheard.privacy.population_ledger import Population
 people = Population.open(sys.argv[1], {"corpus": "c"})
 made = Ledger.create(sys.argv[2], {"run_id": sys.argv[2]})
 Account.begin(made, people, "x")

@@ -11,7 +11,7 @@ import pytest
 
 from unheard.cli import demo
 from unheard.cli.main import main
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 
 
 @dataclass

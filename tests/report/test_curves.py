@@ -9,10 +9,10 @@ from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon, epsilons
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Entry
+from unheard.report.compute_cost import choose_baseline, reach
 from unheard.report.curves import accuracy_points, epsilon_points, final, smoothed
 from unheard.report.hypothetical import as_if
-from unheard.report.reach import choose_baseline, reach
-from unheard.report.record import RunRecord
+from unheard.report.run_record import RunRecord
 
 
 def record(

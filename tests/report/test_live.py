@@ -12,9 +12,9 @@ from tests.report.making import ROUNDS
 from unheard.errors import LedgerError
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.ledger import Ledger
-from unheard.report.live import SILENT_AFTER, LiveRun
+from unheard.report.run_monitor import SILENT_AFTER, LiveRun
 from unheard.report.tensorboard import FILE, mirror
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.storage import locked
 
 

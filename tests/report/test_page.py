@@ -12,15 +12,15 @@ import pytest
 
 from tests.report.making import ROUNDS
 from unheard.errors import InvalidValue, LedgerError
-from unheard.numbers import epsilon_text, in_points, small
+from unheard.formatting import epsilon_text, in_points, small
 from unheard.report import tables
 from unheard.report.comparison import Comparison
-from unheard.report.html import data
+from unheard.report.html_parts import data
 from unheard.report.images import write_images
 from unheard.report.page import render_page, write_page
-from unheard.report.record import RunRecord, read_all
+from unheard.report.plain_language import in_words
+from unheard.report.run_record import RunRecord, read_all
 from unheard.report.style import DARK, LIGHT
-from unheard.report.words import in_words
 
 
 @pytest.fixture(scope="module")

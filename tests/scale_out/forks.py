@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import unheard.mechanism.normals
-from unheard.engines.ranks import Ranks
-from unheard.training import crew
+import unheard.mechanism.noise
+from unheard.engines.distributed.process_group import Ranks
+from unheard.training import worker as crew
 
 Lead = Callable[[Ranks], np.ndarray | None]
 
@@ -68,7 +68,7 @@ def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Ranks],
         return child
     status = 1
     try:
-        unheard.mechanism.normals._threads.cache_clear()  # threads do not survive a fork
+        unheard.mechanism.noise._threads.cache_clear()  # threads do not survive a fork
         torch.set_num_threads(1)
         where = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
         os.environ |= {k: str(v) for k, v in where.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -21,7 +21,7 @@ import typer
 from safetensors import safe_open
 
 import unheard
-from unheard.cli.ranks import _explain, _launch
+from unheard.cli.processes import _explain, _launch
 from unheard.errors import RankError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model

@@ -9,19 +9,19 @@ import torch
 
 import unheard
 from tests.scale_out.forks import on_ranks
-from unheard.audit.company import Company
+from unheard.audit.background_users import Company
 from unheard.audit.exposure import log_probability, phrases
 from unheard.engines.engine import EngineChoice
-from unheard.measure.next_word import evaluate
-from unheard.measure.scores import score
+from unheard.evaluation.next_word import evaluate
+from unheard.evaluation.scores import score
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
-from unheard.training import crew
+from unheard.training import worker as crew
 from unheard.training.checkpoint import load_model
+from unheard.training.initialise import people_of
 from unheard.training.loop import train_together
-from unheard.training.start import people_of
-from unheard.updates.stored import users_in_turn
+from unheard.updates.users import users_in_turn
 
 CPU = EngineChoice(device="cpu")
 

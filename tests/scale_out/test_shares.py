@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unheard
-from unheard.engines.shares import Speeds, cost_of, deal
+from unheard.engines.distributed.engine import Speeds, cost_of, deal
 
 
 @given(

@@ -8,14 +8,14 @@ import torch
 
 import unheard
 from tests.scale_out.forks import LeaderFailed, on_ranks
-from unheard.engines import distributed
-from unheard.engines.distributed import EXTRA, _cohort_sum, plan_from_table, plan_table
+from unheard.engines.distributed import engine as distributed
+from unheard.engines.distributed.engine import EXTRA, _cohort_sum, plan_from_table, plan_table
 from unheard.engines.engine import Cohort, EngineChoice
 from unheard.errors import RankError
-from unheard.mechanism.adaptive import AdaptiveClip
+from unheard.mechanism.clipping import AdaptiveClip
 from unheard.randomness import reproducible_generator
-from unheard.training import crew
-from unheard.updates.stored import StoredUsers
+from unheard.training import worker as crew
+from unheard.updates.users import StoredUsers
 
 PLANS = {
     "flat": lambda plan: plan,
@@ -81,7 +81,7 @@ def test_a_sum_over_ranks_is_of_whole_numbers_beyond_what_floats_hold():
 
 
 def unheard_message(ranks):
-    from unheard.engines.messages import Message
+    from unheard.engines.distributed.protocol import Message
 
     return Message("connect", {"seconds": 20.0}, np.arange(3))
 

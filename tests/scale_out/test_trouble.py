@@ -9,11 +9,11 @@ import pytest
 
 import unheard
 from tests.scale_out.forks import LeaderFailed, on_ranks
-from unheard.engines import distributed
+from unheard.engines.distributed import engine as distributed
 from unheard.engines.engine import EngineChoice
 from unheard.errors import CorpusError
 from unheard.privacy.ledger import Ledger
-from unheard.training import crew
+from unheard.training import worker as crew
 from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.loop import RunFolder
 
@@ -119,7 +119,7 @@ def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path,
 
 
 def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
-    from unheard.engines.messages import Answer, Message
+    from unheard.engines.distributed.protocol import Answer, Message
 
     said = repr(Message("sum", {"counts": [123456789]}, [123456789])) + repr(Answer([123456789], 7.25))
     assert "123456789" not in said

@@ -13,9 +13,9 @@ from unheard.mechanism.aggregation import Contribution
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import reproducible_generator
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
-from unheard.updates.stored import read_users
+from unheard.updates.users import read_users
 
 
 def adaptive(run, initial_norm, rounds, **more) -> unheard.Run:

@@ -24,7 +24,7 @@ from unheard.errors import (
 )
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.training import loop
 from unheard.training.checkpoint import load_model
 

@@ -15,8 +15,7 @@ from unheard.mechanism.values import CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
 from unheard.training.round import run_round
-from unheard.training.server import AddServer
-from unheard.training.state import State
+from unheard.training.server import AddServer, State
 
 
 class CountingEngine:

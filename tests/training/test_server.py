@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from unheard.mechanism.values import BoundedAverage, CohortSum, NoisyAverage
-from unheard.training.server import AdamServer, AddServer, MomentumServer, step
-from unheard.training.state import State
+from unheard.training.server import AdamServer, AddServer, MomentumServer, State, step
 
 
 def noisy(model, value):

@@ -11,7 +11,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.estimators import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.events import PoissonGaussian
-from unheard.tuning.outlook import outlook, planned, users_for
+from unheard.tuning.projected_plan import outlook, planned, users_for
 from unheard.updates.weighting import CappedWeights
 
 

@@ -18,17 +18,16 @@ from unheard.cli.main import app
 from unheard.engines.engine import EngineChoice
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
-from unheard.privacy.all_runs import all_runs
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import Selection, from_record
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population import Population
-from unheard.runs import RunFolder
+from unheard.privacy.population_ledger import Population
+from unheard.privacy.population_statement import all_runs
+from unheard.run_folder import RunFolder
 from unheard.training.loop import resume
 from unheard.training.run_file import run_toml
-from unheard.tuning import selecting
-from unheard.tuning.selecting import select
-from unheard.tuning.trial_count import TrialCount
+from unheard.tuning import private_selection as selecting
+from unheard.tuning.private_selection import TrialCount, select
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from unheard.tuning import selecting
-from unheard.tuning.trial_count import TrialCount
+from unheard.tuning.private_selection import TrialCount
 from unheard.training.run_file import read_run_file
 import os, signal
 

@@ -10,14 +10,13 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app, main
-from unheard.corpus.narrow import narrow
 from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.transform import narrow
 from unheard.errors import InvalidValue, RunFolderExists
-from unheard.privacy.account import open_population
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population import Population
+from unheard.privacy.population_ledger import Population, open_population
 from unheard.training.run_file import read_run_file, run_toml
-from unheard.tuning.road_map import Allowance, road_map
+from unheard.tuning.pipeline import Allowance, road_map
 from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
 
 QUICK = ["--rounds", "4", "--users-per-round", "10", "--norms", "1,4", "--noise-stds", "0.001,0.002"]
@@ -113,7 +112,7 @@ def test_on_the_runs_own_people_it_says_that_they_have_no_guarantee_left(run_fil
 def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run_file, tmp_path, monkeypatch, capsys):
     asked = ["tune", run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.001", *SMALL]
     monkeypatch.setattr("sys.argv", ["unheard", *map(str, asked)])
-    monkeypatch.setattr("unheard.tuning.outlook.check_can_be_private", lambda *_: None)
+    monkeypatch.setattr("unheard.tuning.projected_plan.check_can_be_private", lambda *_: None)
     with pytest.raises(SystemExit, match="2"):
         main()
     shown = capsys.readouterr()

@@ -5,8 +5,8 @@ import pytest
 
 import unheard
 from unheard.models.model import PAD
-from unheard.updates.together import batches_together
-from unheard.updates.user import User
+from unheard.updates.batching import batches_together
+from unheard.updates.users import User
 
 UPDATES = [
     unheard.FedAvg(batch_size=3, unroll=4),

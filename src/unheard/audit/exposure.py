@@ -19,7 +19,7 @@ import torch.nn.functional as nnf
 from torch import Tensor
 
 from unheard.corpus.vocabulary import BOS
-from unheard.engines.spread import Batch, Spread, in_turn
+from unheard.engines.distributed.parallel_map import Batch, Spread, in_turn
 from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
 from unheard.models.model import LanguageModel
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import stats
 
-from unheard.audit.bound import CONFIDENCE, Guesses, best_guesses
+from unheard.audit.background_users import Company
 from unheard.audit.canary_users import CanaryUsers
-from unheard.audit.company import Company
+from unheard.audit.lower_bound import CONFIDENCE, Guesses, best_guesses
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.sampling import FixedSizeSampling

@@ -3,29 +3,146 @@
 In: a run folder, and the store if it is at hand. Out: findings in plain words, each of which fits, does not, or could not be
 checked. Nothing is written and nothing is mended. A folder that was made up as a whole cannot be told from a true one: the
 chain is no signature (docs/threat-model.md).
+One check, one finding: its name, whether it fits, and plain words for a person.
+
+In: a check that yields sentences, and raises when something does not fit. Out: a Finding that no trouble can escape from.
+Was every round charged for what it was: the events of a ledger against those that its configuration gives.
+
+In: a run and its ledger. Out: a sentence, or the first charge that does not fit, by its line.
+Do the people's own ledger and a run's agree: everything that the run was charged is charged to them too.
+
+In: a run, its ledger, its checkpoints, and where the store lies. Out: a sentence, or what does not fit.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unheard.audit.charges import check_charges, rounds_of_selection
-from unheard.audit.findings import Finding, Trouble, Unknown, finding
-from unheard.audit.people import check_people
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import RunFolderMissing
+from unheard.errors import RunFolderMissing, UnheardError
 from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import FILE, Population, run_id
 from unheard.privacy.statement import statement
 from unheard.randomness import ReproducibleStreams, SecureStreams
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import Checkpoint, checkpoint_files, read_checkpoint, released_model
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run, run_hash
+
+
+class Trouble(UnheardError):
+    """Something does not fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """`fits` is None where the check could not be made, for a reason that is no fault of the run."""
+
+    name: str
+    fits: bool | None
+    words: str
+
+
+class Unknown(Trouble):
+    """The check could not be made."""
+
+
+def finding(name: str, check: Callable[[Any], Iterator[str]], about: Any) -> Finding:
+    """Run one check. A refusal by any part of the library is a finding too, in that part's own words."""
+    said: list[str] = []
+    try:
+        said.extend(check(about))
+        return Finding(name=name, fits=True, words="; ".join(said))
+    except Unknown as unknown:
+        return Finding(name=name, fits=None, words=str(unknown))
+    except UnheardError as trouble:
+        return Finding(name=name, fits=False, words=str(trouble))
+    except OSError as trouble:
+        return Finding(name=name, fits=False, words=f"{trouble.strerror or trouble}: {trouble.filename or '?'}")
+
+
+def check_charges(run: Run, ledger: Ledger) -> str:
+    """Each entry from the first round on is the event that the plan gives for its round, and no round is skipped."""
+    entries, layout, event_of = ledger.entries, run.model.layout, {}
+    past = _charged_before_the_first_round(ledger)
+    if past > len(entries) or any(entry.round for entry in entries[:past]):
+        raise Trouble(f"the ledger says that {past} charges came before the first round, and does not have them.")
+    reached = selected = rounds_of_selection(run, ledger)
+    for number, entry in enumerate(entries[past:], start=past + 2):  # line 1 is the header
+        if entry.round > reached:
+            raise Trouble(
+                f"ledger.jsonl, line {number}: round {entry.round} was charged, but round {reached} never was."
+            )
+        reached = max(reached, entry.round + 1)
+        if entry.round not in event_of:
+            event_of[entry.round] = run.plan.at(entry.round, layout).event()
+        if entry.event != event_of[entry.round]:
+            raise Trouble(
+                f"ledger.jsonl, line {number}: round {entry.round} was charged as {entry.event}, but the run file makes it "
+                f"{event_of[entry.round]}."
+            )
+    again = len(entries) - past - (reached - selected)
+    words = f"{reached} rounds, each charged with the q and z of the run file"
+    words += f" ({selected} of them in one charge: the best of several runs)" if selected else ""
+    words += f"; {again} were done, and charged, again after a stop" if again else ""
+    return words + (f"; {past} charges from before the first round" if past else "")
+
+
+def rounds_of_selection(run: Run, ledger: Ledger) -> int:
+    """How many rounds were charged at once because the run is the best of several; 0 for any other run."""
+    told = ledger.facts.get("selection")
+    if not told:
+        return 0
+    place = _charged_before_the_first_round(ledger) - 1
+    charged = ledger.entries[place].event if 0 <= place < len(ledger) else None
+    event = run.plan.at(0, run.model.layout).event()
+    q_and_z = (event.sampling_prob, event.noise_multiplier) if isinstance(event, PoissonGaussian) else None
+    if not isinstance(charged, Selection) or q_and_z != (charged.sampling_prob, charged.noise_multiplier):
+        raise Trouble(
+            "the run was selected among several, but was not charged as that with the q and z of the run file."
+        )
+    return charged.rounds
+
+
+def _charged_before_the_first_round(ledger: Ledger) -> int:
+    """The vocabulary, and the run that this one began from. An older ledger does not say how many: then by their kind."""
+    told = (ledger.facts.get("start") or {}).get("charges")
+    if isinstance(told, int):
+        return told
+    kinds = (Gaussian, FailureProbability)
+    return next((i for i, entry in enumerate(ledger.entries) if not isinstance(entry.event, kinds)), len(ledger))
+
+
+def check_people(run: Run, ledger: Ledger, checkpoints: Sequence[Checkpoint], corpus: str | Path | None = None) -> str:
+    """The store may well be elsewhere: then this could not be checked, and says so."""
+    place = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
+    place = place / FILE if place.is_dir() else place
+    if not place.is_file():
+        raise Unknown(f"not checked: the store's ledger is not at {place} (name the store with --corpus)")
+    try:
+        people = Population.read(place)
+    except UnheardError as refusal:
+        raise Trouble(f"the store's ledger cannot be believed: {refusal}") from None
+    member = people.members.get(run_id(ledger))
+    if member is None:
+        raise Trouble(f"{people.path} knows nothing of this run: the store's people were not charged for it there.")
+    if member.held < len(ledger):
+        raise Trouble(
+            f"{people.path} holds {member.held} of this run's {len(ledger)} charges: it was shortened or replaced."
+        )
+    for checkpoint in checkpoints:
+        if checkpoint.people is not None and people.contains(checkpoint.people) is False:
+            raise Trouble(
+                f"{people.path} does not hold what it held at the checkpoint of round {checkpoint.state.round}: it was shortened."
+            )
+    return f"all charges of this run are in the store's ledger too, among those of {len(people.members)} runs"
+
 
 EPSILON_SLACK = 1e-9
 """Two computations of one figure by one program agree to far better than this."""

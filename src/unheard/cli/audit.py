@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.ranks import Processes, lead
+from unheard.cli.processes import Processes, lead
 
 if TYPE_CHECKING:
     from unheard.audit.exposure import Exposure
     from unheard.audit.one_run import OneRunAudit
+    from unheard.engines.distributed.process_group import Ranks
     from unheard.engines.engine import Engine
-    from unheard.engines.ranks import Ranks
     from unheard.training.run import Run
 
 EXAMPLES = """Examples:
@@ -70,13 +70,12 @@ def _audit(
 ) -> None:
     import json
 
-    from unheard.audit.plot import score_plot
-    from unheard.audit.verdict import as_data
+    from unheard.audit.summary import as_data, score_plot
     from unheard.cli.display import notes, say
     from unheard.engines.engine import EngineChoice
-    from unheard.runs import replace_file
-    from unheard.training.crew import build
+    from unheard.run_folder import replace_file
     from unheard.training.released import Released
+    from unheard.training.worker import build
 
     released = Released.open(folder)
     store = Path(corpus or released.run.corpus)
@@ -106,7 +105,7 @@ def _audit(
 def _exposures(released, store: Path, candidates: int, engine: "Engine") -> "list[Exposure] | None":
     from unheard.audit.exposure import exposures, read_canaries
     from unheard.randomness import secure_generator
-    from unheard.training.crew import spread_of
+    from unheard.training.worker import spread_of
 
     if not (store / "canaries.json").is_file():
         return None
@@ -144,10 +143,10 @@ def _one_run(
     count = canaries or CanaryUsers.enough(run.model.layout)
     company = None
     if with_users:
-        from unheard.audit.company import Company
+        from unheard.audit.background_users import Company
         from unheard.corpus.store import TokenStore
-        from unheard.training.crew import reach
-        from unheard.training.start import people_of
+        from unheard.training.initialise import people_of
+        from unheard.training.worker import reach
 
         opened = TokenStore.open(store)
         reach(engine, opened)

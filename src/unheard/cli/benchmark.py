@@ -46,7 +46,7 @@ def benchmark(
 
     from unheard.cli.display import notes
     from unheard.engines.engine import EngineChoice
-    from unheard.training import speed
+    from unheard.performance import benchmark as speed
 
     timed = _model(model)
     choice = EngineChoice(device=device)
@@ -83,7 +83,7 @@ def benchmark(
 
 
 def _model(run_file: Path | None) -> Any:
-    from unheard.models.tied_lstm import TiedLSTM
+    from unheard.models.recurrent import TiedLSTM
     from unheard.training.run_file import read_run_file
 
     return read_run_file(run_file)[0].model if run_file else TiedLSTM()

@@ -38,9 +38,9 @@ def budget(
     from unheard.cli.display import notes
     from unheard.corpus.store import TokenStore
     from unheard.errors import InvalidValue
-    from unheard.privacy.account import open_population
-    from unheard.privacy.all_runs import all_runs, render_all_runs
     from unheard.privacy.budget import Budget
+    from unheard.privacy.population_ledger import open_population
+    from unheard.privacy.population_statement import all_runs, render_all_runs
 
     def people_of(path: Path, at: Path | None = None):
         opened = TokenStore.open(path)

@@ -86,8 +86,7 @@ def _measure(folders: list[Path], prompt: list[str] | None) -> None:
 def _show(compared: "Comparison") -> None:
     from rich.text import Text
 
-    from unheard.cli.display import console
-    from unheard.cli.tables import print_curves, print_table
+    from unheard.cli.display import console, print_curves, print_table
     from unheard.report import tables
     from unheard.report.curves import accuracy_points, epsilon_points
 

@@ -60,7 +60,7 @@ def synth(
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each core.")] = 0,
 ) -> None:
     """A corpus of any size for load tests, with the word statistics of a real one. Marked synthetic for ever."""
-    from unheard.cli.bars import bar
+    from unheard.cli.display import bar
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
@@ -85,9 +85,9 @@ def narrow(
     out: Annotated[Path, typer.Option(help="The folder to make for the narrower store.")],
 ) -> None:
     """The same users with a smaller dictionary: words beyond its first ranks become UNK. No text is needed."""
-    from unheard.cli.bars import bar
-    from unheard.corpus.narrow import narrow as make_narrower
+    from unheard.cli.display import bar
     from unheard.corpus.store import TokenStore
+    from unheard.corpus.transform import narrow as make_narrower
 
     with bar() as progress:
         made = make_narrower(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
@@ -102,9 +102,9 @@ def part(
 ) -> None:
     """One machine's part of a store, for machines without a shared disk: some training users' text, and all that describes the
     store. The people's ledger is not copied: there is one, with the whole store."""
-    from unheard.cli.bars import bar
-    from unheard.corpus.dividing import divide
+    from unheard.cli.display import bar
     from unheard.corpus.store import TokenStore
+    from unheard.corpus.transform import divide
     from unheard.errors import InvalidValue
 
     number, slash, of = part.partition("/")

@@ -3,8 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
-from unheard.corpus.statistics import PERCENTILES, SplitStatistics, cap_effect, split_statistics
 from unheard.corpus.store import TokenStore
+from unheard.corpus.store_stats import PERCENTILES, SplitStatistics, cap_effect, split_statistics
 
 console = Console()
 

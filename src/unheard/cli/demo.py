@@ -51,10 +51,9 @@ def _prepare(corpus: Path) -> None:
 
     from unheard.cli.display import notes
     from unheard.cli.preparing import bar
-    from unheard.corpus.chitchat import CHITCHAT
-    from unheard.corpus.imports import find_chitchat
-    from unheard.corpus.prepare import prepare
-    from unheard.corpus.vocabulary_choice import PublicVocabulary
+    from unheard.corpus.conversion import find_chitchat
+    from unheard.corpus.prepare import CHITCHAT, prepare
+    from unheard.corpus.vocabulary_sources import PublicVocabulary
 
     if (corpus / "corpus.json").exists():
         return
@@ -109,9 +108,8 @@ def _run(corpus: Path, rounds: int, plan) -> "Run":
 
 def _compare(out: Path) -> None:
     """The closing tables and the page, from what the two run folders hold."""
-    from unheard.cli.display import notes, say
+    from unheard.cli.display import notes, print_table, say
     from unheard.cli.measuring import measured
-    from unheard.cli.tables import print_table
     from unheard.report import tables
     from unheard.report.comparison import Comparison
     from unheard.report.page import write_page

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.ranks import Processes, lead
+from unheard.cli.processes import Processes, lead
 
 if TYPE_CHECKING:
-    from unheard.engines.ranks import Ranks
+    from unheard.engines.distributed.process_group import Ranks
 
 EXAMPLES = """Examples:
 
@@ -60,10 +60,10 @@ def _quick(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ra
     from unheard.cli.display import notes
     from unheard.corpus.store import TokenStore
     from unheard.errors import ModelError
-    from unheard.measure.next_word import evaluate as measure
-    from unheard.training.crew import spread_with
+    from unheard.evaluation.next_word import evaluate as measure
     from unheard.training.released import Released
-    from unheard.updates.stored import users_in_turn
+    from unheard.training.worker import spread_with
+    from unheard.updates.users import users_in_turn
 
     released = Released.open(folder)
     store = TokenStore.open(corpus or released.run.corpus)
@@ -94,7 +94,7 @@ def _show_quick(folder: Path, numbers: dict[str, Any]) -> None:
 
 
 def _show_full(folder: Path, numbers: dict[str, Any]) -> None:
-    from unheard.cli.tables import print_table
+    from unheard.cli.display import print_table
     from unheard.report import tables
 
     run = {folder.name: numbers}

@@ -23,9 +23,9 @@ def export(
     from rich.table import Table
 
     from unheard.cli.display import console, notes, say
-    from unheard.deploy.export import export as write
+    from unheard.config import nearest
+    from unheard.deployment.export import export as write
     from unheard.errors import InvalidValue
-    from unheard.parts import nearest
 
     if to != "onnx":
         raise InvalidValue(f"--to {to}: there is no such format.{nearest(to, ['onnx'])}")

@@ -33,9 +33,9 @@ def keyboard(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from unheard.cli.display import console, notes
-    from unheard.deploy.keyboard.server import KeyboardServer
-    from unheard.deploy.keyboard.suggestions import Suggester
-    from unheard.deploy.opening import open_together
+    from unheard.deployment.keyboard.server import KeyboardServer
+    from unheard.deployment.keyboard.suggestions import Suggester
+    from unheard.deployment.loading import open_together
 
     with notes.status("Opening the models and working out what may be said about them"):
         models = open_together([folder] if other is None else [folder, other])

@@ -53,7 +53,6 @@ def _gather_verbs() -> None:
         predict,
         prepare,
         report,
-        resume,
         statement,
         sweep,
         train,
@@ -67,7 +66,7 @@ def _gather_verbs() -> None:
     app.add_typer(corpus.app, name="corpus")
     app.command("init", epilog=init.EXAMPLES)(init.init)
     app.command("train", epilog=train.EXAMPLES)(train.train)
-    app.command("resume", epilog=resume.EXAMPLES)(resume.resume)
+    app.command("resume", epilog=train.RESUME_EXAMPLES)(train.resume)
     app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
     app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
     app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
@@ -84,7 +83,7 @@ def _gather_verbs() -> None:
     app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
     app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
     app.command("canaries", epilog=canaries.EXAMPLES)(canaries.canaries)
-    app.add_typer(paper.app, name="paper")
+    app.command("paper", hidden=True)(paper.paper)
     app.command("benchmark", epilog=benchmark.EXAMPLES)(benchmark.benchmark)
 
 
@@ -92,8 +91,13 @@ _gather_verbs()
 
 
 def main() -> None:
-    """Run the command line; a refusal prints its message on stderr and exits with status 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot spell epsilon must not end a run
+    """Run the `unheard` command line."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command line; an expected error prints its message on stderr and exits with status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot encode epsilon must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()

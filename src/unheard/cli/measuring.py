@@ -8,7 +8,7 @@ from unheard.cli.display import notes
 from unheard.errors import CorpusError
 
 if TYPE_CHECKING:
-    from unheard.engines.ranks import Ranks
+    from unheard.engines.distributed.process_group import Ranks
 
 
 def measured(
@@ -21,7 +21,7 @@ def measured(
     ranks: "Ranks | None" = None,
 ) -> dict[str, Any]:
     """measures.json as it stands if it is of the newest model and answers what is asked; else measured now, and kept."""
-    from unheard.runs import RunFolder
+    from unheard.run_folder import RunFolder
 
     folder = RunFolder.open(path)
     kept = None if again or corpus else folder.read_measures()
@@ -59,11 +59,11 @@ def _measure(
 
     from unheard.corpus.store import TokenStore
     from unheard.errors import ModelError
-    from unheard.measure.baselines import FIT_TOKENS
-    from unheard.measure.full import PROMPTS, Measured, full_measures, write_measures
-    from unheard.training.crew import spread_with
+    from unheard.evaluation.baselines import FIT_TOKENS
+    from unheard.evaluation.full import PROMPTS, Measured, full_measures, write_measures
     from unheard.training.released import Released
-    from unheard.updates.stored import users_in_turn
+    from unheard.training.worker import spread_with
+    from unheard.updates.users import users_in_turn
 
     released = Released.open(folder.path)
     store = TokenStore.open(corpus or released.run.corpus)

@@ -1,114 +1,18 @@
-"""`unheard paper`: every table and figure of the publication: what it printed, what runs here found, whether it held."""
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+"""`unheard paper`: says where the reproduction of the paper went. It is not part of the installed package."""
 
 import typer
 
-from unheard.cli import paper_compare, paper_list, paper_prepare, paper_run
+MOVED = """The reproduction of the paper is not in the installed package since 0.2.0. Clone the repository and run, from its root:
 
-if TYPE_CHECKING:
-    from unheard.paper.exhibit import Exhibit
+  python -m reproduction list
 
-SHOW_EXAMPLES = """Examples:
+  python -m reproduction run all --corpus corpora/paper --name blogs
 
-  unheard paper show table-rounds
-
-  unheard paper show noised-vs-baseline --results results/blogs
-
-  unheard paper show clipping --results results/blogs --json
+  make paper
 """
 
-PAGE_EXAMPLES = """Examples:
 
-  unheard paper page --results results --out build/paper
-
-  unheard paper page --results results/blogs --out build/paper --no-pictures
-"""
-
-app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args_is_help=True)
-app.command("list", epilog=paper_list.EXAMPLES)(paper_list.list_)
-app.command("prepare", epilog=paper_prepare.EXAMPLES)(paper_prepare.prepare)
-app.command("run", epilog=paper_run.EXAMPLES)(paper_run.run)
-app.command("compare", epilog=paper_compare.EXAMPLES)(paper_compare.compare)
-
-
-@app.command("show", epilog=SHOW_EXAMPLES)
-def show(
-    name: Annotated[str, typer.Argument(help="A table or figure, by its name here.", metavar="NAME")],
-    results: Annotated[Path, typer.Option(help="What runs found: a corpus's folder, or the one above.")] = Path(
-        "results"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
-) -> None:
-    """One table or figure: the paper's numbers beside ours, a sentence that says whether its conclusion held, and why."""
-    import json
-
-    from unheard.cli.display import notes
-    from unheard.cli.paper_display import say_if_missing
-    from unheard.paper.exhibits import exhibit
-    from unheard.paper.found import corpora
-
-    found, *others = corpora(results)
-    with notes.status("Working out what it shows"):
-        made = exhibit(name, found)
-    if made.runs.rows:  # else it needs no results
-        say_if_missing(results)
-    if as_json:
-        print(json.dumps(made.as_json(), allow_nan=False))
-    else:
-        on = f"Run on {found.title}." if made.runs.rows and found.runs else ""
-        also = f" {results} holds others too: {', '.join(one.folder for one in others)}." if on and others else ""
-        _print(made, on + also)
-
-
-@app.command("page", epilog=PAGE_EXAMPLES)
-def page(
-    results: Annotated[Path, typer.Option(help="What runs found: a corpus's folder, or the one above.")] = Path(
-        "results"
-    ),
-    out: Annotated[Path, typer.Option(help="The folder for the page and its pictures.")] = Path("build/paper"),
-    pictures: Annotated[
-        bool, typer.Option(help="Also write every figure as SVG and PNG. --no-pictures: the page alone.")
-    ] = True,
-) -> None:
-    """One page that opens from disk: every table and figure of the paper, from results alone; what was not run says so."""
-    from unheard.cli.bars import bar
-    from unheard.cli.display import say
-    from unheard.cli.paper_display import say_if_missing
-    from unheard.report.paper_page import write_pages
-
-    say_if_missing(results)
-    with bar() as progress:
-        written = write_pages(results, out, pictures=pictures, progress=progress)
-    for path in written:
-        say(f"The page is written: {path.resolve().as_uri()}")
-
-
-def _print(made: "Exhibit", where: str) -> None:
-    from rich.text import Text
-
-    from unheard.cli.display import console, say
-    from unheard.cli.tables import print_curves, print_table
-
-    console.print(Text(f"{made.recipe.place}: {made.recipe.title}", style="bold"))
-    if where:
-        say(where)
-    say(f"{made.recipe.claimed_by}: {made.recipe.claim}")
-    style = {"held": "green", "did not hold": "red"}.get(made.verdict.outcome, "yellow")
-    console.print(Text(made.verdict.outcome.capitalize(), style=f"bold {style}"))
-    say(made.verdict.sentence)
-    say(f"The rule: {made.verdict.rule}")
-    for figure in made.figures:
-        if figure.x == "round":
-            points = [
-                {"run": line.name, "round": x, "value": y}
-                for line in figure.lines
-                if not line.is_thin
-                for x, y in line.points
-            ]
-            print_curves(f"{figure.title}, in %", points, "value", times=100)
-    for table in (*made.tables, made.runs):
-        print_table(table)
-    for note in made.notes:
-        console.print(Text(f"Note: {note}", style="dim"), soft_wrap=True)
+def paper() -> None:
+    """Say where the commands of the reproduction are (`python -m reproduction`)."""
+    typer.echo(MOVED)
+    raise typer.Exit(2)

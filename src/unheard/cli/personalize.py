@@ -29,12 +29,11 @@ def personalize(
     from rich.table import Table
 
     from unheard.cli.display import console, notes, say
-    from unheard.deploy.opening import run_statement
-    from unheard.deploy.personal_folder import check_place
-    from unheard.deploy.personalize import NOT_FOR_OTHERS, Personal, save_personal
-    from unheard.deploy.personalize import personalize as finish
+    from unheard.deployment.loading import run_statement
+    from unheard.deployment.personalize import NOT_FOR_OTHERS, Personal, check_place, save_personal
+    from unheard.deployment.personalize import personalize as finish
     from unheard.errors import InputError
-    from unheard.runs import RunFolder
+    from unheard.run_folder import RunFolder
     from unheard.training.released import Released
 
     torch.set_num_threads(1)  # a step is small: threads would wait for each other longer than they work

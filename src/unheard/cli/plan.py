@@ -1,10 +1,100 @@
-"""`unheard plan`: what a run would cost, before it is run."""
+"""`unheard plan`: what a run would cost, before it is run.
+`unheard plan --cost`: the machine time of a plan, for each measured machine, as a table or as part of the JSON.
+"""
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from unheard.performance.estimate import Cost
+
+
+def costs(
+    plan: Any, speed_from: Path | None, gpus: int, efficiency: float, gpu_hour_price: float | None
+) -> "list[Cost]":
+    """One for each device and engine that was measured."""
+    from unheard.performance.estimate import cost_of, measured_speeds, nearest_rounds, speeds_from
+
+    speeds = speeds_from(speed_from) if speed_from is not None else measured_speeds()
+    return [
+        cost_of(
+            speed,
+            rounds=plan.rounds,
+            users_per_round=plan.users_per_round,
+            machines=gpus if speed.is_gpu else 1,
+            efficiency=efficiency if speed.is_gpu else 1.0,
+            hour_price=gpu_hour_price,
+        )
+        for speed in nearest_rounds(speeds, plan.users_per_round)
+    ]
+
+
+def cost_record(plan: Any, found: "list[Cost]", efficiency: float) -> dict[str, Any]:
+    return {
+        "user_updates": plan.rounds * plan.users_per_round,
+        "efficiency": efficiency,
+        "machines": [
+            {
+                "device": cost.speed.device,
+                "engine": cost.speed.engine,
+                "model": cost.speed.model,
+                "machines": cost.machines,
+                "users_per_second": cost.speed.users_per_second,
+                "measured": measured(cost),
+                "source": cost.speed.source,
+                "machine_hours": cost.machine_hours,
+                "hours": cost.hours,
+                "price": cost.price,
+            }
+            for cost in found
+        ],
+    }
+
+
+def show(console: Any, plan: Any, found: "list[Cost]", efficiency: float) -> None:
+    from rich.table import Table
+
+    updates = plan.rounds * plan.users_per_round
+    console.print(
+        f"\n[bold]Machine time[/] of {plan.rounds:,} rounds of {plan.users_per_round:,g} users: {updates:,.0f} user updates."
+    )
+    table = Table("machine", "users/s, measured", "machine hours", "machines", "hours")
+    if any(cost.price is not None for cost in found):
+        table.add_column("price")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cost in found:
+        figures = [
+            f"{cost.speed.users_per_second:,g}",
+            hours(cost.machine_hours),
+            f"{cost.machines:,}",
+            hours(cost.hours),
+        ]
+        table.add_row(named(cost), *figures, *([] if cost.price is None else [f"{cost.price:,.2f}"]))
+    console.print(table)
+    for cost in found:
+        tokens = f", {cost.speed.tokens_per_user:,} tokens a user" if cost.speed.tokens_per_user else ""
+        model = f"{cost.speed.model}{tokens}"
+        console.print(f"{named(cost)}: {measured(cost)}, {model} ({cost.speed.source}).", soft_wrap=True)
+    if any(cost.machines > 1 for cost in found):
+        console.print(f"Several machines at {efficiency:.0%} of ideal speed: that is --efficiency, not a measurement.")
+    console.print("Evaluations and checkpoints are not in it. For your model and machine: unheard benchmark --json.")
+
+
+def named(cost: "Cost") -> str:
+    return f"{cost.speed.device}: {cost.speed.engine}"
+
+
+def measured(cost: "Cost") -> str:
+    return f"{cost.speed.of} of {cost.speed.users_per_round:,g} users"
+
+
+def hours(value: float) -> str:
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
 
 EXAMPLES = """
 Examples:
@@ -46,8 +136,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """What a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical: no run has happened."""
+    from unheard.config import nearest
     from unheard.errors import InvalidValue
-    from unheard.parts import nearest
     from unheard.privacy.planner import Plan, default_delta
 
     if accountant not in ("best", "pld", "rdp", "moments"):
@@ -91,7 +181,6 @@ def _solve(users: int, epsilon: float, values: dict[str, Any], accountant: str) 
 
 
 def _show(plan: Any, accountant: str, json: bool, solution: Any, machines: tuple[Any, ...] | None) -> None:
-    from unheard.cli.cost_table import costs
     from unheard.cli.display import warn_of_delta
 
     warn_of_delta(plan.delta)
@@ -106,7 +195,6 @@ def _show(plan: Any, accountant: str, json: bool, solution: Any, machines: tuple
 def _print_json(plan: Any, accountant: str, solution: Any, costs: Any, efficiency: float) -> None:
     from json import dumps
 
-    from unheard.cli.cost_table import record as cost_record
     from unheard.privacy.accountants import versions
     from unheard.privacy.statement import plain
 
@@ -161,8 +249,6 @@ def _print_table(plan: Any, solution: Any, costs: Any, efficiency: float) -> Non
     if math.isinf(found["pld"]) and not math.isinf(found["rdp"]):
         console.print("PLD's arithmetic cannot resolve so small a delta over so many rounds, hence its 'inf'.")
     if costs is not None:
-        from unheard.cli.cost_table import show
-
         show(console, plan, costs, efficiency)
 
 

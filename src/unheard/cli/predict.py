@@ -42,11 +42,11 @@ def predict(
 
 def _open(folder: Path):
     """A run is opened without working out its statement, which takes seconds and is not asked for here."""
-    from unheard.deploy.device import is_export
-    from unheard.deploy.personal_folder import is_personal
+    from unheard.deployment.device import is_export
+    from unheard.deployment.personalize import is_personal
 
     if is_export(folder) or is_personal(folder):
-        from unheard.deploy.opening import open_finished
+        from unheard.deployment.loading import open_finished
 
         return open_finished(folder)
     from unheard.training.released import Released

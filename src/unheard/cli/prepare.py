@@ -54,7 +54,9 @@ def prepare(
     vocab_language: Annotated[str, typer.Option(help="Language of the public word list.")] = "en",
     vocab_epsilon: Annotated[float | None, typer.Option(help="What a private vocabulary may cost: epsilon.")] = None,
     vocab_delta: Annotated[float | None, typer.Option(help="What a private vocabulary may cost: delta.")] = None,
-    vocab_words_per_user: Annotated[int, typer.Option(min=1, help="How many words each user votes for.")] = 100,
+    vocab_words_per_user: Annotated[
+        int, typer.Option(min=1, metavar="WORDS", help="How many words each user votes for.")
+    ] = 100,
     held_out: Annotated[float | None, typer.Option(help="Part of the users that is held out.")] = None,
     public: Annotated[float, typer.Option(help="Part of the users whose text is public.")] = 0.0,
     salt: Annotated[str, typer.Option(help="Decides who is in which part.")] = "unheard",
@@ -91,15 +93,15 @@ def prepare(
         read_ids,
         report,
     )
-    from unheard.corpus.chitchat import CHITCHAT
-    from unheard.corpus.duck import DuckDBEngine
-    from unheard.corpus.fields import Fields
-    from unheard.corpus.imports import CHITCHAT_FIELDS, find_chitchat
-    from unheard.corpus.preparation import Preparation
+    from unheard.corpus.backends.duckdb import DuckDBEngine
+    from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
+    from unheard.corpus.prepare import CHITCHAT
     from unheard.corpus.prepare import prepare as make_store
+    from unheard.corpus.readers.columns import Fields
+    from unheard.corpus.settings import Preparation
+    from unheard.corpus.shard_writer import StreamRule
     from unheard.corpus.sources import find_sources
     from unheard.corpus.splits import SplitRule
-    from unheard.corpus.tasks import StreamRule
     from unheard.errors import InputError, InvalidValue
 
     default = inputs == ["chitchat"] and not Path("chitchat").exists()
@@ -148,7 +150,7 @@ def prepare(
         name="chitchat" if default else "",
     )
     if engine == "spark":
-        from unheard.corpus.spark import SparkEngine
+        from unheard.corpus.backends.spark import SparkEngine
 
         chosen = SparkEngine(master=master)
     elif engine == "duckdb":

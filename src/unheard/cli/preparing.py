@@ -6,15 +6,21 @@ from typing import Any
 
 from rich.markup import escape
 
-from unheard.cli.bars import bar, notes
+from unheard.cli.display import bar, steps_console
+from unheard.config import nearest, part_from_table
 from unheard.corpus.canaries import Canary
 from unheard.corpus.prepare import Prepared
 from unheard.corpus.sources import find_sources
-from unheard.corpus.tokens import CharacterTokens, TokenizerFile, Tokens, WordTokens
-from unheard.corpus.vocabulary_choice import FileVocabulary, PublicVocabulary, TokenizerVocabulary, VocabularyChoice
-from unheard.corpus.vocabulary_from_text import CorpusVocabulary, PrivateVocabulary
+from unheard.corpus.tokenizers import CharacterTokens, TokenizerFile, Tokens, WordTokens
+from unheard.corpus.vocabulary_sources import (
+    CorpusVocabulary,
+    FileVocabulary,
+    PrivateVocabulary,
+    PublicVocabulary,
+    TokenizerVocabulary,
+    VocabularyChoice,
+)
 from unheard.errors import InputError, InvalidValue, PrivacyError
-from unheard.parts import nearest, part_from_table
 
 __all__ = ["bar", "check_user_map", "choose_tokens", "choose_vocabulary", "read_canaries", "read_ids", "report"]
 
@@ -116,26 +122,30 @@ _ROWS = {
 def report(done: Prepared) -> None:
     """What was left out and why, for the owner of the data."""
     counts: dict[str, Any] = done.counts
-    notes.print("[bold]For the owner of the data only; exact counts of private users are unsafe to publish:[/]")
+    steps_console.print("[bold]For the owner of the data only; exact counts of private users are unsafe to publish:[/]")
     rows = counts["rows"]
-    notes.print(f"  {rows['rows']:>12,} rows read, {rows['kept']:,} used")
+    steps_console.print(f"  {rows['rows']:>12,} rows read, {rows['kept']:,} used")
     for name, words in _ROWS.items():
         if rows.get(name):
-            notes.print(f"  {rows[name]:>12,} {words.format(kind='JSON or CSV')}")
+            steps_console.print(f"  {rows[name]:>12,} {words.format(kind='JSON or CSV')}")
     for sentence in counts["noticed"]:
-        notes.print(f"[bold yellow]Notice:[/] {escape(sentence)}")
+        steps_console.print(f"[bold yellow]Notice:[/] {escape(sentence)}")
     if counts["duplicate_posts"]:
         dropped = "dropped" if done.store.info["drop_duplicates"] else "kept; --drop-duplicates drops them"
-        notes.print(
+        steps_console.print(
             f"  {counts['duplicate_posts']:>12,} posts that stand word for word under several users ({dropped})"
         )
     users = counts["users"]
-    notes.print(f"  {users['users_seen']:>12,} users, {users.get('users_too_short', 0):,} too short and left out")
+    steps_console.print(
+        f"  {users['users_seen']:>12,} users, {users.get('users_too_short', 0):,} too short and left out"
+    )
     for split in ("train", "held_out", "public"):
         if users.get(f"{split}_users"):
-            notes.print(f"  {users[f'{split}_users']:>12,} users in {split}, {users[f'{split}_tokens']:,} tokens")
+            steps_console.print(
+                f"  {users[f'{split}_users']:>12,} users in {split}, {users[f'{split}_tokens']:,} tokens"
+            )
     if not users.get("held_out_users"):
-        notes.print(
+        steps_console.print(
             "[bold yellow]Notice:[/] nobody is held out, so training, which measures on held-out users, will refuse this store. "
             "Raise --held-out, or gather more users."
         )

@@ -38,9 +38,9 @@ def statement(
     from json import dumps
 
     from unheard.errors import InvalidValue, RunFolderMissing
-    from unheard.privacy.all_runs import all_runs as state_all
-    from unheard.privacy.all_runs import people_behind, render_all_runs
     from unheard.privacy.ledger import Ledger
+    from unheard.privacy.population_statement import all_runs as state_all
+    from unheard.privacy.population_statement import people_behind, render_all_runs
     from unheard.privacy.statement import render
     from unheard.privacy.statement import statement as state
 

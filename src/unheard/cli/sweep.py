@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.ranks import MaxRestarts, Processes, RankTimeout, lead
+from unheard.cli.processes import MaxRestarts, Processes, RankTimeout, lead
 
 if TYPE_CHECKING:
-    from unheard.engines.ranks import Ranks
+    from unheard.engines.distributed.process_group import Ranks
     from unheard.training.loop import RoundReport
 
 EXAMPLES = """Examples:
@@ -87,7 +87,7 @@ def _table(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
     from rich.table import Table
 
     from unheard.cli.display import console, epsilon_text, say
-    from unheard.runs import RunFolder
+    from unheard.run_folder import RunFolder
 
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")
     for name in ("run", "round", "top 1", "top 3", "ε so far", "stopped"):

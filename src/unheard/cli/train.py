@@ -1,14 +1,44 @@
-"""`unheard train`: a run file in, a run folder out."""
+"""`unheard resume`: a run folder goes on from its newest checkpoint.
+The last lines of `train` and `resume`: where the run stands, and what to do next.
+`unheard train`: a run file in, a run folder out.
+"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.ranks import MaxRestarts, Processes, RankTimeout, lead
+from unheard.cli.display import epsilon_text, say
+from unheard.cli.processes import MaxRestarts, Processes, RankTimeout, lead
 
 if TYPE_CHECKING:
-    from unheard.engines.ranks import Ranks
+    from unheard.training.loop import RoundReport
+
+
+def finish(folder: Path, last: "RoundReport | None") -> None:
+    from unheard.run_folder import RunFolder
+
+    if last is None:
+        say(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
+        return
+    rows = RunFolder.open(folder).read_metrics()
+    if rows:
+        row = rows[-1]
+        say(
+            f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
+            f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
+        )
+    say(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.")
+    if last.stopped:
+        say(f"Stopped: {last.stopped}")
+    elif last.round < last.rounds:
+        say(f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}")
+    say(f"Run folder: {folder}. What it guarantees: unheard statement {folder}")
+
+
+if TYPE_CHECKING:
+    from unheard.engines.distributed.process_group import Ranks
 
 EXAMPLES = """Examples:
 
@@ -50,8 +80,7 @@ def train(
 
     def work(ranks: "Ranks | None") -> None:
         from unheard.cli.display import show, warn_of_delta, warn_of_no_noise
-        from unheard.cli.finish import finish
-        from unheard.cli.ranks import again
+        from unheard.cli.processes import again
         from unheard.mechanism.noise import NoNoise
         from unheard.training.loop import train as begin
         from unheard.training.run_file import read_run_file
@@ -63,5 +92,56 @@ def train(
             warn_of_delta(run.claimed_delta)
         reports = begin(run, out, engine=engine_choice, ranks=ranks, again=again())
         finish(out, show(reports, out.name, stop_after, folder=out))
+
+    lead(work, processes, max_restarts)
+
+
+if TYPE_CHECKING:
+    from unheard.engines.distributed.process_group import Ranks
+
+RESUME_EXAMPLES = """Examples:
+
+  unheard resume runs/first
+
+  unheard resume runs/first --rounds 5000    (train longer than the run file said)
+
+  unheard resume runs/first --processes 8    (on more cores or GPUs than before: the result is the same)
+
+  unheard resume runs/first --corpus /data/chat    (the run folder, or the corpus, has moved)
+"""
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
+    rounds: Annotated[int | None, typer.Option(help="A new last round.", min=1)] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Where the corpus lies now.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, stacked, vectorised or reference; the result is the same.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
+    stop_after: Annotated[
+        float | None, typer.Option(help="Seconds after which to stop cleanly, at the end of a round.", min=0)
+    ] = None,
+    processes: Processes = 1,
+    max_restarts: MaxRestarts = 0,
+    rank_timeout: RankTimeout = None,
+) -> None:
+    """Continue a run after a stop, a crash or a kill; rounds that were lost are done, and charged, again."""
+
+    def work(ranks: "Ranks | None") -> None:
+        from unheard.cli.display import show
+        from unheard.run_folder import RunFolder
+        from unheard.training.loop import resume as go_on
+        from unheard.training.run_file import read_saved_run
+
+        _, choice = read_saved_run(RunFolder.open(folder).run_file)
+        choice = replace(
+            choice,
+            kind=engine or choice.kind,
+            device=device or choice.device,
+            rank_timeout=rank_timeout or choice.rank_timeout,
+        )
+        reports = go_on(folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks)
+        finish(folder, show(reports, folder.name, stop_after, folder=folder))
 
     lead(work, processes, max_restarts)

@@ -1,9 +1,133 @@
-"""`unheard tune`: the paper's road-map, from a run file to the plan to run."""
+"""`unheard tune`: the paper's road-map, from a run file to the plan to run.
+`unheard tune --select`: the best of a secret number of private runs, with the words that must stand beside it.
+What a tuning found, in a terminal: all trials, the choice, the plan to run, and what the tuning has cost.
+"""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from unheard.cli.display import console, say
+
+
+def select_best(
+    run_file: Path, overrides: Sequence[str], vary: list[str], out: Path, mean: float, drawn_from: str, as_json: bool
+) -> None:
+    """Nothing is shown while the trials run but that they do: their number and their scores are secret."""
+    import signal
+    import sys
+    from json import loads
+
+    import typer
+
+    from unheard.cli.display import notes, say
+    from unheard.cli.sweep import combinations
+    from unheard.errors import InvalidValue
+    from unheard.training.loop import pinned
+    from unheard.training.run_file import read_run_file, read_saved_run, run_hash
+    from unheard.tuning.private_selection import TrialCount, select
+
+    if not vary:
+        raise InvalidValue("--select needs candidates: --vary clip.norm=8,15,20, for example. May be repeated.")
+    changes = combinations(vary)
+    read = [read_run_file(run_file, [*overrides, *some]) for some in changes]
+    candidates = [run for run, _ in read]
+    count = TrialCount(mean=mean, drawn_from=drawn_from)
+    notes.print(
+        f"{len(candidates)} candidates, {mean:g} trials on average ({drawn_from}). How many there will be is drawn by the machine "
+        "and told to nobody: hence no bar. It may take several times the average.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # leave as by Ctrl-C: nothing of the trials may stay
+    with notes.status("Training"):
+        folder = select(candidates, out, count, engine=read[0][1])
+    if folder is None:
+        say("The number drawn was zero: there is no model. It was charged all the same.")
+        return
+    if as_json:
+        typer.echo(folder.statement.read_text(encoding="utf-8"))
+        return
+    best = run_hash(read_saved_run(folder.run_file)[0])
+    chosen = next(some for some, run in zip(changes, candidates, strict=True) if run_hash(pinned(run)) == best)
+    say(f"The best: {', '.join(chosen)}. Run folder: {out}")
+    say(f"What it and the choice of it cost: {loads(folder.statement.read_text(encoding='utf-8'))['claim']}.")
+    say(
+        "That holds while nothing else is told: not how many trials there were, how long it took or how the others did. They are "
+        "deleted. It was chosen by exact accuracy on held-out users, who are not protected by this."
+    )
+    say(f"In full: unheard statement {out}")
+
+
+if TYPE_CHECKING:
+    from unheard.tuning.pipeline import Tuned
+    from unheard.tuning.tuning_cost import Spending
+
+
+def show_trials(found: dict[str, Any], tuned: "Tuned", price: "Spending") -> None:
+    """Every setting that was tried, in the order of the road-map; then what follows from it and what it cost."""
+    from rich.table import Table
+
+    evaluations = min(row["evaluations"] for row in found["trials"])
+    table = Table(title=f"Held-out AccuracyTop1, mean of the last {evaluations} evaluations", title_justify="left")
+    for name in ("trial", "S", "σ", "runs", "top 1", "loss, points", ""):
+        table.add_column(name, justify="left" if name in ("trial", "") else "right")
+    for row in found["trials"]:
+        marks = [word for word, is_so in (("chosen", row["chosen"]), ("within noise", row["within_noise"])) if is_so]
+        table.add_row(
+            row["stage"],
+            "∞" if row["norm"] == "infinity" else f"{row['norm']:g}",
+            f"{row['noise_std']:g}",
+            str(row["seeds"]),
+            f"{100 * row['accuracy_top1']:.2f} %",
+            "-" if row["stage"] == "baseline" else f"{row['loss_points']:+.2f}",
+            ", ".join(marks),
+        )
+    console.print(table)
+    say(tuned.margin.sentence)
+    if tuned.norm is not None:
+        allowed = found["allowed"]
+        say(
+            f"Chosen: S = {tuned.norm.result.norm:g}, the smallest that costs less than {allowed['clip_loss']:g} points."
+        )
+        if tuned.noise is not None:
+            std = tuned.noise.result.noise_std
+            say(f"Chosen: σ = {std:g}, the largest that costs less than {allowed['loss']:g} points, the clip included.")
+    for remark in found["chosen"]["remarks"]:
+        say(f"Note: {remark}")
+    say("")
+    for sentence in price.sentences:
+        say(sentence)
+
+
+def show_plan(found: dict[str, Any], out: Path) -> None:
+    """The run to train: users a round, hypothetical epsilon by each accountant, how long it takes."""
+    plan = found["plan"]
+    say("")
+    say(
+        f"The plan: {plan['users_per_round']:,} users a round of {plan['population']:,}, z = {plan['noise_multiplier']:g}, "
+        f"σ = {plan['noise_std']:.4g}, {plan['rounds']:,} rounds."
+    )
+    by = ", ".join(f"{_figure(value)} by {name}" for name, value in plan["epsilon"].items())
+    say(f"Hypothetical, for it has not happened: ε = {by}, at δ = {plan['delta']:.2e}.")
+    say(f"To compute: {plan['updates']:,} user updates{_time(plan)}.")
+    say("Its accuracy is an estimate from fewer users a round at the same σ. The plan, ready to train:")
+    say(f"  unheard train {out / 'chosen.toml'} --out runs/private")
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _time(plan: dict[str, Any]) -> str:
+    if plan["users_per_second"] is None:
+        return ""
+    hours = plan["seconds"] / 3600
+    worded = f"{hours:,.1f} hours" if hours >= 1 else f"{60 * hours:,.0f} minutes"
+    return f", about {worded} at the {plan['users_per_second']:,.1f} a second of this sweep (evaluations included)"
+
 
 if TYPE_CHECKING:
     from unheard.training.run import Run
@@ -80,21 +204,18 @@ def tune(
     from json import dumps
 
     from unheard.cli.display import warn_of_no_noise
-    from unheard.cli.tuning_tables import show_plan, show_trials
     from unheard.errors import InvalidValue
     from unheard.training.run_file import read_run_file
-    from unheard.tuning.outlook import check_can_be_private, outlook
-    from unheard.tuning.road_map import Allowance, users_per_second
-    from unheard.tuning.spending import spending
+    from unheard.tuning.output import record, write
+    from unheard.tuning.pipeline import Allowance, users_per_second
+    from unheard.tuning.projected_plan import check_can_be_private, outlook
     from unheard.tuning.trials import Grid
-    from unheard.tuning.written import record, write
+    from unheard.tuning.tuning_cost import spending
 
     overrides = [*(set_ or [])]
     overrides += [f"engine.kind={engine}"] if engine else []
     overrides += [f"engine.device={device}"] if device else []
     if select:
-        from unheard.cli.selecting import select_best
-
         _refuse_both(context, SWEEPING, "--select")
         select_best(run_file, overrides, vary or [], out, trials, trials_from, as_json)
         return
@@ -150,8 +271,8 @@ def _refuse_both(context: typer.Context, names: tuple[str, ...], mode: str) -> N
 def _tried(run: "Run", corpus: Path | None, population: int | None) -> "Run":
     """The run that the trials are made of: on the proxy, if there is one."""
     from unheard.errors import InvalidValue
-    from unheard.tuning.spending import check_other_people
     from unheard.tuning.trials import check_can_be_tuned, on_proxy
+    from unheard.tuning.tuning_cost import check_other_people
 
     check_can_be_tuned(run)
     if (corpus is None) != (population is None):
@@ -174,7 +295,7 @@ def _walk(run: "Run", grid: Any, allowance: Any, out: Path, choice: Any, stop_af
     import time
 
     from unheard.cli.display import notes, show_together
-    from unheard.tuning.road_map import road_map
+    from unheard.tuning.pipeline import road_map
 
     began = time.monotonic()
     stages = road_map(run, grid, allowance, out, choice)

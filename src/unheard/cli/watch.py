@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from unheard.report.live import Standing
+    from unheard.report.run_monitor import Standing
 
 EXAMPLES = """Examples:
 
@@ -30,7 +30,7 @@ def watch(
     from rich.live import Live
 
     from unheard.cli.display import console
-    from unheard.report.live import LiveRun
+    from unheard.report.run_monitor import LiveRun
     from unheard.report.tensorboard import mirror
 
     run = LiveRun(folder)
@@ -60,8 +60,7 @@ def _view(folder: Path, standing: "Standing") -> Any:
     from rich.panel import Panel
     from rich.text import Text
 
-    from unheard.cli.display import console
-    from unheard.cli.tables import curves
+    from unheard.cli.display import console, curves
 
     width = min(console.width, 110)
     parts: list[Any] = [_progress(standing, width), Text(), _figures(standing)]
@@ -91,7 +90,7 @@ def _progress(standing: "Standing", width: int) -> Any:
 def _figures(standing: "Standing") -> Any:
     from rich.table import Table
 
-    from unheard.numbers import epsilon_text, number, percent, small
+    from unheard.formatting import epsilon_text, number, percent, small
 
     grid = Table.grid(padding=(0, 3))
     newest = standing.newest

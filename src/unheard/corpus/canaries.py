@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from unheard.config import require
+from unheard.corpus.encode import cut
 from unheard.corpus.shards import Shard, ShardWriter, token_dtype
-from unheard.corpus.streams import cut
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.errors import InputError
-from unheard.parts import require
 from unheard.randomness import reproducible_generator
 
 if TYPE_CHECKING:
-    from unheard.corpus.preparation import Preparation
+    from unheard.corpus.settings import Preparation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""From any user-keyed text to a token store, in one call that can be stopped and run again.
+"""The corpus that the software installs with: real chat, pseudonymous, MIT; small enough for a first run in seconds.
+
+In: the PyPI package `chitchat-dataset` 0.9. Out: a token store by the same pipeline as any other input. 1,315 users,
+two of whom wrote 18 % of the words: users with at least 100 tokens stay, and none counts for more than 1,600.
+From any user-keyed text to a token store, in one call that can be stopped and run again.
 
 In: inputs, and one `Preparation`, which is also the record that the store keeps. Out: a TokenStore and what was
 noticed. Steps, each of which leaves finished files behind and is skipped when they are there: import, scan,
@@ -19,19 +23,19 @@ from typing import Any
 
 import duckdb
 
+from unheard.corpus.backends import Engine, Grouping
+from unheard.corpus.backends.duckdb import DuckDBEngine
 from unheard.corpus.canaries import plant
-from unheard.corpus.duck import DuckDBEngine
-from unheard.corpus.grouping import Engine, Grouping
-from unheard.corpus.imports import import_source
-from unheard.corpus.preparation import Preparation, public_record
+from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat, import_source
+from unheard.corpus.progress import Progress
 from unheard.corpus.scan import batches
+from unheard.corpus.settings import Preparation, public_record
+from unheard.corpus.shard_writer import StreamRule, WriteStreams
 from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Source
-from unheard.corpus.splits import draw_test_posts
+from unheard.corpus.splits import SplitRule, draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
-from unheard.corpus.tasks import WriteStreams
-from unheard.corpus.vocabulary_choice import FoundVocabulary
-from unheard.corpus.workers import Progress
+from unheard.corpus.vocabulary_sources import FoundVocabulary
 from unheard.errors import ConfigError, InputError
 
 _SHARD_BYTES = 64 << 20
@@ -215,3 +219,16 @@ def _size(source: Source) -> int:
 
 def _changed(source: Source) -> int:
     return os.stat(source.path).st_mtime_ns if os.path.isfile(source.path) else 0
+
+
+CHITCHAT = Preparation(
+    fields=CHITCHAT_FIELDS,
+    streams=StreamRule(min_tokens=100, tokens_per_user=1600),
+    splits=SplitRule(held_out=0.1),
+    name="chitchat",
+)
+
+
+def prepare_chitchat(out: str | os.PathLike[str], progress: Progress = lambda step, fraction: None) -> Prepared:
+    """The default corpus as a store at `out`: a few seconds."""
+    return prepare([find_chitchat()], out, CHITCHAT, progress=progress)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unheard.parts import require
+from unheard.config import require
 from unheard.privacy.events import Event, FailureProbability, Gaussian
 
 UNIT = 1 << 30  # a vote of 1.0: votes are integers, so that sums are exact in any order and low bits tell nothing

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import duckdb
 
-from unheard.corpus.csv_rows import rejected_rows
-from unheard.corpus.fields import Batch, Fields, quoted
-from unheard.corpus.json_rows import count_undecided, is_quick
-from unheard.corpus.pieces import PieceFiles, after_mark, cut_places
+from unheard.corpus.file_ranges import PieceFiles, after_mark, cut_places
 from unheard.corpus.readers import rows_sql
+from unheard.corpus.readers.columns import Batch, Fields, quoted
+from unheard.corpus.readers.csv import rejected_rows
+from unheard.corpus.readers.json import count_undecided, is_quick
 from unheard.corpus.sources import Source
 from unheard.errors import CorpusError, InputError
 

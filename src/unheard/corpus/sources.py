@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from unheard.corpus.pieces import piece_path
+from unheard.config import nearest
+from unheard.corpus.file_ranges import piece_path
 from unheard.errors import InputError
-from unheard.parts import nearest
 
 Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "duckdb", "sqlite", "hub", "chitchat"]
 

@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
+from unheard.config import require
 from unheard.corpus.store import UserTokens
 from unheard.corpus.vocabulary import BOS
-from unheard.parts import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.corpus.tokens import Tokens, WordTokens
+from unheard.config import nearest
+from unheard.corpus.tokenizers import Tokens, WordTokens
 from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValue
-from unheard.parts import nearest
 
 BOS, EOS, UNK = 0, 1, 2
 SPECIALS = ("<BOS>", "<EOS>", "<UNK>")

@@ -14,13 +14,13 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from unheard.corpus.fields import quoted
-from unheard.corpus.grouping import Grouping, Rows, by_user
+from unheard.corpus.backends import Grouping, Rows, by_user
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
+from unheard.corpus.readers.columns import quoted
 from unheard.corpus.scan import open_database
+from unheard.corpus.shard_writer import StreamRule
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tasks import StreamRule
-from unheard.corpus.tokens import Tokens, WordTokens
+from unheard.corpus.tokenizers import Tokens, WordTokens
 from unheard.corpus.vocabulary import SPECIALS
 
 _HELD_WORDS = 1 << 19

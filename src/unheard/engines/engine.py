@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.config import nearest, require, require_positive
 from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
-from unheard.parts import nearest, require, require_positive
-from unheard.updates.user import User
+from unheard.updates.users import User
 
 
 @dataclass(frozen=True, kw_only=True)

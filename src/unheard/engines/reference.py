@@ -15,7 +15,7 @@ from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
-from unheard.updates.user import User
+from unheard.updates.users import User
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from unheard.config import require_positive
 from unheard.mechanism.values import BoundedAverage, CohortSum
-from unheard.parts import require_positive
 
 QUOTIENT_GRID_BITS = 20
 """The clipped denominator's quotient is rounded to about its sensitivity / 2^20."""

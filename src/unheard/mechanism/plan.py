@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from unheard.config import table_from_part
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.mechanism.adaptive import AdaptiveClip
 from unheard.mechanism.aggregation import LARGEST_COHORT, UNNOISED_GRID, Contribution, noised_grid
-from unheard.mechanism.clipping import Clip, FlatClip, NoClip, PerLayerClip
+from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import GaussianNoise, Noise, NoNoise
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from unheard.mechanism.schedule import Change, in_order
 from unheard.mechanism.values import BoundedAverage, CohortSum
 from unheard.parameters import Layout
-from unheard.parts import table_from_part
 from unheard.privacy.events import Event, NonPrivate
 from unheard.updates.fedavg import FedAvg
 from unheard.updates.fedsgd import FedSGD

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unheard.config import require, require_positive
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.parts import require, require_positive
 from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from unheard.config import require, require_positive
 from unheard.errors import InvalidValue
-from unheard.parts import require, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,26 +3,229 @@
 In: a folder with config.json, tokenizer.json and *.safetensors. Out: a LanguageModel. Only what is trained is in the layout, and so
 in updates, clip, noise, checkpoints and the released file; the rest are constants, never copied, named by a digest in the run file.
 Words are the model's own: a store prepared with its tokenizer.json has the same pieces, behind BOS, EOS and UNK.
+A Hugging Face model as a folder on disk: what must be in it, what names it, how it is read. Nothing is fetched or unpickled.
+
+In: a folder as `save_pretrained` writes it: config.json, tokenizer.json, *.safetensors. Out: module, tokenizer, one digest of all.
+Between a store's numbers and a model's rows: tokens of the store in, scores over the store's words out.
+
+A store counts BOS, EOS and UNK first and then the tokenizer's pieces in their order; a model has its pieces at its own numbers, and
+its special tokens where its config says, sometimes one for all three. Where a row would count twice, the first of EOS, BOS, UNK
+and the words has it, and the others keep a fixed small share: as targets they teach nothing, and they are never guessed.
 """
 
-from collections.abc import Mapping
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from unheard.corpus.tokens import TokenizerFile, tokens_from_table
-from unheard.corpus.vocabulary import Vocabulary
-from unheard.corpus.vocabulary_choice import tokenizer_vocabulary
-from unheard.errors import ModelError
-from unheard.models.hugging_face_folder import base_digest, read_base, read_tokenizer, with_lora
-from unheard.models.hugging_face_words import InWordsOfTheStore, rows_of
-from unheard.models.pure import PureModule, shell_of
+from unheard.config import require, require_positive
+from unheard.corpus.tokenizers import TokenizerFile, tokens_from_table
+from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
+from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
+from unheard.errors import InputError, ModelError
+from unheard.models.module import PureModule, shell_of
 from unheard.parameters import Layout
-from unheard.parts import require, require_positive
+
+INSTALL = "A Hugging Face model needs an extra: pip install 'unheard[hf]'."
+_CHUNK = 2**22
+
+
+def base_files(path: Path) -> list[Path]:
+    """What a base model is: its shape, its tokenizer, its weights. Other files of the folder decide nothing here."""
+    weights = sorted(path.glob("*.safetensors"))
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is no Hugging Face model: it has no config.json. Give a folder of `save_pretrained`.")
+    if not weights:
+        raise ModelError(
+            f"{path} holds no *.safetensors. Load the model with transformers and write it again with `save_pretrained`; "
+            "weights in pickle files are never read."
+        )
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(
+            f"{path} has no tokenizer.json. Save the model's tokenizer beside it (`save_pretrained` of the fast tokenizer)."
+        )
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    _check_nothing_else_is_read(path, indexes, {file.name for file in weights})
+    return [path / "config.json", path / "tokenizer.json", *indexes, *weights]
+
+
+def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[str]) -> None:
+    """transformers also takes weights from where an index or config.json says, and puts on an adapter that it finds."""
+    if (path / "adapter_config.json").exists():
+        raise ModelError(
+            f"{path} holds an adapter beside the model. Merge it into the weights (peft: merge_and_unload) and save the whole, or "
+            "take adapter_config.json away."
+        )
+    named = [_table(path / "config.json").get("transformers_weights")]
+    for index in indexes:
+        parts = _table(index).get("weight_map")
+        named += list(parts.values()) if isinstance(parts, dict) else [index.name]
+    # DP: weights that lie elsewhere would be under no digest: others could stand in their place, and nobody would notice.
+    if outside := [name for name in named if name is not None and name not in weights]:
+        raise ModelError(
+            f"{path} takes weights from {str(outside[0])[:100]!r}, which is none of its own *.safetensors. Load the model with "
+            "transformers and write it again with `save_pretrained`."
+        )
+
+
+def _table(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a table in JSON. Give a folder of `save_pretrained`.")
+    return content
+
+
+def base_digest(path: Path) -> str:
+    """One name for exactly these files, wherever the folder lies."""
+    digest = hashlib.sha256()
+    for file in base_files(path):
+        digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+        with open(file, "rb") as content:
+            while piece := content.read(_CHUNK):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def read_tokenizer(path: Path) -> TokenizerFile:
+    base_files(path)
+    try:
+        return TokenizerFile.read(path / "tokenizer.json")
+    except InputError as refusal:
+        raise ModelError(str(refusal)) from None
+
+
+def read_base(path: Path) -> nn.Module:
+    """The causal language model in float32, as it was saved: a weight that is missing is refused, never drawn at random."""
+    base_files(path)
+    try:
+        from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ModelError(INSTALL) from None
+    try:
+        with _quietly():
+            # Code that a folder brings along is never run; plain attention is what torch.func can follow.
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever the library says of what it finds
+        raise ModelError(f"{path} cannot be read as a causal language model: {str(error)[:300]}.") from None
+    base, told = found
+    if lacking := sorted(told["missing_keys"]) + sorted(map(str, told["mismatched_keys"])):
+        raise ModelError(f"{path} lacks weights of its own model, {lacking[0]!r} among them. Save it whole.")
+    return base
+
+
+def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ...]) -> nn.Module:
+    """The base with low-rank matrices (peft's LoRA) beside its layers; only those are for training."""
+    try:
+        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ModelError(INSTALL) from None
+    settings: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "task_type": "CAUSAL_LM"}
+    try:
+        with _quietly(), torch.random.fork_rng(devices=[]):
+            return get_peft_model(base, LoraConfig(target_modules=list(layers) or None, **settings))  # pyright: ignore[reportArgumentType]
+    except ValueError as error:
+        raise ModelError(
+            f"LoRA does not fit this model: {str(error)[:300]} Name the layers to adapt in model.lora_layers."
+        ) from None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the library's own bars and remarks, which would stand in the middle of ours."""
+    from transformers.utils import logging  # pyright: ignore[reportMissingImports]
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+UNSAID = 20.0
+"""A word without a row of its own has e^-20 of the probability, whatever the model says."""
+
+
+class InWordsOfTheStore(nn.Module):
+    """A causal language model around which the store's vocabulary stands in place of its own."""
+
+    def __init__(self, base: nn.Module, rows: list[int]) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("row_V", torch.tensor(rows))
+        first = _first_owners(rows)
+        self.register_buffer("is_said_V", torch.tensor([first[row] == word for word, row in enumerate(rows)]))
+        self.all_are_said = len(first) == len(rows)
+        # The pieces stand in order from row 0 on, as they do in most models: a slice's gradient is a copy, a gather's a scatter.
+        self.num_words = len(rows) - len(SPECIALS)
+        self.in_order = rows[len(SPECIALS) :] == list(range(self.num_words))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        row_V, is_said_V = self.get_buffer("row_V"), self.get_buffer("is_said_V")
+        scores_BTR = self.base(row_V[tokens_BT], use_cache=False).logits
+        special_BT3 = scores_BTR[..., row_V[: len(SPECIALS)]]
+        word_BTW = scores_BTR[..., : self.num_words] if self.in_order else scores_BTR[..., row_V[len(SPECIALS) :]]
+        logits_BTV = torch.cat([special_BT3, word_BTW], dim=-1)
+        if self.all_are_said:
+            return logits_BTV
+        total_BT1 = logits_BTV.masked_fill(~is_said_V, float("-inf")).logsumexp(dim=-1, keepdim=True)
+        return torch.where(is_said_V, logits_BTV, total_BT1 - UNSAID)
+
+
+def rows_of(words: Vocabulary, tokenizer: TokenizerFile, config: Any) -> list[int]:
+    """For each word of the store, the model's number for it."""
+    own: Any = tokenizer.tokenizer
+    eos = _first(getattr(config, "eos_token_id", None))
+    if eos is None:
+        raise ModelError("The model's config.json names no eos_token_id: a model must know how a text ends. Add it.")
+    bos = _first(getattr(config, "bos_token_id", None))
+    unk = getattr(own.model, "unk_token", None)
+    unk = own.token_to_id(unk) if unk else None
+    special = {BOS: eos if bos is None else bos, EOS: eos, UNK: eos if unk is None else unk}
+    rows = [special[word] for word in range(len(SPECIALS))] + [own.token_to_id(w) for w in words.words[len(SPECIALS) :]]
+    if not 0 <= min(rows) <= max(rows) < config.vocab_size:
+        raise ModelError(
+            f"The tokenizer has pieces up to number {max(rows)}, the model {config.vocab_size} rows: they do not belong together. "
+            "Take tokenizer.json and weights from one model."
+        )
+    return rows
+
+
+def _first_owners(rows: list[int]) -> dict[int, int]:
+    """Which word has each row. BOS is never a target, so it gives way to EOS; UNK is not a word, so it gives way to both."""
+    owner: dict[int, int] = {}
+    for word in (EOS, BOS, UNK, *range(len(SPECIALS), len(rows))):
+        owner.setdefault(rows[word], word)
+    return owner
+
+
+def _first(number: int | list[int] | None) -> int | None:
+    """Some configs name several ends of a text."""
+    return number[0] if isinstance(number, list) else number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeAlias
 
+from unheard.config import nearest, require
 from unheard.errors import InvalidValue
-from unheard.parts import nearest, require
 from unheard.privacy.budget import Budget, RunningEpsilon
-from unheard.privacy.curves import CURVES, Counts
 from unheard.privacy.events import Event, FailureProbability, Gaussian
-from unheard.privacy.losses import pld_delta, pld_epsilon
+from unheard.privacy.pld import pld_delta, pld_epsilon
+from unheard.privacy.rdp import CURVES, Counts
 
 ACCOUNTANTS = ("moments", "rdp", "pld")
 CLAIMED = ("pld", "rdp")  # of these the smaller is claimed

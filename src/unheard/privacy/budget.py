@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unheard.config import nearest, require
 from unheard.errors import BudgetExceeded, InvalidValue
-from unheard.parts import nearest, require
-from unheard.privacy.curves import CURVES
 from unheard.privacy.events import Event, FailureProbability
+from unheard.privacy.rdp import CURVES
 
 
 class RunningEpsilon:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unheard.config import nearest, require
 from unheard.errors import InvalidValue, LedgerError
-from unheard.parts import nearest, require
 
 
 @dataclass(frozen=True, kw_only=True)

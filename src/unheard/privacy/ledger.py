@@ -14,7 +14,7 @@ from typing import Any
 
 from unheard import storage
 from unheard.errors import LedgerError
-from unheard.privacy import chain
+from unheard.privacy import hash_chain as chain
 from unheard.privacy.events import Event, from_record, to_record
 
 FORMAT = "unheard-ledger-1"

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from unheard.config import require
 from unheard.errors import AccountingError, InvalidValue
-from unheard.parts import require
 from unheard.privacy.accountants import Bound, best_epsilon, epsilon, epsilons
 from unheard.privacy.events import PoissonGaussian
 

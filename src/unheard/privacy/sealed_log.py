@@ -13,7 +13,7 @@ from typing import Any
 
 from unheard import storage
 from unheard.errors import LedgerError
-from unheard.privacy import chain
+from unheard.privacy import hash_chain as chain
 
 PATIENCE = 60.0
 """Seconds to wait for another process, which holds the lock only while it writes one line."""

@@ -23,7 +23,7 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
-from unheard.privacy.wording import NOT_COVERED, NOT_DECLARED, RELEASED, render
+from unheard.privacy.statement_text import NOT_COVERED, NOT_DECLARED, RELEASED, render
 
 __all__ = ["plain", "render", "statement"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from unheard.privacy.statement import plain
+from unheard.report.compute_cost import Reach, choose_baseline, reach
 from unheard.report.curves import accuracy_points, epsilon_points
 from unheard.report.hypothetical import Hypothetical, as_if
-from unheard.report.reach import Reach, choose_baseline, reach
-from unheard.report.record import RunRecord, read_all
+from unheard.report.run_record import RunRecord, read_all
 
 
 @dataclass(frozen=True, kw_only=True)

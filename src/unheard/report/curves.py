@@ -6,9 +6,9 @@ In: a RunRecord. Out: points.
 import math
 from typing import Any
 
-from unheard.paper.curves import smoothed
+from unheard.curves import smoothed
 from unheard.privacy.budget import RunningEpsilon
-from unheard.report.record import RunRecord
+from unheard.report.run_record import RunRecord
 
 MOST_POINTS = 200
 

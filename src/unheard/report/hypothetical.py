@@ -8,11 +8,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from unheard.errors import InvalidValue
-from unheard.numbers import epsilon_text, small
+from unheard.formatting import epsilon_text, small
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.planner import default_delta
-from unheard.report.record import RunRecord
+from unheard.report.run_record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

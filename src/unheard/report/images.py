@@ -9,7 +9,7 @@ from pathlib import Path
 from unheard.report.comparison import Comparison
 from unheard.report.plots import Plot, plots
 from unheard.report.style import VEGALITE, for_file
-from unheard.runs import replace_file
+from unheard.run_folder import replace_file
 
 
 def write_images(compared: Comparison, out: str | Path, *, scale: float = 2.0) -> list[Path]:

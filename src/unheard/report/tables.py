@@ -5,15 +5,25 @@ stands in a row that says so.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from unheard.numbers import NOTHING, epsilon_text, number, percent, shown_word, small
-from unheard.paper.exhibit import Table
+from unheard.formatting import NOTHING, epsilon_text, number, percent, shown_word, small
 from unheard.report.comparison import Comparison
 from unheard.report.curves import final
-from unheard.report.record import RunRecord
+from unheard.report.run_record import RunRecord
 
 Measures = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of text; the first cell of each names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def summary(compared: Comparison) -> Table:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.storage import FileInUse, locked
 
 FILE = "events.out.tfevents.0000000000.unheard"

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from unheard.errors import CheckpointCorrupt
 from unheard.models.model import LanguageModel
-from unheard.privacy.account import Account
 from unheard.privacy.ledger import Ledger
-from unheard.runs import RunFolder, replace_file
-from unheard.training.state import State
+from unheard.privacy.population_ledger import Account
+from unheard.run_folder import RunFolder, replace_file
+from unheard.training.server import State
 
 
 @dataclass(frozen=True, kw_only=True)

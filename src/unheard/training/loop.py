@@ -13,27 +13,22 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
+from unheard.engines.distributed.process_group import Ranks
 from unheard.engines.engine import Engine, EngineChoice
-from unheard.engines.ranks import Ranks
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
-from unheard.measure.next_word import evaluate
-from unheard.mechanism.noise import NoNoise
-from unheard.mechanism.normals import Normals, NormalsAhead
+from unheard.evaluation.next_word import evaluate
+from unheard.mechanism.noise import NoNoise, Normals, NormalsAhead
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.hugging_face import HuggingFaceModel
-from unheard.privacy.account import Account
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import Account
 from unheard.privacy.statement import statement
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
-from unheard.runs import RunFolder, replace_file
+from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
-from unheard.training.crew import build, reach, spread_of
-from unheard.training.fitting import check_fits
-from unheard.training.round import draw_cohort, learn
-from unheard.training.run import Run
-from unheard.training.run_file import cure_for, read_saved_run, run_hash, run_toml
-from unheard.training.start import (
+from unheard.training.concurrent_runs import RoundReport, Rounds, alone, side_by_side
+from unheard.training.initialise import (
     charge_the_past,
     check_checkpoint,
     check_public,
@@ -44,9 +39,13 @@ from unheard.training.start import (
     people_of,
     public_facts,
 )
-from unheard.training.state import State
-from unheard.training.together import RoundReport, Rounds, alone, side_by_side
-from unheard.updates.stored import users_in_turn
+from unheard.training.round import draw_cohort, learn
+from unheard.training.run import Run
+from unheard.training.run_file import cure_for, read_saved_run, run_hash, run_toml
+from unheard.training.server import State
+from unheard.training.validate import check_fits
+from unheard.training.worker import build, reach, spread_of
+from unheard.updates.users import users_in_turn
 
 
 def train(
@@ -58,7 +57,7 @@ def train(
     again: bool = False,
 ) -> Iterator[RoundReport]:
     """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears. `ranks` are the
-    processes to train on (training/crew.py). `again`: this was begun before, by processes that died; if so, it goes on."""
+    processes to train on (training/worker.py). `again`: this was begun before, by processes that died; if so, it goes on."""
     built = build(engine, run.model, ranks)
     if again and RunFolder(Path(out)).run_file.exists():
         return alone(_go_on(run, RunFolder.open(out), built), built)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from unheard.corpus.tokens import Tokens, WordTokens, tokens_from_table
+from unheard.corpus.tokenizers import Tokens, WordTokens, tokens_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import RunFolderError, RunFolderMissing
-from unheard.measure.prediction import predict
-from unheard.runs import RunFolder
+from unheard.evaluation.next_word import predict
+from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run

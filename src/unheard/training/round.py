@@ -9,14 +9,13 @@ import numpy as np
 
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Cohort, Engine
-from unheard.mechanism.normals import Normals
+from unheard.mechanism.noise import Normals
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
-from unheard.training.server import Server, step
-from unheard.training.state import State
-from unheard.updates.stored import StoredUsers
+from unheard.training.server import Server, State, step
+from unheard.updates.users import StoredUsers
 
 
 def draw_cohort(

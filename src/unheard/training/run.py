@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from unheard.config import require
 from unheard.errors import InvalidValue
-from unheard.measure.next_word import Evaluation
+from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
-from unheard.parts import require
 from unheard.privacy.accountants import Budget
 from unheard.training.server import AddServer, Server
 

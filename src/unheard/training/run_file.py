@@ -15,16 +15,15 @@ from typing import Any
 
 import tomli_w
 
+from unheard.config import nearest, part_from_table, part_of_kind, require, require_positive, table_from_part
 from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue, UnknownKey
-from unheard.measure.next_word import Evaluation
+from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.plan import KINDS, Plan
 from unheard.mechanism.schedule import Change
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.module import ModuleModel
-from unheard.models.tied_gru import TiedGRU
-from unheard.models.tied_lstm import TiedLSTM
-from unheard.parts import nearest, part_from_table, part_of_kind, require, require_positive, table_from_part
+from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.privacy.accountants import Budget
 from unheard.training.run import Run, Training
 from unheard.training.server import SERVERS

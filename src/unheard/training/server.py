@@ -1,17 +1,30 @@
 """What the server does with a noisy average: the paper adds it; momentum and Adam are post-processing of the same.
 
 In: a State and a NoisyAverage, and nothing else: un-noised user data cannot be spelled into a model. Out: the next State.
+What training carries from one round to the next: the model, and the server's memory of earlier noisy averages.
+
+Everything in a State is public: it was computed from noisy averages alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from unheard.config import require
 from unheard.mechanism.values import NoisyAverage
 from unheard.models.model import LanguageModel
-from unheard.parts import require
-from unheard.training.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """After `round` rounds."""
+
+    round: int
+    params_P: Tensor = field(repr=False)
+    server_memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    clip_norm: float | None = None
+    """S of the next round, where it follows the users: counted under noise, and so public like all else here."""
 
 
 @dataclass(frozen=True, kw_only=True)

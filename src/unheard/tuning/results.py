@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from unheard.curves import SMOOTHED_OVER
 from unheard.errors import InvalidValue
-from unheard.paper.curves import SMOOTHED_OVER
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.tuning.trials import Trial
 
 CONFIDENCE = 0.95

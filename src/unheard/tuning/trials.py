@@ -9,17 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from unheard.config import require, require_positive
 from unheard.corpus.store import TokenStore
 from unheard.errors import InvalidValue, RunFolderExists
-from unheard.mechanism.adaptive import AdaptiveClip
-from unheard.mechanism.clipping import Clip, FlatClip, NoClip
+from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import GaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
-from unheard.parts import require, require_positive
 from unheard.privacy.ledger import Ledger
-from unheard.runs import RunFolder
+from unheard.run_folder import RunFolder
 from unheard.training.run import Run
 from unheard.training.run_file import cure_for, run_hash
 from unheard.updates.weighting import CappedWeights

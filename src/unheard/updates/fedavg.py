@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unheard.parts import LARGEST_NUMBER, require, require_positive
-from unheard.updates.user import User, batches_of, windows_of
+from unheard.config import LARGEST_NUMBER, require, require_positive
+from unheard.updates.users import User, batches_of, windows_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unheard.parts import require, require_positive
+from unheard.config import require, require_positive
 from unheard.randomness import reproducible_generator
-from unheard.updates.user import User, batches_of, windows_of
+from unheard.updates.users import User, batches_of, windows_of
 
 
 @dataclass(frozen=True, kw_only=True)

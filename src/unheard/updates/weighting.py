@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unheard.parts import require_positive
+from unheard.config import require_positive
 
 ONE = 2**30
 """The weight 1, in fixed-point units."""

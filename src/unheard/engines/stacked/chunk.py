@@ -13,12 +13,12 @@ import torch
 
 from unheard.devices import to_device
 from unheard.engines.engine import Cohort
-from unheard.engines.stacked.buffers import Buffers
 from unheard.engines.stacked.plain import PlainStep
+from unheard.engines.stacked.sizes import Buffers
 from unheard.mechanism.clipping import FlatClip, PerLayerClip
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import window_targets
-from unheard.updates.together import batches_together
+from unheard.updates.batching import batches_together
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,20 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.engines.cpu_threads import one_thread_a_chunk
 from unheard.engines.engine import Cohort, Drawn
-from unheard.engines.stacked.buffers import Buffers
 from unheard.engines.stacked.chunk import Chunk, Task
 from unheard.engines.stacked.plain import PlainStep
-from unheard.engines.stacked.sizes import Sizes
-from unheard.engines.threads import one_thread_a_chunk
+from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.mechanism.aggregation import has_kernels
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
-from unheard.models.tied_gru import TiedGRU
-from unheard.models.tied_lstm import TiedLSTM
-from unheard.updates.user import User
+from unheard.models.recurrent import TiedGRU, TiedLSTM
+from unheard.updates.users import User
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
 """Users beyond which a chunk grows no faster, only larger."""

@@ -9,9 +9,9 @@ import torch
 import triton
 
 from unheard.engines.stacked import cell_kernels as cell
-from unheard.engines.stacked import embedding_kernels as embedding
 from unheard.engines.stacked import matrix_kernels as matrix
-from unheard.engines.stacked.buffers import Buffers
+from unheard.engines.stacked import table_kernels as embedding
+from unheard.engines.stacked.sizes import Buffers
 
 LARGEST_BATCH = 128
 """Places of a local batch (B * T) that a kernel holds at once; longer batches go the plain way."""

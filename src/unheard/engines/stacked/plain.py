@@ -2,6 +2,16 @@
 
 In: Buffers. Out: the same, one step on. Gradients are written out by hand, so nothing is kept that is not needed, and steps on
 weights are the products themselves. plain_cells.py has the cells, plain_table.py the softmax over all words.
+The paper's cells in plain torch, for one user's local batch: states from words, and gradients from states.
+
+In: the words' vectors, written into `input_NX`, and the gates' weights. Out: states, then gradients. All memory is taken once, and
+the views of each step of time are made once, so that a step is a handful of operations on what lies in the cache. What a step of
+time need not know of the one before is done for all steps together. Plain twins of cell_kernels.py.
+The output's word table in plain torch, for one user's local batch: the softmax over all words, and the step on them.
+
+In: the shared table, the user's delta and what the places say. Out: sums over words, then the delta one step on. The table goes
+through the cache twice a step, some words at a time: once to be normalised, multiplied and exponentiated, once to be stepped on.
+Exponentials are never divided by their sum (the 80 rows that they meet are). Plain twins of embedding_kernels.py.
 """
 
 import math
@@ -9,10 +19,288 @@ import math
 import torch
 from torch import Tensor
 
-from unheard.engines.stacked.buffers import Buffers
-from unheard.engines.stacked.plain_cells import GateWeights, PlainGRU, PlainLSTM
-from unheard.engines.stacked.plain_table import PlainTable, inverse_norms
-from unheard.engines.stacked.sizes import Sizes
+from unheard.engines.stacked.sizes import Buffers, Sizes
+from unheard.models.recurrent import SMALLEST_SQUARE
+
+ALIGNMENT = 16
+"""Numbers to a line of the cache: rows that begin with one multiply faster."""
+
+
+class GateWeights:
+    """What the gates are multiplied with: the gates side by side for all inputs at once, one by one for the states of one step."""
+
+    def __init__(self, s: Sizes, like: Tensor) -> None:
+        self.s = s
+        self.input_XGH = like.new_empty(s.X, s.G, s.H)
+        self.state_GHH = like.new_empty(s.G, s.H, s.H)
+        self.from_gates_GHH = self.state_GHH.mT
+        self.bias_GH = like.new_empty(s.G, s.H)
+
+    def set(self, theta0_GRH: Tensor, delta_GRH: Tensor, scale: float) -> None:
+        X = self.s.X
+        torch.add(theta0_GRH[:, :X].transpose(0, 1), delta_GRH[:, :X].transpose(0, 1), alpha=scale, out=self.input_XGH)
+        torch.add(theta0_GRH[:, X:-1], delta_GRH[:, X:-1], alpha=scale, out=self.state_GHH)
+        torch.add(theta0_GRH[:, -1], delta_GRH[:, -1], alpha=scale, out=self.bias_GH)
+
+
+class Room:
+    """What both cells need: what the gates saw, [X inputs, H states of the step before, 1] at each place; gates and gradients,
+    those of one step of time together."""
+
+    def __init__(self, s: Sizes, like: Tensor) -> None:
+        N, B, width = s.N, s.B, -(-s.R // ALIGNMENT) * ALIGNMENT
+        # B rows more than places: the states that the last step leaves. Those before the first step are zeros, and stay so.
+        seen = like.new_zeros(N + B, width)[:, : s.R]
+        seen[:, -1] = 1
+        self.s = s
+        self.seen_NR, self.input_NX, self.state_NH = seen[:N], seen[:N, : s.X], seen[B:, s.X : -1]
+        self.before_T, self.state_T = seen[:N, s.X : -1].split(B), self.state_NH.split(B)
+        self.gate_TGBH, self.grad_TGBH = like.new_empty(2, s.T, s.G, B, s.H)
+        self.grad_NGH = like.new_empty(N, s.G, s.H)
+        self.through_GBH = like.new_empty(s.G, B, s.H)
+
+    def read(self, weights: GateWeights) -> None:
+        """What the gates get from the inputs."""
+        s = self.s
+        given_NC = torch.addmm(weights.bias_GH.view(-1), self.input_NX, weights.input_XGH.flatten(1))
+        self.gate_TGBH.copy_(given_NC.view(s.T, s.B, s.G, s.H).transpose(1, 2))
+
+    def to_state(self, grad_GBH: Tensor, weights: GateWeights) -> Tensor:
+        """A step's gradient through the gates' weights on the state, [B, H]."""
+        return torch.bmm(grad_GBH, weights.from_gates_GHH, out=self.through_GBH).sum(0)
+
+    def by_place(self) -> None:
+        self.grad_NGH.view(self.s.T, self.s.B, self.s.G, self.s.H).copy_(self.grad_TGBH.transpose(1, 2))
+
+    def input_gradients(self, weights: GateWeights) -> Tensor:
+        """What the word vectors read would like to be, [N, D]."""
+        return torch.mm(self.grad_NGH.flatten(1), weights.input_XGH[: self.s.D].flatten(1).T)
+
+    def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
+        """delta <- left * delta - eta * seen^T gradients: weights and biases of all gates are one product."""
+        seen_GRN = self.seen_NR.T.expand(self.s.G, -1, -1)
+        delta_GRH.baddbmm_(seen_GRN, self.grad_NGH.transpose(0, 1), beta=left, alpha=-eta)
+
+
+class PlainLSTM:
+    """Gates i, f, g, o."""
+
+    def __init__(self, s: Sizes, like: Tensor) -> None:
+        self.room = room = Room(s, like)
+        self.new_TBH, self.cell_TBH, self.squashed_TBH, self.through_TBH = like.new_empty(4, s.T, s.B, s.H)
+        self.cell_grad_BH, self.carried_BH = like.new_empty(2, s.B, s.H)
+        self.gates_T = [(gate, *gate) for gate in room.gate_TGBH]
+        self.grads_T = [(grad, grad[:3], grad[3]) for grad in room.grad_TGBH]
+        before_T = [before.expand(s.G, -1, -1) for before in room.before_T]
+        self.cells_T = list(zip(self.new_TBH, self.cell_TBH, self.squashed_TBH, room.state_T, before_T, strict=True))
+        self.through_T = list(self.through_TBH)
+
+    def forward(self, weights: GateWeights) -> Tensor:
+        """States [N, H]."""
+        room = self.room
+        room.read(weights)
+        cell_before = None
+        for (gate, i, f, g, o), (new, cell, squashed, state, before) in zip(self.gates_T, self.cells_T, strict=True):
+            if cell_before is not None:
+                gate.baddbmm_(before, weights.state_GHH)
+            torch.tanh(g, out=new)
+            gate.sigmoid_()  # all four at once; g's is not used
+            torch.mul(i, new, out=cell)
+            if cell_before is not None:
+                cell.addcmul_(f, cell_before)
+            torch.tanh(cell, out=squashed)
+            torch.mul(o, squashed, out=state)
+            cell_before = cell
+        return room.state_NH
+
+    def backward(self, state_grad_NH: Tensor, weights: GateWeights) -> None:
+        """The room's grad becomes the gradient with respect to what the gates were given."""
+        self._slopes()
+        dh_T, cell_grad, carried = state_grad_NH.split(self.room.s.B), self.cell_grad_BH, self.carried_BH.zero_()
+        for t in reversed(range(len(dh_T))):
+            grad, of_cell, of_output = self.grads_T[t]
+            torch.addcmul(carried, dh_T[t], self.through_T[t], out=cell_grad)
+            of_cell.mul_(cell_grad)
+            of_output.mul_(dh_T[t])
+            if t:
+                torch.mul(cell_grad, self.gates_T[t][2], out=carried)
+                dh_T[t - 1].add_(self.room.to_state(grad, weights))
+        self.room.by_place()
+
+    def _slopes(self) -> None:
+        """The room's grad becomes what each gate's is a multiple of: of the cell's gradient i, f and g, of the state's o."""
+        gate_TGBH, slope_TGBH, new = self.room.gate_TGBH, self.room.grad_TGBH, self.new_TBH
+        torch.addcmul(gate_TGBH, gate_TGBH, gate_TGBH, value=-1, out=slope_TGBH)  # of a sigmoid y: y - y^2
+        of_i, of_f, of_g, of_o = slope_TGBH.unbind(1)
+        i, _, _, o = gate_TGBH.unbind(1)
+        of_i.mul_(new)
+        of_f[0] = 0
+        of_f[1:].mul_(self.cell_TBH[:-1])
+        torch.addcmul(i, i * new, new, value=-1, out=of_g)
+        of_o.mul_(self.squashed_TBH)
+        torch.addcmul(o, o * self.squashed_TBH, self.squashed_TBH, value=-1, out=self.through_TBH)
+
+    def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
+        self.room.step(delta_GRH, eta, left)
+
+
+class PlainGRU:
+    """Gates r, z, n; what n gets from the state passes r first."""
+
+    def __init__(self, s: Sizes, like: Tensor) -> None:
+        self.room = Room(s, like)
+        self.of_state_TGBH = like.new_zeros(s.T, s.G, s.B, s.H)  # at the first step zeros, which stay so
+        self.slope_TBH = like.new_empty(s.T, s.B, s.H)
+
+    def forward(self, weights: GateWeights) -> Tensor:
+        """States [N, H]."""
+        room = self.room
+        room.read(weights)
+        for t, (gate, of_state) in enumerate(zip(room.gate_TGBH, self.of_state_TGBH, strict=True)):
+            if t:
+                torch.matmul(room.before_T[t], weights.state_GHH, out=of_state)
+                gate[:2].add_(of_state[:2])
+            gate[:2].sigmoid_()
+            reset, keep, new = gate
+            new.addcmul_(reset, of_state[2]).tanh_()
+            torch.lerp(new, room.before_T[t], keep, out=room.state_T[t])
+        return room.state_NH
+
+    def backward(self, state_grad_NH: Tensor, weights: GateWeights) -> None:
+        """The room's grad becomes the gradient with respect to what the gates got from the state; grad_NGH, from the input."""
+        room, (reset, keep, new) = self.room, self.room.gate_TGBH.unbind(1)
+        of_reset, of_keep, of_new = room.grad_TGBH.unbind(1)
+        torch.mul(1 - keep, 1 - new * new, out=self.slope_TBH)
+        torch.mul(self.slope_TBH, reset, out=of_new)
+        torch.mul(of_new * (1 - reset), self.of_state_TGBH[:, 2], out=of_reset)
+        torch.mul(keep * (1 - keep), torch.stack(room.before_T) - new, out=of_keep)
+        dh_T = state_grad_NH.split(room.s.B)
+        for t in reversed(range(len(dh_T))):
+            room.grad_TGBH[t].mul_(dh_T[t])
+            if t:
+                dh_T[t - 1].add_(room.to_state(room.grad_TGBH[t], weights)).addcmul_(dh_T[t], keep[t])
+        room.by_place()
+        torch.mul(state_grad_NH, self.slope_TBH.flatten(0, 1), out=room.grad_NGH[:, 2])
+
+    def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
+        """For n's weights on the state, the gradient is the state's part."""
+        room, X = self.room, self.room.s.X
+        of_n_HH = delta_GRH[2, X:-1] * left
+        room.step(delta_GRH, eta, left)
+        delta_GRH[2, X:-1] = of_n_HH.addmm_(room.seen_NR[:, X:-1].T, room.grad_TGBH[:, 2].flatten(0, 1), alpha=-eta)
+
+
+WORDS_AT_ONCE = 3400
+"""Rows of a word table taken at a time: few enough for the caches, and so many that two threads seldom wait for each other between
+operations."""
+
+SAFE_LOGIT = 60.0
+"""e^60 times any vocabulary is far from overflow, and e^-60 from nothing: below it no maximum need be found first."""
+
+BITS = math.log2(math.e)
+"""e^x = 2^(BITS x), at a third of the price."""
+
+
+class PlainTable:
+    """What is remembered of the softmax between the two passes: exponentials, and their products with the logits. On the sphere the
+    table is multiplied as it is, and logits and exponentials are divided by the words' norms: so no word vector is written twice,
+    and the second pass finds exponentials ready for its product."""
+
+    def __init__(self, s: Sizes, like: Tensor) -> None:
+        self.unit_norm = s.unit_norm
+        self.words_WD = like.new_empty(min(s.V, WORDS_AT_ONCE), s.D)
+        self.inverse_V1 = like.new_ones(s.V, 1)
+        self.power_VN, self.logit_VN = like.new_empty(2, s.V, s.N)
+        self.along_V1, self.left_V1 = like.new_empty(2, s.V, 1)
+        self.tiles = _tiles(self.inverse_V1, self.logit_VN, self.power_VN)
+        self.place_N = torch.arange(s.N, device=like.device)
+
+    def begin(self, theta0_VD: Tensor, delta_VD: Tensor) -> None:
+        """A new user. Views are made here, once: two threads wait for each other at each that is made in a step."""
+        self.delta_VD, self.tables = delta_VD, _tiles(theta0_VD, delta_VD, self.along_V1, self.left_V1)
+
+    def attend(self, output_ND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Sums of exponentials [N, 1], and of word vectors weighted by them [N, D]. The exponentials, on the sphere over the words'
+        norms, stay in power_VN; the logits (in bits; on the sphere, times their exponentials) in logit_VN."""
+        is_safe = self.unit_norm and float(torch.linalg.vector_norm(output_ND, dim=1).max()) < SAFE_LOGIT
+        bits_DN = (output_ND * BITS).T
+        total_N, expected_ND = output_ND.new_zeros(len(output_ND)), torch.zeros_like(output_ND)
+        for (theta0_WD, delta_WD, *_), (inverse_W1, logit_WN, power_WN) in zip(self.tables, self.tiles, strict=True):
+            words_WD = self._words(theta0_WD, delta_WD, scale)
+            torch.mm(words_WD, bits_DN, out=logit_WN)
+            if self.unit_norm:
+                logit_WN.mul_(inverse_norms(words_WD, out=inverse_W1))
+            if is_safe:
+                torch.exp2(logit_WN, out=power_WN)
+                self._expect(words_WD, inverse_W1, logit_WN, power_WN, total_N, expected_ND)
+        if not is_safe:
+            peak_N = self.logit_VN.amax(dim=0)
+            for (theta0_WD, delta_WD, *_), (inverse_W1, logit_WN, power_WN) in zip(
+                self.tables, self.tiles, strict=True
+            ):
+                torch.sub(logit_WN, peak_N, out=power_WN).exp2_()
+                words_WD = self._words(theta0_WD, delta_WD, scale)
+                self._expect(words_WD, inverse_W1, logit_WN, power_WN, total_N, expected_ND)
+        return total_N[:, None], expected_ND
+
+    def _words(self, theta0_WD: Tensor, delta_WD: Tensor, scale: float) -> Tensor:
+        return torch.add(theta0_WD, delta_WD, alpha=scale, out=self.words_WD[: len(theta0_WD)])
+
+    def _expect(
+        self,
+        words_WD: Tensor,
+        inverse_W1: Tensor,
+        logit_WN: Tensor,
+        power_WN: Tensor,
+        total_N: Tensor,
+        expected_ND: Tensor,
+    ) -> None:
+        total_N += power_WN.sum(0)
+        if self.unit_norm:
+            logit_WN.mul_(power_WN)
+            power_WN.mul_(inverse_W1)
+        expected_ND.addmm_(power_WN.T, words_WD)
+
+    def step(
+        self,
+        output_ND: Tensor,
+        total_N1: Tensor,
+        target_N: Tensor,
+        true_ND: Tensor,
+        share_N1: Tensor,
+        eta: float,
+        scale: float,
+        keep: float,
+    ) -> None:
+        """delta <- c * keep * delta - eta * gradient. On the sphere the gradient is divided by the word's norm, and what of it
+        points outward, `outward` times the word's vector, has no effect. The vector is (theta0 + c * delta) / norm: so it is theta0
+        and delta that are added."""
+        # e^logit - total where true: the softmax's gradient, but for the total, by which the outputs are divided here.
+        self.power_VN[target_N, self.place_N] -= total_N1[:, 0] * self.inverse_V1[target_N, 0]
+        pull_ND = output_ND * (share_N1 / total_N1)
+        if not self.unit_norm:
+            self.delta_VD.addmm_(self.power_VN, pull_ND, beta=scale * keep, alpha=-eta)
+            return
+        outward_V = torch.mv(self.logit_VN, (share_N1 / (total_N1 * BITS))[:, 0])
+        outward_V.index_add_(0, target_N, (output_ND * true_ND * share_N1).sum(1), alpha=-1)
+        torch.mul(self.inverse_V1, self.inverse_V1, out=self.along_V1).mul_(outward_V[:, None]).mul_(eta)
+        torch.mul(self.along_V1, scale, out=self.left_V1).add_(scale * keep)
+        # From the last words to the first: those are still in the cache, and these are what the next step begins with.
+        for (theta0_WD, delta_WD, along_W1, left_W1), (_, _, power_WN) in zip(
+            reversed(self.tables), reversed(self.tiles), strict=True
+        ):
+            delta_WD.mul_(left_W1).addcmul_(theta0_WD, along_W1).addmm_(power_WN, pull_ND, alpha=-eta)
+
+
+def _tiles(*whole: Tensor) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(tensor.split(WORDS_AT_ONCE) for tensor in whole), strict=True))
+
+
+def inverse_norms(rows_WD: Tensor, out: Tensor | None = None) -> Tensor:
+    """One over the norm of each row [W, 1]; of a row of zeros, a large number."""
+    norm_W1 = torch.linalg.vector_norm(rows_WD, dim=1, keepdim=True, out=out)
+    return norm_W1.clamp_(min=SMALLEST_SQUARE**0.5).reciprocal_()
+
 
 SQUARES_AT_ONCE = 2**16
 """Numbers whose squares are added in their own precision, before the sums are added in float64."""

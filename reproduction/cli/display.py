@@ -1,0 +1,164 @@
+"""What the paper's commands look like in a terminal: the plan with its time, then one bar for all and one for the group at work;
+what is missing, and how to get it."""
+
+import difflib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    Progress,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from unheard.cli.display import console, if_interrupted, log, notes, say
+
+if TYPE_CHECKING:
+    from reproduction.runner import GroupEnded, Happening
+    from reproduction.scheduling import Waiting
+    from reproduction.workspace import Workplace
+
+_WIDE = 110
+EVERY = 30
+"""Seconds between two lines where there is no terminal."""
+
+
+def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float, why: str) -> None:
+    """Every run that lacks rounds, its user updates, and how long they take."""
+    if not left:
+        say(f"{place.results}: nothing is left to run.")
+        return
+    table = Table(title="To be run", title_justify="left", show_edge=False, pad_edge=False)
+    columns = {
+        "run": lambda one: one.job.run.name,
+        "corpus": lambda one: one.job.run.corpus,
+        "users": lambda one: f"{one.users:,}",
+        "rounds": lambda one: f"{one.job.rounds:,}",
+        "left": lambda one: f"{one.left:,}",
+        "user updates": lambda one: f"{one.left * one.users:,}",
+        "time": lambda one: duration(one.left * one.users / users_per_second),
+    }
+    if notes.width < _WIDE:  # names are what one copies from here: nothing of them may be cut
+        del columns["corpus"], columns["rounds"]
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("run", "corpus") else "right", no_wrap=True)
+    for one in left:
+        table.add_row(*(cell(one) for cell in columns.values()))
+    notes.print(table)
+    total = sum(one.left * one.users for one in left)
+    needed = duration(total / users_per_second)
+    runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
+    say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
+    for told, names in place.begun_early([one.job for one in left]).items():
+        _warn(
+            f"{', '.join(names)}: {told}, and goes on from there. To begin anew, remove its folder in {place.work} first."
+        )
+
+
+def say_if_missing(results: Path) -> None:
+    """A mistyped folder is told: all that is shown then is that nothing was run."""
+    if not results.exists():
+        close = difflib.get_close_matches(results.name, _names_beside(results), n=1)
+        hint = f" Did you mean {results.parent / close[0]}?" if close else " `python -m reproduction run` makes some."
+        _warn(f"There is no folder {results}: no results are shown.{hint} --results says where they lie.")
+
+
+def _names_beside(path: Path) -> list[str]:
+    return [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+
+
+def show_skipped(reasons: Mapping[str, str]) -> None:
+    """A line for each run that cannot be made here."""
+    for name, why in reasons.items():
+        _warn(f"{name} is not run: {why}.")
+
+
+def _warn(line: str) -> None:
+    notes.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
+    """Draw the bars while groups go by; a row for each run when its group ends. Whether all went well comes back."""
+    from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # Closed on every way out: the runner then saves and records what was begun.
+    stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
+    lines = _Lines()
+    with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
+        whole = bars.add_task("all runs", total=max(updates, 1), figures="")
+        group, accuracy, said, went_well = None, {}, set(), True
+        for one in happenings:
+            match one:
+                case Skipped() if one.name not in said:
+                    said.add(one.name)
+                    show_skipped({one.name: one.why})
+                case GroupBegan():
+                    if group is not None:
+                        bars.remove_task(group)
+                    accuracy = {}
+                    first, more = one.names[0], len(one.names) - 1
+                    title = first + (f" and {more} more" if more else "")
+                    group = bars.add_task(title, total=max(one.updates, 1), figures="starting")
+                case RoundDone():
+                    assert group is not None
+                    if one.accuracy is not None:
+                        accuracy[one.name] = one.accuracy
+                    best = f", best top-1 {100 * max(accuracy.values()):.2f} %" if accuracy else ""
+                    bars.update(group, advance=one.updates, figures=f"round {one.round:,}{best}")
+                    bars.update(whole, advance=one.updates)
+                    lines.say(bars.tasks[0], f"{bars.tasks[-1].description}, round {one.round:,}{best}")
+                case GroupEnded():
+                    _show_results(one)
+                    went_well = went_well and one.trouble is None
+                case _:
+                    pass
+    return went_well
+
+
+class _Lines:
+    """A line every so often where nobody sees a bar."""
+
+    def __init__(self) -> None:
+        self.said = time.monotonic()
+
+    def say(self, whole: Task, doing: str) -> None:
+        if (now := time.monotonic()) < self.said + EVERY:
+            return
+        self.said = now
+        left = "" if whole.time_remaining is None else f", about {duration(whole.time_remaining)} left"
+        log(f"{whole.percentage:.0f} % of all runs{left}: {doing}")
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _show_results(ended: "GroupEnded") -> None:
+    for result in ended.results:
+        last = result.evaluations[-1] if result.evaluations else None
+        accuracy = (
+            "not evaluated" if last is None else f"top-1 {100 * last['accuracy_top1']:.2f} % after {last['round']:,}"
+        )
+        told = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+    if ended.trouble:
+        notes.print(ended.trouble, style="red", markup=False, highlight=False, soft_wrap=True)
+        notes.print("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")

@@ -1,0 +1,183 @@
+"""`python -m reproduction prepare`: the token stores that the paper's runs ask for, from one corpus, or two."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from unheard.corpus.settings import Preparation
+    from unheard.corpus.sources import Source
+
+EXAMPLES = """Examples:
+
+  python -m reproduction prepare posts.jsonl.zst --user-field user --text-field text --time-field time --name posts --out corpora/x
+
+  python -m reproduction prepare posts.csv --other speeches.csv --user-field who --text-field said --min-tokens 1500 --out corpora/x
+
+  python -m reproduction prepare chitchat --tokens-per-user 200 --only main --only 20k --out corpora/paper-chat
+"""
+
+WORDS = {"main": 10_000, "20k": 20_000, "30k": 30_000}
+ROLES = (*WORDS, "characters", "other")
+
+
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="As in `unheard prepare`.")],
+    out: Annotated[Path, typer.Option(help="The folder for the stores, one folder each, named by role.")],
+    other: Annotated[
+        list[str] | None, typer.Option(help="Another corpus with the same columns: public start, another corpus.")
+    ] = None,
+    user_field: Annotated[str | None, typer.Option(help="The column that says who wrote it.")] = None,
+    text_field: Annotated[str | None, typer.Option(help="The column with the text.")] = None,
+    time_field: Annotated[str | None, typer.Option(help="The column to order by; else the order of the input.")] = None,
+    format_: Annotated[str | None, typer.Option("--format", help="As in `unheard prepare`.")] = None,
+    tokens_per_user: Annotated[
+        int, typer.Option(min=1, help="Cut each user at exactly this many (the paper's).")
+    ] = 1600,
+    min_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Leave out users with fewer (as many as the cut).")
+    ] = None,
+    sequence: Annotated[str, typer.Option(help="What BOS and EOS go around: sentence or post.")] = "sentence",
+    held_out: Annotated[float, typer.Option(help="Part of the users that is held out.")] = 0.05,
+    language: Annotated[str, typer.Option(help="Language of the public word list.")] = "en",
+    name: Annotated[
+        str | None, typer.Option(help="What the corpus goes by in print; default: the input's name.")
+    ] = None,
+    other_name: Annotated[str | None, typer.Option(help="The same for the other corpus.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Only this store: {', '.join(ROLES)}. May be repeated.")
+    ] = None,
+) -> None:
+    """Make the stores main, 20k, 30k, characters and other as the paper's corpus was: public dictionaries, 1,600 tokens a user.
+    A store that is there is left as it is, so that the same command goes on after a stop."""
+    from dataclasses import replace
+
+    from unheard.cli.display import say
+    from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
+    from unheard.corpus.readers.columns import Fields
+    from unheard.corpus.settings import Preparation
+    from unheard.corpus.shard_writer import StreamRule
+    from unheard.corpus.sources import find_sources
+    from unheard.corpus.splits import SplitRule
+    from unheard.errors import InputError, InvalidValue
+
+    default = inputs == ["chitchat"] and not Path("chitchat").exists()
+    if not default and (user_field is None or text_field is None):
+        raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
+    if sequence not in ("post", "sentence"):
+        raise InvalidValue(f"--sequence must be post or sentence, not '{sequence}'.")
+    if unknown := [role for role in only or () if role not in ROLES]:
+        raise InvalidValue(f"--only {unknown[0]}: the stores are {', '.join(ROLES)}.")
+    if "other" in (only or ()) and not other:
+        raise InvalidValue("--only other needs the other corpus: --other INPUT.")
+    roles = [role for role in (only or ROLES) if other or role != "other"]
+    columns = Fields(user=user_field or "", text=text_field or "", time=time_field)
+    preparation = Preparation(
+        fields=CHITCHAT_FIELDS if default else columns,
+        streams=StreamRule(
+            sequence=sequence, min_tokens=min_tokens or tokens_per_user, tokens_per_user=tokens_per_user
+        ),
+        splits=SplitRule(held_out=held_out),
+        name=name or _stem(inputs[0]),
+    )
+    sources = [find_chitchat()] if default else find_sources(inputs, format_)
+    _make_words(sources, out, preparation, [role for role in WORDS if role in roles], language)
+    if "characters" in roles:
+        _make_characters(sources, out / "characters", preparation, language)
+    if "other" in roles and other:
+        told = replace(preparation, fields=columns, name=other_name or _stem(other[0]))
+        _make_other(find_sources(other, format_), out / "other", told, language)
+    say(f"Next: python -m reproduction run all --corpus {out} --name {preparation.name} --dry-run")
+
+
+def _make_words(
+    sources: list["Source"], out: Path, preparation: "Preparation", roles: list[str], language: str
+) -> None:
+    """The largest dictionary is prepared; the others are narrowed from it, which gives the same bytes."""
+    from dataclasses import replace
+
+    from unheard.cli.display import bar
+    from unheard.corpus.store import TokenStore
+    from unheard.corpus.transform import narrow
+    from unheard.corpus.vocabulary_sources import PublicVocabulary
+
+    def choice(role: str) -> "Preparation":
+        return replace(preparation, vocabulary=PublicVocabulary(size=WORDS[role], language=language))
+
+    missing = sorted((role for role in roles if not _is_there(out / role, choice(role))), key=lambda r: -WORDS[r])
+    if not missing:
+        return
+    largest = max((role for role in roles if role not in missing), key=lambda role: WORDS[role], default=None)
+    if largest is None or WORDS[largest] < WORDS[missing[0]]:
+        largest = missing.pop(0)
+        _make(sources, out / largest, choice(largest))
+    for role in missing:
+        with bar() as progress:
+            narrow(TokenStore.open(out / largest), out / role, vocabulary_size=WORDS[role], progress=progress)
+        print(out / role)
+
+
+def _make_characters(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
+    from dataclasses import replace
+
+    from unheard.corpus.tokenizers import CharacterTokens
+    from unheard.corpus.vocabulary_sources import PublicVocabulary
+
+    every_one = PublicVocabulary(language=language)  # there are about a hundred
+    wanted = replace(preparation, tokens=CharacterTokens(), vocabulary=every_one)
+    if not _is_there(out, wanted):
+        _make(sources, out, wanted)
+
+
+def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
+    """With the main corpus's dictionary, so that models can go from one to the other."""
+    from dataclasses import replace
+
+    from unheard.corpus.vocabulary_sources import PublicVocabulary
+
+    wanted = replace(preparation, vocabulary=PublicVocabulary(size=WORDS["main"], language=language))
+    if not _is_there(out, wanted):
+        _make(sources, out, wanted)
+
+
+def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
+    from unheard.cli.display import bar
+    from unheard.cli.preparing import report
+    from unheard.corpus.prepare import prepare as make_store
+
+    with bar() as progress:
+        done = make_store(sources, out, preparation, progress=progress)
+    report(done)
+
+
+def _is_there(path: Path, wanted: "Preparation") -> bool:
+    """Whether the store was made, with these very choices: one of others would pass for what was asked."""
+    from unheard.cli.display import say
+    from unheard.corpus.settings import choices
+    from unheard.corpus.store import TokenStore
+    from unheard.errors import CorpusError
+
+    if not (path / "corpus.json").is_file():
+        return False
+    known = TokenStore.open(path).info
+    # The record may say more than was asked: where the words come from. Their number is the role's, or fewer if there are no more.
+    differ = [
+        f"{table}.{key} = {known.get(table, {}).get(key)}, not {value}"
+        for table, asked in choices(wanted).items()
+        for key, value in asked.items()
+        if key != "size" and known.get(table, {}).get(key) != value
+    ]
+    if known.get("name") != wanted.name:
+        differ.insert(0, f"it is called {known.get('name')}, not {wanted.name}")
+    if differ:
+        raise CorpusError(
+            f"{path} is there, and is another: {'; '.join(differ)}. Name another folder with --out, or remove this one first."
+        )
+    say(f"{path} is there already.")
+    return True
+
+
+def _stem(source: str) -> str:
+    """posts_2024.jsonl.zst -> posts_2024"""
+    return Path(source).name.split(".")[0].strip("*?[]") or "corpus"

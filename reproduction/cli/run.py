@@ -1,0 +1,255 @@
+"""`python -m reproduction run`: recipes in, results out; stopped at any moment, the same command goes on."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unheard.cli.processes import MaxRestarts, Processes, RankTimeout, lead
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from reproduction.corpora import Corpus
+    from reproduction.recipe import PaperRun
+    from reproduction.scheduling import Step, Waiting
+    from reproduction.workspace import Workplace
+    from unheard.engines.distributed.process_group import Ranks
+
+EXAMPLES = """Examples:
+
+  python -m reproduction run noised-vs-baseline --corpus corpora/blogs --scale smoke    (does it work here? a minute)
+
+  python -m reproduction run all --corpus corpora/paper --name blogs --dry-run    (what there is to run, and how long it takes)
+
+  python -m reproduction run all --corpus corpora/paper --name blogs --schedule schedule.toml --stop-after 1500
+
+  python -m reproduction run estimators clipping --corpus main=corpora/reddit --rounds 1000 --seed 10
+
+  python -m reproduction run all --corpus corpora/paper --name blogs --set model.keep_norm=true
+"""
+
+OF_RECIPES = {
+    "training.rounds": "recipes say how long a run is. Fewer: --rounds N.",
+    "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
+    "training.init_from": "recipes say what a run begins from.",
+    "training.init_is_public": "recipes say what a run begins from.",
+    "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
+    "clip.norm": "recipes say what S is: runs are named by it.",
+    "noise.noise_std": "recipes say what sigma is: runs are named by it.",
+    "noise.noise_multiplier": "recipes say what sigma is: runs are named by it.",
+    "privacy.population": "say it with --population N.",
+    "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
+    "corpus.path": "say it with --corpus ROLE=DIR.",
+}
+"""Keys that --set would not change, or that would be changed back, and what to say instead."""
+_IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
+SPEED = 4_250.0
+"""User updates a second of the paper's model on one H200, sixteen runs side by side (benchmarks/results)."""
+CPU_SPEED = 7.0
+"""The same on two CPU cores."""
+
+
+def run(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Recipes (`python -m reproduction list`), or all.")
+    ],
+    corpus: Annotated[
+        list[str], typer.Option(help="A store, a folder of stores named by role, or ROLE=DIR. May be repeated.")
+    ],
+    scale: Annotated[str, typer.Option(help="full: as the paper. smoke: a tiny version of everything.")] = "full",
+    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Added to the seeds of cohorts and noise; results go to NAME-seeds+N.")
+    ] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Change a key of every run: model.keep_norm=true; results get a folder of their own."
+        ),
+    ] = None,
+    population: Annotated[
+        list[str] | None, typer.Option(help="Declared users: N, or ROLE=N. Left out: counted, for research corpora.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What the corpus goes by in print; default: its own name.")] = None,
+    work: Annotated[Path, typer.Option(help="Where the run folders lie.")] = Path("runs/paper"),
+    results: Annotated[Path, typer.Option(help="Where lines of results go: DIR/<name>/runs.jsonl.")] = Path(
+        "reproduction/results"
+    ),
+    schedule: Annotated[
+        Path | None, typer.Option(help="A TOML file of steps (recipes, rounds, runs, seconds). NAME... then chooses.")
+    ] = None,
+    stop_after: Annotated[
+        float | None, typer.Option(min=0, help="Seconds after which all is saved and recorded, wherever it is.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be run, and how long it takes.")
+    ] = False,
+    users_per_second: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="For the estimate; default: as measured here, else one H200, or two cores."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="auto, stacked, vectorised or reference.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
+    processes: Processes = 1,
+    max_restarts: MaxRestarts = 0,
+    rank_timeout: RankTimeout = None,
+) -> None:
+    """Make the runs behind the paper's tables and figures. Runs that recipes share are made once, like ones side by side."""
+
+    import time
+
+    began = time.monotonic()
+
+    def work_with(ranks: "Ranks | None") -> None:
+        from reproduction.cli.display import show_plan, show_running, show_skipped
+        from reproduction.runner import run_steps
+        from reproduction.scale import scale_named
+        from reproduction.scheduling import jobs_of
+        from reproduction.workspace import Workplace
+        from unheard.cli.display import say
+        from unheard.engines.engine import EngineChoice
+
+        chosen, steps = scale_named(scale), _steps(names, schedule)
+        _check_changes(changes or [], [job.run for step in steps for job in jobs_of(step, chosen)])
+        corpora = _corpora(corpus, population, name)
+        title = _title(name or corpora["main"].name, scale, seed, changes or [])
+        place = Workplace(
+            corpora=corpora,
+            work=work / title,
+            results=results / title,
+            scale=chosen.changed(changes or []),
+            seed_shift=seed,
+            engine=EngineChoice(kind=engine, device=device, rank_timeout=rank_timeout or EngineChoice.rank_timeout),
+            ranks=ranks,
+        )
+        left, impossible = _left(place, steps, rounds)
+        show_plan(place, left, *_speed(place, users_per_second))
+        if dry_run or not left:
+            show_skipped(impossible)
+            return
+        place.make_folders()
+        updates = sum(one.left * one.users for one in left)
+        left_s = None if stop_after is None else stop_after - (time.monotonic() - began)  # reading and planning count
+        went_well = show_running(run_steps(place, steps, cap=rounds, stop_after=left_s), updates)
+        say(
+            f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `python -m reproduction page` shows them."
+        )
+        if not went_well:
+            raise typer.Exit(1)
+
+    lead(work_with, processes, max_restarts)
+
+
+def _corpora(given: list[str], population: list[str] | None, name: str | None) -> "Mapping[str, Corpus]":
+    from reproduction.corpora import find_corpora
+    from unheard.errors import CorpusMissing, InvalidValue
+
+    if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0\n")):
+        raise InvalidValue(f"--name {name!r} is no folder's name, which results and runs go by: leave out slashes.")
+    corpora = find_corpora(given, population or [], name)
+    if "main" not in corpora and name is None:
+        raise CorpusMissing(
+            "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
+        )
+    _say_what_is_counted(corpora)
+    return corpora
+
+
+def _speed(place: "Workplace", given: float | None) -> tuple[float, str]:
+    """User updates a second for the estimate, and where the figure comes from."""
+    from statistics import median
+
+    from reproduction.record import device_name
+    from reproduction.results import read
+
+    if given is not None:
+        return given, "as given"
+    device = device_name(place.engine.torch_device())
+    known = [one.users_per_second for one in read(place.results).values() if one.device == device]
+    if measured := [speed for speed in known if speed > 0]:
+        return median(measured), "as measured here before"
+    if place.engine.torch_device().type == "cpu":
+        return CPU_SPEED, "as on two CPU cores; --users-per-second says otherwise"
+    return SPEED, "as on one H200; --users-per-second says otherwise"
+
+
+def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
+    """The schedule's steps as far as the recipes are asked for, or the recipes by rank."""
+    from dataclasses import replace
+
+    from reproduction.scheduling import read_schedule, steps_by_rank
+    from unheard.errors import InvalidValue
+
+    asked = {name for step in steps_by_rank(names) for name in step.recipes}
+    if schedule is None:
+        steps = steps_by_rank(names)
+    else:
+        kept = [replace(s, recipes=tuple(n for n in s.recipes if n in asked)) for s in read_schedule(schedule)]
+        steps = [step for step in kept if step.recipes]
+        if not steps:
+            raise InvalidValue(f"{schedule} has no step for {', '.join(names)}. Add one, or leave out --schedule.")
+    if not steps:
+        raise InvalidValue(
+            f"{', '.join(names)}: nothing here needs a run. `python -m reproduction show {names[0]}` shows it."
+        )
+    return steps
+
+
+def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> tuple[list["Waiting"], dict[str, str]]:
+    """What is still to do, and why what cannot be done cannot; an error if that is all."""
+    from reproduction.scheduling import furthest, jobs_of
+    from unheard.errors import CorpusMissing
+
+    jobs = furthest(job for step in steps for job in jobs_of(step, place.scale, cap))
+    by_name = {job.run.name: job for job in jobs}
+    reasons = {job.run.name: why for job in jobs if (why := place.why_not(job, by_name))}
+    if len(reasons) == len(jobs):
+        raise CorpusMissing(f"None of these runs can be made: {'; '.join(sorted(set(reasons.values())))}.")
+    return place.waiting([job for job in jobs if job.run.name not in reasons]), reasons
+
+
+def _check_changes(changes: list[str], runs: list["PaperRun"]) -> None:
+    """Refuse to change what tells the runs of a recipe apart, which they are named by, and what is said elsewhere."""
+    from unheard.errors import InvalidValue
+
+    own = {_key(said): run.name for run in runs for said in run.changes}
+    keys = [_key(change) for change in changes]
+    for key, change in zip(keys, changes, strict=True):
+        if key in own:
+            raise InvalidValue(
+                f"--set {change}: {own[key]} says itself what {key} is. Choose recipes that leave it alone."
+            )
+        if key.startswith("engine."):
+            raise InvalidValue(f"--set {change}: say it with --engine, --device or --rank-timeout.")
+        if key in OF_RECIPES:
+            raise InvalidValue(f"--set {change}: {OF_RECIPES[key]}")
+        if keys.count(key) > 1:
+            raise InvalidValue(f"--set {change}: {key} is given twice.")
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0].strip()
+
+
+def _title(name: str, scale: str, seed: int, changes: list[str]) -> str:
+    """The folder of a corpus's runs and results: tiny runs, other seeds and other settings do not mix with the paper's."""
+    marks = ["" if scale == "full" else scale, f"seeds+{seed}" if seed else "", *sorted(changes)]
+    return "-".join([name, *(_IN_A_FILE_NAME.sub("_", mark) for mark in marks if mark)])
+
+
+def _say_what_is_counted(corpora: "Mapping[str, Corpus]") -> None:
+    from unheard.cli.display import notes
+
+    counted = [one.role for one in corpora.values() if one.is_counted]
+    if counted:
+        notes.print(
+            f"No --population was declared for {', '.join(counted)}: the number of training users is COUNTED in the store, "
+            "which is a fact about private people. Right for research corpora only. And all these runs are seeded experiments: "
+            "no epsilon of theirs is a guarantee against whoever knows the seed.",
+            style="bold yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )

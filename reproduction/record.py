@@ -1,0 +1,118 @@
+"""From a run folder to a line of results: accuracy by round, head words of the last model, what it cost and how long it took.
+
+In: a folder that training has left, finished or not. Out: a RunResult. It reads held-out users, models and ledgers only; nobody
+who was trained on, and no word of anybody.
+"""
+
+import json
+import math
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reproduction.base_config import settings_of
+from reproduction.corpora import Corpus
+from reproduction.results import RunResult
+from reproduction.scheduling import Job
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import EngineChoice
+from unheard.evaluation.next_word import evaluate
+from unheard.evaluation.scores import score
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import released_model
+from unheard.training.run import Run
+from unheard.updates.users import User, users_in_turn
+
+EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
+
+
+def record(
+    job: Job,
+    run: Run,
+    corpus: Corpus,
+    folder: RunFolder,
+    *,
+    main: Corpus | None,
+    began_after: int | None,
+    choice: EngineChoice,
+    seconds: float,
+    users_per_second: float,
+) -> RunResult:
+    """What this run is worth, as far as it went. `main` is where a run on another corpus is measured too."""
+    device = choice.torch_device()
+    params_P, rounds = released_model(folder.model, run.model)
+    params_P = params_P.to(device)
+    after = None if job.run.after is None else f"{job.run.after} after {began_after} rounds"
+    heads = score(run.model, params_P, _held_out(run, corpus), unroll=run.evaluation.unroll)[1]
+    return RunResult(
+        name=job.run.name,
+        corpus=corpus.name,
+        seed=run.training.reproducible_seed or 0,
+        rounds=rounds,
+        planned=job.planned,
+        settings=settings_of(run, after),
+        evaluations=[
+            {"round": row["round"], **{name: _short(row[name]) for name in EVALUATED}}
+            for row in folder.read_metrics()
+            if row["round"] <= rounds  # a kill can leave evaluations of rounds that were lost
+        ],
+        head_words={str(head): counts.tolist() for head, counts in heads.histograms.items()},
+        accuracy_elsewhere={"main": _elsewhere(run, params_P, main)} if corpus.role == "other" and main else {},
+        parameters=run.model.layout.total,
+        epsilon=_epsilons(folder),
+        population=run.plan.population,
+        store=corpus.digest,
+        seconds=round(seconds, 3),
+        users_per_second=round(users_per_second, 2),
+        device=device_name(device),
+        date=datetime.now(UTC).date().isoformat(),
+        commit=commit(),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def commit() -> str:
+    """Which state of the software this was; the package's version where there is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        found = ""
+    return found or f"unheard {version('unheard')}"
+
+
+def _held_out(run: Run, corpus: Corpus) -> list[User]:
+    return run.evaluation.choose(users_in_turn(TokenStore.open(corpus.path).held_out, run.model))
+
+
+def _elsewhere(run: Run, params_P: Tensor, main: Corpus) -> dict[str, Any]:
+    numbers = evaluate(run.model, params_P, _held_out(run, main), unroll=run.evaluation.unroll)
+    return {name: _short(numbers[name]) for name in EVALUATED}
+
+
+def _epsilons(folder: RunFolder) -> dict[str, float | None]:
+    """Of the statement that training left; infinity is null."""
+    told = json.loads(folder.statement.read_text(encoding="utf-8"))
+    return {name: _finite(float(value)) for name, value in {**told["epsilon"], "delta": told["delta"]}.items()}
+
+
+def _short(value: float) -> float | None:
+    """Six digits after the point: one target of 75,000 moves the fifth."""
+    finite = _finite(value)
+    return None if finite is None else round(finite, 6)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity, and a model that has diverged has no loss."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,173 @@
+"""Where the paper's runs lie while they are made: folders, ledgers, results; what is there already, and what cannot be run here.
+
+In: corpora by role, a work folder, a results folder, a scale. Out: for each job its Run, its folder, and whether it still lacks
+rounds. Each run charges a people's ledger of its own (docs/decisions/0060-populations-of-experiments.md).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from reproduction.base_config import meaning, run_of, settings_of, side_by_side_key
+from reproduction.corpora import Corpus
+from reproduction.results import FILE, RunResult, read
+from reproduction.scale import Scale
+from reproduction.scheduling import Job, Waiting
+from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.engine import EngineChoice
+from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
+from unheard.privacy.ledger import Ledger
+from unheard.run_folder import RunFolder, replace_file
+from unheard.training.run import Run
+from unheard.training.run_file import run_hash
+
+ROUNDS_LOST_ON_A_CPU = 20
+"""At most, when a run is killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Everything about a sitting but which runs it is for."""
+
+    corpora: Mapping[str, Corpus]
+    work: Path
+    results: Path
+    """The folder of this corpus's results."""
+    scale: Scale
+    seed_shift: int = 0
+    engine: EngineChoice = EngineChoice()
+    ranks: Ranks | None = None
+    """The other processes, if several work together."""
+
+    def make_folders(self) -> None:
+        """Refuse a place that cannot be written to now, not when the first results are there."""
+        for folder, option in ((self.work, "--work"), (self.results, "--results")):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                TemporaryFile(dir=folder).close()
+            except OSError as trouble:
+                raise RunFolderError(
+                    f"Cannot write to {folder}: {trouble.strerror}. Name another folder with {option}."
+                ) from None
+
+    def folder(self, name: str) -> RunFolder:
+        return RunFolder(self.work / name)
+
+    def run(self, job: Job) -> Run:
+        return run_of(
+            job.run,
+            self.corpora[job.run.corpus],
+            ledger=self.work / "ledgers" / f"{job.run.name}.jsonl",
+            rounds=job.rounds,
+            scale=self._saving_scale,
+            seed_shift=self.seed_shift,
+            start=None if job.run.after is None else self.work / job.run.after,
+        )
+
+    @property
+    def _saving_scale(self) -> Scale:
+        """With checkpoints more often on a CPU, where the rounds that a kill costs are dear."""
+        every = self.scale.checkpoint_every
+        is_slow = self.engine.torch_device().type == "cpu"
+        return replace(self.scale, checkpoint_every=min(every, ROUNDS_LOST_ON_A_CPU) if is_slow else every)
+
+    def why_not(self, job: Job, others: Mapping[str, Job]) -> str | None:
+        """Why a run cannot be made here, as the end of a sentence; None if it can."""
+        corpus = self.corpora.get(job.run.corpus)
+        if corpus is None:
+            maker = "unheard corpus synth" if job.run.corpus == "synthetic" else "python -m reproduction prepare"
+            return f"there is no corpus '{job.run.corpus}' (--corpus {job.run.corpus}=DIR; `{maker}` makes one)"
+        if not corpus.held_out:
+            return f"{corpus.name} holds nobody out to measure on (prepare it with a larger --held-out, or more users)"
+        if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
+            return f"{users:,} users a round are more than {corpus.name} has (--scale smoke takes fewer)"
+        if job.run.after is not None and (why := self.why_not(others[job.run.after], others)):
+            return f"it begins from {job.run.after}, and {why}"
+        return None
+
+    def waiting(self, jobs: Sequence[Job]) -> list[Waiting]:
+        """The jobs that lack rounds, and those that others must begin from. All of them can be made here."""
+        known = read(self.results)
+        runs = {job.run.name: self.run(job) for job in jobs}
+        lacking = [job for job in jobs if not self._suffices(known.get(job.run.name), job, runs[job.run.name])]
+        begun_from = {job.run.after for job in lacking if not self.folder(job.run.name).run_file.exists()}
+        found = []
+        for job in jobs:
+            left = job.rounds - self.rounds_done(job.run.name)
+            if job in lacking or (job.run.name in begun_from and left > 0):
+                run = runs[job.run.name]
+                self._check_same(job, run)
+                corpus = self.corpora[job.run.corpus]
+                users = self.scale.users(job.run, min(corpus.users, corpus.population))
+                key = side_by_side_key(run, job.run.corpus)
+                found.append(Waiting(job=job, key=key, left=max(left, 0), users=users))
+        return found
+
+    def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
+        """Whether the run that it begins from is as far as it is wanted."""
+        if job.run.after is None or self.folder(job.run.name).run_file.exists():
+            return True
+        return self.rounds_done(job.run.after) >= others[job.run.after].rounds
+
+    def begun_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+        """A sentence, and the runs that it is true of: they began from an earlier state of another run than that one has now, or
+        is wanted for. They go on from there, which their names do not say."""
+        wanted = {job.run.name: job.rounds for job in jobs}
+        told: dict[str, list[str]] = {}
+        for job in jobs:
+            began, after = self.began_after.get(job.run.name), job.run.after
+            if after is None or began is None or not self.folder(job.run.name).run_file.exists():
+                continue
+            further = max(self.rounds_done(after), wanted.get(after, 0))
+            if began < further:
+                why = f"began from {after} after {began:,} of its rounds, of which there are to be {further:,}"
+                told.setdefault(why, []).append(job.run.name)
+        return told
+
+    def rounds_done(self, name: str) -> int:
+        return self.folder(name).saved_round
+
+    def note_begun(self, job: Job) -> None:
+        """Keep after how many rounds of the earlier run this one begins: that one may go on later."""
+        if job.run.after is not None and not self.folder(job.run.name).run_file.exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            notes = {**self.began_after, job.run.name: self.rounds_done(job.run.after)}
+            replace_file(self._notes, json.dumps(notes, indent=1).encode())
+
+    @property
+    def began_after(self) -> dict[str, int]:
+        return json.loads(self._notes.read_text(encoding="utf-8")) if self._notes.exists() else {}
+
+    @cached_property
+    def _notes(self) -> Path:
+        return self.work / "began_after.json"
+
+    def _suffices(self, result: RunResult | None, job: Job, run: Run) -> bool:
+        if result is None:
+            return False
+        is_same_store = result.store in ("", self.corpora[job.run.corpus].digest)
+        if not is_same_store or meaning(_as_read(settings_of(run))) != meaning(result.settings):
+            raise InvalidValue(
+                f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, population, "
+                "seed, scale, dictionary or default). Choose another --name, so that they do not mix."
+            )
+        return result.rounds >= job.rounds
+
+    def _check_same(self, job: Job, run: Run) -> None:
+        folder = self.folder(job.run.name)
+        if not folder.run_file.exists():
+            return
+        facts = Ledger.read(folder.ledger).facts
+        if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(run), self.corpora[job.run.corpus].digest):
+            raise RunFolderExists(
+                f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or work folder). "
+                "Choose another --work or --name, or remove it."
+            )
+
+
+def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(settings))

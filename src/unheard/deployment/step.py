@@ -1,0 +1,132 @@
+"""One step of a trained model in plain arrays: what a device computes at each word.
+
+In: a model and its parameters. Out: the arrays of one step, and a `Steps` that runs them. The paper's family (LSTM and
+GRU) carries its state from word to word; any other model reads the whole text again at each word, which is slower.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.deployment.model import Steps
+from unheard.errors import ModelError
+from unheard.models.model import LanguageModel
+from unheard.models.recurrent import TiedGRU, TiedLSTM, word_vectors
+
+CELLS: dict[type, str] = {TiedLSTM: "lstm", TiedGRU: "gru"}
+STATES = {"lstm": ("state", "cell"), "gru": ("state",)}
+"""What each cell carries from word to word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepArrays:
+    """The parameters as one step uses them: gates side by side, word vectors already on the sphere, float32.
+
+    X is D and the features about the user; G is all gates, each H wide."""
+
+    cell: str
+    words_DV: np.ndarray
+    output_DV: np.ndarray
+    """The same array as `words_DV` if the model is tied."""
+    from_input_XG: np.ndarray
+    from_state_HG: np.ndarray
+    bias_G: np.ndarray
+    projection_HD: np.ndarray
+    projection_bias_D: np.ndarray
+
+    @property
+    def hidden_size(self) -> int:
+        return self.from_state_HG.shape[0]
+
+    @property
+    def user_features(self) -> int:
+        return self.from_input_XG.shape[0] - self.words_DV.shape[0]
+
+
+@torch.no_grad()
+def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
+    """Refuses a model that has no step: one that is not of the paper's family."""
+    if not isinstance(model, TiedLSTM | TiedGRU):
+        raise ModelError(
+            f"A {type(model).__name__} cannot be exported: only models that read word by word (kinds 'tied_lstm' and 'tied_gru') "
+            "have a step that a device can run. Your own module has its own way to ONNX: torch.onnx.export."
+        )
+    params = {name: tensor.cpu() for name, tensor in model.layout.split(params_P.float()).items()}
+    weight_YG = torch.cat([params[f"{gate}_weight"] for gate in model.gates], dim=-1)
+    input_size = model.embedding_size + model.user_features
+    words_DV = _array(word_vectors(model, params["embedding"]).mT)
+    return StepArrays(
+        cell=CELLS[type(model)],
+        words_DV=words_DV,
+        output_DV=words_DV if model.tied else _array(word_vectors(model, params["output_embedding"]).mT),
+        from_input_XG=_array(weight_YG[:input_size]),
+        from_state_HG=_array(weight_YG[input_size:]),
+        bias_G=_array(torch.cat([params[f"{gate}_bias"] for gate in model.gates])),
+        projection_HD=_array(params["projection_weight"]),
+        projection_bias_D=_array(params["projection_bias"]),
+    )
+
+
+class CellSteps:
+    """One step in torch: 0.1 ms at the paper's size on one thread. A user's features, which nobody knows here, are zero."""
+
+    def __init__(self, arrays: StepArrays) -> None:
+        self._cell = _lstm if arrays.cell == "lstm" else _gru
+        self._zero = (torch.zeros(arrays.hidden_size),) * len(STATES[arrays.cell])
+        self._words_DV, self._output_DV = torch.from_numpy(arrays.words_DV), torch.from_numpy(arrays.output_DV)
+        self._from_word_DG = torch.from_numpy(arrays.from_input_XG)[: len(arrays.words_DV)]
+        self._from_state_HG, self._bias_G = torch.from_numpy(arrays.from_state_HG), torch.from_numpy(arrays.bias_G)
+        self._projection_HD = torch.from_numpy(arrays.projection_HD)
+        self._projection_bias_D = torch.from_numpy(arrays.projection_bias_D)
+
+    @torch.no_grad()
+    def read(self, state: tuple[Tensor, ...] | None, word: int) -> tuple[tuple[Tensor, ...], np.ndarray]:
+        before = state or self._zero
+        from_input_G = self._words_DV[:, word] @ self._from_word_DG + self._bias_G
+        after = self._cell(from_input_G, before[0] @ self._from_state_HG, *before)
+        scores_V = (after[0] @ self._projection_HD + self._projection_bias_D) @ self._output_DV
+        return after, scores_V.numpy()
+
+
+@dataclass(frozen=True)
+class ReplaySteps:
+    """Any language model: its state is the words so far, read again from the first at each step."""
+
+    model: LanguageModel
+    params_P: Tensor
+    context: int
+    """How many words it reads at most: a module may know no more places."""
+
+    @torch.no_grad()
+    def read(self, state: Sequence[int] | None, word: int) -> tuple[Any, np.ndarray]:
+        words = (*(state or ()), word)[-self.context :]
+        features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
+        logits_1TV = self.model.logits(self.model.layout.split(self.params_P), torch.tensor([words]), features_F)
+        return words, logits_1TV[0, -1].float().numpy()
+
+
+def steps_of(model: LanguageModel, params_P: Tensor, context: int) -> Steps:
+    if type(model) in CELLS:
+        return CellSteps(step_arrays(model, params_P))
+    return ReplaySteps(model, params_P, context)
+
+
+def _lstm(from_input_G: Tensor, from_state_G: Tensor, state_H: Tensor, cell_H: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = (from_input_G + from_state_G).chunk(4)
+    cell_H = torch.sigmoid(f) * cell_H + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell_H), cell_H
+
+
+def _gru(from_input_G: Tensor, from_state_G: Tensor, state_H: Tensor) -> tuple[Tensor]:
+    (input_r, input_z, input_n), (state_r, state_z, state_n) = from_input_G.chunk(3), from_state_G.chunk(3)
+    keep = torch.sigmoid(input_z + state_z)
+    new = torch.tanh(input_n + torch.sigmoid(input_r + state_r) * state_n)
+    return ((1 - keep) * new + keep * state_H,)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(tensor.detach().numpy())

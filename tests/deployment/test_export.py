@@ -1,0 +1,204 @@
+"""An export predicts what PyTorch predicts, holds nothing of the users, needs no torch, and is refused when it is not whole."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import unheard
+from unheard.deployment.device import FLOAT32, INT8, OnnxSteps
+from unheard.deployment.export import export, in_int8, step_graph
+from unheard.deployment.loading import open_finished
+from unheard.deployment.parity import AT_ONCE, CONTEXTS, Agreement, Comparison, draw_texts
+from unheard.deployment.step import ReplaySteps, step_arrays, steps_of
+from unheard.errors import InvalidValue, LedgerError, ModelError
+from unheard.models.recurrent import TiedGRU
+from unheard.training.checkpoint import load_model
+
+SMALL = dict(vocabulary_size=40, embedding_size=5, hidden_size=7)
+EVERY_OPTION = [
+    pytest.param(cls(**SMALL, tied=tied, unit_norm=unit_norm, user_features=features), id=f"{cls.__name__}-{i}-{j}-{k}")
+    for cls in (unheard.TiedLSTM, TiedGRU)
+    for i, tied in enumerate((True, False))
+    for j, unit_norm in enumerate((True, False))
+    for k, features in enumerate((0, 3))
+]
+
+
+def compared(model, params_P) -> dict[str, Agreement]:
+    arrays = step_arrays(model, params_P)
+    graphs = {name: OnnxSteps(step_graph(arrays, int8=name == INT8)) for name in (FLOAT32, INT8)}
+    return Comparison(model, params_P, graphs).run()
+
+
+@pytest.mark.parametrize("model", EVERY_OPTION)
+def test_every_model_and_option_predicts_on_10_000_contexts_what_pytorch_predicts(model, wild):
+    found = compared(model, wild(model))
+    assert found[FLOAT32].contexts == CONTEXTS >= 10_000
+    assert found[FLOAT32].is_equal, found[FLOAT32]
+    assert found[INT8].numbers()["same_first_choice"] > 0.95
+
+
+def test_the_papers_model_agrees_on_10_000_contexts_and_is_1_4_megabytes_in_int8(wild):
+    model = unheard.TiedLSTM()
+    found = compared(model, wild(model, spread=0.05))
+    assert found[FLOAT32].contexts >= 10_000
+    assert found[FLOAT32].is_equal
+    assert found[INT8].numbers()["same_first_choice"] > 0.95
+    arrays = step_arrays(model, wild(model, spread=0.05))
+    assert model.layout.total == 1_346_144
+    assert 1_346_144 < len(step_graph(arrays, int8=True)) < 1_420_000
+    assert len(step_graph(arrays, int8=False)) == pytest.approx(4 * 1_346_144, rel=0.01)
+
+
+def test_the_comparison_notices_one_wrong_weight(wild):
+    model = unheard.TiedLSTM(**SMALL)
+    params_P = wild(model)
+    arrays = step_arrays(model, params_P)
+    arrays.from_state_HG[0, 0] += 1.0
+    found = Comparison(model, params_P, {FLOAT32: OnnxSteps(step_graph(arrays, int8=False))}).run()
+    assert not found[FLOAT32].is_equal
+
+
+def test_the_comparison_notices_numbers_that_are_not_finite(wild):
+    model = unheard.TiedLSTM(**SMALL)
+    params_P = wild(model)
+    params_P[model.layout.slices["projection_bias"]] = torch.nan
+    with np.errstate(invalid="ignore"):
+        assert not compared(model, params_P)[FLOAT32].is_equal
+
+
+def test_agreement_counts_first_choices_and_suggestions_in_common():
+    right = np.array([[9.0, 8.0, 9.0, 5.0, 4.0, 3.0]])  # without BOS and UNK: 1, 3, 4
+    found = np.array([[0.0, 2.0, 9.0, 5.0, 1.0, 3.0]])  # 3, 5, 1
+    one = Agreement()
+    one.add(right, right)
+    one.add(right, found)
+    assert one.numbers()["same_first_choice"] == 1 / 2
+    assert one.numbers()["same_suggestions_of_three"] == 5 / 6
+    assert one.furthest == 9.0
+
+
+def test_int8_rounds_each_weight_by_at_most_half_a_unit_of_its_column():
+    matrix = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32) * [1, 10, 0.1, 0]
+    whole, scale = in_int8(matrix.astype(np.float32))
+    assert np.abs(whole * scale - matrix).max(axis=0) == pytest.approx(np.zeros(4), abs=float(scale.max()) * 0.51)
+    assert (np.abs(whole * scale - matrix) <= 0.501 * scale + 1e-12).all()
+
+
+def test_contexts_are_drawn_from_the_model_and_begin_with_bos(wild):
+    model = unheard.TiedLSTM(**SMALL)
+    steps = OnnxSteps(step_graph(step_arrays(model, wild(model)), int8=False))
+    texts = draw_texts(steps, AT_ONCE, 10, np.random.default_rng(0))
+    assert (texts[:, 0] == 0).all()
+    assert len(np.unique(texts[:, 1:])) > 10
+
+
+@pytest.mark.parametrize("model", EVERY_OPTION)
+def test_one_step_at_a_time_is_the_whole_text_at_once(model, wild):
+    """The keyboard's own steps, for a model that carries its state and for one that reads all again."""
+    params_P, words = wild(model), [0, 5, 9, 2, 30, 5]
+    features = torch.zeros(model.user_features) if model.user_features else None
+    whole = model.logits(model.layout.split(params_P), torch.tensor([words]), features)[0]
+    for steps in (steps_of(model, params_P, context=80), ReplaySteps(model, params_P, 80)):
+        state = None
+        for i, word in enumerate(words):
+            state, scores = steps.read(state, word)
+            assert scores == pytest.approx(whole[i].numpy(), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def exported(run_folder, tmp_path_factory):
+    return export(run_folder, tmp_path_factory.mktemp("exports") / "small")
+
+
+def test_an_export_holds_the_model_its_words_and_its_statement_and_nothing_else(exported, run_folder):
+    names = {"export.json", "model.onnx", "model.int8.onnx", "vocabulary.txt", "tokens.json", "statement.json"}
+    assert {path.name for path in exported.path.iterdir()} == names
+    assert json.loads((exported.path / "statement.json").read_text())["claimed"]["epsilon"] > 0
+    written = b"".join(path.read_bytes() for path in exported.path.iterdir())
+    assert str(run_folder.parent).encode() not in written
+    measured = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
+    for private in ("perplexity", "loss"):
+        assert repr(measured[private]).encode() not in written
+
+
+def test_an_export_and_its_run_suggest_the_same_words(exported, run_folder):
+    released, device = unheard.Released.open(run_folder), open_finished(exported.path)
+    for text in ("", "w1 w2", "w40 nobody knows this", "w1 " * 50):
+        right, found = released.predict(text, 5), device.predict(text, 5)
+        assert [word for word, _ in right] == [word for word, _ in found]
+        assert [p for _, p in right] == pytest.approx([p for _, p in found], abs=1e-5)
+    assert open_finished(exported.path / INT8).predict("w1 w2")[0][1] > 0
+
+
+def test_predicting_with_an_export_never_imports_torch(exported):
+    code = (
+        "import sys; from unheard.cli.main import main\n"
+        f"sys.argv = ['unheard', 'predict', {str(exported.path)!r}, 'w1 w2', '--json']\n"
+        "try: main()\nexcept SystemExit as left: assert not left.code\n"
+        "assert 'torch' not in sys.modules and 'onnx' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 3
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "vocabulary.txt", "statement.json", "export.json"])
+def test_a_changed_or_missing_file_is_refused(exported, tmp_path, name):
+    copy = tmp_path / "copy"
+    shutil.copytree(exported.path, copy)
+    (copy / name).write_bytes((copy / name).read_bytes()[:-9] + b"something")
+    with pytest.raises(ModelError, match="Export the run again"):
+        open_finished(copy)
+    (copy / name).unlink()
+    if name != "export.json":
+        with pytest.raises(ModelError, match="not a whole export"):
+            open_finished(copy)
+
+
+def test_a_folder_that_holds_something_is_not_written_over(run_folder, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(InvalidValue, match="already holds something"):
+        export(run_folder, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_shortened_ledger_sends_no_model_out(run_folder, tmp_path):
+    copy = tmp_path / "run"
+    shutil.copytree(run_folder, copy)
+    lines = (copy / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "ledger.jsonl").write_bytes(b"".join(lines[:-2]))
+    with pytest.raises(LedgerError):
+        export(copy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_module_of_ones_own_says_that_it_cannot_be_exported():
+    model = unheard.ModuleModel.wrap(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), vocabulary_size=9)
+    with pytest.raises(ModelError, match="cannot be exported"):
+        step_arrays(model, model.initial(0))
+    assert isinstance(steps_of(model, model.initial(0), 80), ReplaySteps)
+
+
+def test_a_model_that_would_not_agree_is_never_written(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Agreement, "is_equal", False)
+    with pytest.raises(ModelError, match="Nothing was written"):
+        export(run_folder, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_export_keeps_the_released_parameters(exported, run_folder, model):
+    """Through another door: the embedding in the float32 graph is the released one, on the sphere, word for word."""
+    import onnx
+
+    graph = onnx.load_model_from_string((exported.path / FLOAT32).read_bytes()).graph
+    words = next(onnx.numpy_helper.to_array(t) for t in graph.initializer if t.name == "words")
+    params = model.layout.split(load_model(run_folder / "model.safetensors", model))
+    right = params["embedding"] / params["embedding"].norm(dim=1, keepdim=True)
+    assert np.allclose(words.T, right.numpy(), atol=1e-6)

@@ -1,0 +1,216 @@
+"""The personal finish: it learns from the earlier text only, helps on the later, and stays where only its person can read it."""
+
+import importlib.util
+import json
+import os
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import unheard
+from unheard.corpus.vocabulary import BOS
+from unheard.deployment import personalize as module
+from unheard.deployment.export import export
+from unheard.deployment.keyboard.suggestions import Suggester
+from unheard.deployment.loading import open_finished, run_statement
+from unheard.deployment.personalize import (
+    MODEL,
+    RECORD,
+    Personal,
+    check_place,
+    personalize,
+    save_personal,
+    split_by_time,
+)
+from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderExists, UnheardError
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import load_model
+from unheard.training.released import Released
+
+
+@pytest.fixture(scope="module")
+def released(run_folder) -> Released:
+    return Released.open(run_folder)
+
+
+def habits(messages: int, seed: int = 0) -> str:
+    """Somebody who always says the same few things, in some order: nothing that the shared model has met."""
+    said = ["w5 w40 w7 w33", "w11 w2 w44", "w9 w30 w9 w30 w1"]
+    return "\n".join(said[i] for i in np.random.default_rng(seed).integers(len(said), size=messages))
+
+
+@pytest.fixture(scope="module")
+def made(released):
+    return personalize(released, habits(200), Personal(learning_rate=1.0))
+
+
+def test_it_guesses_more_of_the_persons_later_words(made):
+    assert made.passes >= 1
+    assert made.after["accuracy_top1"] > made.before["accuracy_top1"] + 0.2
+    assert made.after["tokens"] == made.before["tokens"]
+
+
+def test_it_never_learns_from_the_later_text(released):
+    """Only the later fifth differs, so the model must be the same, to the bit."""
+    how = Personal(learning_rate=1.0, passes=2)
+    earlier, later = split_by_time(released, habits(200), how.later)
+    lines = habits(200).splitlines()
+    keep = int((earlier == BOS).sum())
+    other = "\n".join(lines[:keep] + list(reversed(lines[keep:])))
+    assert int((later == BOS).sum()) == len(lines) - keep
+    one, two = personalize(released, habits(200), how), personalize(released, other, how)
+    assert torch.equal(one.params_P, two.params_P)
+
+
+def test_the_split_is_by_time_and_between_messages(released):
+    earlier, later = split_by_time(released, habits(100), 0.2)
+    assert earlier[0] == later[0] == BOS
+    assert len(later) / (len(earlier) + len(later)) == pytest.approx(0.2, abs=0.03)
+    whole, _ = split_by_time(released, habits(100), 0.05)
+    assert (whole[: len(earlier)] == earlier).all()
+
+
+def test_one_long_message_is_split_too(released):
+    earlier, later = split_by_time(released, "w1 " * 300, 0.2)
+    assert len(later) == pytest.approx(0.2 * 302, abs=2)
+    assert len(earlier) + len(later) == 302
+
+
+def test_text_that_teaches_nothing_leaves_the_shared_model(released):
+    """With steps as long as that, every pass makes it worse: none is taken, and both columns are the same."""
+    wild = personalize(released, habits(200), Personal(learning_rate=1e6))
+    assert wild.passes == 0
+    assert wild.before == wild.after
+
+
+def test_the_shared_model_is_not_touched(released, run_folder, made):
+    assert torch.equal(Released.open(run_folder).params_P, released.params_P)
+
+
+@pytest.mark.parametrize("text", ["", "w1 w2 w3", "\n\n\n"])
+def test_too_little_text_is_refused_with_a_cure(released, text):
+    with pytest.raises(InputError, match="one message on each line"):
+        personalize(released, text)
+
+
+@pytest.mark.parametrize("bad", [dict(passes=0), dict(later=0.9), dict(learning_rate=-1.0)])
+def test_settings_that_make_no_sense_are_refused(bad):
+    with pytest.raises(InvalidValue):
+        Personal(**bad)
+
+
+@pytest.fixture
+def folder(released, run_folder, made, tmp_path):
+    out = tmp_path / "mine"
+    save_personal(released, made, run_statement(RunFolder.open(run_folder)), out)
+    return out
+
+
+def test_only_its_owner_can_read_it(folder):
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {path.name for path in folder.iterdir()} == {RECORD, MODEL}
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_empty_folder_that_others_could_read_becomes_the_owners_alone(released, made, run_folder, tmp_path):
+    out = tmp_path / "open"
+    out.mkdir(mode=0o777)
+    os.chmod(out, 0o777)
+    save_personal(released, made, {}, out)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+
+
+def test_it_opens_for_the_persons_own_keyboard(folder, made):
+    model = open_finished(folder)
+    assert model.kind == "personal"
+    assert model.predict("w5")[0][0] == "w40"
+    assert len(Suggester(model).suggest("w5 ")) == 3
+    assert "one person's own text" in json.loads((folder / RECORD).read_text())["personal"]
+
+
+def test_no_other_command_takes_it_for_a_run(folder, tmp_path, model, run):
+    with pytest.raises(RunFolderError):
+        Released.open(folder)
+    with pytest.raises(RunFolderError):
+        RunFolder.open(folder)
+    with pytest.raises(RunFolderError):
+        unheard.resume(folder)
+    with pytest.raises(RunFolderError):
+        export(folder, tmp_path / "out")
+    with pytest.raises(UnheardError):
+        load_model(folder / MODEL, model)
+    for start in (folder, folder / MODEL):  # not even if it is declared public
+        begun = replace(run, training=replace(run.training, init_from=str(start), init_is_public=True))
+        with pytest.raises(UnheardError):
+            unheard.train(begun, tmp_path / "from-personal")
+    assert not (tmp_path / "from-personal").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "mine", "checkpoints/mine", "a/b/c"])
+def test_it_is_never_put_into_a_run_folder(run_folder, tmp_path, inside):
+    copy = tmp_path / "run"
+    shutil.copytree(run_folder, copy)
+    with pytest.raises(InvalidValue, match="shared"):
+        check_place(copy / inside)
+    (tmp_path / "link").symlink_to(copy)
+    with pytest.raises(InvalidValue, match="shared"):
+        check_place(tmp_path / "link" / "mine")
+
+
+def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
+    with pytest.raises(InvalidValue, match="which is shared"):
+        check_place(store.path / "mine")
+    (tmp_path / "export.json").write_text("{}")
+    with pytest.raises(InvalidValue, match=r"export\.json"):
+        check_place(tmp_path / "mine")
+
+
+def test_beside_a_run_file_is_no_shared_place(tmp_path):
+    """`unheard init` writes run.toml into the folder that one works in."""
+    (tmp_path / "run.toml").write_text("")
+    assert check_place(tmp_path / "mine") == (tmp_path / "mine").resolve()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    (tmp_path / "diary.txt").write_text("mine")
+    with pytest.raises(RunFolderExists):
+        check_place(tmp_path)
+
+
+def test_a_damaged_personal_model_is_named(folder):
+    (folder / MODEL).write_bytes(b"nothing")
+    with pytest.raises(RunFolderError, match="unheard personalize"):
+        open_finished(folder)
+
+
+def test_models_with_features_and_other_cells_can_be_finished_too(released, plan):
+    for kind in ("tied_gru", "tied_lstm"):
+        size = dict(vocabulary_size=50, embedding_size=6, hidden_size=8, user_features=2)
+        model = module.MODELS[kind](**size)
+        other = replace(released, run=replace(released.run, model=model), params_P=model.initial(0))
+        found = personalize(other, habits(60), Personal(passes=1, learning_rate=0.5))
+        assert found.after["loss"] <= found.before["loss"]
+
+
+def test_the_examples_writer_is_the_one_of_that_many_words_oldest_message_first():
+    spec = importlib.util.spec_from_file_location(
+        "one_writer", Path(__file__).parents[2] / "examples" / "one_writer.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    said = [
+        {"sender": "a", "timestamp": "2020-01-02", "text": "one\ntwo three"},
+        {"sender": "b", "timestamp": "2020-01-01", "text": "just these"},
+        {"sender": "a", "timestamp": "2020-01-01", "text": "four"},
+        {"sender": "a", "timestamp": "2020-01-03", "text": "  "},
+    ]
+    assert example.one_writer(said, 5) == ["four", "one two three"]
+    assert example.one_writer(said, 1) == ["just these"]

@@ -1,0 +1,363 @@
+"""A hostile client gets refused or served, never a crash; and nothing that is typed is written anywhere."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from unheard.deployment.keyboard import server as module
+from unheard.deployment.keyboard.server import LONGEST_BODY, MOST_CONNECTIONS, PAGE, KeyboardServer
+from unheard.deployment.keyboard.suggestions import Suggester
+from unheard.errors import InvalidValue
+
+
+@pytest.fixture(scope="module")
+def server(two_models):
+    made = KeyboardServer([Suggester(model) for model in two_models])
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def ask(server, method="POST", path="/suggest", body='{"text": "how are "}', **headers):
+    """Status, headers and body of one request on a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    try:
+        connection.request(method, path, body if method == "POST" else None, given)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def raw(server, *pieces: bytes, wait: float = 0.0) -> bytes:
+    """What comes back for these very bytes."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
+        for piece in pieces:
+            client.sendall(piece)
+            time.sleep(wait)
+        client.shutdown(socket.SHUT_WR)
+        got = b""
+        with contextlib.suppress(ConnectionError):
+            while part := client.recv(65536):
+                got += part
+        return got
+
+
+def still_serves(server) -> bool:
+    return ask(server)[0] == 200
+
+
+def test_a_text_gets_three_suggestions_of_each_model(server):
+    status, headers, body = ask(server)
+    assert status == 200
+    assert headers["Content-Type"] == "application/json"
+    found = json.loads(body)["suggestions"]
+    assert [len(row) for row in found] == [3, 3]
+    assert all(set(one) == {"word", "share"} for row in found for one in row)
+    foreseen = json.loads(body)["ahead"]
+    assert [row["t"][0] for row in foreseen] == [
+        row[0] for row in json.loads(ask(server, body='{"text": "how are t"}')[2])["suggestions"]
+    ]
+
+
+def test_it_listens_on_the_loopback_address_only(server):
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("path", [*PAGE, "/about"])
+def test_every_answer_forbids_everything_that_is_not_our_own(server, path):
+    status, headers, body = ask(server, "GET", path)
+    assert status == 200
+    assert body
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for name, value in (
+        ("X-Content-Type-Options", "nosniff"),
+        ("Cache-Control", "no-store"),
+        ("X-Frame-Options", "DENY"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
+        ("Referrer-Policy", "no-referrer"),
+    ):
+        assert headers[name] == value
+    assert "Server" not in headers
+
+
+def test_the_page_names_nothing_outside_itself():
+    from importlib.resources import files
+
+    for name, _ in PAGE.values():
+        text = (files("unheard.deployment.keyboard") / "page" / name).read_text()
+        for outside in (
+            "http://",
+            "https://",
+            "//cdn",
+            "@import",
+            "eval(",
+            "innerHTML",
+            "localStorage",
+            "sessionStorage",
+        ):
+            assert outside not in text.replace("http://www.w3.org/2000/svg", ""), (name, outside)
+        assert "<style" not in text
+        assert " style=" not in text
+        assert " on" + "click=" not in text
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost", "", "[::1]:{port}"]
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/suggest")])
+def test_another_host_gets_nothing(server, host, method, path):
+    """A web site whose name points at 127.0.0.1 (DNS rebinding) sends its own name."""
+    status, _, body = ask(server, method, path, Host=host.format(port=server.server_port))
+    assert status == 421
+    assert b"suggest" not in body
+
+
+def test_no_host_or_two_are_refused(server):
+    assert b" 421 " in raw(server, b"GET / HTTP/1.1\r\n\r\n").split(b"\r\n")[0]
+    host = f"Host: 127.0.0.1:{server.server_port}\r\n".encode()
+    assert b" 421 " in raw(server, b"GET / HTTP/1.1\r\n" + host + b"Host: evil.example\r\n\r\n").split(b"\r\n")[0]
+    assert b" 200 " in raw(server, b"GET / HTTP/1.1\r\n" + host + b"Connection: close\r\n\r\n").split(b"\r\n")[0]
+
+
+def test_localhost_is_our_name_too(server):
+    assert ask(server, Host=f"localhost:{server.server_port}")[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
+def test_another_page_may_not_ask(server, origin):
+    assert ask(server, Origin=origin.format(port=server.server_port))[0] == 403
+
+
+def test_our_own_page_may_ask(server):
+    assert ask(server, Origin=f"http://127.0.0.1:{server.server_port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/..%2f..%2fetc%2fpasswd",
+        "//etc/passwd",
+        "/page/../../server.py",
+        "/keyboard.js/../server.py",
+        "/keyboard.js%00.html",
+        "/keyboard.js?x",
+        "http://127.0.0.1/keyboard.js",
+        "/suggest",
+        "*",
+    ],
+)
+def test_no_path_reaches_a_file(server, path):
+    status, _, body = ask(server, "GET", path)
+    assert status in (404, 421)
+    assert body in (b"no such page\n", b"this server answers to its own address only\n")
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH", "BREW"])
+def test_other_methods_are_refused_without_repeating_them(server, method):
+    status, headers, body = ask(server, method, "/<script>")
+    assert status in (404, 501)
+    assert b"script" not in body
+    assert "Content-Security-Policy" in headers
+
+
+def test_head_has_no_body(server):
+    status, headers, body = ask(server, "HEAD", "/")
+    assert (status, body) == (200, b"")
+    assert int(headers["Content-Length"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("", 400),
+        ("{}", 400),
+        ("[]", 400),
+        ("null", 400),
+        ('{"text": 3}', 400),
+        ('{"text": ["a"]}', 400),
+        ("{", 400),
+        (b"\xff\xfe", 400),
+        ("[" * 20_000, 400),
+        ('{"text": "\\ud800 \\u0000 \\u202e"}', 200),
+        ('{"text": ""}', 200),
+        (json.dumps({"text": "w" * 20_000}), 200),
+        (json.dumps({"text": "👩‍👩‍👧 " * 300}), 200),
+        (json.dumps({"text": "a\u0301" * 2_000}), 200),
+    ],
+)
+def test_any_body_is_answered(server, body, status):
+    assert ask(server, body=body)[0] == status
+    assert still_serves(server)
+
+
+def test_the_kind_and_length_of_a_body_must_be_said(server):
+    assert ask(server, Content_Type="text/plain")[0] == 415
+    head = (
+        f"POST /suggest HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\n".encode()
+    )
+    for length in (b"", b"Content-Length: -5\r\n", b"Content-Length: 1e3\r\n", b"Transfer-Encoding: chunked\r\n"):
+        assert b" 411 " in raw(server, head + length + b"\r\n").split(b"\r\n")[0]
+    assert b" 413 " in raw(server, head + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n").split(b"\r\n")[0]
+    assert still_serves(server)
+
+
+def test_a_huge_body_is_refused_before_it_is_read(server):
+    head = f"POST /suggest HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {10**9}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
+        client.sendall(head.encode())
+        assert b" 413 " in client.recv(200)
+    assert ask(server, body=json.dumps({"text": "x" * LONGEST_BODY}))[0] == 413
+    assert still_serves(server)
+
+
+@pytest.mark.parametrize(
+    "bytes_",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # somebody speaks TLS
+        b"\x00" * 3000,
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost" + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 500 + b"\r\n",
+        b"G" * 70_000 + b"\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\xff\xfe: \x80\r\n\r\n",
+        b"",
+    ],
+)
+def test_what_is_no_request_is_refused(server, bytes_):
+    answer = raw(server, bytes_)
+    assert b" 200 " not in answer[:20]
+    assert b"<html" not in answer
+    assert still_serves(server)
+
+
+def test_slow_and_silent_clients_are_hung_up_on(two_models, monkeypatch):
+    """One sends a byte now and then, one stops in its headers, one in its body, one says nothing: no timeout of a single read
+    would end the first."""
+    monkeypatch.setattr(module, "SECONDS_TO_ASK", 0.6)
+    made = KeyboardServer([Suggester(two_models[0])])
+    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    head = (
+        f"POST /suggest HTTP/1.1\r\nHost: 127.0.0.1:{made.server_port}\r\nContent-Type: application/json\r\n".encode()
+    )
+    begun = [b"", b"GET / HTT", head, head + b"Content-Length: 50\r\n\r\n{"]
+    clients = [socket.create_connection(("127.0.0.1", made.server_port), timeout=10) for _ in range(len(begun) + 1)]
+    try:
+        for client, part in zip(clients, begun, strict=False):
+            client.sendall(part)
+        began, gone = time.monotonic(), False
+        while not gone and time.monotonic() - began < 8:
+            time.sleep(0.1)
+            try:
+                clients[-1].sendall(b"X")
+            except OSError:
+                gone = True
+        assert gone
+        for client in clients[:-1]:
+            with contextlib.suppress(ConnectionError):
+                assert client.recv(10) in (b"", b"HTTP/1.1 4")
+        assert ask(made)[0] == 200
+    finally:
+        for client in clients:
+            client.close()
+        made.shutdown()
+        made.server_close()
+
+
+def test_those_who_hold_connections_open_do_not_stop_it_for_long(two_models, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_TO_ASK", 0.5)
+    made = KeyboardServer([Suggester(two_models[0])])
+    threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    held = [socket.create_connection(("127.0.0.1", made.server_port)) for _ in range(MOST_CONNECTIONS + 10)]
+    try:
+        time.sleep(0.2)
+        assert _status(made) in (503, 0)  # full: told to come back, or hung up on
+        deadline = time.monotonic() + 8
+        while (status := _status(made)) != 200 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert status == 200
+    finally:
+        for one in held:
+            one.close()
+        made.shutdown()
+        made.server_close()
+
+
+def _status(server) -> int:
+    try:
+        return ask(server)[0]
+    except OSError:
+        return 0
+    except http.client.HTTPException:
+        return 0
+
+
+def test_a_thousand_requests_at_once_are_served_or_refused(server):
+    barrier = threading.Barrier(250)
+
+    def four(i: int) -> list[int]:
+        barrier.wait(timeout=30)
+        return [_status(server) for _ in range(4)]
+
+    with ThreadPoolExecutor(max_workers=250) as pool:
+        found = Counter(status for row in pool.map(four, range(250)) for status in row)
+    assert sum(found.values()) == 1000
+    assert set(found) <= {200, 503, 0}
+    assert found[200] > 0
+    assert still_serves(server)
+
+
+def test_a_thousand_connections_opened_before_any_asks_are_served_or_refused(server):
+    host = f"Host: 127.0.0.1:{server.server_port}\r\nConnection: close\r\n\r\n"
+    clients = [socket.create_connection(("127.0.0.1", server.server_port), timeout=20) for _ in range(1000)]
+    found = Counter()
+    try:
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.sendall(f"GET /about HTTP/1.1\r\n{host}".encode())
+        for client in clients:
+            try:
+                found[client.recv(12)[9:12]] += 1
+            except OSError:
+                found[b"gone"] += 1
+    finally:
+        for client in clients:
+            client.close()
+    assert set(found) <= {b"200", b"503", b"", b"gone"}
+    assert found[b"200"] >= 1
+    assert still_serves(server)
+
+
+def test_nothing_typed_is_printed_or_written(server, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    secret = "xylophonequartz"
+    ask(server, body=json.dumps({"text": secret}))
+    ask(server, "GET", f"/{secret}")
+    raw(server, f"GET /{secret} HTTP/1.1\r\n".encode())
+    out, err = capfd.readouterr()
+    assert secret not in out + err
+    assert not list(tmp_path.iterdir())
+    assert not any(secret in str(value) for value in vars(server).values())
+
+
+def test_a_port_in_use_is_a_refusal_with_a_cure(server, two_models):
+    with pytest.raises(InvalidValue, match="choose another --port"):
+        KeyboardServer([Suggester(two_models[0])], server.server_port)

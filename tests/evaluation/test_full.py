@@ -1,0 +1,251 @@
+"""Every figure of measures.json again, by an independent and naive script: plain loops over windows, users and words."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import unheard
+from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import InvalidValue
+from unheard.evaluation.full import Measured, full_measures, write_measures
+from unheard.evaluation.next_word import evaluate
+from unheard.run_folder import RunFolder
+from unheard.updates.users import User
+
+BOS, EOS, UNK = range(3)
+SIZE, UNROLL = 140, 7
+
+
+@pytest.fixture(scope="module")
+def what() -> Measured:
+    rng = np.random.default_rng(3)
+    model = unheard.TiedLSTM(vocabulary_size=SIZE, embedding_size=5, hidden_size=6)
+    texts = [_text(rng, n) for n in (40, 3, 90, 25, 61, 1, 33)]
+    return Measured(
+        model=model,
+        params_P=3.0 * model.initial(1),
+        vocabulary=Vocabulary.of([f"w{i}" for i in range(SIZE - 3)]),
+        tokens=WordTokens(),
+        held_out=[User(t) for t in texts],
+    )
+
+
+def _text(rng: np.random.Generator, n: int) -> np.ndarray:
+    words = np.minimum(rng.zipf(1.4, n) + 1, SIZE - 1)  # UNK and EOS are among them, and so are rare words
+    words[rng.random(n) < 0.1] = EOS
+    tokens = [BOS]
+    for word in words:
+        tokens += [int(word)] + ([BOS] if word == EOS else [])
+    return np.array(tokens[:n])
+
+
+@pytest.fixture(scope="module")
+def measures(what) -> dict:
+    return full_measures(what, unheard.Evaluation(max_tokens=10_000, unroll=UNROLL), prompts=["w1 w2"])
+
+
+@pytest.fixture(scope="module")
+def rows(what) -> list[tuple[int, int, int, list[int], float]]:
+    """(user, word before, target, all words from the likeliest on, loss): one position at a time, one window at a time."""
+    found = []
+    params = what.model.layout.split(what.params_P)
+    for u, user in enumerate(what.held_out):
+        for i in range(1, len(user.tokens)):
+            target = int(user.tokens[i])
+            if target == BOS:
+                continue
+            begin = (i - 1) // UNROLL * UNROLL
+            context = torch.tensor([user.tokens[begin:i].tolist()])
+            logits = what.model.logits(params, context, None)[0, -1].tolist()
+            order = sorted(range(SIZE), key=lambda w: -logits[w])
+            log_sum = math.log(sum(math.exp(s) for s in logits))
+            found.append((u, int(user.tokens[i - 1]), target, order, log_sum - logits[target]))
+    return found
+
+
+def accuracy(rows, k):
+    return sum(t in order[:k] and t != UNK for _, _, t, order, _ in rows) / len(rows)
+
+
+def close(x):
+    return pytest.approx(x, rel=1e-5)
+
+
+def test_by_token(measures, rows):
+    for k in (1, 3, 5):
+        assert measures["tokens"][f"accuracy_top{k}"] == close(accuracy(rows, k))
+    words = [row for row in rows if row[2] != EOS]
+    assert measures["tokens"]["accuracy_top1_words"] == close(accuracy(words, 1))
+    loss = sum(row[4] for row in rows) / len(rows)
+    assert measures["tokens"]["loss"] == close(loss)
+    assert measures["tokens"]["perplexity"] == close(math.exp(loss))
+    assert measures["tokens"]["tokens"] == len(rows)
+
+
+def test_by_token_is_what_training_prints(what, measures):
+    assert measures["tokens"] == close(evaluate(what.model, what.params_P, what.held_out, unroll=UNROLL))
+
+
+def test_by_user(measures, rows):
+    per_user = [[row for row in rows if row[0] == u] for u in sorted({row[0] for row in rows})]
+    assert len(per_user) == 6  # one of seven wrote a single token, which is nobody's target
+    for k in (1, 3, 5):
+        by_hand = sorted(accuracy(mine, k) for mine in per_user)
+        found = measures["users"][f"accuracy_top{k}"]
+        assert found["mean"] == close(sum(by_hand) / 6)
+        assert found["p50"] == close((by_hand[2] + by_hand[3]) / 2)
+        assert found["p95"] == close(by_hand[4] + 0.75 * (by_hand[5] - by_hand[4]))
+        assert found["p5"] <= found["p25"] <= found["p50"] <= found["p75"] <= found["p95"]
+    perplexities = [math.exp(sum(row[4] for row in mine) / len(mine)) for mine in per_user]
+    assert measures["users"]["perplexity"]["mean"] == close(sum(perplexities) / 6)
+
+
+def test_by_band(measures, rows):
+    bands = measures["bands"]
+    assert [band["band"] for band in bands] == [
+        "end of sentence",
+        "ranks 1–10",
+        "ranks 11–100",
+        "ranks 101–137",
+        "not in the dictionary",
+    ]
+    inside = [
+        lambda t: t == EOS,
+        lambda t: 3 <= t < 13,
+        lambda t: 13 <= t < 103,
+        lambda t: t >= 103,
+        lambda t: t == UNK,
+    ]
+    assert sum(band["share"] for band in bands) == pytest.approx(1)
+    for band, is_inside in zip(bands, inside, strict=True):
+        mine = [row for row in rows if is_inside(row[2])]
+        assert band["targets"] == len(mine) > 0
+        for k in (1, 3, 5):
+            assert band[f"accuracy_top{k}"] == close(accuracy(mine, k))
+    assert bands[-1]["accuracy_top5"] == 0
+
+
+def test_head_words(measures, rows):
+    for head in (10, 50, 100):
+        counted = Counter(
+            sum(3 <= w < 3 + head for w in [w for w in order if w not in (BOS, UNK)][:10]) for *_, order, _ in rows
+        )
+        assert measures["head_words"][str(head)] == [counted[n] for n in range(11)]
+
+
+def test_the_most_frequent_word(what, measures, rows):
+    hits, loss = {1: 0, 3: 0, 5: 0}, 0.0
+    for u, _, target, _, _ in rows:
+        seen = counts_of_others(what, u)
+        order = sorted((w for w in range(SIZE) if w not in (BOS, UNK)), key=lambda w: (-seen[w], w))
+        for k in hits:
+            hits[k] += target in order[:k]
+        loss -= math.log((seen[target] + 1) / (sum(seen.values()) + SIZE - 1))
+    found = measures["baselines"]["most frequent word"]["tokens"]
+    assert {k: found[f"accuracy_top{k}"] for k in hits} == close({k: n / len(rows) for k, n in hits.items()})
+    assert found["loss"] == close(loss / len(rows))
+
+
+def test_the_bigram_with_back_off(what, measures, rows):
+    hits, loss = {1: 0, 3: 0, 5: 0}, 0.0
+    for u, before, target, _, _ in rows:
+        seen, total = counts_of_others(what, u), 0
+        unigram = {w: (seen[w] + 1) / (sum(seen.values()) + SIZE - 1) for w in range(1, SIZE)}
+        pairs = Counter(b for a, b in pairs_of_others(what, u) if a == before)
+        total, left = sum(pairs.values()), 1 - sum(unigram[w] for w in pairs)
+        prob = {
+            w: (pairs[w] - 0.75) / total
+            if pairs[w]
+            else unigram[w] * (0.75 * len(pairs) / total / left if pairs else 1.0)
+            for w in unigram
+        }
+        assert sum(prob.values()) == pytest.approx(1)
+        order = sorted((w for w in prob if w != UNK), key=lambda w: (-round(prob[w], 12), w))
+        for k in hits:
+            hits[k] += target in order[:k]
+        loss -= math.log(prob[target])
+    found = measures["baselines"]["bigram with back-off"]["tokens"]
+    assert found["loss"] == close(loss / len(rows))
+    assert {k: found[f"accuracy_top{k}"] for k in hits} == close({k: n / len(rows) for k, n in hits.items()})
+
+
+def pairs_of_others(what, u):
+    """Pairs in the text of held-out users of another fold: five folds, user i in fold i mod 5."""
+    texts = [user.tokens.tolist() for i, user in enumerate(what.held_out) if i % 5 != u % 5]
+    return [(a, b) for text in texts for a, b in itertools.pairwise(text) if b != BOS]
+
+
+def counts_of_others(what, u) -> Counter:
+    return Counter(b for _, b in pairs_of_others(what, u))
+
+
+def test_public_users_are_preferred_for_the_baselines(what, measures):
+    public = [np.array([BOS, 5, 6, EOS])]
+    found = full_measures(replace(what, public=public), unheard.Evaluation(unroll=UNROLL), prompts=[])
+    assert found["baselines_fitted_on"] == "the corpus's public users"
+    assert measures["baselines_fitted_on"] == "other held-out users"
+    assert found["baselines"] != measures["baselines"]
+    assert found["tokens"] == measures["tokens"]
+
+
+def test_one_held_out_user_has_no_others_to_count_in(what):
+    found = full_measures(replace(what, held_out=what.held_out[:1]), unheard.Evaluation(), prompts=[])
+    assert found["baselines"] == {}
+
+
+def test_no_held_out_text_is_refused(what):
+    with pytest.raises(InvalidValue, match="held-out"):
+        full_measures(replace(what, held_out=[User(np.array([BOS]))]), unheard.Evaluation())
+
+
+def test_what_is_written_says_nothing_of_how_many_users_there_are(measures):
+    assert set(measures["users"]["accuracy_top1"]) == {"mean", "p5", "p25", "p50", "p75", "p95"}
+    text = json.dumps(measures)
+    assert "num_users" not in text
+
+
+def test_measures_are_of_the_newest_model_or_of_none(tmp_path, measures):
+    folder = RunFolder(tmp_path)
+    assert folder.read_measures() is None
+    folder.model.write_bytes(b"a model")
+    write_measures(folder, measures)
+    assert (folder.read_measures() or {})["tokens"] == measures["tokens"]
+    folder.model.write_bytes(b"a newer model")
+    assert folder.read_measures() is None
+    folder.measures.write_text("{")
+    assert folder.read_measures() is None
+
+
+def test_a_model_that_has_diverged_has_no_loss_and_breaks_nothing(what, tmp_path):
+    lost = replace(what, params_P=torch.full_like(what.params_P, float("nan")))
+    found = full_measures(lost, unheard.Evaluation(unroll=UNROLL), prompts=["w1"])
+    assert found["tokens"]["loss"] is None
+    assert found["prompts"] == [{"text": "w1", "words": []}]
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    write_measures(RunFolder(tmp_path), found)
+    assert RunFolder(tmp_path).read_measures()
+
+
+@pytest.mark.parametrize("parameter", [0.0, float("nan")])
+def test_words_that_a_model_likes_equally_are_no_hits_here_either(what, parameter):
+    """One model has one accuracy, wherever it is measured."""
+    lost = replace(what, params_P=torch.full_like(what.params_P, parameter))
+    found = full_measures(lost, unheard.Evaluation(unroll=UNROLL), prompts=[])["tokens"]
+    told = evaluate(lost.model, lost.params_P, lost.held_out, unroll=UNROLL)
+    assert [found[f"accuracy_top{k}"] for k in (1, 3, 5)] == [told[f"accuracy_top{k}"] for k in (1, 3, 5)] == [0, 0, 0]
+
+
+def test_features_of_each_user_are_used():
+    model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
+    vocabulary = Vocabulary.of([f"w{i}" for i in range(17)])
+    users = [User(np.arange(3, 15), np.array(f, dtype="float32")) for f in ([1, 0], [0, 1])]
+    what = Measured(model=model, params_P=model.initial(0), vocabulary=vocabulary, tokens=WordTokens(), held_out=users)
+    found = full_measures(what, unheard.Evaluation(unroll=5), prompts=[])
+    assert found["tokens"] == close(evaluate(model, what.params_P, users, unroll=5))

@@ -1,0 +1,110 @@
+"""Accuracy by hand: a model whose guesses are known, on text that is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import unheard
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import InvalidValue
+from unheard.evaluation.next_word import evaluate, predict
+from unheard.updates.users import User
+
+BOS, EOS, UNK, A, B, C = range(6)
+
+
+class AlwaysTheSame(nn.Module):
+    """Says: A is likeliest, then UNK, B, EOS, C, BOS, whatever came before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(torch.tensor([0.0, 2.0, 4.0, 5.0, 3.0, 1.0]))
+
+    def forward(self, tokens):
+        return self.scores.expand(*tokens.shape, 6)
+
+
+@pytest.fixture
+def model() -> unheard.ModuleModel:
+    return unheard.ModuleModel.wrap(AlwaysTheSame(), vocabulary_size=6)
+
+
+def numbers(model, *users, unroll=80):
+    params_P = model.layout.join(dict(AlwaysTheSame().named_parameters())).detach()
+    return evaluate(model, params_P, [User(np.array(u)) for u in users], unroll=unroll)
+
+
+def numbers_of(model, scores):
+    """On the text A B, which every model here has two guesses for."""
+    return evaluate(model, torch.tensor(scores), [User(np.array([BOS, A, B]))], unroll=80)
+
+
+def test_accuracy_by_hand(model):
+    """Targets A B UNK EOS (BOS does not count) C A: top-1 hits A, A; top-3 adds B; top-5 adds EOS and C."""
+    found = numbers(model, [BOS, A, B, UNK, EOS, BOS, C, A])
+    assert found["tokens"] == 6
+    assert found["accuracy_top1"] == pytest.approx(2 / 6)
+    assert found["accuracy_top3"] == pytest.approx(3 / 6)
+    assert found["accuracy_top5"] == pytest.approx(5 / 6)
+    assert found["accuracy_top1_words"] == pytest.approx(2 / 5)  # EOS left out
+
+
+def test_a_word_outside_the_dictionary_is_a_mistake_even_if_unk_is_guessed(model):
+    assert numbers(model, [BOS, UNK, UNK])["accuracy_top5"] == 0.0
+
+
+def test_a_guess_that_the_model_likes_no_better_than_others_is_no_hit(model):
+    """A model that likes all six words equally has guessed nothing; one that likes two of them is right within the first two."""
+    scored = numbers_of(model, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert [scored[f"accuracy_top{k}"] for k in (1, 3, 5)] == [0.0, 0.0, 0.0]
+    scored = numbers_of(model, [0.0, 0.0, 0.0, 2.0, 2.0, 1.0])
+    assert scored["accuracy_top1"] == 0.0
+    assert scored["accuracy_top3"] == 1.0
+
+
+def test_scores_that_are_no_numbers_are_no_hit(model):
+    assert numbers_of(model, [math.nan] * 6)["accuracy_top5"] == 0.0
+
+
+def test_loss_and_perplexity_by_hand(model):
+    total = sum(math.exp(s) for s in (0, 2, 4, 5, 3, 1))
+    found = numbers(model, [BOS, A, B])
+    assert found["loss"] == pytest.approx((-math.log(math.exp(5) / total) - math.log(math.exp(3) / total)) / 2)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+def test_how_text_is_cut_into_windows_does_not_change_what_counts(model):
+    text = [BOS, A, B, UNK, EOS, BOS, C, A]
+    assert numbers(model, text, unroll=2) == pytest.approx(numbers(model, text))
+    assert numbers(model, text, text)["tokens"] == 12
+
+
+def test_whole_users_are_taken_in_order_until_there_are_enough_tokens():
+    users = [User(np.arange(10)), User(np.arange(10)), User(np.arange(10))]
+    chosen = unheard.Evaluation(max_tokens=14).choose(users)
+    assert [len(u.tokens) for u in chosen] == [10, 5]
+
+
+def test_no_held_out_text_is_refused(model):
+    with pytest.raises(InvalidValue, match="held-out"):
+        numbers(model, [BOS])
+
+
+def test_features_of_each_user_are_used():
+    model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
+    tokens = np.arange(3, 15)
+
+    def loss(features):
+        return evaluate(model, model.initial(0), [User(tokens, np.array(features, dtype="float32"))], unroll=5)["loss"]
+
+    assert loss([1, 0]) != pytest.approx(loss([0, 1]))
+
+
+def test_suggestions_leave_out_unk_and_bos(model):
+    params_P = model.layout.join(dict(AlwaysTheSame().named_parameters())).detach()
+    words = predict(model, params_P, Vocabulary.of(["a", "b", "c"]), ["a", "unheard-of"], top=3)
+    assert [w for w, _ in words] == ["a", "b", "<EOS>"]
+    assert words[0][1] > words[1][1] > words[2][1] > 0

@@ -1,0 +1,215 @@
+"""The paper's page and pictures: whole from complete, partial and no results, and nothing in it that a result could break."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reproduction.comparison import beside
+from reproduction.exhibit import Figure, Line
+from reproduction.exhibits import EXHIBITS, exhibit
+from reproduction.page import exhibits, render_page, write_page, write_pages
+from reproduction.plots import looks_of, plot_of
+from reproduction.recipes import RECIPES
+from reproduction.results_query import Found, corpora, read
+from reproduction.scale import FULL
+from reproduction.verdict import margin
+
+from reproduction import results
+from tests.reproduction.making import RUNS, changed, world
+from unheard.report.images import write_png, write_svg
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def page(quick, everything):
+    return render_page(exhibits(everything))
+
+
+def test_every_table_and_figure_is_in_the_contents_and_on_the_page(page):
+    for name in EXHIBITS:
+        assert f'href="#{name}"' in page
+        assert page.count(f'id="{name}"') == 1
+    assert page.count('class="answer held"') == 2 * len(EXHIBITS)  # in the contents, and in its section
+
+
+def test_what_we_expected_is_not_counted_among_the_papers_conclusions(page):
+    ours = {"closing-the-gap", "cost", "adaptive-clipping", "other-models"}
+    theirs = len(EXHIBITS) - len(ours)
+    assert f"of {theirs} conclusions {theirs} held; of {len(ours)} expectations of our own {len(ours)} held." in page
+
+
+def test_no_name_is_given_twice(page):
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(names) == len(set(names))
+
+
+def test_it_fetches_nothing(page):
+    body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r'(?:src|href)="(?!#|data:)', body)
+    assert "not run" not in body
+
+
+def test_without_results_it_is_written_and_says_so(tmp_path):
+    (path,) = write_pages(tmp_path / "nothing", tmp_path / "out", pictures=False)
+    text = path.read_text()
+    assert "The paper, not yet run" in text
+    assert text.count('class="answer cannot-tell"') == 2 * (len(EXHIBITS) - 1)
+    assert ">187.01<" in text  # Table 1 is whole
+    assert 'class="plot"' not in text
+
+
+def test_partial_results_are_shown_as_far_as_they_go():
+    text = render_page(exhibits(world(rounds=600, only=["baseline", "flat-S15-sigma0.003", "flat-S15-sigma0.012"])))
+    assert "After 600 rounds" in text
+    assert "Stopped at 600 of 5,000 rounds" in text
+    assert "not run" in text
+    assert 'id="plot-noised-vs-baseline"' in text
+
+
+def test_runs_that_were_evaluated_once_are_seen_as_dots():
+    def dots(rounds: int) -> list[str]:
+        plot = plot_of(exhibit("noised-vs-baseline", world(rounds=rounds)).figures[0])
+        own = [layer for layer in plot.spec["layer"] if layer["mark"]["type"] == "point" and "data" in layer]
+        return [row["run"] for layer in own for row in layer["data"]["values"]]
+
+    assert len(dots(1)) == 4
+    assert dots(2) == []
+
+
+def test_what_a_result_says_is_escaped(everything):
+    hostile = changed(everything, "baseline", device="<script>alert(1)</script>")
+    text = write_to_text(hostile)
+    assert "<script>alert(1)" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def write_to_text(found: Found) -> str:
+    return render_page([exhibit("noised-vs-baseline", found)])
+
+
+def test_two_corpora_have_a_page_each_that_link_to_each_other(tmp_path, everything):
+    results.append(tmp_path / "results" / "large", everything.runs.values())
+    results.append(tmp_path / "results" / "small", world(rounds=100, only=["baseline"]).runs.values())
+    assert [found.folder for found in corpora(tmp_path / "results")] == ["large", "small"]
+    first, second = write_pages(tmp_path / "results", tmp_path / "out", pictures=False)
+    assert (first, second) == (tmp_path / "out" / "index.html", tmp_path / "out" / "small" / "index.html")
+    assert 'href="small/index.html"' in first.read_text()
+    assert 'href="../index.html"' in second.read_text()
+
+
+def test_the_paper_with_something_changed_comes_after_the_paper_as_it_stands(tmp_path, everything):
+    some = [world(rounds=rounds, only=["baseline"]).runs.values() for rounds in (100, 200, 50)]
+    results.append(tmp_path / "made-up-model.keep_norm=true", some[0])
+    results.append(tmp_path / "made-up-smoke-seeds+10", everything.runs.values())
+    results.append(tmp_path / "other", some[1])
+    results.append(tmp_path / "made-up", some[2])
+    order = ["other", "made-up", "made-up-model.keep_norm=true", "made-up-smoke-seeds+10"]
+    assert [found.folder for found in corpora(tmp_path)] == order
+
+
+def test_a_corpus_is_also_read_from_its_own_folder(tmp_path, everything):
+    results.append(tmp_path / "blogs", [everything.runs["baseline"]])
+    (found,) = corpora(tmp_path / "blogs")
+    assert list(found.runs) == ["baseline"]
+
+
+@pytest.mark.parametrize("name", ["noised-vs-baseline", "noise", "head-words"])
+def test_a_figure_becomes_an_svg_and_a_png(name, everything, tmp_path):
+    plot = plot_of(exhibit(name, everything).figures[0])
+    drawing = write_svg(plot, tmp_path).read_text()
+    assert drawing.startswith("<svg")
+    assert "var(--" not in drawing
+    assert write_png(plot, tmp_path, scale=1).read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_are_thin_lines_in_the_colour_of_their_mean_and_not_in_the_legend(everything):
+    figure = exhibit("noised-vs-baseline", everything).figures[0]
+    assert sum(line.is_thin for line in figure.lines) == 6
+    plot = plot_of(figure)
+    assert len(plot.legend) == 4
+    thin = [layer["mark"] for layer in plot.spec["layer"] if layer["mark"].get("strokeWidth") == 1.1]
+    assert [mark["color"] for mark in thin] == [plot.legend[0].colour] * 3 + [plot.legend[1].colour] * 3
+
+
+def test_per_layer_is_dashed_in_the_colour_of_flat(everything):
+    lines = exhibit("clipping", everything).figures[0].lines
+    looks = {look.name: look for look in looks_of(lines)}
+    flat, layered = looks["after 3,000 rounds, flat"], looks["after 3,000 rounds, per layer"]
+    assert flat.colour == layered.colour
+    assert flat.dash != layered.dash
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "align", "baseline"),
+    [
+        ((0.30, 0.15), (0.22, 0.15), "left", "bottom"),
+        ((0.21, 0.15), (0.30, 0.15), "right", "bottom"),
+        ((0.21, 0.19), (0.22, 0.10), "right", "top"),
+        ((0.21, 0.10), (0.22, 0.19), "left", "top"),
+    ],
+)
+def test_the_word_of_a_level_stands_where_there_is_most_room(first, last, align, baseline):
+    lines = [Line(name=f"{i}", points=((1, a), (2, b))) for i, (a, b) in enumerate(zip(first, last, strict=True))]
+    level = Line(name="after 100 rounds, no noise", points=((1, 0.2), (2, 0.2)), is_level=True)
+    plot = plot_of(Figure(name="f", title="t", x="S", y="AccuracyTop1", lines=(*lines, level)))
+    (word,) = [layer["mark"] for layer in plot.spec["layer"] if layer["mark"].get("type") == "text"]
+    assert (word["align"], word["baseline"]) == (align, baseline)
+
+
+def test_the_effect_of_noise_has_its_upright_line_at_02(everything):
+    plot = plot_of(exhibit("noise", everything).figures[0])
+    assert {"x": 0.2, "word": "σ = 0.2"} in [
+        v for layer in plot.spec["layer"] for v in layer.get("data", {}).get("values", [])
+    ]
+
+
+def test_a_page_needs_no_torch():
+    code = "import sys, reproduction.page; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_page_is_replaced_whole(tmp_path, everything):
+    shown = [exhibit("estimators", everything)]
+    first = write_page(shown, tmp_path)
+    assert write_page(shown, tmp_path) == first
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_the_readme_says_what_the_results_in_the_repository_say():
+    root = Path(__file__).parents[2]
+    said = render_page(exhibits(corpora(root / "reproduction" / "results")[0]))
+    (counts,) = set(re.findall(r"of \d+ conclusions [^.]*", said))
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert counts in readme
+    put_back, grown = (
+        read(root / "reproduction" / "results" / name) for name in ("blogs-model.keep_norm=true", "blogs")
+    )
+
+    def cost(found: Found, noised: str) -> str:
+        return f"{100 * (found.apart('baseline', noised, 3000) or 0):.2f}"
+
+    for found in (put_back, grown):
+        assert f"is {cost(found, 'flat-S15-sigma0.003')} points below the baseline" in readme.replace("\n", " ")
+    much = "flat-S15-sigma0.012"
+    assert f"costs {cost(put_back, much)} instead of {cost(grown, much)}" in readme
+    conclusions, runs = (table.rows for table in beside(grown, put_back))
+    theirs = [row for row in conclusions if RECIPES[row[0]].is_of_the_paper]
+    held = [sum(row[i] == "held" for row in theirs) for i in (1, 2)]
+    assert (
+        f"of the {len(theirs)} conclusions of the paper that can be drawn both ways {held[1]} hold, against {held[0]}"
+        in readme
+    )
+    points = [float(row[-1].replace("−", "-")) for row in runs]
+    worse = sum(p < -100 * max(margin(grown), margin(put_back)) for p in points)
+    assert f"Of {len(points)} runs made both ways {worse} are worse so by more than chance, and none better" in readme
+    assert max(points) == 0
+    assert grown.runs.keys() == set(RUNS)
+    share = sum(FULL.updates(RUNS[name], run.rounds) for name, run in grown.runs.items())
+    share /= sum(FULL.updates(run, run.rounds) for run in RUNS.values())
+    assert f"All {len(RUNS)} runs are made, with {share:.0%}".replace("%", " % of the user updates") in readme
+    assert f"5,000 users have {grown.rounds('flat-S15-sigma0.003-C5000')} rounds" in readme
+    estimate = abs(grown.apart(much, f"{much}-C1250", 3000) or 0)
+    assert f"end {100 * estimate:.2f} points from the estimate with 100 after 3,000 rounds" in readme

@@ -1,0 +1,57 @@
+"""What the paper prints, as data: its figures fit each other, and what we compute fits them.
+
+That each epsilon comes out to its digits is tests/privacy/test_paper_figures.py.
+"""
+
+import pytest
+from reproduction.epsilons import moments, today
+from reproduction.printed import IN_TEXT, TABLE_1, TABLE_2, PrintedEpsilon
+from reproduction.recipes import RECIPES
+
+import unheard
+from reproduction import printed
+
+
+def test_nothing_is_missing():
+    assert [len(row) for row in TABLE_1] == [7] * 6
+    assert len(TABLE_2) == 7
+    assert [cell.digits for cell in IN_TEXT] == ["4.6", "1.2", "4.6", "1.97", "3.81", "8.92"]
+
+
+def test_a_figure_that_is_off_by_one_digit_does_not_agree():
+    cell = PrintedEpsilon(place="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63")
+    assert cell.agrees(4.634)
+    assert not cell.agrees(4.636)
+    cut = PrintedEpsilon(place="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63", is_cut=True)
+    assert cut.agrees(4.6399)
+    assert not cut.agrees(4.6299)
+
+
+def test_sigma_is_s_over_users_a_round_in_every_private_row():
+    for row in TABLE_2[1:]:
+        assert row.clip_norm is not None
+        assert row.clip_norm / row.users_per_round == pytest.approx(row.noise_std, rel=1e-3)
+
+
+def test_the_text_follows_from_the_table():
+    accuracies = {row.noise_std: row.accuracy for row in TABLE_2}
+    assert accuracies[0.003] - accuracies[0.0] == pytest.approx(printed.PRIVACY_COST.value)
+    updates = printed.PRIVATE_ROUNDS.value * 5000 / (printed.BASELINE_ROUNDS.value * 100)
+    assert round(updates, -1) == printed.COMPUTATION.value
+    assert printed.SAME_ACCURACY.value == pytest.approx(accuracies[0.003], abs=0.0005)
+
+
+def test_the_model_has_the_printed_size_and_saves_the_printed_share():
+    tied, untied = (unheard.TiedLSTM(vocabulary_size=10_000, tied=tied).layout.total for tied in (True, False))
+    assert round(tied, -4) == printed.PARAMETERS.value
+    assert 1 - tied / untied == pytest.approx(printed.TIED_SMALLER.value, abs=0.02)
+
+
+def test_every_row_has_a_run_among_the_recipes():
+    assert {row.run for row in TABLE_2} == {run.name for run in RECIPES["table-accuracy"].runs}
+
+
+def test_what_is_claimed_today_is_smaller_than_what_the_paper_could_claim():
+    for row in (TABLE_2[1], TABLE_2[4]):
+        assert row.epsilon is not None
+        assert 0 < today(row.epsilon) < moments(row.epsilon)
