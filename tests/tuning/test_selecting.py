@@ -128,7 +128,7 @@ def test_the_best_by_held_out_accuracy_is_kept(candidates, tmp_path, monkeypatch
 KILLED = """
 import sys
 from pathlib import Path
-from unheard.tuning import selecting
+from unheard.tuning import private_selection as selecting
 from unheard.tuning.private_selection import TrialCount
 from unheard.training.run_file import read_run_file
 import os, signal

@@ -34,10 +34,11 @@ def prepare(
         str | None, typer.Option("--format", help="jsonl, json, csv, tsv, parquet ..., if the name does not say.")
     ] = None,
     tokens_per_user: Annotated[
-        int | None, typer.Option(min=1, help="Cut each user at exactly this many tokens.")
+        int | None, typer.Option(min=1, metavar="N", help="Cut each user at exactly this many tokens.")
     ] = None,
     min_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Leave out users with fewer; unless given, --tokens-per-user, or 1.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Leave out users with fewer; unless given, --tokens-per-user, or 1."),
     ] = None,
     sequence: Annotated[str, typer.Option(help="What BOS and EOS go around: post or sentence.")] = "post",
     tokens: Annotated[str, typer.Option(help="words, characters, or the path of a tokenizer.json.")] = "words",
@@ -49,19 +50,20 @@ def prepare(
         str | None, typer.Option(help="With from-corpus: another, public, corpus, raw or a store.")
     ] = None,
     vocab_size: Annotated[
-        int, typer.Option(min=4, help="Words in the vocabulary, BOS, EOS and UNK among them.")
+        int, typer.Option(min=4, metavar="N", help="Words in the vocabulary, BOS, EOS and UNK among them.")
     ] = 10_000,
     vocab_language: Annotated[str, typer.Option(help="Language of the public word list.")] = "en",
     vocab_epsilon: Annotated[float | None, typer.Option(help="What a private vocabulary may cost: epsilon.")] = None,
     vocab_delta: Annotated[float | None, typer.Option(help="What a private vocabulary may cost: delta.")] = None,
     vocab_words_per_user: Annotated[
-        int, typer.Option(min=1, metavar="WORDS", help="How many words each user votes for.")
+        int, typer.Option(min=1, metavar="N", help="How many words each user votes for.")
     ] = 100,
     held_out: Annotated[float | None, typer.Option(help="Part of the users that is held out.")] = None,
     public: Annotated[float, typer.Option(help="Part of the users whose text is public.")] = 0.0,
     salt: Annotated[str, typer.Option(help="Decides who is in which part.")] = "unheard",
     test_tokens: Annotated[
-        int, typer.Option(min=0, help="Also a test set of random held-out posts of this size (paper: 75122).")
+        int,
+        typer.Option(min=0, metavar="N", help="Also a test set of random held-out posts of this size (paper: 75122)."),
     ] = 0,
     exclude_users: Annotated[Path | None, typer.Option(help="Users to leave out, one id on each line.")] = None,
     strip_quotes: Annotated[bool, typer.Option("--strip-quotes", help="Take out quoted and forwarded text.")] = False,
@@ -69,7 +71,7 @@ def prepare(
         bool, typer.Option("--drop-duplicates", help="Drop posts that stand word for word under several users.")
     ] = False,
     duplicate_chars: Annotated[
-        int, typer.Option(min=1, help="How long a post must be to count as such a duplicate.")
+        int, typer.Option(min=1, metavar="N", help="How long a post must be to count as such a duplicate.")
     ] = 100,
     canaries: Annotated[
         Path | None, typer.Option(help="Secrets to plant for an audit: JSON lines of text, users, repeats.")
@@ -80,8 +82,10 @@ def prepare(
     engine: Annotated[str, typer.Option(help="duckdb, or spark (extra).")] = "duckdb",
     master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
     memory: Annotated[float, typer.Option(min=0.1, metavar="GIB", help="Memory for the grouping, GiB.")] = 1.0,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each core.")] = 0,
-    shards: Annotated[int, typer.Option(min=0, help="Parts of the store; 0 lets the input's size decide.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, metavar="N", help="Processes; 0 is one for each core.")] = 0,
+    shards: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Parts of the store; 0 lets the input's size decide.")
+    ] = 0,
 ) -> None:
     """Turn user-keyed text into a token store. Run it again after a stop: it goes on where it was."""
     from unheard.cli.preparing import (
