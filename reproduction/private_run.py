@@ -311,11 +311,11 @@ def per_user(
 ) -> dict[str, np.ndarray]:
     """Targets and hits of each held-out user, counted as AccuracyTop1 counts them."""
     import torch
+    from unheard.measure.next_word import place
+    from unheard.updates.user import windows_of
 
     from unheard.corpus.vocabulary import EOS, UNK
-    from unheard.measure.next_word import place
     from unheard.models.model import window_targets
-    from unheard.updates.user import windows_of
 
     model = released.run.model
     params = model.layout.split(released.params_P.to(device))

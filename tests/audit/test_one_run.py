@@ -16,7 +16,7 @@ from unheard.audit.summary import as_data, score_plot, verdict
 from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.mechanism.noise import GaussianNoise
-from unheard.privacy.population_ledger import Population, open_population
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.updates.weighting import ONE
 
@@ -136,7 +136,7 @@ def test_noise_at_a_fortieth_of_what_is_charged_is_refuted(run, monkeypatch):
 
 
 def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, tmp_path):
-    people = open_population(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     streams = ReproducibleStreams(seed=3)
     free = with_plan(run, noise=unheard.NoNoise(), sampling=EVERYBODY)
     engine = EngineChoice(kind="reference").build(run.model)
@@ -144,7 +144,7 @@ def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, t
     *_, audit = one_run(free, streams, canaries=12, rounds=2, company=company)
     assert isinstance(audit, OneRunAudit)
     assert audit.score_M[audit.was_in_M].mean() > audit.score_M[~audit.was_in_M].max()  # heard among sixty others
-    charged = Population.read(tmp_path / "ledger.jsonl")
+    charged = PopulationLedger.read(tmp_path / "ledger.jsonl")
     assert len(charged.events) == 2
     assert not torch.equal(company.state.params_P, run.model.initial(0))
 

@@ -9,7 +9,7 @@ import pytest
 
 from unheard.cli.main import main
 from unheard.corpus.store import write_store
-from unheard.privacy.population_ledger import Population
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.training.run_file import run_toml
 
 
@@ -86,7 +86,7 @@ def test_a_budget_on_the_store_stops_the_run_that_would_exceed_it(unheard, place
     assert "spent at delta" in out
     status, _, err = unheard("train", place / "run.toml", "--out", place / "b", "--set", "training.rounds=100")
     assert status in (0, 2)  # stopped after some rounds, or before the first
-    people = Population.read(place / "corpus" / "ledger.jsonl")
+    people = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
     assert people.budget is not None
     assert people.running(delta).epsilon <= spent * 1.2
     status, _, err = unheard("resume", place / "b")
@@ -127,7 +127,7 @@ def test_a_store_that_cannot_be_written_names_the_cure_and_the_cure_works(unhear
     elsewhere = f'privacy.ledger="{place / "ledgers" / "chat.jsonl"}"'
     assert unheard("train", place / "run.toml", "--out", place / "a", "--set", elsewhere)[0] == 0
     assert unheard("resume", place / "a", "--rounds", 3)[0] == 0
-    assert len(Population.read(place / "ledgers" / "chat.jsonl").events) == 3
+    assert len(PopulationLedger.read(place / "ledgers" / "chat.jsonl").events) == 3
     assert unheard("verify", place / "a")[0] == 0
     assert "over all runs together" in unheard("statement", place / "a", "--all-runs")[1]
 
@@ -151,21 +151,21 @@ def test_audit_writes_a_verdict_data_and_a_picture(unheard, place):
     assert told["one_run"]["epsilon_at_least"] <= told["one_run"]["epsilon_claimed"]
     assert told["exposure"] is None
     assert (place / "r" / "audit" / "scores.svg").read_text().startswith("<svg")
-    before = len(Population.read(place / "corpus" / "ledger.jsonl").events)
+    before = len(PopulationLedger.read(place / "corpus" / "ledger.jsonl").events)
     status, out, _ = unheard("audit", place / "r", "--canaries", 8, "--rounds", 1, "--with-users", "--json")
     assert status == 0
     assert json.loads(out)["holds"] is True
-    assert len(Population.read(place / "corpus" / "ledger.jsonl").events) == before + 1
+    assert len(PopulationLedger.read(place / "corpus" / "ledger.jsonl").events) == before + 1
 
 
 def test_an_audit_whose_result_cannot_be_written_charges_nobody(unheard, place):
     unheard("train", place / "run.toml", "--out", place / "r")
-    charged = len(Population.read(place / "corpus" / "ledger.jsonl").events)
+    charged = len(PopulationLedger.read(place / "corpus" / "ledger.jsonl").events)
     words = ["audit", place / "r", "--canaries", 8, "--rounds", 1, "--with-users", "--out", place / "run.toml"]
     status, _, err = unheard(*words)
     assert status == 2
     assert "run.toml" in err
-    assert len(Population.read(place / "corpus" / "ledger.jsonl").events) == charged
+    assert len(PopulationLedger.read(place / "corpus" / "ledger.jsonl").events) == charged
 
 
 def test_audit_ranks_planted_secrets_without_saying_them(unheard, place):

@@ -17,7 +17,7 @@ from unheard.corpus.vocabulary import Vocabulary, public_vocabulary
 from unheard.corpus.vocabulary_sources import PublicVocabulary
 from unheard.errors import CorpusError, InvalidValue
 from unheard.privacy.events import PoissonGaussian
-from unheard.privacy.population_ledger import Population, open_population
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 
 SAID = (
     "How are you today? I'm fine, thanks!",
@@ -76,11 +76,11 @@ def test_ids_become_narrower_on_disk_and_everybody_keeps_their_length(tmp_path):
 def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
     large = large_store(tmp_path / "large")
     event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.0)
-    open_population(large.path, large.name, []).charge("before", 0, event, 0)
+    open_population_ledger(large.path, large.name, []).charge("before", 0, event, 0)
     made = narrow(large, tmp_path / "small", vocabulary_size=10)
-    open_population(made.path, made.name, []).charge("after", 0, event, 0)
+    open_population_ledger(made.path, made.name, []).charge("after", 0, event, 0)
     for store in (large, made):
-        assert Population.read(store.path / "ledger.jsonl").events == [event, event]
+        assert PopulationLedger.read(store.path / "ledger.jsonl").events == [event, event]
 
 
 def test_killed_at_any_moment_it_leaves_no_store_with_a_ledger_of_its_own(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_killed_at_any_moment_it_leaves_no_store_with_a_ledger_of_its_own(tmp_pa
     def killed(self, other):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Population, "join", killed)
+    monkeypatch.setattr(PopulationLedger, "join", killed)
     with pytest.raises(KeyboardInterrupt):
         narrow(large, tmp_path / "small", vocabulary_size=10)
     assert not (tmp_path / "small").exists()

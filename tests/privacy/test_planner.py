@@ -6,13 +6,13 @@ import pytest
 
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.planner import Plan, default_delta, solve
+from unheard.privacy.planner import CostEstimate, default_delta, solve
 
 PAPER = {"population": 763430, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 5000, "delta": 1e-9}
 
 
 def test_a_plan_is_rounds_of_one_event():
-    plan = Plan(**PAPER)
+    plan = CostEstimate(**PAPER)
     assert plan.event.sampling_prob == 5000 / 763430
     assert plan.epsilons() == {name: epsilon([(plan.event, 5000)], 1e-9, name) for name in ("moments", "rdp", "pld")}
     assert plan.bound().epsilon == plan.epsilons()["pld"]
@@ -30,7 +30,7 @@ def test_the_answer_meets_the_target_and_a_slightly_cheaper_one_does_not(unknown
     truth = given.pop(unknown)
     target = {"moments": 1.2, "rdp": 0.95, "best": 0.02}[accountant]
     solution = solve(epsilon=target, accountant=accountant, **given)
-    found, cheaper = getattr(solution.plan, unknown), getattr(solution.cheaper, unknown)
+    found, cheaper = getattr(solution.estimate, unknown), getattr(solution.cheaper, unknown)
     assert solution.solved_for == unknown
     assert solution.bound.epsilon <= target < solution.cheaper.bound(accountant).epsilon
     assert abs(cheaper - found) <= max(2e-3 * found, unknown != "noise_multiplier")
@@ -39,11 +39,11 @@ def test_the_answer_meets_the_target_and_a_slightly_cheaper_one_does_not(unknown
 
 
 def test_solving_back_finds_the_paper_s_plan():
-    target = Plan(**PAPER).bound("rdp").epsilon
+    target = CostEstimate(**PAPER).bound("rdp").epsilon
     for unknown in ("noise_multiplier", "users_per_round", "rounds"):
         given = {name: value for name, value in PAPER.items() if name != unknown}
         solution = solve(epsilon=target * (1 + 1e-9), accountant="rdp", **given)
-        assert getattr(solution.plan, unknown) == pytest.approx(PAPER[unknown], rel=2e-3)
+        assert getattr(solution.estimate, unknown) == pytest.approx(PAPER[unknown], rel=2e-3)
 
 
 def test_a_target_below_what_rdp_can_show_is_met_by_pld():
@@ -54,7 +54,7 @@ def test_a_target_below_what_rdp_can_show_is_met_by_pld():
 
 def test_the_search_says_when_it_ends_at_an_edge():
     solution = solve(population=1000, noise_multiplier=10, rounds=10, epsilon=50, accountant="rdp")
-    assert solution.plan.users_per_round == 1000
+    assert solution.estimate.users_per_round == 1000
     assert solution.cheaper is None
 
 
@@ -100,8 +100,8 @@ def test_an_impossible_target_is_refused(target):
 )
 def test_an_impossible_plan_is_refused(change, message):
     with pytest.raises(InvalidValue, match=message):
-        Plan(**{**PAPER, **change})
+        CostEstimate(**{**PAPER, **change})
 
 
 def test_a_plan_without_noise_costs_everything():
-    assert Plan(**{**PAPER, "noise_multiplier": 0}).bound().epsilon == math.inf
+    assert CostEstimate(**{**PAPER, "noise_multiplier": 0}).bound().epsilon == math.inf

@@ -16,7 +16,7 @@ from unheard.privacy.accountants import epsilon
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Account, Population, new_run_id, open_population, run_id
+from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
 from unheard.privacy.population_statement import all_runs, render_all_runs
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
@@ -29,8 +29,8 @@ def path(tmp_path):
     return tmp_path / "store" / "ledger.jsonl"
 
 
-def opened(path) -> Population:
-    return Population.open(path, {"corpus": "c"})
+def opened(path) -> PopulationLedger:
+    return PopulationLedger.open(path, {"corpus": "c"})
 
 
 def ledger(folder, name="r", run="one", events=(), **facts) -> Ledger:
@@ -41,10 +41,10 @@ def ledger(folder, name="r", run="one", events=(), **facts) -> Ledger:
     return made
 
 
-def begun(folder, people, name="r", run="one", parent=None, past=(), **facts) -> Account:
+def begun(folder, people, name="r", run="one", parent=None, past=(), **facts) -> JointLedger:
     made = ledger(folder, name, run, past, **facts)
-    Account.begin(made, people, name, parent)
-    return Account(made, people)
+    JointLedger.begin(made, people, name, parent)
+    return JointLedger(made, people)
 
 
 def test_a_round_is_charged_to_the_people_before_the_runs_own_ledger(path, tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_a_round_is_charged_to_the_people_before_the_runs_own_ledger(path, tmp_p
     monkeypatch.setattr(Ledger, "charge", power_loss)
     with pytest.raises(KeyboardInterrupt):
         account.charge(ROUND, 0)
-    assert Population.read(path).events == [ROUND]
+    assert PopulationLedger.read(path).events == [ROUND]
     assert len(account) == 0
 
 
@@ -73,7 +73,7 @@ def test_runs_on_one_population_compose(path, tmp_path):
         account = begun(tmp_path, people, run, run)
         for round in range(50):
             account.charge(ROUND, round)
-    told = all_runs(Population.read(path))
+    told = all_runs(PopulationLedger.read(path))
     assert told["epsilon"]["rdp"] == pytest.approx(epsilon([(ROUND, 100)], DELTA, "rdp"))
     assert told["epsilon"]["rdp"] > told["runs"][0]["alone"]["epsilon"]
     assert [run["charges"] for run in told["runs"]] == [50, 50]
@@ -99,26 +99,26 @@ def test_a_seeded_run_is_said_loudly(path, tmp_path):
 
 def test_resuming_charges_nothing_twice_and_forgets_nothing(path, tmp_path):
     begun(tmp_path, opened(path)).charge(ROUND, 0)
-    again = Account(Ledger.open(tmp_path / "r" / "ledger.jsonl"), opened(path))
+    again = JointLedger(Ledger.open(tmp_path / "r" / "ledger.jsonl"), opened(path))
     assert len(again.population.events) == 1
     again.charge(ROUND, 1)
-    assert len(Population.read(path).events) == 2
+    assert len(PopulationLedger.read(path).events) == 2
 
 
 def test_two_copies_of_one_run_are_charged_for_what_each_releases(path, tmp_path):
     begun(tmp_path, opened(path)).charge(ROUND, 0)
     shutil.copytree(tmp_path / "r", tmp_path / "copy")
     for name in ("r", "copy"):
-        Account(Ledger.open(tmp_path / name / "ledger.jsonl"), opened(path)).charge(ROUND, 1)
-    assert len(Population.read(path).events) == 3
+        JointLedger(Ledger.open(tmp_path / name / "ledger.jsonl"), opened(path)).charge(ROUND, 1)
+    assert len(PopulationLedger.read(path).events) == 3
 
 
 def test_a_run_that_comes_to_a_store_without_its_ledger_brings_its_charges(path, tmp_path):
     made = ledger(tmp_path, events=[ROUND] * 3)
-    account = Account(made, opened(path))
-    assert len(Population.read(path).events) == 3
+    account = JointLedger(made, opened(path))
+    assert len(PopulationLedger.read(path).events) == 3
     account.charge(ROUND, 3)
-    told = all_runs(Population.read(path))
+    told = all_runs(PopulationLedger.read(path))
     assert told["charges"] == 4
     assert any("came here with 3 charges" in warning for warning in told["warnings"])
 
@@ -140,12 +140,12 @@ def test_what_a_run_began_from_is_charged_once_on_its_own_store_and_brought_alon
 
 def test_a_vocabulary_that_was_paid_for_is_charged_once_for_all_runs(tmp_path, monkeypatch):
     paid = [{"kind": "gaussian", "noise_multiplier": 3.0}, {"kind": "failure_probability", "delta": 1e-9}]
-    monkeypatch.setattr(Population, "settle", lambda *args: 1 / 0)
+    monkeypatch.setattr(PopulationLedger, "settle", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # killed between two lines
-        open_population(tmp_path, "corpus", paid)
+        open_population_ledger(tmp_path, "corpus", paid)
     monkeypatch.undo()
     for _ in range(3):
-        people = open_population(tmp_path, "corpus", paid)
+        people = open_population_ledger(tmp_path, "corpus", paid)
     assert [type(e).__name__ for e in people.events] == ["Gaussian", "FailureProbability"]
 
 
@@ -162,7 +162,7 @@ def test_a_budget_on_the_population_stops_every_run_on_it(path, tmp_path):
         assert len(account) == 5
     with pytest.raises(BudgetExceeded):
         begun(tmp_path, opened(path), "c", "three").charge(NonPrivate(reason="no noise is added"), 0)
-    assert len(Population.read(path).events) == 10
+    assert len(PopulationLedger.read(path).events) == 10
     people.set_budget(Budget(epsilon=100.0, delta=DELTA))
     two.charge(ROUND, 5)
     assert all_runs(people)["budget"]["epsilon"] == 100.0
@@ -179,7 +179,7 @@ def test_stores_declared_one_population_share_one_ledger_even_for_runs_under_way
     theirs.charge(ROUND, 1)
     mine.charge(ROUND, 1)
     for place in (path, elsewhere):
-        assert len(Population.read(place).events) == 4
+        assert len(PopulationLedger.read(place).events) == 4
     assert opened(elsewhere).path == path
     assert opened(elsewhere).contains(before) is True
     with pytest.raises(InvalidValue, match="already"):
@@ -194,7 +194,7 @@ def test_joining_a_copy_of_a_store_counts_what_they_share_once_and_the_rest_of_b
     mine.charge(ROUND, 0)
     shutil.copytree(path.parent, tmp_path / "copy")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    theirs = Account(Ledger.open(tmp_path / "b" / "ledger.jsonl"), opened(tmp_path / "copy" / "ledger.jsonl"))
+    theirs = JointLedger(Ledger.open(tmp_path / "b" / "ledger.jsonl"), opened(tmp_path / "copy" / "ledger.jsonl"))
     theirs.charge(ROUND, 1)
     mine.charge(ROUND, 1)
     opened(path).join(opened(tmp_path / "copy" / "ledger.jsonl"))
@@ -203,14 +203,14 @@ def test_joining_a_copy_of_a_store_counts_what_they_share_once_and_the_rest_of_b
 
 WRITER = """
 import sys
-from unheard.privacy.population_ledger import Account
+from unheard.privacy.population_ledger import JointLedger
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Population
-people = Population.open(sys.argv[1], {"corpus": "c"})
+from unheard.privacy.population_ledger import PopulationLedger
+people = PopulationLedger.open(sys.argv[1], {"corpus": "c"})
 made = Ledger.create(sys.argv[2], {"run_id": sys.argv[2]})
-Account.begin(made, people, "x")
-account = Account(made, people)
+JointLedger.begin(made, people, "x")
+account = JointLedger(made, people)
 for round in range(60):
     account.charge(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0), round)
 """
@@ -219,7 +219,7 @@ for round in range(60):
 def test_several_processes_charge_one_ledger_and_every_line_is_there(path, tmp_path):
     going = [subprocess.Popen([sys.executable, "-c", WRITER, path, tmp_path / f"{i}.jsonl"]) for i in range(3)]
     assert [process.wait() for process in going] == [0, 0, 0]
-    people = Population.read(path)
+    people = PopulationLedger.read(path)
     assert [len(member.events) for member in people.members.values()] == [60, 60, 60]
 
 
@@ -242,12 +242,12 @@ def test_every_cut_in_the_last_line_is_mended_and_the_rest_stays(path, tmp_path)
     whole = path.read_bytes()
     for cut in range(len(before) + 1, len(whole), 7):
         path.write_bytes(whole[:cut])
-        assert len(Population.read(path).events) == 1
+        assert len(PopulationLedger.read(path).events) == 1
         assert path.read_bytes() == whole[:cut]
         assert len(opened(path).events) == 1
         assert path.read_bytes() == before
     path.write_bytes(whole[:-1])
-    assert len(Population.read(path).events) == 2
+    assert len(PopulationLedger.read(path).events) == 2
     assert len(opened(path).events) == 2
     assert path.read_bytes() == whole
 
@@ -273,7 +273,7 @@ def test_a_changed_line_is_refused_and_named(path, tmp_path, change):
         "repeat": [*lines[:3], lines[2], *lines[3:]],
     }[change]
     path.write_bytes(b"".join(spoil))
-    for look in (opened, Population.read):
+    for look in (opened, PopulationLedger.read):
         with pytest.raises(LedgerError, match=r"line [34]"):
             look(path)
 
@@ -285,7 +285,7 @@ def test_a_shortened_ledger_does_not_hold_what_a_checkpoint_remembers(path, tmp_
     remembered = account.position
     assert opened(path).contains(remembered) is True
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    assert Population.read(path).contains(remembered) is False
+    assert PopulationLedger.read(path).contains(remembered) is False
     path.unlink()
     assert opened(path).contains(remembered) is None
 

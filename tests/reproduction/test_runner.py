@@ -24,7 +24,7 @@ from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import pld as losses
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Population
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
 from unheard.training.loop import train_together
 
@@ -137,10 +137,10 @@ def test_all_runs_begin_from_one_model_and_seeds_make_them_differ(everything):
 
 def test_every_run_is_charged_to_a_ledger_in_the_work_folder(everything, store):
     place, _ = everything
-    charged = Population.read(place.work / "ledgers" / "flat-S15-sigma0.003.jsonl")
+    charged = PopulationLedger.read(place.work / "ledgers" / "flat-S15-sigma0.003.jsonl")
     assert len(charged.events) == 2
     assert not (store.path / "ledger.jsonl").exists() or not any(
-        "paper" in str(member.facts) for member in Population.read(store.path / "ledger.jsonl").members.values()
+        "paper" in str(member.facts) for member in PopulationLedger.read(store.path / "ledger.jsonl").members.values()
     )
 
 

@@ -19,7 +19,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
 from unheard.training import worker as crew
 from unheard.training.checkpoint import load_model
-from unheard.training.initialise import people_of
+from unheard.training.initialise import population_ledger_of
 from unheard.training.loop import train_together
 from unheard.updates.users import users_in_turn
 
@@ -146,7 +146,7 @@ def test_an_audit_among_people_on_ranks_sums_what_one_process_sums(seeded, store
         built = crew.build(CPU, model, ranks)
         crew.reach(built, store)
         run = replace(seeded, ledger=tmp_path / f"people-{0 if ranks is None else ranks.size}.jsonl")
-        company = Company(run, store, built, ReproducibleStreams(seed=1), people_of(run, store), "a run")
+        company = Company(run, store, built, ReproducibleStreams(seed=1), population_ledger_of(run, store), "a run")
         plan = run.plan.at(0, model.layout)
         nobody = plan.contribution.sum([], model.layout.total)
         return np.stack([company.join(nobody, plan, plan.event(), r).units_P.numpy() for r in range(2)])

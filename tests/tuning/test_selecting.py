@@ -21,7 +21,7 @@ from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import Selection, from_record
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Population
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
 from unheard.run_folder import RunFolder
 from unheard.training.loop import resume
@@ -57,7 +57,7 @@ class Drawn(TrialCount):
 
 
 def people(candidates):
-    return Population.read(candidates[0].corpus / "ledger.jsonl")
+    return PopulationLedger.read(candidates[0].corpus / "ledger.jsonl")
 
 
 def test_one_charge_for_all_trials_in_both_ledgers_and_the_folder_fits_together(candidates, tmp_path):

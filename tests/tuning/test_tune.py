@@ -14,7 +14,7 @@ from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import narrow
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Population, open_population
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run_file import read_run_file, run_toml
 from unheard.tuning.pipeline import Allowance, road_map
 from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
@@ -74,7 +74,7 @@ def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, s
     assert found["plan"]["noise_std"] == pytest.approx(0.002)
     assert "Hypothetical" in done.output
     # from the ledgers: the proxy's people are charged for every round of every trial, the run's own for none
-    charged = Population.read(proxy / "ledger.jsonl")
+    charged = PopulationLedger.read(proxy / "ledger.jsonl")
     assert len(charged.members) == 5
     assert len(charged.events) == 20 == found["tuning_cost"]["charges"]
     assert found["tuning_cost"]["epsilon"] == "infinity"
@@ -90,7 +90,7 @@ def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, s
     # again: nothing is trained, nothing is charged, the same is chosen
     again = tune(*asked, "--json")
     assert json.loads(again.stdout)["chosen"] == found["chosen"]
-    assert len(Population.read(proxy / "ledger.jsonl").events) == 20
+    assert len(PopulationLedger.read(proxy / "ledger.jsonl").events) == 20
 
 
 SMALL = ["--set", "privacy.population=60", "--set", "privacy.delta=1e-3"]
@@ -105,7 +105,7 @@ def test_on_the_runs_own_people_it_says_that_they_have_no_guarantee_left(run_fil
     assert "ε = infinity" in done.output
     assert "over all runs they have no guarantee" in done.output
     assert "--corpus PROXY" in done.output
-    assert len(Population.read(tmp_path / "private" / "ledger.jsonl").members) == 4
+    assert len(PopulationLedger.read(tmp_path / "private" / "ledger.jsonl").members) == 4
     assert "over all runs they have no guarantee" in (tmp_path / "t" / "chosen.toml").read_text()
 
 
@@ -152,7 +152,7 @@ def test_stopped_it_goes_on_where_it_was(run_file, tmp_path, proxy):
     ledgers = sorted((tmp_path / "t").glob("*/*/ledger.jsonl"))
     assert [len(Ledger.read(path)) for path in ledgers] == [1, 1, 1]
     assert tune(*asked).exit_code == 0
-    assert len(Population.read(proxy / "ledger.jsonl").events) == 20  # no round was done twice
+    assert len(PopulationLedger.read(proxy / "ledger.jsonl").events) == 20  # no round was done twice
 
 
 def test_a_folder_with_other_trials_is_not_gone_on_with(run_file, tmp_path, proxy):
@@ -196,7 +196,7 @@ def test_the_same_people_under_another_name_are_no_proxy(run_file, proxy, tmp_pa
     narrow(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
     with pytest.raises(InvalidValue, match="same people, and no proxy"):
         tune(*asked, tmp_path / "narrow")
-    people = [open_population(path, path.name, []) for path in (tmp_path / "private", proxy)]
+    people = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]
     people[0].join(people[1])
     with pytest.raises(InvalidValue, match="same people, and no proxy"):
         tune(*asked, proxy)

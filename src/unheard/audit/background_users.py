@@ -11,7 +11,7 @@ from unheard.engines.engine import Engine
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum, NoisyAverage
 from unheard.privacy.events import Event
-from unheard.privacy.population_ledger import Population, new_run_id
+from unheard.privacy.population_ledger import PopulationLedger, new_run_id
 from unheard.randomness import Streams
 from unheard.training.initialise import first_state
 from unheard.training.run import Run
@@ -27,7 +27,7 @@ class Company:
     store: TokenStore
     engine: Engine
     streams: Streams
-    people: Population
+    population: PopulationLedger
     name: str
     state: State = field(init=False)
 
@@ -39,18 +39,18 @@ class Company:
             "delta": self.run.claimed_delta,
             "population": self.run.plan.population,
         }
-        self.people.register(self.id, facts, held=0)
+        self.population.register(self.id, facts, held=0)
 
     def join(self, canaries: CohortSum, plan: RoundPlan, event: Event, round: int) -> CohortSum:
         # DP: an audit among people is a run on them: charged before anybody is drawn.
-        self.people.charge(self.id, round, event, round)
+        self.population.charge(self.id, round, event, round)
         users = self.store.train
         # Another stream than the canaries': one generator must not be asked for two cohorts.
         rng = self.streams.batches(round)
         cohort = plan.sampling.draw(users.num_users, plan.population, rng)
         stored = StoredUsers(users, cohort, with_features=bool(self.run.model.user_features))
-        people = self.engine.sum_updates(self.state.params_P, stored, plan, rng)
-        return plan.contribution.sum([canaries, replace(people, units_P=people.units_P.cpu())], plan.layout.total)
+        users = self.engine.sum_updates(self.state.params_P, stored, plan, rng)
+        return plan.contribution.sum([canaries, replace(users, units_P=users.units_P.cpu())], plan.layout.total)
 
     def learn(self, noisy: NoisyAverage) -> None:
         self.state = step(self.run.server, self.run.model, self.state, noisy)

@@ -27,7 +27,7 @@ from unheard.errors import RunFolderMissing, UnheardError
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import FILE, Population, run_id
+from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
 from unheard.privacy.statement import statement
 from unheard.randomness import ReproducibleStreams, SecureStreams
 from unheard.run_folder import RunFolder
@@ -119,29 +119,32 @@ def _charged_before_the_first_round(ledger: Ledger) -> int:
     return next((i for i, entry in enumerate(ledger.entries) if not isinstance(entry.event, kinds)), len(ledger))
 
 
-def check_people(run: Run, ledger: Ledger, checkpoints: Sequence[Checkpoint], corpus: str | Path | None = None) -> str:
+def check_population_ledger(
+    run: Run, ledger: Ledger, checkpoints: Sequence[Checkpoint], corpus: str | Path | None = None
+) -> str:
     """The store may well be elsewhere: then this could not be checked, and says so."""
     place = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
     place = place / FILE if place.is_dir() else place
     if not place.is_file():
         raise Unknown(f"not checked: the store's ledger is not at {place} (name the store with --corpus)")
     try:
-        people = Population.read(place)
+        population = PopulationLedger.read(place)
     except UnheardError as refusal:
         raise Trouble(f"the store's ledger cannot be believed: {refusal}") from None
-    member = people.members.get(run_id(ledger))
+    member = population.members.get(run_id(ledger))
     if member is None:
-        raise Trouble(f"{people.path} knows nothing of this run: the store's people were not charged for it there.")
+        raise Trouble(f"{population.path} knows nothing of this run: the store's people were not charged for it there.")
     if member.held < len(ledger):
         raise Trouble(
-            f"{people.path} holds {member.held} of this run's {len(ledger)} charges: it was shortened or replaced."
+            f"{population.path} holds {member.held} of this run's {len(ledger)} charges: it was shortened or replaced."
         )
     for checkpoint in checkpoints:
-        if checkpoint.people is not None and people.contains(checkpoint.people) is False:
+        if checkpoint.population_position is not None and population.contains(checkpoint.population_position) is False:
             raise Trouble(
-                f"{people.path} does not hold what it held at the checkpoint of round {checkpoint.state.round}: it was shortened."
+                f"{population.path} does not hold what it held at the checkpoint of round {checkpoint.state.round}: "
+                "it was shortened."
             )
-    return f"all charges of this run are in the store's ledger too, among those of {len(people.members)} runs"
+    return f"all charges of this run are in the store's ledger too, among those of {len(population.members)} runs"
 
 
 EPSILON_SLACK = 1e-9
@@ -174,7 +177,7 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         ("vocabulary", _vocabulary),
         ("metrics", _metrics),
         ("statement", _statement),
-        ("people", lambda folder: _people(folder, corpus)),
+        ("people", lambda folder: _population(folder, corpus)),
         ("epsilon", _epsilon),
     ]
     return [finding(name, check, folder) for name, check in checks]
@@ -304,9 +307,9 @@ def _statement(folder: Folder) -> Iterator[str]:
     yield "statement.json says what the ledger gives, worked out anew"
 
 
-def _people(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
+def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     run, ledger = _needed(folder.run, "run.toml"), _needed(folder.ledger, "the ledger")
-    yield check_people(run, ledger, folder.checkpoints, corpus)
+    yield check_population_ledger(run, ledger, folder.checkpoints, corpus)
 
 
 def _epsilon(folder: Folder) -> Iterator[str]:

@@ -145,12 +145,12 @@ def _one_run(
     if with_users:
         from unheard.audit.background_users import Company
         from unheard.corpus.store import TokenStore
-        from unheard.training.initialise import people_of
+        from unheard.training.initialise import population_ledger_of
         from unheard.training.worker import reach
 
         opened = TokenStore.open(store)
         reach(engine, opened)
-        company = Company(run, opened, engine, streams, people_of(run, opened), name)
+        company = Company(run, opened, engine, streams, population_ledger_of(run, opened), name)
     with _bar("One run with canary users", rounds or run.training.rounds) as advance:
         for step in one_run(run, streams, canaries=count, rounds=rounds, company=company):
             if isinstance(step, OneRunAudit):

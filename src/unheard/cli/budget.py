@@ -39,26 +39,28 @@ def budget(
     from unheard.corpus.store import TokenStore
     from unheard.errors import InvalidValue
     from unheard.privacy.budget import Budget
-    from unheard.privacy.population_ledger import open_population
+    from unheard.privacy.population_ledger import open_population_ledger
     from unheard.privacy.population_statement import all_runs, render_all_runs
 
-    def people_of(path: Path, at: Path | None = None):
+    def population_ledger_of(path: Path, at: Path | None = None):
         opened = TokenStore.open(path)
-        return open_population(opened.path, opened.name, opened.vocabulary_events, at)
+        return open_population_ledger(opened.path, opened.name, opened.vocabulary_events, at)
 
-    people = people_of(store, ledger)
+    population = population_ledger_of(store, ledger)
     for other in same_people or []:
-        people.join(people_of(other))
-        notes.print(f"{other} and {store} are one population from now on: {people.path}", highlight=False, markup=False)
+        population.join(population_ledger_of(other))
+        notes.print(
+            f"{other} and {store} are one population from now on: {population.path}", highlight=False, markup=False
+        )
     if epsilon is not None:
-        known = delta if delta is not None else people.budget.delta if people.budget else None
+        known = delta if delta is not None else population.budget.delta if population.budget else None
         if known is None:
             raise InvalidValue("A budget is an epsilon at a delta: give --delta too, below 1 / users.")
-        people.set_budget(Budget(epsilon=epsilon, delta=known, accountant=accountant))
-    elif delta is not None and not people.events:
+        population.set_budget(Budget(epsilon=epsilon, delta=known, accountant=accountant))
+    elif delta is not None and not population.events:
         raise InvalidValue("Nothing was charged yet. To set a budget give --epsilon with --delta.")
-    if not people.events and people.budget is None:
-        typer.echo("{}" if as_json else f"Nothing was charged to {people.path} yet, and no budget is set.")
+    if not population.events and population.budget is None:
+        typer.echo("{}" if as_json else f"Nothing was charged to {population.path} yet, and no budget is set.")
         return
-    told = all_runs(people, delta=delta)
+    told = all_runs(population, delta=delta)
     typer.echo(dumps(told, allow_nan=False, indent=2) if as_json else render_all_runs(told), nl=as_json)

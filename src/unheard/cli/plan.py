@@ -138,7 +138,7 @@ def plan(
     """What a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical: no run has happened."""
     from unheard.config import nearest
     from unheard.errors import InvalidValue
-    from unheard.privacy.planner import Plan, default_delta
+    from unheard.privacy.planner import CostEstimate, default_delta
 
     if accountant not in ("best", "pld", "rdp", "moments"):
         known = ("best", "pld", "rdp", "moments")
@@ -156,12 +156,12 @@ def plan(
     machines = (speed_from, gpus, efficiency, gpu_hour_price) if cost else None
     if epsilon is not None:
         solution = _solve(users, epsilon, values, accountant)
-        _show(solution.plan, accountant, json, solution, machines)
+        _show(solution.estimate, accountant, json, solution, machines)
         return
     missing = [f"--{name.replace('_', '-')}" for name, value in values.items() if value is None]
     if missing:
         raise InvalidValue(f"Give {' and '.join(missing)} too; or leave out one, and give --epsilon to solve for it.")
-    _show(Plan(population=users, **values), accountant, json, None, machines)
+    _show(CostEstimate(population=users, **values), accountant, json, None, machines)
 
 
 def _solve(users: int, epsilon: float, values: dict[str, Any], accountant: str) -> Any:

@@ -40,18 +40,18 @@ def statement(
     from unheard.errors import InvalidValue, RunFolderMissing
     from unheard.privacy.ledger import Ledger
     from unheard.privacy.population_statement import all_runs as state_all
-    from unheard.privacy.population_statement import people_behind, render_all_runs
+    from unheard.privacy.population_statement import find_population_ledger, render_all_runs
     from unheard.privacy.statement import render
     from unheard.privacy.statement import statement as state
 
     path = folder / "ledger.jsonl" if folder.is_dir() else folder
     if not path.is_file():
         raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
-    people = people_behind(path, all_runs)
-    if people is not None:
+    population = find_population_ledger(path, all_runs)
+    if population is not None:
         if epsilon is not None:
             raise InvalidValue("--epsilon asks about one run; leave it out for all runs together.")
-        told = state_all(people, delta=delta)
+        told = state_all(population, delta=delta)
         typer.echo(dumps(told, allow_nan=False, indent=2) if json else render_all_runs(told), nl=json)
         return
     ledger = Ledger.read(path)

@@ -272,7 +272,7 @@ def _tried(run: "Run", corpus: Path | None, population: int | None) -> "Run":
     """The run that the trials are made of: on the proxy, if there is one."""
     from unheard.errors import InvalidValue
     from unheard.tuning.trials import check_can_be_tuned, on_proxy
-    from unheard.tuning.tuning_cost import check_other_people
+    from unheard.tuning.tuning_cost import check_other_population
 
     check_can_be_tuned(run)
     if (corpus is None) != (population is None):
@@ -280,7 +280,7 @@ def _tried(run: "Run", corpus: Path | None, population: int | None) -> "Run":
             "--corpus and --population go together: how many users the proxy has is declared, never counted."
         )
     if corpus is not None and population is not None:
-        check_other_people(run, corpus)
+        check_other_population(run, corpus)
         return on_proxy(run, corpus, population)
     if run.budget is not None:
         raise InvalidValue(

@@ -26,7 +26,7 @@ from unheard.corpus.shards import Shard, ShardWriter, token_dtype
 from unheard.corpus.store import SPLITS, StoreWriter, TokenStore, partial_path, write_private_json
 from unheard.corpus.vocabulary import SPECIALS, UNK, Vocabulary
 from unheard.errors import CorpusError, InvalidValue
-from unheard.privacy.population_ledger import FILE, Population
+from unheard.privacy.population_ledger import FILE, PopulationLedger
 
 GO = ("corpus.json", "layout.json", "vocabulary.txt")
 """Files of a store that go into every part. The ledger, exact counts and canaries stay, and what else its owner has put there."""
@@ -99,7 +99,7 @@ def narrow(
 ) -> TokenStore:
     """Write the narrower store beside the one that there is."""
     _check(store, vocabulary_size)
-    people = Population.open(store.path / FILE, {"corpus": store.name})
+    population = PopulationLedger.open(store.path / FILE, {"corpus": store.name})
     vocabulary = Vocabulary(store.vocabulary.words[:vocabulary_size])
     splits = [name for name in SPLITS if (store.path / name).is_dir()]
     unknown: Counter[str] = Counter()
@@ -124,7 +124,7 @@ def narrow(
         made = writer.describe(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
         # DP: the same people under two ledgers would be charged in each as if the other's runs had not been. So the way to the
         # first one's ledger (which is the same from its place beside the store's) is there before the store is.
-        people.join(Population.open(made.path / FILE, {"corpus": made.name}))
+        population.join(PopulationLedger.open(made.path / FILE, {"corpus": made.name}))
         return writer.settle()
 
 

@@ -1,7 +1,7 @@
 """What a run would cost before it is run, and what to choose so that it costs no more than a target.
 
 In: declared users, users a round, z, rounds, delta; or all but one of the middle three, and a target epsilon. Out: a
-Plan, and for a target the cheapest one that was found to meet it. Every epsilon here is *hypothetical*: it belongs to
+CostEstimate, and for a target the cheapest one that was found to meet it. Every epsilon here is *hypothetical*: it belongs to
 a run that has not happened. Paper: Table 1 and "Differential privacy for large datasets".
 """
 
@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CostEstimate:
     """A run that has not happened: every user is in a round with probability users_per_round / population."""
 
     population: int
@@ -81,9 +81,9 @@ class Solution:
 
     solved_for: str
     target: float
-    plan: Plan
+    estimate: CostEstimate
     bound: Bound
-    cheaper: Plan | None  # None where the search ended at the edge of what is possible
+    cheaper: CostEstimate | None  # None where the search ended at the edge of what is possible
 
 
 def default_delta(population: int) -> float:
@@ -125,8 +125,8 @@ def solve(
     least, most, value_at = _scale(unknown, population)
     delta = default_delta(population) if delta is None else delta
 
-    def at(n: int) -> Plan:
-        return Plan(population=population, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
+    def at(n: int) -> CostEstimate:
+        return CostEstimate(population=population, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
 
     def meets(n: int, by: str) -> bool:
         progress(f"trying {unknown} = {value_at(n):g}")
@@ -143,13 +143,15 @@ def solve(
         )
     if accountant != quick:
         low, high = _largest(lambda n: meets(n, accountant), low, most)
-    plan = at(low)
-    if not plan.meets(epsilon, accountant):
+    estimate = at(low)
+    if not estimate.meets(epsilon, accountant):
         raise AccountingError(
             f"No {unknown} could be verified to meet epsilon {epsilon:g}: give one and drop --epsilon."
         )
     cheaper = at(high) if high is not None and not at(high).meets(epsilon, accountant) else None
-    return Solution(solved_for=unknown, target=epsilon, plan=plan, bound=plan.bound(accountant), cheaper=cheaper)
+    return Solution(
+        solved_for=unknown, target=epsilon, estimate=estimate, bound=estimate.bound(accountant), cheaper=cheaper
+    )
 
 
 def _scale(unknown: str, population: int) -> tuple[int, int, Callable[[int], float]]:

@@ -41,7 +41,7 @@ class Member:
     events: list[Event] = field(default_factory=list)
 
 
-class Population:
+class PopulationLedger:
     """Open one with `open` to charge it, or with `read` to look without a lock and without writing."""
 
     def __init__(self, path: Path) -> None:
@@ -54,10 +54,10 @@ class Population:
         self._log = SealedLog(path, FORMAT)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> "Population":
+    def open(cls, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> "PopulationLedger":
         """The ledger at `path`, or where it has moved to, ready to be charged; begun with `facts` if there is none."""
 
-        def here(place: Path) -> "Population":
+        def here(place: Path) -> "PopulationLedger":
             population = cls(place)
             with population._log.locked():
                 population._log.begin(facts)
@@ -67,8 +67,8 @@ class Population:
         return _followed(here(Path(path)), here)
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "Population":
-        def here(place: Path) -> "Population":
+    def read(cls, path: str | os.PathLike[str]) -> "PopulationLedger":
+        def here(place: Path) -> "PopulationLedger":
             population = cls(place)
             population._refresh(mend=False)
             return population
@@ -131,7 +131,7 @@ class Population:
         with self._current():
             self._write({"budget": {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}})
 
-    def join(self, other: "Population") -> None:
+    def join(self, other: "PopulationLedger") -> None:
         """Declare the users of `other` the same people: its charges are copied here, and it leads here from now on."""
         if other.path == self.path:
             raise InvalidValue(f"{self.path} already is the ledger of both stores.")
@@ -186,7 +186,7 @@ class Population:
 class _Current:
     """Inside: the lock is held, and what other runs wrote has been read. A ledger that has moved meanwhile is followed."""
 
-    def __init__(self, population: Population) -> None:
+    def __init__(self, population: PopulationLedger) -> None:
         self._population = population
 
     def __enter__(self) -> None:
@@ -201,7 +201,7 @@ class _Current:
                 self._lock.__exit__(None, None, None)
                 raise
             self._lock.__exit__(None, None, None)
-            there = Population.open(self._population._moved_to, {})
+            there = PopulationLedger.open(self._population._moved_to, {})
             there._came_from += (self._population._log, *self._population._came_from)
             self._population.__dict__.update(there.__dict__)
         raise LedgerError(f"{self._population.path} moves in a circle. Name the right one: [privacy] ledger.")
@@ -215,7 +215,7 @@ def _charge(run: str, position: int, event: Event) -> dict[str, Any]:
     return {"run": run, "position": position, "event": to_record(event), "once": secrets.token_hex(8)}
 
 
-def _followed(found: Population, open_here: Callable[[Path], Population]) -> Population:
+def _followed(found: PopulationLedger, open_here: Callable[[Path], PopulationLedger]) -> PopulationLedger:
     """The ledger that this one has moved to, or itself."""
     for _ in range(MOST_MOVES):
         place = found._moved_to
@@ -235,10 +235,10 @@ TOLD = ("population", "delta", "randomness", "drop_duplicates")
 """What of a run's public facts the population's ledger repeats."""
 
 
-class Account:
+class JointLedger:
     """A run's ledger that also charges the run's population."""
 
-    def __init__(self, ledger: Ledger, population: Population) -> None:
+    def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:
         self._ledger = ledger
         self.population = population
         self.run = run_id(ledger)
@@ -248,7 +248,7 @@ class Account:
         population.settle(self.run, ledger.entries)
 
     @classmethod
-    def begin(cls, ledger: Ledger, population: Population, name: str, parent: Ledger | None = None) -> None:
+    def begin(cls, ledger: Ledger, population: PopulationLedger, name: str, parent: Ledger | None = None) -> None:
         """Enter a new run, whose ledger holds what was spent before it: the vocabulary and the run that it begins from."""
         if parent is not None:
             # DP: the earlier run had the same people, unless declared otherwise; on this very store it is charged already.
@@ -305,12 +305,12 @@ def told(ledger: Ledger, name: str) -> dict[str, Any]:
     return {"name": name, **{key: facts[key] for key in TOLD if key in facts}}
 
 
-def open_population(
+def open_population_ledger(
     store: str | os.PathLike[str],
     corpus: str,
     vocabulary_events: Sequence[Mapping[str, Any]],
     ledger: str | os.PathLike[str] | None = None,
-) -> Population:
+) -> PopulationLedger:
     """The ledger of a store's people, in the store's folder or where the run file says; their vocabulary is charged once."""
     # DP: a part of a store has no ledger of its own: what was charged there would be missing in the people's.
     if ledger is None and (Path(store) / "part.json").is_file():
@@ -328,7 +328,7 @@ def open_population(
             raise LedgerError(
                 f"[privacy] ledger = {str(place)!r} cannot be made ({trouble.strerror}). Choose another folder."
             ) from None
-    population = Population.open(place, {"corpus": corpus})
+    population = PopulationLedger.open(place, {"corpus": corpus})
     name = f"vocabulary-{corpus[:16]}"
     if vocabulary_events:
         population.register(name, {"name": "the private vocabulary"}, held=0)

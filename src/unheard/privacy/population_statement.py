@@ -14,7 +14,7 @@ from typing import Any
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import best_epsilon, epsilon, epsilons, versions
 from unheard.privacy.events import NonPrivate, Selection
-from unheard.privacy.population_ledger import FILE, FORMAT, Member, Population
+from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
 from unheard.privacy.statement import plain
 
 NOT_COVERED = [
@@ -23,7 +23,7 @@ NOT_COVERED = [
 ]
 
 
-def all_runs(population: Population, *, delta: float | None = None) -> dict[str, Any]:
+def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dict[str, Any]:
     """The statement about all runs on one population."""
     events = population.events
     delta = _delta(population, delta)
@@ -47,11 +47,11 @@ def all_runs(population: Population, *, delta: float | None = None) -> dict[str,
     )
 
 
-def people_behind(path: Path, wanted: bool) -> Population | None:
+def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     """The population of a ledger file: the file itself if it is a store's; for a run's, if wanted, that of its store."""
     first = _first_line(path)
     if first.get("ledger") == FORMAT:
-        return Population.read(path)
+        return PopulationLedger.read(path)
     if not wanted:
         return None
     try:
@@ -64,7 +64,7 @@ def people_behind(path: Path, wanted: bool) -> Population | None:
     place = place / FILE if place.is_dir() else place
     if not place.is_file():
         raise LedgerError(f"The store's ledger is not at {place}. Name the store itself: unheard statement STORE.")
-    return Population.read(place)
+    return PopulationLedger.read(place)
 
 
 def _first_line(path: Path) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def render_all_runs(told: Mapping[str, Any]) -> str:
     return "\n".join(_lines(told)) + "\n"
 
 
-def _delta(population: Population, asked: float | None) -> float:
+def _delta(population: PopulationLedger, asked: float | None) -> float:
     """The asked-for delta, else the budget's, else the smallest that a run declared (the largest epsilon of those)."""
     if asked is not None:
         return asked
@@ -93,7 +93,7 @@ def _delta(population: Population, asked: float | None) -> float:
     return min(declared)
 
 
-def _claim(total: float, delta: float, accountant: str, population: Population) -> str:
+def _claim(total: float, delta: float, accountant: str, population: PopulationLedger) -> str:
     if math.isinf(total):
         free = [m.facts.get("name", m.id) for m in population.members.values() if _is_free(m)]
         why = f"without noise: {', '.join(sorted(map(str, free)))}" if free else "no epsilon holds at this delta"
@@ -111,7 +111,7 @@ def _one(member: Member, delta: float) -> dict[str, Any]:
     }
 
 
-def _budget(population: Population) -> dict[str, Any] | None:
+def _budget(population: PopulationLedger) -> dict[str, Any] | None:
     budget = population.budget
     if budget is None:
         return None
@@ -123,7 +123,7 @@ def _is_free(member: Member) -> bool:
     return any(isinstance(event, NonPrivate) for event in member.events)
 
 
-def _warnings(population: Population) -> list[str]:
+def _warnings(population: PopulationLedger) -> list[str]:
     found = []
     for member in population.members.values():
         name = member.facts.get("name", member.id)

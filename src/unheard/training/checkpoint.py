@@ -16,7 +16,7 @@ from torch import Tensor
 from unheard.errors import CheckpointCorrupt
 from unheard.models.model import LanguageModel
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Account
+from unheard.privacy.population_ledger import JointLedger
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.server import State
 
@@ -28,18 +28,20 @@ class Checkpoint:
     state: State
     ledger_length: int
     ledger_head: str
-    people: dict[str, Any] | None = None
+    population_position: dict[str, Any] | None = None
     """Where the ledger of the store's people stood, for a run that is charged to one."""
 
 
-def save_checkpoint(folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | Account, keep: int) -> Path:
+def save_checkpoint(
+    folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | JointLedger, keep: int
+) -> Path:
     """Save the state and the released model; forget all but the newest `keep` checkpoints."""
     path = folder.checkpoints / _name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     facts: dict[str, Any] = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
     if state.clip_norm is not None:
         facts["clip_norm"] = state.clip_norm
-    if isinstance(ledger, Account):
+    if isinstance(ledger, JointLedger):
         facts["people"] = ledger.position
     _save(path, tensors, facts)
     save_model(folder.model, model, state.params_P, {"round": state.round})
@@ -68,7 +70,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     cure = "Delete it to resume from the one before (the rounds done again are charged again)."
     tensors, facts = _load(path, cure)
     try:
-        people, clip_norm = facts.get("people"), facts.get("clip_norm")
+        population_position, clip_norm = facts.get("people"), facts.get("clip_norm")
         if clip_norm is not None and not 0 < float(clip_norm) < float("inf"):
             raise ValueError
         state = State(
@@ -80,14 +82,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if (
             path.name != _name(state.round)
             or state.params_P.ndim != 1
-            or not (people is None or set(people) == {"ledger", "length", "head"})
+            or not (population_position is None or set(population_position) == {"ledger", "length", "head"})
         ):
             raise ValueError
         return Checkpoint(
             state=state,
             ledger_length=int(facts["ledger_length"]),
             ledger_head=str(facts["ledger_head"]),
-            people=people,
+            population_position=population_position,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CheckpointCorrupt(f"{path} is not a checkpoint of this version, or has another's name. {cure}") from None

@@ -17,7 +17,7 @@ from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Account, Population, new_run_id, open_population, run_id
+from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
 from unheard.randomness import Streams
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import Checkpoint, load_model, newest_checkpoint
@@ -55,27 +55,28 @@ def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
         ledger.charge_all(spent.events, 0)
 
 
-def people_of(run: Run, store: TokenStore) -> Population:
+def population_ledger_of(run: Run, store: TokenStore) -> PopulationLedger:
     """The ledger of the store's people, to which every run on them is charged. Refused here if it cannot be written."""
-    return open_population(store.path, corpus_name(store), store.vocabulary_events, run.ledger)
+    return open_population_ledger(store.path, corpus_name(store), store.vocabulary_events, run.ledger)
 
 
-def check_public(run: Run, people: Population) -> None:
+def check_public(run: Run, population: PopulationLedger) -> None:
     """What is declared public may not be known to be these people's."""
     start = run.training.init_from
     if start is None or not run.training.init_is_public or not (folder := RunFolder(Path(start))).ledger.is_file():
         return
     # DP: a run that these very people are charged for left no public model, whatever is declared.
-    if run_id(Ledger.read(folder.ledger)) in people.members:
+    if run_id(Ledger.read(folder.ledger)) in population.members:
         raise UnprovenCombination(
-            f"{start} was trained on these very people (their ledger, {people.path}, holds it): its model is not public for them. "
+            f"{start} was trained on these very people (their ledger, {population.path}, holds it): its model is not "
+            "public for them. "
             "Leave out training.init_is_public: what that run cost is then part of this one's."
         )
 
 
-def enter(run: Run, ledger: Ledger, people: Population, name: str) -> None:
+def enter(run: Run, ledger: Ledger, population: PopulationLedger, name: str) -> None:
     """Tell the people's ledger that a run begins, and make sure that it holds the run that this one begins from."""
-    Account.begin(ledger, people, name, _parent(run))
+    JointLedger.begin(ledger, population, name, _parent(run))
 
 
 def names(run: Run) -> dict[str, str]:
@@ -84,7 +85,7 @@ def names(run: Run) -> dict[str, str]:
     return {"run_hash": meaning, "run_id": new_run_id(None if run.training.reproducible_seed is None else meaning)}
 
 
-def check_checkpoint(run: Run, account: Account, checkpoint: Checkpoint) -> None:
+def check_checkpoint(run: Run, account: JointLedger, checkpoint: Checkpoint) -> None:
     """A checkpoint of another model, or people's ledger that has lost lines since it was saved, is not gone on with."""
     if checkpoint.state.params_P.shape != (run.model.layout.total,):
         raise CheckpointCorrupt(
@@ -92,7 +93,8 @@ def check_checkpoint(run: Run, account: Account, checkpoint: Checkpoint) -> None
             "Delete it to resume from the one before."
         )
     # DP: a shortened ledger would make these people look less spent than they are.
-    if checkpoint.people is not None and account.population.contains(checkpoint.people) is False:
+    position = checkpoint.population_position
+    if position is not None and account.population.contains(position) is False:
         raise LedgerError(
             f"{account.population.path} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
             "Put the right one back; without it what these people have spent cannot be known."

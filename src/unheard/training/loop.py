@@ -22,7 +22,7 @@ from unheard.mechanism.plan import RoundPlan
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Account
+from unheard.privacy.population_ledger import JointLedger
 from unheard.privacy.statement import statement
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
@@ -36,7 +36,7 @@ from unheard.training.initialise import (
     enter,
     first_state,
     names,
-    people_of,
+    population_ledger_of,
     public_facts,
 )
 from unheard.training.round import draw_cohort, learn
@@ -113,8 +113,8 @@ def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Ro
     run = pinned(run)
     check_fits(run, store)
     reach(built, store)
-    people = people_of(run, store)
-    check_public(run, people)
+    population = population_ledger_of(run, store)
+    check_public(run, population)
     state = first_state(run)
     folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, engine).encode())
@@ -122,7 +122,7 @@ def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Ro
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
     ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), **names(run)})
     charge_the_past(run, store, ledger)
-    enter(run, ledger, people, Path(out).name)
+    enter(run, ledger, population, Path(out).name)
     save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
     return _rounds(run, folder.settle(out), store, built)
@@ -152,7 +152,7 @@ def _go_on(run: Run, folder: RunFolder, built: Engine) -> Rounds:
 def _rounds(run: Run, folder: RunFolder, store: TokenStore, built: Engine) -> Rounds:
     """The rounds of one run. It asks for the sum of each cohort, and is sent it: who sums, and beside whom, is not its affair."""
     with folder.locked():
-        ledger = Account(Ledger.open(folder.ledger), people_of(run, store))
+        ledger = JointLedger(Ledger.open(folder.ledger), population_ledger_of(run, store))
         running = RunningEpsilon(
             run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
         )
@@ -200,7 +200,7 @@ def _rounds(run: Run, folder: RunFolder, store: TokenStore, built: Engine) -> Ro
             write_statement(folder, ledger)
 
 
-def _where_we_were(run: Run, folder: RunFolder, ledger: Account, device: torch.device) -> State:
+def _where_we_were(run: Run, folder: RunFolder, ledger: JointLedger, device: torch.device) -> State:
     """The newest checkpoint's state, if the ledger covers it."""
     checkpoint = newest_checkpoint(folder)
     # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
@@ -240,7 +240,7 @@ def _report(
     )
 
 
-def write_statement(folder: RunFolder, ledger: Ledger | Account) -> dict[str, Any]:
+def write_statement(folder: RunFolder, ledger: Ledger | JointLedger) -> dict[str, Any]:
     """statement.json from what the ledger says, and from nothing else."""
     made = statement(ledger.facts, ledger.entries)
     replace_file(folder.statement, json.dumps(made, indent=2).encode())

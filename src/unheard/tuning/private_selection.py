@@ -28,7 +28,7 @@ from unheard.errors import InvalidValue, RunFolderInUse, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian, Selection
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Account, Population, run_id
+from unheard.privacy.population_ledger import JointLedger, PopulationLedger, run_id
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
@@ -38,7 +38,7 @@ from unheard.training.initialise import (
     enter,
     first_state,
     names,
-    people_of,
+    population_ledger_of,
     public_facts,
 )
 from unheard.training.loop import pinned, train_together, write_statement
@@ -140,8 +140,8 @@ def select(
         check_fits(run, store)
     build(engine, first.model)  # what a trial would stumble over is refused now: nothing may be, once they are paid for
     first_state(first)
-    people = people_of(first, store)
-    check_public(first, people)
+    population = population_ledger_of(first, store)
+    check_public(first, population)
     clear_away(out)
     folder = RunFolder.begin(out)  # readable by nobody else until it is settled
     secret = folder.path / SECRET
@@ -154,13 +154,13 @@ def select(
             charge_the_past(first, store, charged)
             if first.budget:
                 first.budget.check(first.budget.running(charged.events), event, 0)
-            enter(first, charged, people, Path(out).name)
+            enter(first, charged, population, Path(out).name)
             # DP: all trials are paid for here, in the people's ledger, before their number is drawn or anybody's text is read.
-            Account(charged, people).charge(event, 0)
+            JointLedger(charged, population).charge(event, 0)
             best = _best(candidates, count.draw(secure_generator()), secret, engine)
             if best is None:
                 return None
-            _release(*best, folder, charged, people, store, engine, count)
+            _release(*best, folder, charged, population, store, engine, count)
             # DP: of the other trials nothing is left.
             shutil.rmtree(secret)
         return folder.settle(out)
@@ -210,7 +210,7 @@ def _release(
     trial: RunFolder,
     folder: RunFolder,
     charged: Ledger,
-    people: Population,
+    population: PopulationLedger,
     store: TokenStore,
     engine: EngineChoice,
     count: TrialCount,
@@ -226,7 +226,7 @@ def _release(
     for path in (folder.vocabulary, folder.tokens):
         replace_file(path, (trial.path / path.name).read_bytes())
     state = newest_checkpoint(trial).state
-    save_checkpoint(folder, run.model, state, Account(ledger, people), run.training.keep_checkpoints)
+    save_checkpoint(folder, run.model, state, JointLedger(ledger, population), run.training.keep_checkpoints)
     # DP: every model of the chosen run is known only because it was chosen: each costs the whole selection.
     total = best_epsilon(ledger.events, run.claimed_delta).epsilon
     for row in trial.read_metrics():

@@ -16,7 +16,7 @@ from unheard.errors import InvalidValue
 from unheard.privacy.accountants import Bound, best_epsilon
 from unheard.privacy.events import Event, NonPrivate
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import FILE, Population
+from unheard.privacy.population_ledger import FILE, PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training.run import Run
 from unheard.tuning.trials import Trial
@@ -91,7 +91,7 @@ def spending(trials: Sequence[Trial], *, is_proxy: bool) -> Spending:
     )
 
 
-def check_other_people(run: Run, proxy: Path) -> None:
+def check_other_population(run: Run, proxy: Path) -> None:
     """As far as stores can tell: a proxy is neither the run's own corpus, nor a copy of it, nor charged to the same ledger. Nothing
     can be said of a corpus that is not on this machine."""
     own = Path(run.corpus)
@@ -111,4 +111,4 @@ def check_other_people(run: Run, proxy: Path) -> None:
 def _ledger(place: str | Path | None) -> Path | None:
     """Where a store's people are charged, wherever their ledger has moved to."""
     file = None if place is None else Path(place) / FILE if Path(place).is_dir() else Path(place)
-    return Population.read(file).path if file is not None and file.is_file() else None
+    return PopulationLedger.read(file).path if file is not None and file.is_file() else None

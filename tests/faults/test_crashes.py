@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import unheard
-from tests.crash.faults import Steps, disk_full, every, in_a_child, install, kill, read_only, told_by_a_child
+from tests.faults.inject import Steps, disk_full, every, in_a_child, install, kill, read_only, told_by_a_child
 from unheard.audit.verification import verify
 from unheard.corpus.store import write_store
 from unheard.errors import UnheardError
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import Population
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
 from unheard.training.run_file import read_run_file
@@ -87,7 +87,7 @@ def never_under_counted(place: Path) -> None:
     folder = RunFolder(place / "r")
     if not folder.path.exists():
         return
-    ledger, people = Ledger.read(folder.ledger), Population.read(place / "corpus" / "ledger.jsonl")
+    ledger, people = Ledger.read(folder.ledger), PopulationLedger.read(place / "corpus" / "ledger.jsonl")
     newest = newest_checkpoint(folder)
     run, _ = read_run_file(folder.run_file)
     seen = max(newest.state.round, released_model(folder.model, run.model)[1])
@@ -128,7 +128,7 @@ def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_fact
         assert in_a_child(work) == -9, (at, half, names[at])
         never_under_counted(place)
         finishes(small, place, most=ROUNDS + 1)
-        people = Population.read(place / "corpus" / "ledger.jsonl")
+        people = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
         assert ROUNDS <= len(people.events) <= ROUNDS + 1
 
 
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(sma
     with pytest.raises(OSError, match="Read-only"):
         go(small, place)
     assert not (place / "r").exists()
-    assert Population.read(place / "corpus" / "ledger.jsonl").events == []
+    assert PopulationLedger.read(place / "corpus" / "ledger.jsonl").events == []
 
 
 def test_a_clock_that_goes_back_changes_nothing(small, place, monkeypatch):
@@ -219,6 +219,6 @@ def test_many_runs_at_once_on_one_store_are_all_charged(small, place):
                 os._exit(status)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
-    people = Population.read(place / "corpus" / "ledger.jsonl")
+    people = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
     assert sorted(len(m.events) for m in people.members.values()) == [20, 20, 20]
     assert all(not [f for f in verify(folder) if f.fits is not True] for folder in folders)
