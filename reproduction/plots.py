@@ -10,7 +10,7 @@ from typing import Any
 
 from reproduction.exhibit import Figure, Line
 from unheard.report.plots import Plot, X, curve_layer, ends, hover_layers
-from unheard.report.style import DASHES, SERIES, Look, colour, colours_of, dashes_of, specification
+from unheard.report.style import DASHES, SERIES, SeriesStyle, colour, colour_encoding, dash_encoding, specification
 
 EARLY = 25
 """The first part of training, of so many."""
@@ -35,7 +35,7 @@ def plot_of(figure: Figure) -> Plot:
     )
 
 
-def looks_of(lines: Sequence[Line]) -> list[Look]:
+def looks_of(lines: Sequence[Line]) -> list[SeriesStyle]:
     """Those that stand in the legend. One tint, one colour; dashes say `per layer` where some lines are, else tell lines apart."""
     tints = list(dict.fromkeys(line.tint or line.name for line in lines))
     meant = any(line.is_dashed or line.is_level for line in lines)
@@ -45,7 +45,7 @@ def looks_of(lines: Sequence[Line]) -> list[Look]:
             continue
         i = tints.index(line.tint or line.name)
         plain = SOLID if meant else DASHES[(i + i // SERIES) % len(DASHES)]
-        looks.append(Look(line.name, _colour(lines, line), DASHED if line.is_dashed else plain))
+        looks.append(SeriesStyle(line.name, _colour(lines, line), DASHED if line.is_dashed else plain))
     return looks
 
 
@@ -54,7 +54,7 @@ def _colour(lines: Sequence[Line], line: Line) -> str:
     return colour(f"series-{tints.index(line.tint or line.name) % SERIES + 1}")
 
 
-def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dict[str, Any]:
+def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
     y = {"field": "value", **_y(figure)}
     y["scale"] = {**y["scale"], **_begin(lines)}
     bold = [line for line in lines if not line.is_thin]
@@ -77,12 +77,12 @@ def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> 
     # A run that was evaluated once: a line of one point is not to be seen.
     if alone := [line for line in bold if len(line.points) == 1]:
         dot = {"type": "point", "filled": True, "size": 70, "opacity": 1, "clip": True}
-        encoding = {"x": X, "y": y, "color": colours_of(legend)}
+        encoding = {"x": X, "y": y, "color": colour_encoding(legend)}
         layers.append({"data": {"values": _values(alone, "round")}, "mark": dot, "encoding": encoding})
     return {"data": {"values": _values(bold, "round")}, "layer": layers}
 
 
-def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dict[str, Any]:
+def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
     across = [line for line in lines if not line.is_level]
     where = sorted({x for line in across for x, _ in line.points})
     axis = {"title": figure.x, "values": where, "format": ".4~g", "labelOverlap": "greedy", "grid": False}
@@ -98,7 +98,7 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
         {"field": "x", "type": "quantitative", "title": figure.x},
         {"field": "value", "type": "quantitative", "format": ".2%", "title": figure.y},
     ]
-    encoding = {"x": x, "y": y, "color": colours_of(legend)}
+    encoding = {"x": x, "y": y, "color": colour_encoding(legend)}
     layers: list[dict[str, Any]] = []
     if figure.upright is not None:
         layers += _upright(figure.upright, x)
@@ -107,14 +107,14 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dic
             others = [other for other in lines if other is not line]
             layers += _level(line, y, _colour(lines, line), others, 4 if figure.upright is None else BESIDE_UPRIGHT)
     layers.append(
-        {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dashes_of(legend)}}
+        {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dash_encoding(legend)}}
     )
     point = {"type": "point", "filled": True, "size": 60, "opacity": 1}
     layers.append({"mark": point, "encoding": {**encoding, "tooltip": tips}})
     return {"data": {"values": _values(across, "x")}, "layer": layers}
 
 
-def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> dict[str, Any]:
+def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
     x = {
         "field": "x",
         "type": "quantitative",
@@ -129,7 +129,7 @@ def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[Look]) -> d
     return {
         "data": {"values": _values(lines, "x")},
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
-        "encoding": {"x": x, "y": {"field": "value", **_y(figure)}, "color": colours_of(legend), "tooltip": tips},
+        "encoding": {"x": x, "y": {"field": "value", **_y(figure)}, "color": colour_encoding(legend), "tooltip": tips},
     }
 
 
@@ -191,5 +191,5 @@ def _values(lines: Sequence[Line], axis: str) -> list[dict[str, Any]]:
     return [{"run": line.name, axis: x, "value": round(y, 5)} for line in lines for x, y in line.points]
 
 
-def _in_words(figure: Figure, legend: Sequence[Look]) -> str:
+def _in_words(figure: Figure, legend: Sequence[SeriesStyle]) -> str:
     return f"{figure.title}, for {', '.join(look.name for look in legend)}."

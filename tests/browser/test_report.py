@@ -14,7 +14,7 @@ PLOTS = {"accuracy-by-round", "epsilon-by-round", "accuracy-by-band", "accuracy-
 
 @pytest.fixture(scope="module")
 def page_file(runs, tmp_path_factory):  # noqa: F811
-    return write_page(Comparison.of(runs, as_if_users=1_000_000), tmp_path_factory.mktemp("page"))
+    return write_page(Comparison.read(runs, as_if_users=1_000_000), tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture

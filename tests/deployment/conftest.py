@@ -8,8 +8,8 @@ import torch
 import unheard
 from unheard.corpus.tokenizers import WordTokens
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.deployment.model import Finished
-from unheard.deployment.step import steps_of
+from unheard.deployment.model import LoadedModel
+from unheard.deployment.step import stepper_for
 from unheard.models.recurrent import TiedGRU
 
 PRIVATE = {
@@ -40,15 +40,17 @@ def run_folder(store, model, plan, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_models() -> list[Finished]:
+def two_models() -> list[LoadedModel]:
     """An LSTM and a GRU that nobody trained, on a handful of words: what they suggest is fixed, not sensible."""
     vocabulary = Vocabulary.of(WORDS)
     made = []
     for name, cls, told in (("private", unheard.TiedLSTM, PRIVATE), ("plain", TiedGRU, PLAIN)):
         model = cls(vocabulary_size=len(vocabulary), embedding_size=8, hidden_size=12)
-        steps = steps_of(model, model.initial(len(made)), context=20)
+        steps = stepper_for(model, model.initial(len(made)), context=20)
         made.append(
-            Finished(name=name, kind="run", steps=steps, vocabulary=vocabulary, tokens=WordTokens(), statement=told)
+            LoadedModel(
+                name=name, kind="run", stepper=steps, vocabulary=vocabulary, tokens=WordTokens(), statement=told
+            )
         )
     return made
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import unheard
-from unheard.deployment.device import FLOAT32, INT8, OnnxSteps
+from unheard.deployment.device import FLOAT32, INT8, OnnxStepper
 from unheard.deployment.export import export, in_int8, step_graph
-from unheard.deployment.loading import open_finished
-from unheard.deployment.parity import AT_ONCE, CONTEXTS, Agreement, Comparison, draw_texts
-from unheard.deployment.step import ReplaySteps, step_arrays, steps_of
+from unheard.deployment.loading import open_model
+from unheard.deployment.parity import AT_ONCE, CONTEXTS, Agreement, ParityCheck, draw_texts
+from unheard.deployment.step import ReplayStepper, step_arrays, stepper_for
 from unheard.errors import InvalidValue, LedgerError, ModelError
 from unheard.models.recurrent import TiedGRU
 from unheard.training.checkpoint import load_model
@@ -32,8 +32,8 @@ EVERY_OPTION = [
 
 def compared(model, params_P) -> dict[str, Agreement]:
     arrays = step_arrays(model, params_P)
-    graphs = {name: OnnxSteps(step_graph(arrays, int8=name == INT8)) for name in (FLOAT32, INT8)}
-    return Comparison(model, params_P, graphs).run()
+    graphs = {name: OnnxStepper(step_graph(arrays, int8=name == INT8)) for name in (FLOAT32, INT8)}
+    return ParityCheck(model, params_P, graphs).run()
 
 
 @pytest.mark.parametrize("model", EVERY_OPTION)
@@ -61,7 +61,7 @@ def test_the_comparison_notices_one_wrong_weight(wild):
     params_P = wild(model)
     arrays = step_arrays(model, params_P)
     arrays.from_state_HG[0, 0] += 1.0
-    found = Comparison(model, params_P, {FLOAT32: OnnxSteps(step_graph(arrays, int8=False))}).run()
+    found = ParityCheck(model, params_P, {FLOAT32: OnnxStepper(step_graph(arrays, int8=False))}).run()
     assert not found[FLOAT32].is_equal
 
 
@@ -93,7 +93,7 @@ def test_int8_rounds_each_weight_by_at_most_half_a_unit_of_its_column():
 
 def test_contexts_are_drawn_from_the_model_and_begin_with_bos(wild):
     model = unheard.TiedLSTM(**SMALL)
-    steps = OnnxSteps(step_graph(step_arrays(model, wild(model)), int8=False))
+    steps = OnnxStepper(step_graph(step_arrays(model, wild(model)), int8=False))
     texts = draw_texts(steps, AT_ONCE, 10, np.random.default_rng(0))
     assert (texts[:, 0] == 0).all()
     assert len(np.unique(texts[:, 1:])) > 10
@@ -105,7 +105,7 @@ def test_one_step_at_a_time_is_the_whole_text_at_once(model, wild):
     params_P, words = wild(model), [0, 5, 9, 2, 30, 5]
     features = torch.zeros(model.user_features) if model.user_features else None
     whole = model.logits(model.layout.split(params_P), torch.tensor([words]), features)[0]
-    for steps in (steps_of(model, params_P, context=80), ReplaySteps(model, params_P, 80)):
+    for steps in (stepper_for(model, params_P, context=80), ReplayStepper(model, params_P, 80)):
         state = None
         for i, word in enumerate(words):
             state, scores = steps.read(state, word)
@@ -129,12 +129,12 @@ def test_an_export_holds_the_model_its_words_and_its_statement_and_nothing_else(
 
 
 def test_an_export_and_its_run_suggest_the_same_words(exported, run_folder):
-    released, device = unheard.Released.open(run_folder), open_finished(exported.path)
+    released, device = unheard.Released.open(run_folder), open_model(exported.path)
     for text in ("", "w1 w2", "w40 nobody knows this", "w1 " * 50):
         right, found = released.predict(text, 5), device.predict(text, 5)
         assert [word for word, _ in right] == [word for word, _ in found]
         assert [p for _, p in right] == pytest.approx([p for _, p in found], abs=1e-5)
-    assert open_finished(exported.path / INT8).predict("w1 w2")[0][1] > 0
+    assert open_model(exported.path / INT8).predict("w1 w2")[0][1] > 0
 
 
 def test_predicting_with_an_export_never_imports_torch(exported):
@@ -155,11 +155,11 @@ def test_a_changed_or_missing_file_is_refused(exported, tmp_path, name):
     shutil.copytree(exported.path, copy)
     (copy / name).write_bytes((copy / name).read_bytes()[:-9] + b"something")
     with pytest.raises(ModelError, match="Export the run again"):
-        open_finished(copy)
+        open_model(copy)
     (copy / name).unlink()
     if name != "export.json":
         with pytest.raises(ModelError, match="not a whole export"):
-            open_finished(copy)
+            open_model(copy)
 
 
 def test_a_folder_that_holds_something_is_not_written_over(run_folder, tmp_path):
@@ -183,7 +183,7 @@ def test_a_module_of_ones_own_says_that_it_cannot_be_exported():
     model = unheard.ModuleModel.wrap(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), vocabulary_size=9)
     with pytest.raises(ModelError, match="cannot be exported"):
         step_arrays(model, model.initial(0))
-    assert isinstance(steps_of(model, model.initial(0), 80), ReplaySteps)
+    assert isinstance(stepper_for(model, model.initial(0), 80), ReplayStepper)
 
 
 def test_a_model_that_would_not_agree_is_never_written(run_folder, tmp_path, monkeypatch):

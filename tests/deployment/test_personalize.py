@@ -17,12 +17,12 @@ from unheard.corpus.vocabulary import BOS
 from unheard.deployment import personalize as module
 from unheard.deployment.export import export
 from unheard.deployment.keyboard.suggestions import Suggester
-from unheard.deployment.loading import open_finished, run_statement
+from unheard.deployment.loading import open_model, run_statement
 from unheard.deployment.personalize import (
     MODEL,
     RECORD,
-    Personal,
-    check_place,
+    PersonalSettings,
+    check_output_folder,
     personalize,
     save_personal,
     split_by_time,
@@ -46,7 +46,7 @@ def habits(messages: int, seed: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def made(released):
-    return personalize(released, habits(200), Personal(learning_rate=1.0))
+    return personalize(released, habits(200), PersonalSettings(learning_rate=1.0))
 
 
 def test_it_guesses_more_of_the_persons_later_words(made):
@@ -57,7 +57,7 @@ def test_it_guesses_more_of_the_persons_later_words(made):
 
 def test_it_never_learns_from_the_later_text(released):
     """Only the later fifth differs, so the model must be the same, to the bit."""
-    how = Personal(learning_rate=1.0, passes=2)
+    how = PersonalSettings(learning_rate=1.0, passes=2)
     earlier, later = split_by_time(released, habits(200), how.later)
     lines = habits(200).splitlines()
     keep = int((earlier == BOS).sum())
@@ -83,7 +83,7 @@ def test_one_long_message_is_split_too(released):
 
 def test_text_that_teaches_nothing_leaves_the_shared_model(released):
     """With steps as long as that, every pass makes it worse: none is taken, and both columns are the same."""
-    wild = personalize(released, habits(200), Personal(learning_rate=1e6))
+    wild = personalize(released, habits(200), PersonalSettings(learning_rate=1e6))
     assert wild.passes == 0
     assert wild.before == wild.after
 
@@ -101,7 +101,7 @@ def test_too_little_text_is_refused_with_a_cure(released, text):
 @pytest.mark.parametrize("bad", [dict(passes=0), dict(later=0.9), dict(learning_rate=-1.0)])
 def test_settings_that_make_no_sense_are_refused(bad):
     with pytest.raises(InvalidValue):
-        Personal(**bad)
+        PersonalSettings(**bad)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_an_empty_folder_that_others_could_read_becomes_the_owners_alone(release
 
 
 def test_it_opens_for_the_persons_own_keyboard(folder, made):
-    model = open_finished(folder)
+    model = open_model(folder)
     assert model.kind == "personal"
     assert model.predict("w5")[0][0] == "w40"
     assert len(Suggester(model).suggest("w5 ")) == 3
@@ -157,36 +157,36 @@ def test_it_is_never_put_into_a_run_folder(run_folder, tmp_path, inside):
     copy = tmp_path / "run"
     shutil.copytree(run_folder, copy)
     with pytest.raises(InvalidValue, match="shared"):
-        check_place(copy / inside)
+        check_output_folder(copy / inside)
     (tmp_path / "link").symlink_to(copy)
     with pytest.raises(InvalidValue, match="shared"):
-        check_place(tmp_path / "link" / "mine")
+        check_output_folder(tmp_path / "link" / "mine")
 
 
 def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
     with pytest.raises(InvalidValue, match="which is shared"):
-        check_place(store.path / "mine")
+        check_output_folder(store.path / "mine")
     (tmp_path / "export.json").write_text("{}")
     with pytest.raises(InvalidValue, match=r"export\.json"):
-        check_place(tmp_path / "mine")
+        check_output_folder(tmp_path / "mine")
 
 
 def test_beside_a_run_file_is_no_shared_place(tmp_path):
     """`unheard init` writes run.toml into the folder that one works in."""
     (tmp_path / "run.toml").write_text("")
-    assert check_place(tmp_path / "mine") == (tmp_path / "mine").resolve()
+    assert check_output_folder(tmp_path / "mine") == (tmp_path / "mine").resolve()
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "diary.txt").write_text("mine")
     with pytest.raises(RunFolderExists):
-        check_place(tmp_path)
+        check_output_folder(tmp_path)
 
 
 def test_a_damaged_personal_model_is_named(folder):
     (folder / MODEL).write_bytes(b"nothing")
     with pytest.raises(RunFolderError, match="unheard personalize"):
-        open_finished(folder)
+        open_model(folder)
 
 
 def test_models_with_features_and_other_cells_can_be_finished_too(released, plan):
@@ -194,7 +194,7 @@ def test_models_with_features_and_other_cells_can_be_finished_too(released, plan
         size = dict(vocabulary_size=50, embedding_size=6, hidden_size=8, user_features=2)
         model = module.MODELS[kind](**size)
         other = replace(released, run=replace(released.run, model=model), params_P=model.initial(0))
-        found = personalize(other, habits(60), Personal(passes=1, learning_rate=0.5))
+        found = personalize(other, habits(60), PersonalSettings(passes=1, learning_rate=0.5))
         assert found.after["loss"] <= found.before["loss"]
 
 

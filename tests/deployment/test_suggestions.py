@@ -10,7 +10,7 @@ from unheard.corpus.tokenizers import CharacterTokens
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.deployment.keyboard.promises import about
 from unheard.deployment.keyboard.suggestions import REMEMBERED, WINDOW, Suggester, split_at_cursor
-from unheard.deployment.model import Finished, probabilities
+from unheard.deployment.model import LoadedModel, probabilities
 from unheard.errors import ModelError
 from unheard.privacy.statement_text import NOT_COVERED
 
@@ -31,7 +31,7 @@ class Counting:
 @pytest.fixture
 def counting(two_models) -> tuple[Suggester, Counting]:
     steps = Counting(len(two_models[0].vocabulary))
-    return Suggester(replace(two_models[0], steps=steps)), steps
+    return Suggester(replace(two_models[0], stepper=steps)), steps
 
 
 def words(suggestions) -> list[str]:
@@ -137,7 +137,7 @@ def test_what_is_remembered_is_bounded_and_carried_states_are_right(counting, tw
 
 def test_the_first_words_of_a_text_are_read_from_bos_as_predict_does(two_models):
     model = two_models[0]
-    _, scores = model.steps.read(None, BOS)
+    _, scores = model.stepper.read(None, BOS)
     best = Suggester(model).suggest("", top=1)[0].word
     usable = [i for i, w in enumerate(model.vocabulary.words) if (i > 2 and w.isalpha()) or w == "don't"]
     assert best == model.vocabulary.word(max(usable, key=lambda i: probabilities(scores)[i]))
@@ -176,7 +176,7 @@ def test_a_model_of_characters_is_refused_with_the_cure(two_models):
         Suggester(replace(two_models[0], tokens=CharacterTokens()))
 
 
-def told(model: Finished, epsilon, delta=1e-6, **more) -> dict:
+def told(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
     return about(
         replace(
             model, statement={"claimed": {"epsilon": epsilon}, "delta": delta, "claim": "c", "warnings": [], **more}
@@ -222,6 +222,6 @@ def test_a_personal_model_says_so_before_anything_else(two_models):
 
 
 def test_words_that_differ_only_in_case_are_all_found(two_models):
-    model = replace(two_models[0], vocabulary=Vocabulary.of(["Paris", "paris", "parish"]), steps=Counting(6))
+    model = replace(two_models[0], vocabulary=Vocabulary.of(["Paris", "paris", "parish"]), stepper=Counting(6))
     assert set(words(Suggester(model).suggest("pa"))) == {"Paris", "paris", "parish"}
     assert words(Suggester(model).suggest("paris")) == ["parish"]

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from unheard.curves import smoothed
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon, epsilons
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Entry
-from unheard.report.compute_cost import choose_baseline, reach
-from unheard.report.curves import accuracy_points, epsilon_points, final, smoothed
-from unheard.report.hypothetical import as_if
-from unheard.report.run_record import RunRecord
+from unheard.report.compute_cost import choose_baseline, compute_costs
+from unheard.report.hypothetical import hypothetical_epsilon
+from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points, final_accuracy
 
 
 def record(
@@ -33,15 +33,15 @@ def test_smoothed_is_the_mean_of_the_last_five_and_never_of_the_future():
 def test_a_run_ends_at_its_last_smoothed_figure():
     run = record("a", [0.1, 0.1, 0.2, 0.2, 0.2, 0.3])
     assert [p["round"] for p in accuracy_points(run)] == [20, 40, 60, 80, 100, 120]
-    assert final(run) == pytest.approx(0.2)
-    assert final(record("b", [])) is None
+    assert final_accuracy(run) == pytest.approx(0.2)
+    assert final_accuracy(record("b", [])) is None
 
 
 def test_the_papers_sixty_times_computation():
     """Section 1: 17.5 % after 4,120 rounds of 100 users, and after 4,980 rounds of about 5,000."""
     baseline = record("baseline", [0.17] * (4120 // 20 - 5) + [0.175] * 5)
     private = record("private", [0.17] * (4980 // 20 - 5) + [0.175] * 10, users_per_round=5000)
-    lines = {line.run: line for line in reach([baseline, private], baseline)}
+    lines = {line.run: line for line in compute_costs([baseline, private], baseline)}
     assert [lines["baseline"].rounds, lines["private"].rounds] == [4120, 4980]
     assert [lines["baseline"].updates, lines["private"].updates] == [412_000, 24_900_000]
     assert lines["private"].times == pytest.approx(60.4, abs=0.05)
@@ -50,7 +50,7 @@ def test_the_papers_sixty_times_computation():
 
 def test_a_run_that_never_gets_there_says_so_with_its_best():
     good, bad = record("good", [0.2] * 5), record("bad", [0.1, 0.15, 0.1])
-    lines = reach([good, bad], good)
+    lines = compute_costs([good, bad], good)
     assert [line.rounds for line in lines] == [20, None]
     assert lines[1].times is None
     assert lines[1].best == pytest.approx(0.125)
@@ -90,7 +90,7 @@ def test_a_run_without_privacy_has_no_curve_of_epsilon():
 def test_the_hypothetical_epsilon_of_the_papers_private_run():
     """Trained with 100 users a round at sigma = 0.003 and S = 15 (z = 0.02), accounted for 5,000 of 763,430 (z = 1)."""
     trained = PoissonGaussian(sampling_prob=100 / 763_430, noise_multiplier=0.003 / (15 / 100))
-    found = as_if(record("a", [], events=[trained] * 5000), 763_430, 5000)
+    found = hypothetical_epsilon(record("a", [], events=[trained] * 5000), 763_430, 5000)
     assert found is not None
     meant = PoissonGaussian(sampling_prob=5000 / 763_430, noise_multiplier=1.0)
     assert found.epsilon == pytest.approx(best_epsilon([(meant, 5000)], 763_430**-1.1).epsilon, rel=1e-6)
@@ -100,17 +100,17 @@ def test_the_hypothetical_epsilon_of_the_papers_private_run():
 
 def test_more_users_without_more_a_round_is_only_a_smaller_q():
     event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.7)
-    found = as_if(record("a", [], events=[event] * 30, users_per_round=75, population=750), 1_000_000)
+    found = hypothetical_epsilon(record("a", [], events=[event] * 30, users_per_round=75, population=750), 1_000_000)
     assert found is not None
     meant = PoissonGaussian(sampling_prob=75 / 1_000_000, noise_multiplier=0.7)
     assert found.epsilon == best_epsilon([(meant, 30)], 1_000_000**-1.1).epsilon
 
 
 def test_no_hypothetical_epsilon_for_a_run_without_privacy_or_an_impossible_draw():
-    assert as_if(record("a", [], events=[NonPrivate(reason="no noise is added")]), 10**6) is None
+    assert hypothetical_epsilon(record("a", [], events=[NonPrivate(reason="no noise is added")]), 10**6) is None
     private = record("a", [], events=[PoissonGaussian(sampling_prob=0.1, noise_multiplier=0.7)])
     with pytest.raises(InvalidValue, match="cannot be drawn"):
-        as_if(private, 10)
+        hypothetical_epsilon(private, 10)
 
 
 def test_a_fixed_noise_on_the_count_of_the_clipped_does_not_grow_with_the_users():
@@ -118,10 +118,12 @@ def test_a_fixed_noise_on_the_count_of_the_clipped_does_not_grow_with_the_users(
     together = PoissonGaussian(sampling_prob=0.001, noise_multiplier=(1.0**-2 + 10.0**-2) ** -0.5)
     run = record("a", [], events=[together] * 30, users_per_round=100, population=100_000)
     fixed = replace(run, tables={"clip": {"kind": "adaptive", "count_noise_std": 5.0}})
-    found = as_if(fixed, 10**6, 5000)
+    found = hypothetical_epsilon(fixed, 10**6, 5000)
     assert found is not None
     meant = PoissonGaussian(sampling_prob=0.005, noise_multiplier=(50.0**-2 + 10.0**-2) ** -0.5)
     assert found.epsilon == pytest.approx(best_epsilon([(meant, 30)], 1e6**-1.1).epsilon, rel=1e-9)
-    by_users = as_if(replace(run, tables={"clip": {"kind": "adaptive"}}), 10**6, 5000)  # a twentieth of those expected
+    by_users = hypothetical_epsilon(
+        replace(run, tables={"clip": {"kind": "adaptive"}}), 10**6, 5000
+    )  # sigma_b: a twentieth
     assert by_users is not None
     assert by_users.epsilon < found.epsilon

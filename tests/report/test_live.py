@@ -12,8 +12,8 @@ from tests.report.making import ROUNDS
 from unheard.errors import LedgerError
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.ledger import Ledger
-from unheard.report.run_monitor import SILENT_AFTER, LiveRun
-from unheard.report.tensorboard import FILE, mirror
+from unheard.report.run_monitor import SILENT_AFTER, RunMonitor
+from unheard.report.tensorboard import FILE, update_event_file
 from unheard.run_folder import RunFolder
 from unheard.storage import locked
 
@@ -25,7 +25,7 @@ def folder(runs, tmp_path) -> RunFolder:
 
 
 def test_a_complete_run(folder):
-    standing = LiveRun(folder.path).look()
+    standing = RunMonitor(folder.path).status()
     assert standing.state == "complete"
     assert (standing.round, standing.rounds) == (ROUNDS, ROUNDS)
     ledger = Ledger.read(folder.ledger)
@@ -41,14 +41,14 @@ def test_a_run_is_followed_while_it_is_written(folder):
     folder.statement.unlink()
     folder.ledger.write_bytes(b"".join(lines[:3]) + lines[3][:20])
     folder.metrics.write_bytes(rows[0] + rows[1][:10])
-    live = LiveRun(folder.path)
-    first = live.look()
+    live = RunMonitor(folder.path)
+    first = live.status()
     assert first.state == "training"
     assert [p["round"] for p in first.points] == [2]
     assert first.round == 2  # the newest evaluation: two rounds were charged and evaluated
     folder.ledger.write_bytes(b"".join(lines[:9]))
     folder.metrics.write_bytes(b"".join(rows[:3]))
-    second = live.look()
+    second = live.status()
     assert second.round == 7  # eight are charged; the eighth is being computed
     assert second.epsilon > first.epsilon
     assert second.rounds_per_second
@@ -56,19 +56,19 @@ def test_a_run_is_followed_while_it_is_written(folder):
     folder.ledger.write_bytes(ledger)
     folder.metrics.write_bytes(metrics)
     folder.statement.write_text("{}")
-    assert live.look().state == "complete"
+    assert live.status().state == "complete"
 
 
 def test_a_run_that_was_stopped_and_one_that_fell_silent(folder):
     rows = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(rows[:2]))
-    standing = LiveRun(folder.path).look()
+    standing = RunMonitor(folder.path).status()
     assert standing.state == "stopped"
     assert standing.round == ROUNDS  # as saved, though the last evaluation is older
     folder.statement.unlink()
     then = time.time() - SILENT_AFTER - 5
     os.utime(folder.ledger, (then, then))
-    assert LiveRun(folder.path).look().state == "silent"
+    assert RunMonitor(folder.path).status().state == "silent"
 
 
 def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
@@ -77,29 +77,29 @@ def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
     folder.metrics.write_text("".join(rows[:2]))
     newest = sorted(folder.checkpoints.iterdir())[-1]
     newest.rename(newest.with_name(f"round-{ROUNDS - 1:08d}.safetensors"))
-    assert LiveRun(folder.path).look().round == ROUNDS - 1
+    assert RunMonitor(folder.path).status().round == ROUNDS - 1
 
 
 def test_a_run_that_its_budget_stopped_is_not_told_to_go_on(folder):
-    text, spent = folder.run_file.read_text(), LiveRun(folder.path).look().epsilon
+    text, spent = folder.run_file.read_text(), RunMonitor(folder.path).status().epsilon
     folder.run_file.write_text(text.replace("[privacy]", f"[privacy]\nbudget_epsilon = {spent + 0.01}"))
     folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:4]))
-    assert LiveRun(folder.path).look().state == "spent"
+    assert RunMonitor(folder.path).status().state == "spent"
 
 
 def test_a_ledger_that_is_replaced_by_a_shorter_one_is_noticed(folder):
-    live = LiveRun(folder.path)
-    live.look()
+    live = RunMonitor(folder.path)
+    live.status()
     lines = folder.ledger.read_bytes().splitlines(keepends=True)
     folder.ledger.write_bytes(b"".join(lines[:4]))
     with pytest.raises(LedgerError, match="shorter"):
-        live.look()
+        live.status()
 
 
 def test_the_budget_is_shown(folder):
     text = folder.run_file.read_text()
     folder.run_file.write_text(text.replace("[privacy]", "[privacy]\nbudget_epsilon = 99.0"))
-    assert LiveRun(folder.path).look().budget == 99.0
+    assert RunMonitor(folder.path).status().budget == 99.0
 
 
 def events(folder: RunFolder):
@@ -118,8 +118,8 @@ def events(folder: RunFolder):
 
 
 def test_event_files_hold_every_evaluation_once(folder):
-    assert mirror(folder) == ROUNDS // 2
-    assert mirror(folder) == 0
+    assert update_event_file(folder) == ROUNDS // 2
+    assert update_event_file(folder) == 0
     version, *rest = events(folder)
     assert version.file_version == "brain.Event:2"
     assert [event.step for event in rest] == list(range(2, ROUNDS + 1, 2))
@@ -133,25 +133,25 @@ def test_event_files_hold_every_evaluation_once(folder):
 def test_an_infinite_epsilon_is_left_out(runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "plain")
     folder = RunFolder(tmp_path / "plain")
-    mirror(folder)
+    update_event_file(folder)
     tags = {value.tag for event in events(folder) for value in event.summary.value}
     assert "privacy/epsilon" not in tags
     assert "held_out/perplexity" in tags
 
 
 def test_event_files_only_grow_and_mend_their_torn_end(folder):
-    mirror(folder)
+    update_event_file(folder)
     path = folder.tensorboard / FILE
     before = path.read_bytes()
     path.write_bytes(before[:-5])
     with open(folder.metrics, "a") as file:
         file.write(json.dumps({"round": 14, "accuracy_top1": 0.5}) + "\n" + '{"round": 16')
-    assert mirror(folder) == 2
+    assert update_event_file(folder) == 2
     assert [event.step for event in events(folder)][-2:] == [ROUNDS, 14]
     with open(folder.metrics, "a") as file:
         file.write(', "accuracy_top1": 0.75}\n{"round": 14, "accuracy_top1": 0.6}\n')
     grown = path.read_bytes()
-    assert mirror(folder) == 2
+    assert update_event_file(folder) == 2
     assert path.read_bytes().startswith(grown)
     assert [event.step for event in events(folder)][-2:] == [16, 14]  # a round done again is logged again
 
@@ -159,10 +159,10 @@ def test_event_files_only_grow_and_mend_their_torn_end(folder):
 def test_two_who_mirror_at_once_write_once(folder):
     folder.tensorboard.mkdir(exist_ok=True)
     with locked(folder.tensorboard / ".lock"):
-        assert mirror(folder) == 0
-    assert mirror(folder) == ROUNDS // 2
+        assert update_event_file(folder) == 0
+    assert update_event_file(folder) == ROUNDS // 2
 
 
 def test_no_metrics_no_events(folder):
     folder.metrics.unlink()
-    assert mirror(folder) == 0
+    assert update_event_file(folder) == 0

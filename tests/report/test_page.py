@@ -19,13 +19,13 @@ from unheard.report.html_parts import data
 from unheard.report.images import write_images
 from unheard.report.page import render_page, write_page
 from unheard.report.plain_language import in_words
-from unheard.report.run_record import RunRecord, read_all
+from unheard.report.run_record import RunRecord, read_runs
 from unheard.report.style import DARK, LIGHT
 
 
 @pytest.fixture(scope="module")
 def compared(runs) -> Comparison:
-    return Comparison.of(runs, as_if_users=1_000_000)
+    return Comparison.read(runs, as_if_users=1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_the_promise_stands_before_everything_else(page):
 )
 def test_the_promise_in_words(compared, epsilon, grade, said):
     private = compared.records[1]
-    told = {**private.told, "claimed": {"epsilon": epsilon, "accountant": "pld"}, "delta": 1e-4}
+    told = {**private.statement, "claimed": {"epsilon": epsilon, "accountant": "pld"}, "delta": 1e-4}
     words = in_words(_with(private, told))
     assert words.grade == grade
     assert said in " ".join(words.paragraphs)
@@ -115,13 +115,13 @@ def test_the_promise_in_words(compared, epsilon, grade, said):
 def _with(record: RunRecord, told: dict) -> RunRecord:
     fields = ("name", "tables", "facts", "entries", "metrics", "measures")
     copy = RunRecord(**{field: getattr(record, field) for field in fields})
-    copy.__dict__["told"] = told
+    copy.__dict__["statement"] = told
     return copy
 
 
 def test_warnings_of_the_statement_are_on_the_page(compared):
     private = compared.records[1]
-    told = {**private.told, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
+    told = {**private.statement, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
     warned = Comparison(records=[_with(private, told)], baseline=private)
     seen = text_of(render_page(warned))
     assert "REPRODUCIBLE NOISE" in seen
@@ -175,12 +175,12 @@ def test_a_run_with_a_hostile_name_stays_text(compared):
 def test_runs_of_one_name_are_told_apart_and_no_run_is_shown_twice(runs, tmp_path):
     for parent in ("monday", "tuesday"):
         shutil.copytree(runs[1], tmp_path / parent / "run")
-    names = [r.name for r in read_all([tmp_path / "monday" / "run", tmp_path / "tuesday" / "run"])]
+    names = [r.name for r in read_runs([tmp_path / "monday" / "run", tmp_path / "tuesday" / "run"])]
     assert names == ["monday/run", "tuesday/run"]
     with pytest.raises(InvalidValue, match="twice"):
-        read_all([runs[0], runs[0]])
+        read_runs([runs[0], runs[0]])
     with pytest.raises(InvalidValue, match="at least one"):
-        read_all([])
+        read_runs([])
 
 
 def test_unlike_runs_are_compared_with_a_word_of_caution(runs, tmp_path):
@@ -189,12 +189,12 @@ def test_unlike_runs_are_compared_with_a_word_of_caution(runs, tmp_path):
     lines = (other / "metrics.jsonl").read_text().splitlines()
     (other / "metrics.jsonl").write_text("\n".join(lines[:3]) + '\n{"round": 9')  # three evaluations, and a torn line
     (other / "measures.json").unlink()
-    cautions = " ".join(Comparison.of([runs[0], other]).cautions)
+    cautions = " ".join(Comparison.read([runs[0], other]).cautions)
     assert "different numbers of rounds" in cautions
     assert f"other is at round 6 of {ROUNDS}" in cautions
     assert "other has no full measures" in cautions
-    assert Comparison.of(runs).cautions == []
-    assert "other" in render_page(Comparison.of([other]))
+    assert Comparison.read(runs).cautions == []
+    assert "other" in render_page(Comparison.read([other]))
 
 
 def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
@@ -204,7 +204,7 @@ def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
         (begun / name).unlink()
     header, *_ = (begun / "ledger.jsonl").read_bytes().splitlines(keepends=True)
     (begun / "ledger.jsonl").write_bytes(header)
-    compared = Comparison.of([begun, runs[0]])
+    compared = Comparison.read([begun, runs[0]])
     page = render_page(compared)
     assert "has not been evaluated yet" in text_of(page)
     assert tables.summary(compared).rows[0][1] == "—"
@@ -219,7 +219,7 @@ def test_a_run_that_has_diverged_has_a_page(runs, tmp_path):
     measures["tokens"]["perplexity"] = measures["users"]["perplexity"]["mean"] = None
     measures["prompts"] = [{"text": "w1", "words": []}]
     (lost / "measures.json").write_text(json.dumps(measures))
-    compared = Comparison.of([lost])
+    compared = Comparison.read([lost])
     assert "NaN" not in re.sub(r"<script>.*?</script>", "", render_page(compared), flags=re.DOTALL)
     json.dumps(compared.as_json(), allow_nan=False)
 
@@ -230,7 +230,7 @@ def test_an_edited_ledger_makes_no_page(runs, tmp_path):
     ledger = edited / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"noise_multiplier":0.5', b'"noise_multiplier":9.5', 1))
     with pytest.raises(LedgerError):
-        write_page(Comparison.of([edited]), tmp_path / "page")
+        write_page(Comparison.read([edited]), tmp_path / "page")
     assert not (tmp_path / "page" / "index.html").exists()
 
 
@@ -282,7 +282,7 @@ def test_colours_can_be_told_from_the_paper(theme):
 def test_a_page_is_written_without_torch(runs, tmp_path):
     code = (
         "import sys; from unheard.report.comparison import Comparison; from unheard.report.page import write_page;"
-        f"write_page(Comparison.of([{str(runs[0])!r}]), {str(tmp_path)!r}); sys.exit('torch' in sys.modules)"
+        f"write_page(Comparison.read([{str(runs[0])!r}]), {str(tmp_path)!r}); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert (tmp_path / "index.html").stat().st_size > 500_000

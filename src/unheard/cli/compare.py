@@ -51,7 +51,7 @@ def compare(
     if not no_measure:
         _measure(folders, prompt)
     with notes.status("Working out what each run cost"):
-        compared = Comparison.of(
+        compared = Comparison.read(
             folders,
             baseline=baseline,
             accuracy=accuracy,
@@ -88,7 +88,7 @@ def _show(compared: "Comparison") -> None:
 
     from unheard.cli.display import console, print_curves, print_table
     from unheard.report import tables
-    from unheard.report.curves import accuracy_points, epsilon_points
+    from unheard.report.run_record import accuracy_points, epsilon_points
 
     print_table(tables.summary(compared))
     for caution in compared.cautions:

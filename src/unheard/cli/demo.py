@@ -118,7 +118,7 @@ def _compare(out: Path) -> None:
     for folder in folders:
         measured(folder)
     with notes.status("Working out what each run cost, and writing the page"):
-        compared = Comparison.of(folders, as_if_users=A_MILLION)
+        compared = Comparison.read(folders, as_if_users=A_MILLION)
         page = write_page(compared, out / "page")
     for table in (
         tables.summary(compared),

@@ -178,11 +178,11 @@ def log(line: str) -> None:
 
 def _follow(folder: Path) -> None:
     """TensorBoard's files, if they can be had. Rounds cost people's privacy: no plot that fails may end a run."""
-    from unheard.report.tensorboard import mirror
+    from unheard.report.tensorboard import update_event_file
     from unheard.run_folder import RunFolder
 
     with contextlib.suppress(Exception):
-        mirror(RunFolder(folder))
+        update_event_file(RunFolder(folder))
 
 
 if TYPE_CHECKING:

@@ -35,10 +35,10 @@ def keyboard(
     from unheard.cli.display import console, notes
     from unheard.deployment.keyboard.server import KeyboardServer
     from unheard.deployment.keyboard.suggestions import Suggester
-    from unheard.deployment.loading import open_together
+    from unheard.deployment.loading import open_models
 
     with notes.status("Opening the models and working out what may be said about them"):
-        models = open_together([folder] if other is None else [folder, other])
+        models = open_models([folder] if other is None else [folder, other])
         server = KeyboardServer([Suggester(model) for model in models], port)
     console.print(f"The keyboard is at {server.address} for this machine only. Ctrl-C ends it.", highlight=False)
     if open_browser:

@@ -30,7 +30,7 @@ def personalize(
 
     from unheard.cli.display import console, notes, say
     from unheard.deployment.loading import run_statement
-    from unheard.deployment.personalize import NOT_FOR_OTHERS, Personal, check_place, save_personal
+    from unheard.deployment.personalize import NOT_FOR_OTHERS, PersonalSettings, check_output_folder, save_personal
     from unheard.deployment.personalize import personalize as finish
     from unheard.errors import InputError
     from unheard.run_folder import RunFolder
@@ -38,8 +38,8 @@ def personalize(
 
     torch.set_num_threads(1)  # a step is small: threads would wait for each other longer than they work
     out = out.expanduser()
-    check_place(out)
-    how = Personal(passes=passes, learning_rate=learning_rate, later=later)
+    check_output_folder(out)
+    how = PersonalSettings(passes=passes, learning_rate=learning_rate, later=later)
     released = Released.open(folder)
     try:
         words = text.read_text(encoding="utf-8")

@@ -43,12 +43,12 @@ def predict(
 def _open(folder: Path):
     """A run is opened without working out its statement, which takes seconds and is not asked for here."""
     from unheard.deployment.device import is_export
-    from unheard.deployment.personalize import is_personal
+    from unheard.deployment.loading import is_personal
 
     if is_export(folder) or is_personal(folder):
-        from unheard.deployment.loading import open_finished
+        from unheard.deployment.loading import open_model
 
-        return open_finished(folder)
+        return open_model(folder)
     from unheard.training.released import Released
 
     return Released.open(folder)

@@ -45,7 +45,7 @@ def report(
         for folder in folders:
             measured_if_possible(folder, prompts=prompt)
     with notes.status("Working out what each run cost, and writing the page"):
-        compared = Comparison.of(
+        compared = Comparison.read(
             folders, baseline=baseline, as_if_users=as_if_users, as_if_users_per_round=as_if_users_per_round
         )
         page = write_page(compared, out, title=title)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from unheard.report.run_monitor import Standing
+    from unheard.report.run_monitor import RunStatus
 
 EXAMPLES = """Examples:
 
@@ -30,32 +30,32 @@ def watch(
     from rich.live import Live
 
     from unheard.cli.display import console
-    from unheard.report.run_monitor import LiveRun
-    from unheard.report.tensorboard import mirror
+    from unheard.report.run_monitor import RunMonitor
+    from unheard.report.tensorboard import update_event_file
 
-    run = LiveRun(folder)
-    standing = run.look()
-    mirrored = _mirrored(mirror, run.folder)
+    run = RunMonitor(folder)
+    standing = run.status()
+    mirrored = _mirrored(update_event_file, run.folder)
     if once or standing.state in ENDED:
         console.print(_view(folder, standing))
         return
     with Live(_view(folder, standing), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while standing.state not in ENDED:
             time.sleep(every)
-            standing = run.look()
+            standing = run.status()
             if len(standing.points) != mirrored:
-                mirrored = _mirrored(mirror, run.folder)
+                mirrored = _mirrored(update_event_file, run.folder)
             live.update(_view(folder, standing), refresh=True)
 
 
-def _mirrored(mirror: Any, folder: Any) -> int:
+def _mirrored(update_event_file: Any, folder: Any) -> int:
     """TensorBoard's files follow; a folder that may only be read is watched all the same."""
     with suppress(OSError):
-        mirror(folder)
+        update_event_file(folder)
     return len(folder.read_metrics())
 
 
-def _view(folder: Path, standing: "Standing") -> Any:
+def _view(folder: Path, standing: "RunStatus") -> Any:
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text
@@ -72,7 +72,7 @@ def _view(folder: Path, standing: "Standing") -> Any:
     return Panel(Group(*parts), title=title, title_align="left", width=width)
 
 
-def _progress(standing: "Standing", width: int) -> Any:
+def _progress(standing: "RunStatus", width: int) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -87,7 +87,7 @@ def _progress(standing: "Standing", width: int) -> Any:
     return grid
 
 
-def _figures(standing: "Standing") -> Any:
+def _figures(standing: "RunStatus") -> Any:
     from rich.table import Table
 
     from unheard.formatting import epsilon_text, number, percent, small
@@ -111,7 +111,7 @@ def _figures(standing: "Standing") -> Any:
     return grid
 
 
-def _in_words(standing: "Standing") -> str:
+def _in_words(standing: "RunStatus") -> str:
     return {
         "training": "training",
         "silent": f"no round for {_duration(standing.seconds_since)}: killed, or its rounds are long",

@@ -1,6 +1,6 @@
 """An exported model as a device runs it: onnxruntime, a word list, and no torch.
 
-In: an export folder, or one of the .onnx files in it. Out: a Finished model. Every file is checked against export.json first.
+In: an export folder, or one of the .onnx files in it. Out: a LoadedModel model. Every file is checked against export.json first.
 
     export.json     what is here, with sizes, digests and how well it was found to agree      statement.json   what may be said
     model.onnx      one step in float32        model.int8.onnx   the same in int8              vocabulary.txt, tokens.json
@@ -15,7 +15,7 @@ import numpy as np
 
 from unheard.corpus.tokenizers import tokens_from_table
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.deployment.model import Finished, check_rows
+from unheard.deployment.model import LoadedModel, check_rows
 from unheard.errors import ModelError, UnheardError
 
 RECORD, FORMAT = "export.json", 1
@@ -23,7 +23,7 @@ FLOAT32, INT8 = "model.onnx", "model.int8.onnx"
 INSTALL = "Install it: pip install 'unheard[export]' (on a device, onnxruntime alone)."
 
 
-class OnnxSteps:
+class OnnxStepper:
     """One step in onnxruntime, for one text or for many at once. One thread: a step has too little work for two."""
 
     def __init__(self, graph: bytes) -> None:
@@ -66,17 +66,17 @@ def is_export(path: Path) -> bool:
     return (path / RECORD).is_file() or (path.suffix == ".onnx" and (path.parent / RECORD).is_file())
 
 
-def open_export(path: Path) -> Finished:
+def open_export(path: Path) -> LoadedModel:
     """The folder's float32 model, or the very file that was named."""
     folder, file = (path.parent, path.name) if path.suffix == ".onnx" else (path, FLOAT32)
     whole = {name: _checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
-    steps = OnnxSteps(whole[file])
+    steps = OnnxStepper(whole[file])
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
     check_rows(steps.rows, vocabulary, str(folder))
-    return Finished(
+    return LoadedModel(
         name=folder.name if file == FLOAT32 else f"{folder.name}/{file}",
         kind="export",
-        steps=steps,
+        stepper=steps,
         vocabulary=vocabulary,
         tokens=tokens_from_table(json.loads(whole["tokens.json"])),
         statement=json.loads(whole["statement.json"]),

@@ -19,10 +19,10 @@ import numpy as np
 
 from unheard import storage
 from unheard.corpus.tokenizers import tokens_to_table
-from unheard.deployment.device import FLOAT32, FORMAT, INSTALL, INT8, RECORD, OnnxSteps, digest
+from unheard.deployment.device import FLOAT32, FORMAT, INSTALL, INT8, RECORD, OnnxStepper, digest
 from unheard.deployment.loading import run_statement
 from unheard.deployment.model import check_rows
-from unheard.deployment.parity import Agreement, Comparison
+from unheard.deployment.parity import Agreement, ParityCheck
 from unheard.deployment.step import STATES, StepArrays, step_arrays
 from unheard.errors import InvalidValue, ModelError
 from unheard.run_folder import RunFolder, replace_file
@@ -158,8 +158,8 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
     check_rows(released.run.model.vocabulary_size, released.vocabulary, str(run))
     arrays = step_arrays(released.run.model, released.params_P)
     graphs = {FLOAT32: step_graph(arrays, int8=False), INT8: step_graph(arrays, int8=True)}
-    steps = {name: OnnxSteps(graph) for name, graph in graphs.items()}
-    agreement = Comparison(released.run.model, released.params_P, steps).run(progress)
+    steps = {name: OnnxStepper(graph) for name, graph in graphs.items()}
+    agreement = ParityCheck(released.run.model, released.params_P, steps).run(progress)
     if not agreement[FLOAT32].is_equal:
         raise ModelError(
             f"The exported float32 model does not predict what {run} predicts: {agreement[FLOAT32].numbers()}. "

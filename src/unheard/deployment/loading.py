@@ -1,6 +1,6 @@
 """Whatever holds a finished model, opened for use: a run folder, an export, or somebody's personal model.
 
-In: a path. Out: a Finished model. An export is opened without torch.
+In: a path. Out: a LoadedModel model. An export is opened without torch.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from unheard.deployment.device import is_export, open_export
-from unheard.deployment.model import Finished
-from unheard.deployment.personalize import is_personal
+from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
 from unheard.errors import LedgerError
 from unheard.run_folder import RunFolder
 
 
-def open_finished(path: str | Path) -> Finished:
+def open_model(path: str | Path) -> LoadedModel:
     place = Path(path)
     if is_export(place):
         return open_export(place)
@@ -23,23 +22,23 @@ def open_finished(path: str | Path) -> Finished:
         from unheard.deployment.personalize import open_personal
 
         return open_personal(place)
-    from unheard.deployment.step import steps_of
+    from unheard.deployment.step import stepper_for
     from unheard.training.released import Released
 
     released = Released.open(place)
-    return Finished(
+    return LoadedModel(
         name=place.resolve().name,
         kind="run",
-        steps=steps_of(released.run.model, released.params_P, released.run.evaluation.unroll),
+        stepper=stepper_for(released.run.model, released.params_P, released.run.evaluation.unroll),
         vocabulary=released.vocabulary,
         tokens=released.tokens,
         statement=run_statement(RunFolder.open(place)),
     )
 
 
-def open_together(paths: Sequence[str | Path]) -> list[Finished]:
+def open_models(paths: Sequence[str | Path]) -> list[LoadedModel]:
     """Several at once, each with a name of its own: as much of its path as tells it from the others."""
-    models, places = [open_finished(path) for path in paths], [Path(path).resolve() for path in paths]
+    models, places = [open_model(path) for path in paths], [Path(path).resolve() for path in paths]
     names = [model.name for model in models]
     for depth in range(2, 12):
         if len(set(names)) == len(names):
@@ -63,3 +62,8 @@ def run_statement(folder: RunFolder) -> dict[str, Any]:
                 f"{folder.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
             )
     return statement(ledger.facts, ledger.entries)
+
+
+def is_personal(path: Path) -> bool:
+    """Whether `path` is the folder of a personal model."""
+    return (path / PERSONAL_RECORD).is_file()

@@ -14,8 +14,11 @@ from unheard.corpus.tokenizers import Tokens
 from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
 from unheard.errors import ModelError
 
+PERSONAL_RECORD = "personal.json"
+"""The file that marks the folder of a personal model (`personalize.py` writes it)."""
 
-class Steps(Protocol):
+
+class Stepper(Protocol):
     """A model that reads word after word. The state is its own business: keep it, hand it back."""
 
     def read(self, state: Any, word: int) -> tuple[Any, np.ndarray]:
@@ -24,21 +27,21 @@ class Steps(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class LoadedModel:
     """A model with its words, its name and what may be said about it."""
 
     name: str
     kind: Literal["run", "export", "personal"]
-    steps: Steps = field(repr=False)
+    stepper: Stepper = field(repr=False)
     vocabulary: Vocabulary = field(repr=False)
     tokens: Tokens
     statement: Mapping[str, Any] = field(repr=False)
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
         """The most likely next words after a text, with their probabilities; UNK and BOS left out."""
-        state, scores_V = self.steps.read(None, BOS)
+        state, scores_V = self.stepper.read(None, BOS)
         for word in self.vocabulary.encode_words(self.tokens.split(text)).tolist():
-            state, scores_V = self.steps.read(state, word)
+            state, scores_V = self.stepper.read(state, word)
         probs_V = probabilities(scores_V)
         probs_V[[BOS, UNK]] = 0.0
         best = np.argsort(-probs_V, kind="stable")[: max(top, 0)]

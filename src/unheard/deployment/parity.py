@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unheard.corpus.vocabulary import BOS, UNK
-from unheard.deployment.device import OnnxSteps
+from unheard.deployment.device import OnnxStepper
 from unheard.models.model import LanguageModel
 from unheard.randomness import reproducible_generator
 
@@ -65,12 +65,12 @@ class Agreement:
 
 
 @dataclass
-class Comparison:
+class ParityCheck:
     """Any number of graphs against one model."""
 
     model: LanguageModel
     params_P: Tensor
-    graphs: dict[str, OnnxSteps]
+    graphs: dict[str, OnnxStepper]
     found: dict[str, Agreement] = field(default_factory=dict)
 
     def run(self, progress: Callable[[int, int], None] = lambda done, of: None) -> dict[str, Agreement]:
@@ -101,7 +101,7 @@ class Comparison:
         return self.model.logits(self.model.layout.split(params_P), torch.as_tensor(words_NT), features_F).numpy()
 
 
-def draw_texts(steps: OnnxSteps, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
+def draw_texts(steps: OnnxStepper, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
     """Texts as the model would write them, each from BOS on, [N, T]."""
     words_NT = np.full((number, length), BOS, dtype=np.int64)
     states = None

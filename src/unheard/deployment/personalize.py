@@ -24,8 +24,8 @@ from unheard import storage
 from unheard.config import part_of_kind, require, require_positive, table_from_part
 from unheard.corpus.tokenizers import tokens_from_table, tokens_to_table
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
-from unheard.deployment.model import Finished
-from unheard.deployment.step import steps_of
+from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
+from unheard.deployment.step import stepper_for
 from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderExists
 from unheard.evaluation.next_word import evaluate
 from unheard.models.model import mean_loss
@@ -33,16 +33,12 @@ from unheard.training.released import Released
 from unheard.training.run_file import MODELS
 from unheard.updates.users import User, batches_of, windows_of
 
-RECORD, MODEL = "personal.json", "personal.safetensors"
+RECORD, MODEL = PERSONAL_RECORD, "personal.safetensors"
 SHARED = ("ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json")
 """Files by which a folder that may be copied, published or trained on is known. A run file alone is none: it lies anywhere."""
 
 
-def is_personal(path: Path) -> bool:
-    return (path / RECORD).is_file()
-
-
-def check_place(out: str | Path) -> Path:
+def check_output_folder(out: str | Path) -> Path:
     """Refuse a place inside anything that is shared: whoever copies that would copy the person's model with it."""
     place = Path(out).resolve()
     for above in (place, *place.parents):
@@ -73,7 +69,7 @@ NOT_FOR_OTHERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Personal:
+class PersonalSettings:
     """How a person's text is used. Batches and windows are as in the run that the model came from."""
 
     passes: int = 5
@@ -91,7 +87,7 @@ class Personal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Personalized:
+class PersonalResult:
     """A model that is a person's own."""
 
     params_P: Tensor
@@ -104,10 +100,10 @@ class Personalized:
 def personalize(
     released: Released,
     text: str,
-    how: Personal = Personal(),
+    how: PersonalSettings = PersonalSettings(),
     *,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Personalized:
+) -> PersonalResult:
     """Learn from the earlier text, choose the number of passes on the middle, measure once on the latest."""
     update, model = released.run.plan.update, released.run.model
     rate = how.learning_rate or update.learning_rate / 10
@@ -132,7 +128,7 @@ def personalize(
         params_P = one_pass(released, params_P, earlier, rate, unroll)
         progress(how.passes + done + 1, how.passes + chosen)
     params_P = model.project(params_P) if chosen else params_P
-    return Personalized(
+    return PersonalResult(
         params_P=params_P, before=loss_on(released.params_P, later), after=loss_on(params_P, later), passes=chosen
     )
 
@@ -174,7 +170,7 @@ def _user(tokens: np.ndarray, model: Any) -> User:
     return User(tokens, np.zeros(model.user_features, np.float32) if model.user_features else None)
 
 
-def save_personal(released: Released, made: Personalized, statement: dict[str, Any], out: str | Path) -> None:
+def save_personal(released: Released, made: PersonalResult, statement: dict[str, Any], out: str | Path) -> None:
     """The personal folder: the model, its words, and a record that says whose it is not to become."""
     model = released.run.model
     record = {
@@ -189,20 +185,20 @@ def save_personal(released: Released, made: Personalized, statement: dict[str, A
     }
     own = {name: t.detach().clone().contiguous() for name, t in model.layout.split(made.params_P).items()}
     files = {RECORD: json.dumps(record).encode(), MODEL: safetensors.torch.save(own, {"personal": NOT_FOR_OTHERS})}
-    write_personal(check_place(out), files)
+    write_personal(check_output_folder(out), files)
 
 
-def open_personal(path: Path) -> Finished:
+def open_personal(path: Path) -> LoadedModel:
     """For the person's own keyboard."""
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
         model = part_of_kind(MODELS, record["model"], "model")
         with safetensors.safe_open(path / MODEL, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             params_P = model.layout.join({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        return Finished(
+        return LoadedModel(
             name=path.resolve().name,
             kind="personal",
-            steps=steps_of(model, params_P, record["context"]),
+            stepper=stepper_for(model, params_P, record["context"]),
             vocabulary=Vocabulary(record["words"]),
             tokens=tokens_from_table(record["tokens"]),
             statement=record["statement_of_the_shared_model"],

@@ -1,6 +1,6 @@
 """One step of a trained model in plain arrays: what a device computes at each word.
 
-In: a model and its parameters. Out: the arrays of one step, and a `Steps` that runs them. The paper's family (LSTM and
+In: a model and its parameters. Out: the arrays of one step, and a `Stepper` that runs them. The paper's family (LSTM and
 GRU) carries its state from word to word; any other model reads the whole text again at each word, which is slower.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.deployment.model import Steps
+from unheard.deployment.model import Stepper
 from unheard.errors import ModelError
 from unheard.models.model import LanguageModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM, word_vectors
@@ -71,7 +71,7 @@ def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
     )
 
 
-class CellSteps:
+class CellStepper:
     """One step in torch: 0.1 ms at the paper's size on one thread. A user's features, which nobody knows here, are zero."""
 
     def __init__(self, arrays: StepArrays) -> None:
@@ -93,7 +93,7 @@ class CellSteps:
 
 
 @dataclass(frozen=True)
-class ReplaySteps:
+class ReplayStepper:
     """Any language model: its state is the words so far, read again from the first at each step."""
 
     model: LanguageModel
@@ -109,10 +109,10 @@ class ReplaySteps:
         return words, logits_1TV[0, -1].float().numpy()
 
 
-def steps_of(model: LanguageModel, params_P: Tensor, context: int) -> Steps:
+def stepper_for(model: LanguageModel, params_P: Tensor, context: int) -> Stepper:
     if type(model) in CELLS:
-        return CellSteps(step_arrays(model, params_P))
-    return ReplaySteps(model, params_P, context)
+        return CellStepper(step_arrays(model, params_P))
+    return ReplayStepper(model, params_P, context)
 
 
 def _lstm(from_input_G: Tensor, from_state_G: Tensor, state_H: Tensor, cell_H: Tensor) -> tuple[Tensor, Tensor]:

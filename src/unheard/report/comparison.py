@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from unheard.privacy.statement import plain
-from unheard.report.compute_cost import Reach, choose_baseline, reach
-from unheard.report.curves import accuracy_points, epsilon_points
-from unheard.report.hypothetical import Hypothetical, as_if
-from unheard.report.run_record import RunRecord, read_all
+from unheard.report.compute_cost import ComputeCost, choose_baseline, compute_costs
+from unheard.report.hypothetical import Hypothetical, hypothetical_epsilon
+from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points, read_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class Comparison:
     as_if_users_per_round: float | None = None
 
     @classmethod
-    def of(
+    def read(
         cls,
         paths: Sequence[str | Path],
         *,
@@ -36,7 +35,7 @@ class Comparison:
         as_if_users: int | None = None,
         as_if_users_per_round: float | None = None,
     ) -> "Comparison":
-        records = read_all(paths)
+        records = read_runs(paths)
         return cls(
             records=records,
             baseline=choose_baseline(records, baseline),
@@ -46,15 +45,17 @@ class Comparison:
         )
 
     @cached_property
-    def reached(self) -> list[Reach]:
-        return reach(self.records, self.baseline, self.accuracy)
+    def compute_costs(self) -> list[ComputeCost]:
+        return compute_costs(self.records, self.baseline, self.accuracy)
 
     @cached_property
     def hypotheticals(self) -> list[Hypothetical]:
         """One for each run that has a finite epsilon, if more users were asked about."""
         if self.as_if_users is None:
             return []
-        asked = (as_if(r, self.as_if_users, self.as_if_users_per_round) for r in self.records if r.is_private)
+        asked = (
+            hypothetical_epsilon(r, self.as_if_users, self.as_if_users_per_round) for r in self.records if r.is_private
+        )
         return [one for one in asked if one is not None]
 
     @property
@@ -90,7 +91,7 @@ class Comparison:
                 "baseline": self.baseline.name,
                 "cautions": self.cautions,
                 "runs": [_run(record) for record in self.records],
-                "reach": [vars(line) for line in self.reached],
+                "reach": [vars(line) for line in self.compute_costs],
                 "hypothetical": [{**vars(one), "note": one.words} for one in self.hypotheticals],
             }
         )
@@ -103,7 +104,7 @@ def _run(record: RunRecord) -> dict[str, Any]:
         "users_per_round": record.users_per_round,
         "epsilon": record.epsilon,
         "delta": record.delta,
-        "accountant": record.told["claimed"]["accountant"],
+        "accountant": record.statement["claimed"]["accountant"],
         "accuracy_by_round": accuracy_points(record),
         "epsilon_by_round": epsilon_points(record),
         "measures": record.measures,

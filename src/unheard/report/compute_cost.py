@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unheard.errors import InvalidValue
-from unheard.report.curves import accuracy_points, final
-from unheard.report.run_record import RunRecord
+from unheard.report.run_record import RunRecord, accuracy_points, final_accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class ComputeCost:
     """When one run first was as accurate as asked, by its smoothed AccuracyTop1; None if it has not been."""
 
     run: str
@@ -36,9 +35,11 @@ def choose_baseline(records: Sequence[RunRecord], name: str | None = None) -> Ru
     return next((record for record in records if not record.is_private), records[0])
 
 
-def reach(records: Sequence[RunRecord], baseline: RunRecord, accuracy: float | None = None) -> list[Reach]:
+def compute_costs(
+    records: Sequence[RunRecord], baseline: RunRecord, accuracy: float | None = None
+) -> list[ComputeCost]:
     """Rounds and updates to the baseline's final accuracy, or to the one given."""
-    target = final(baseline) if accuracy is None else accuracy
+    target = final_accuracy(baseline) if accuracy is None else accuracy
     if target is None:
         return []
     found = {record.name: _first_round(record, target) for record in records}
@@ -47,7 +48,7 @@ def reach(records: Sequence[RunRecord], baseline: RunRecord, accuracy: float | N
     for record in records:
         points, spent = accuracy_points(record), updates(record, found[record.name])
         lines.append(
-            Reach(
+            ComputeCost(
                 run=record.name,
                 target=target,
                 best=max((p["smoothed"] for p in points), default=None),

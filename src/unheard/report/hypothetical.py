@@ -43,7 +43,7 @@ class Hypothetical:
         )
 
 
-def as_if(record: RunRecord, users: int, users_per_round: float | None = None) -> Hypothetical | None:
+def hypothetical_epsilon(record: RunRecord, users: int, users_per_round: float | None = None) -> Hypothetical | None:
     """None for a run without a finite epsilon, or with events that more users would not dilute."""
     per_round = users_per_round or record.users_per_round
     if not 0 < per_round <= users:

@@ -25,7 +25,7 @@ class InWords:
 
 
 def in_words(record: RunRecord) -> InWords:
-    told = record.told
+    told = record.statement
     warnings = tuple(warning[0].upper() + warning[1:] for warning in told["warnings"])
     if not record.is_private:
         return InWords(

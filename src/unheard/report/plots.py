@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unheard.report.comparison import Comparison
-from unheard.report.curves import accuracy_points, epsilon_points
-from unheard.report.style import Look, colour, colours_of, dashes_of, looks, specification
+from unheard.report.run_record import accuracy_points, epsilon_points
+from unheard.report.style import SeriesStyle, colour, colour_encoding, dash_encoding, series_styles, specification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Plot:
     name: str
     title: str
     spec: dict[str, Any]
-    legend: Sequence[Look] = ()
+    legend: Sequence[SeriesStyle] = ()
     zoom: tuple[int, int] | None = None
     """First and last round, if the horizontal axis is time."""
     is_line: bool = False
@@ -53,7 +53,7 @@ def accuracy_by_round(compared: Comparison) -> Plot | None:
     points = [point for record in compared.records for point in accuracy_points(record)]
     if not points:
         return None
-    shown = looks([record.name for record in compared.records])
+    shown = series_styles([record.name for record in compared.records])
     first = next(iter(compared.measured.values()), {})
     floors = [
         {"floor": name, "value": figures["tokens"]["accuracy_top1"]}
@@ -79,10 +79,10 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
     points = [point for record in private for point in epsilon_points(record)]
     if not points:
         return None
-    everyone = looks([record.name for record in compared.records])
+    everyone = series_styles([record.name for record in compared.records])
     shown = [look for look in everyone if look.name in {record.name for record in private}]
     claims = [
-        {"run": r.name, "round": r.rounds, "epsilon": r.epsilon, "by": r.told["claimed"]["accountant"].upper()}
+        {"run": r.name, "round": r.rounds, "epsilon": r.epsilon, "by": r.statement["claimed"]["accountant"].upper()}
         for r in private
     ]
     budgets = [r.tables.get("privacy", {}).get("budget_epsilon") for r in private]
@@ -93,7 +93,7 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
         "encoding": {
             "x": X,
             "y": y,
-            "color": colours_of(shown),
+            "color": colour_encoding(shown),
             "tooltip": [
                 {"field": "run"},
                 {"field": "epsilon", "type": "quantitative", "format": ".4g", "title": "ε claimed"},
@@ -116,14 +116,14 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
 
 
 def curve_layer(
-    y: dict[str, Any], shown: Sequence[Look], *, width: float = 2.5, opacity: float = 1.0, zoom: bool = False
+    y: dict[str, Any], shown: Sequence[SeriesStyle], *, width: float = 2.5, opacity: float = 1.0, zoom: bool = False
 ) -> dict[str, Any]:
-    encoding = {"x": X, "y": y, "color": colours_of(shown), "strokeDash": dashes_of(shown)}
+    encoding = {"x": X, "y": y, "color": colour_encoding(shown), "strokeDash": dash_encoding(shown)}
     layer = {"mark": {"type": "line", "strokeWidth": width, "opacity": opacity, "clip": True}, "encoding": encoding}
     return {**layer, "params": [{"name": "view", "select": ZOOM, "bind": "scales"}]} if zoom else layer
 
 
-def hover_layers(shown: Sequence[Look], field: str, form: str) -> list[dict[str, Any]]:
+def hover_layers(shown: Sequence[SeriesStyle], field: str, form: str) -> list[dict[str, Any]]:
     """A line under the pointer, dots on it, and one note with every run's figure at that round."""
     near = {"type": "point", "fields": ["round"], "nearest": True, "on": "pointerover", "clear": "pointerout"}
 
@@ -149,7 +149,7 @@ def hover_layers(shown: Sequence[Look], field: str, form: str) -> list[dict[str,
         "encoding": {
             "x": X,
             "y": {"field": field, "type": "quantitative"},
-            "color": colours_of(shown),
+            "color": colour_encoding(shown),
             "opacity": seen(1),
         },
     }
@@ -190,7 +190,7 @@ def accuracy_by_band(compared: Comparison) -> Plot:
     legend = _measured_looks(compared)
     if floor := next(iter(measured.values()))["baselines"].get(FLOOR):
         shown[FLOOR] = floor["bands"]
-        legend = [*legend, Look(FLOOR, colour("floor"), [1, 0])]
+        legend = [*legend, SeriesStyle(FLOOR, colour("floor"), [1, 0])]
     rows = [
         {"words": band["band"], "run": name, "value": band["accuracy_top1"], "share": band["share"]}
         for name, bands in shown.items()
@@ -202,7 +202,7 @@ def accuracy_by_band(compared: Comparison) -> Plot:
         "y": {"field": "words", "type": "nominal", "sort": order, "axis": {"title": None, "labelLimit": 130}},
         "yOffset": {"field": "run", "sort": list(shown)},
         "x": {"field": "value", "type": "quantitative", "axis": _share_axis("AccuracyTop1")},
-        "color": colours_of(legend),
+        "color": colour_encoding(legend),
         "tooltip": [
             {"field": "words"},
             {"field": "run"},
@@ -225,7 +225,7 @@ def accuracy_by_user(compared: Comparison) -> Plot:
     axis = _share_axis("AccuracyTop1 of one person")
     shared = {
         "y": {"field": "run", "type": "nominal", "sort": [row["run"] for row in rows], "axis": None},
-        "color": colours_of(legend),
+        "color": colour_encoding(legend),
         "tooltip": [{"field": "run"}]
         + [{"field": f, "type": "quantitative", "format": ".1%", "title": title} for f, title in SPREAD],
     }
@@ -255,7 +255,7 @@ def _head(compared: Comparison, head: str) -> Plot:
         "x": {"field": "n", "type": "ordinal", "axis": {"title": "of 10 suggestions", "labelAngle": 0}},
         "xOffset": {"field": "run", "sort": [look.name for look in legend]},
         "y": {"field": "share", "type": "quantitative", "axis": {"title": None, "format": ".0%", "tickCount": 4}},
-        "color": colours_of(legend),
+        "color": colour_encoding(legend),
         "tooltip": [
             {"field": "run"},
             {"field": "n", "title": f"in the top {head}"},
@@ -271,8 +271,8 @@ def _head(compared: Comparison, head: str) -> Plot:
     return Plot(name=f"head-words-{head}", title=f"Among the {head} most frequent", spec=spec, legend=legend)
 
 
-def _measured_looks(compared: Comparison) -> list[Look]:
-    return [look for look in looks([r.name for r in compared.records]) if look.name in compared.measured]
+def _measured_looks(compared: Comparison) -> list[SeriesStyle]:
+    return [look for look in series_styles([r.name for r in compared.records]) if look.name in compared.measured]
 
 
 def _share_axis(title: str) -> dict[str, Any]:

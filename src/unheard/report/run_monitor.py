@@ -1,7 +1,6 @@
 """A run folder while it is being written to: where it stands, looked at as often as one likes.
 
-In: a run folder. Out: `Standing`s. Reading disturbs nobody: no lock is taken, half-written last lines are passed over, and what did
-not change since the last look is not read again.
+In: a run folder. Out: `RunStatus` objects. Reading takes no lock, passes over half-written last lines, and reads again only what changed.
 """
 
 import time
@@ -13,8 +12,7 @@ from unheard.errors import LedgerError
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
-from unheard.report.curves import accuracy_points
-from unheard.report.run_record import RunRecord
+from unheard.report.run_record import RunRecord, accuracy_points
 from unheard.run_folder import RunFolder
 
 SILENT_AFTER = 120.0
@@ -22,7 +20,7 @@ SILENT_AFTER = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RunStatus:
     """Where a run stands."""
 
     state: str
@@ -49,7 +47,7 @@ class Standing:
         return max(0, self.rounds - self.round) / self.rounds_per_second
 
 
-class LiveRun:
+class RunMonitor:
     """Looks at one run again and again; keeps the epsilon so that only new rounds are added to it."""
 
     def __init__(self, path: str | Path) -> None:
@@ -64,7 +62,7 @@ class LiveRun:
         self._size = -1
         self._began: tuple[float, int] | None = None
 
-    def look(self) -> Standing:
+    def status(self) -> RunStatus:
         """The run as it is now."""
         self._read_ledger()
         metrics = self.folder.read_metrics()
@@ -77,7 +75,7 @@ class LiveRun:
         state = self._state(evaluated, rounds, since)
         # A charged round is not a done one: the newest is still being computed, or was when the run was left.
         done = max(evaluated, self._round - 1 if state in ("training", "silent") else self.folder.saved_round)
-        return Standing(
+        return RunStatus(
             state=state,
             round=done,
             rounds=max(rounds, done),

@@ -12,9 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from unheard.curves import smoothed
 from unheard.errors import InvalidValue, RunFolderError
+from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Entry, Ledger
-from unheard.privacy.statement import statement
+from unheard.privacy.statement import statement as privacy_statement
 from unheard.run_folder import RunFolder
 
 
@@ -47,18 +49,18 @@ class RunRecord:
         )
 
     @cached_property
-    def told(self) -> dict[str, Any]:
+    def statement(self) -> dict[str, Any]:
         """The privacy statement, from the ledger alone. Seconds, for the tightest accountant."""
-        return statement(self.facts, self.entries)
+        return privacy_statement(self.facts, self.entries)
 
     @property
     def epsilon(self) -> float:
         """The claimed epsilon; infinite if a round was not private."""
-        return float(self.told["claimed"]["epsilon"])
+        return float(self.statement["claimed"]["epsilon"])
 
     @property
     def delta(self) -> float:
-        return self.told["delta"]
+        return self.statement["delta"]
 
     @property
     def is_private(self) -> bool:
@@ -80,7 +82,7 @@ class RunRecord:
         return float(sampling.get("users_per_round") or sampling["sampling_prob"] * self.population)
 
 
-def read_all(paths: Sequence[str | Path]) -> list[RunRecord]:
+def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
     """Records of several runs, named by their folders; folders of one name by the folder above as well."""
     if not paths:
         raise InvalidValue("Name at least one run folder.")
@@ -95,3 +97,36 @@ def read_all(paths: Sequence[str | Path]) -> list[RunRecord]:
 
 def _tail(path: Path, depth: int) -> str:
     return "/".join(path.parts[-depth:])
+
+
+MOST_POINTS = 200
+
+
+def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[dict[str, Any]]:
+    """Round, the evaluation's figure, and the smoothed one."""
+    rows = [row for row in record.metrics if isinstance(row.get(measure), int | float)]
+    soft = smoothed([row[measure] for row in rows])
+    return [
+        {"run": record.name, "round": row["round"], "value": row[measure], "smoothed": s}
+        for row, s in zip(rows, soft, strict=True)
+    ]
+
+
+def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float | None:
+    """Where a run ended: its last smoothed figure."""
+    points = accuracy_points(record, measure)
+    return points[-1]["smoothed"] if points else None
+
+
+def epsilon_points(record: RunRecord, accountant: str = "rdp") -> list[dict[str, Any]]:
+    """Epsilon after the rounds charged so far, by an accountant that can follow a run. Rounds done again cost again."""
+    running, points = RunningEpsilon(record.facts["delta"], accountant), {}
+    every = max(1, -(-len(record.entries) // MOST_POINTS))
+    for i, entry in enumerate(record.entries, start=1):
+        running.charge(entry.event)
+        if i % every == 0 or i in (1, len(record.entries)):
+            epsilon = running.epsilon
+            if math.isinf(epsilon):
+                return []
+            points[entry.round + 1] = epsilon
+    return [{"run": record.name, "round": r, "epsilon": e} for r, e in sorted(points.items())]

@@ -14,10 +14,9 @@ from unheard.privacy.statement_text import render
 from unheard.report import html_parts as html
 from unheard.report import tables
 from unheard.report.comparison import Comparison
-from unheard.report.curves import accuracy_points, epsilon_points, final
 from unheard.report.plain_language import in_words
 from unheard.report.plots import Plot, plots
-from unheard.report.run_record import RunRecord
+from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points, final_accuracy
 from unheard.report.style import SERIES
 from unheard.report.tables import Table
 
@@ -122,7 +121,7 @@ def lede(compared: Comparison) -> str:
     """The whole page in a sentence or two, as HTML."""
     said = []
     for record in compared.records:
-        accuracy = final(record)
+        accuracy = final_accuracy(record)
         guess = (
             "has not been evaluated yet" if accuracy is None else f"guesses {percent(accuracy, 1)} of next words right"
         )
@@ -149,7 +148,7 @@ def all_of(compared: Comparison) -> list[Section]:
 def _privacy(compared: Comparison) -> Section:
     in_order = sorted(compared.records, key=lambda record: not record.is_private)
     cards = "".join(_promise(compared, record) for record in in_order)
-    told = compared.records[0].told
+    told = compared.records[0].statement
     lists = (
         f'<div class="lists"><div><h3>What the guarantee covers</h3>{html.items(_sentences(told["released"]))}</div>'
         f"<div><h3>What it does not</h3>{html.items(_sentences(told['not_covered']))}</div></div>"
@@ -173,7 +172,7 @@ def _promise(compared: Comparison, record: RunRecord) -> str:
         f'<p class="soft">{escape(one.words)}</p>' for one in compared.hypotheticals if one.run == record.name
     )
     warnings = html.paragraphs(said.warnings, "warning")
-    whole = f"<details><summary>The whole statement</summary><pre>{escape(render(record.told))}</pre></details>"
+    whole = f"<details><summary>The whole statement</summary><pre>{escape(render(record.statement))}</pre></details>"
     return (
         f'<article class="card promise" style="--of:var(--series-{number})"><div><p class="run"><span class="dot"></span>'
         f'{escape(record.name)}</p><p class="figure"><b>ε = {epsilon_text(record.epsilon)}</b><span>{escape(at)}</span></p></div>'
@@ -212,7 +211,7 @@ def _cost(compared: Comparison, drawn: dict[str, Plot]) -> Section:
         )
     else:
         parts.append("<p>No run here has a finite ε: there is no privacy whose cost could be drawn.</p>")
-    if len(compared.records) > 1 and compared.reached:
+    if len(compared.records) > 1 and compared.compute_costs:
         parts.append(html.table(tables.computation(compared)))
     return Section(anchor="cost", title="What it cost", html="".join(parts))
 

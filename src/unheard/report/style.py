@@ -51,7 +51,7 @@ def colour(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How one run looks, in every plot and beside its name."""
 
     name: str
@@ -59,21 +59,21 @@ class Look:
     dash: list[int]
 
 
-def looks(names: Sequence[str]) -> list[Look]:
+def series_styles(names: Sequence[str]) -> list[SeriesStyle]:
     """By the order of the runs; after the sixth the colours begin again, with other dashes."""
     return [
-        Look(name, colour(f"series-{i % SERIES + 1}"), DASHES[(i + i // SERIES) % len(DASHES)])
+        SeriesStyle(name, colour(f"series-{i % SERIES + 1}"), DASHES[(i + i // SERIES) % len(DASHES)])
         for i, name in enumerate(names)
     ]
 
 
-def colours_of(shown: Sequence[Look]) -> dict[str, Any]:
+def colour_encoding(shown: Sequence[SeriesStyle]) -> dict[str, Any]:
     """An encoding of the run by its colour."""
     scale = {"domain": [look.name for look in shown], "range": [look.colour for look in shown]}
     return {"field": "run", "type": "nominal", "scale": scale}
 
 
-def dashes_of(shown: Sequence[Look]) -> dict[str, Any]:
+def dash_encoding(shown: Sequence[SeriesStyle]) -> dict[str, Any]:
     scale = {"domain": [look.name for look in shown], "range": [look.dash for look in shown]}
     return {"field": "run", "type": "nominal", "scale": scale}
 

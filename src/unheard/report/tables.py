@@ -10,8 +10,7 @@ from typing import Any
 
 from unheard.formatting import NOTHING, epsilon_text, number, percent, shown_word, small
 from unheard.report.comparison import Comparison
-from unheard.report.curves import final
-from unheard.report.run_record import RunRecord
+from unheard.report.run_record import RunRecord, final_accuracy
 
 Measures = Mapping[str, Mapping[str, Any]]
 
@@ -31,11 +30,11 @@ def summary(compared: Comparison) -> Table:
     records = compared.records
     rows = [
         ["AccuracyTop1, held-out", *(percent(_last(r.metrics, "accuracy_top1")) for r in records)],
-        ["  smoothed over 5 evaluations", *(percent(final(r)) for r in records)],
+        ["  smoothed over 5 evaluations", *(percent(final_accuracy(r)) for r in records)],
         ["AccuracyTop3", *(percent(_last(r.metrics, "accuracy_top3")) for r in records)],
         ["perplexity", *(number(_last(r.metrics, "perplexity")) for r in records)],
         ["ε, claimed", *(_claim(r) for r in records)],
-        ["  by the paper's accountant", *(epsilon_text(float(r.told["epsilon"]["moments"])) for r in records)],
+        ["  by the paper's accountant", *(epsilon_text(float(r.statement["epsilon"]["moments"])) for r in records)],
         ["δ", *(small(r.delta) if r.is_private else NOTHING for r in records)],
         ["rounds", *(f"{r.rounds:,}" for r in records)],
         ["users a round, expected", *(f"{r.users_per_round:,.10g}" for r in records)],
@@ -117,7 +116,7 @@ def predictions(measured: Measures) -> Table:
 def computation(compared: Comparison) -> Table:
     """Rounds and user updates to the baseline's accuracy."""
     rows, target = [], 0.0
-    for line in compared.reached:
+    for line in compared.compute_costs:
         target = line.target
         rounds = "not reached" if line.rounds is None else f"{line.rounds:,}"
         updates = NOTHING if line.updates is None else f"{line.updates:,.0f}"
@@ -149,7 +148,7 @@ def configuration(compared: Comparison) -> tuple[Table, Table]:
 
 
 def _claim(record: RunRecord) -> str:
-    by = record.told["claimed"]["accountant"].upper()
+    by = record.statement["claimed"]["accountant"].upper()
     return f"{epsilon_text(record.epsilon)} by {by}" if record.is_private else "∞"
 
 

@@ -30,7 +30,7 @@ NAMES = {
 }
 
 
-def mirror(folder: RunFolder) -> int:
+def update_event_file(folder: RunFolder) -> int:
     """Write the evaluations that the event file lacks; how many they were. If another process is at it, leave it to that one."""
     if not folder.metrics.exists():
         return 0

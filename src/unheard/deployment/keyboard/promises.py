@@ -6,13 +6,13 @@ In: a finished model with its statement. Out: a headline, a grade for colour, se
 import math
 from typing import Any
 
-from unheard.deployment.model import Finished
+from unheard.deployment.model import LoadedModel
 
 STRONG, WEAK = 1.0, 8.0
 """Where we say that an epsilon promises much, and where that it promises little: custom, not theory. The number stands beside."""
 
 
-def about(model: Finished) -> dict[str, Any]:
+def about(model: LoadedModel) -> dict[str, Any]:
     """What the page shows under the model's name."""
     told = model.statement
     epsilon, delta = float(told["claimed"]["epsilon"]), float(told["delta"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from unheard.corpus.vocabulary import BOS, SPECIALS
-from unheard.deployment.model import Finished, probabilities
+from unheard.deployment.model import LoadedModel, probabilities
 from unheard.errors import ModelError
 
 REMEMBERED = 128
@@ -36,7 +36,7 @@ class Suggestion:
 class Suggester:
     """One model's suggestions. Many threads may ask at once; they wait for each other."""
 
-    def __init__(self, model: Finished) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         if model.tokens.smaller_than_words:
             raise ModelError(
                 f"{model.name} reads pieces smaller than words, and this keyboard suggests whole words. "
@@ -99,11 +99,11 @@ class Suggester:
                 known -= 1
             if known < 0:
                 known = 0
-                self._keep((), *self.model.steps.read(None, BOS))
+                self._keep((), *self.model.stepper.read(None, BOS))
             state, probs_V = self._states[tuple(words[:known])]
             self._states.move_to_end(tuple(words[:known]))
             for i in range(known, len(words)):
-                state, probs_V = self._keep(tuple(words[: i + 1]), *self.model.steps.read(state, words[i]))
+                state, probs_V = self._keep(tuple(words[: i + 1]), *self.model.stepper.read(state, words[i]))
             return probs_V
 
     def _keep(self, words: tuple[int, ...], state: Any, scores_V: np.ndarray) -> tuple[Any, np.ndarray]:
