@@ -7,6 +7,7 @@ continues where an earlier call stopped.
     python -m reproduction.private_run run choose-S --work WORK                    S, chosen on blogs
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, by the clock
+    python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user, of a stopped run too
     python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
 """
 
@@ -251,7 +252,7 @@ def run_step(step: str, work: Path, *, device: str, stop_after: float | None, sc
         print(f"{step}: rounds {first} to {last}, {seconds:.1f} s, {sitting['users_per_second']:,} users/s", flush=True)
     if is_complete:
         for folder in folders.values():
-            measure(folder, work, device)
+            measure(folder, device)
         if step == "choose-S":
             print(json.dumps(choose_norm(work)), flush=True)
     return is_complete
@@ -284,7 +285,7 @@ def commit() -> str:
 # ------------------------------------------------------------------------------------------------------------------ measures
 
 
-def measure(folder: Path, work: Path, device: str) -> None:
+def measure(folder: Path, device: str) -> None:
     """per_user.npz: for each held-out user the number of targets and of hits, with and without sentence ends and punctuation;
     facts.json: commit, store digest and size of the model."""
     from unheard import Released, TokenStore
@@ -388,12 +389,20 @@ def main() -> None:
         run.add_argument("--stop-after", type=float, help="seconds")
         run.add_argument("--repetition", type=int, default=1)
         run.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
+    read = verb("measure", _measure)
+    read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")
+    read.add_argument("--device", default="cuda")
     got = verb("collect", lambda asked: collect(asked.work, asked.out, models=asked.models))
     got.add_argument("--work", type=Path, required=True)
     got.add_argument("--out", type=Path, required=True)
     got.add_argument("--models", action="store_true")
     asked = parser.parse_args()
     asked.work_on(asked)
+
+
+def _measure(asked: argparse.Namespace) -> None:
+    for folder in asked.folders:
+        measure(folder, asked.device)
 
 
 def _run(asked: argparse.Namespace) -> None:
