@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 import unheard
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.mechanism.clipping import NoClip
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import RoundPlan

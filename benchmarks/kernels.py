@@ -24,7 +24,7 @@ STEPS = 3
 
 
 def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[Chunk, Cohort, list[tuple[Task, int]]]:
-    model, device = TiedLSTM(), torch.device("cuda")
+    model, device = TiedLSTM(vocabulary_size=10_000), torch.device("cuda")
     cohort = Cohort(
         params_P=model.initial(0).to(device),
         users=list(_synthetic_users(model.vocabulary_size, users, 80 * STEPS)),

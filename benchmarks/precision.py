@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import unheard
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import unheard
 from unheard.devices import finish
-from unheard.engines.engine import Cohort, EngineChoice
+from unheard.engines.choice import EngineChoice
+from unheard.engines.engine import Cohort
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train_together
 from unheard.training.round import draw_cohort

@@ -88,7 +88,7 @@ def on_one_rank(given: argparse.Namespace) -> None:
     if ranks is not None and not ranks.is_leader:
         serve(ranks)
         return
-    model, population = unheard.TiedLSTM(), 10 * given.users_per_round
+    model, population = unheard.TiedLSTM(vocabulary_size=10_000), 10 * given.users_per_round
     plan = unheard.Plan(
         population=population,
         sampling=unheard.PoissonSampling(users_per_round=given.users_per_round),
@@ -123,7 +123,7 @@ def on_one_rank(given: argparse.Namespace) -> None:
 
 
 def make_store(path: Path, population: int) -> None:
-    model = unheard.TiedLSTM()
+    model = unheard.TiedLSTM(vocabulary_size=10_000)
     write_store(
         path,
         train=[user.tokens for user in _synthetic_users(model.vocabulary_size, population, TOKENS)],

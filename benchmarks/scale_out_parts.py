@@ -47,7 +47,7 @@ def main() -> None:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()  # else its threads may end the process with an abort
         return
-    model = unheard.TiedLSTM()
+    model = unheard.TiedLSTM(vocabulary_size=10_000)
     plan = _plan(given.users_per_round)
     parts = {"parameters": model.layout.total, **_users(model, plan, given), **_leader(model, plan.at(0, model.layout))}
     parts["hardware"] = f"{len(os.sched_getaffinity(0))} CPU cores" if given.device == "cpu" else given.device
@@ -134,7 +134,7 @@ def _network(out: Path) -> None:
     ranks = Ranks.join()
     assert ranks is not None
     ranks.connect(torch.device("cpu"), 60.0)
-    sizes = (SMALL, unheard.TiedLSTM().layout.total)
+    sizes = (SMALL, unheard.TiedLSTM(vocabulary_size=10_000).layout.total)
     if not ranks.is_leader:
         while ranks.hear().job != "end":
             ranks.answer()

@@ -28,7 +28,7 @@ def work(users: int, threads: int) -> None:
     from unheard.randomness import reproducible_generator
 
     torch.set_num_threads(threads)
-    model = TiedLSTM()
+    model = TiedLSTM(vocabulary_size=10_000)
     engine, plan, params_P = StackedEngine(model), _plan(users).at(0, model.layout), model.initial(0)
     people = list(_synthetic_users(model.vocabulary_size, users, 1600))
     for _ in range(2):

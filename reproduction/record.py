@@ -20,7 +20,7 @@ from reproduction.corpora import Corpus
 from reproduction.results import RunResult
 from reproduction.scheduling import Job
 from unheard.corpus.store import TokenStore
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.evaluation.next_word import evaluate
 from unheard.evaluation.scores import score
 from unheard.run_folder import RunFolder

@@ -17,8 +17,8 @@ from reproduction.corpora import Corpus
 from reproduction.results import FILE, RunResult, read
 from reproduction.scale import Scale
 from reproduction.scheduling import Job, Waiting
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import Ranks
-from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder, replace_file

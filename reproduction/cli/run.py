@@ -109,7 +109,7 @@ def run(
         from reproduction.scheduling import jobs_of
         from reproduction.workspace import Workplace
         from unheard.cli.display import say
-        from unheard.engines.engine import EngineChoice
+        from unheard.engines.choice import EngineChoice
 
         chosen, steps = scale_named(scale), _steps(names, schedule)
         _check_changes(changes or [], [job.run for step in steps for job in jobs_of(step, chosen)])

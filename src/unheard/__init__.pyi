@@ -3,7 +3,7 @@
 __version__: str
 
 from .corpus.store import TokenStore as TokenStore
-from .engines.engine import EngineChoice as EngineChoice
+from .engines.choice import EngineChoice as EngineChoice
 from .evaluation.next_word import Evaluation as Evaluation
 from .mechanism.clipping import AdaptiveClip as AdaptiveClip
 from .mechanism.clipping import FlatClip as FlatClip

@@ -1,6 +1,6 @@
 """Changing the engine changes neither the sum (within stated rounding) nor what is charged for it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,8 +10,12 @@ from torch import nn
 import unheard
 from unheard.engines.engine import Cohort
 from unheard.engines.reference import ReferenceEngine
+from unheard.engines.stacked.chunk import Task
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
+from unheard.errors import InvalidValue
+from unheard.mechanism.clipping import Ball
+from unheard.parameters import Layout
 from unheard.randomness import reproducible_generator
 from unheard.updates.users import User
 
@@ -215,3 +219,34 @@ def test_a_user_or_a_cohort_that_is_printed_shows_nothing_private(model, plan):
     assert repr(users()[0]) == "User()"
     assert "User" not in repr(cohort)
     assert "tensor" not in repr(cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvesClip:
+    """A clip that no engine was written for: each half of the vector has a ball of its own."""
+
+    norm: float
+
+    def balls(self, layout: Layout) -> list[Ball]:
+        middle = layout.total // 2
+        return [Ball(slice(0, middle), self.norm), Ball(slice(middle, layout.total), self.norm)]
+
+    def l2_bound(self, layout: Layout) -> float:
+        return self.norm * 1.5
+
+
+@every_fast_engine
+def test_a_clip_that_the_kernels_do_not_know_is_applied_after_local_steps_all_the_same(fast, model):
+    assert both(fast, model, UPDATES[0], HalvesClip(norm=0.2))[1] < 1e-4
+
+
+def test_a_chunk_refuses_a_clip_that_its_kernels_do_not_know(model):
+    plan = unheard.Plan(
+        population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=UPDATES[0],
+        clip=HalvesClip(norm=0.2), noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    ).at(0, model.layout)  # fmt: skip
+    cohort = Cohort(params_P=model.initial(1), users=users(), plan=plan, rng=reproducible_generator(1))
+    engine, work = StackedEngine(model), Task.of(0, cohort)
+    chunk = engine._take_chunk([(work, 0)], torch.float32, 1)
+    with pytest.raises(InvalidValue, match="cannot apply the clip"):
+        chunk.fill([cohort], [(work, 0)])

@@ -13,7 +13,7 @@ from unheard.audit.canary_users import CanaryUsers
 from unheard.audit.lower_bound import best_guesses, lower_bound, p_value
 from unheard.audit.one_run import OneRunAudit, one_run
 from unheard.audit.summary import as_data, score_plot, verdict
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger

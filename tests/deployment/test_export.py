@@ -45,7 +45,7 @@ def test_every_model_and_option_predicts_on_10_000_contexts_what_pytorch_predict
 
 
 def test_the_papers_model_agrees_on_10_000_contexts_and_is_1_4_megabytes_in_int8(wild):
-    model = unheard.TiedLSTM()
+    model = unheard.TiedLSTM(vocabulary_size=10_000)
     found = compared(model, wild(model, spread=0.05))
     assert found[FLOAT32].contexts >= 10_000
     assert found[FLOAT32].is_equal

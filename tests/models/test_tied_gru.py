@@ -32,7 +32,7 @@ def test_the_logits_are_those_of_torchs_gru(tied):
 
 
 def test_it_has_nine_layers_and_three_quarters_of_the_lstms_gates():
-    gru, lstm = unheard.TiedGRU().layout, unheard.TiedLSTM().layout
+    gru, lstm = unheard.TiedGRU(vocabulary_size=10_000).layout, unheard.TiedLSTM(vocabulary_size=10_000).layout
     assert len(gru) == 9
     assert lstm.total - gru.total == (96 + 256 + 1) * 256
 

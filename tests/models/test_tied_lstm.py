@@ -3,24 +3,51 @@
 from dataclasses import replace
 
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
 import unheard
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, ModelError
 from unheard.models.model import PAD, mean_loss, window_targets
+from unheard.training.loop import pinned
+from unheard.training.run_file import read_run_file, read_saved_run, run_hash, tables_from_run
 
 
 def test_the_papers_model_has_1346144_parameters_in_11_vectors():
-    layout = unheard.TiedLSTM().layout
+    layout = unheard.TiedLSTM(vocabulary_size=10_000).layout
     assert layout.total == 1_346_144
     assert len(layout) == 11
 
 
 def test_tying_saves_about_forty_percent():
-    tied, untied = unheard.TiedLSTM().layout.total, unheard.TiedLSTM(tied=False).layout.total
+    tied, untied = (unheard.TiedLSTM(vocabulary_size=10_000, tied=tied).layout.total for tied in (True, False))
     assert untied == tied + 10_000 * 96
     assert 1 - tied / untied == pytest.approx(0.4, abs=0.02)
+
+
+@pytest.mark.parametrize("cell", [unheard.TiedLSTM, unheard.TiedGRU])
+def test_a_run_takes_the_vocabulary_size_that_is_left_out_from_its_store(run, store, tmp_path, cell):
+    """The run file and the run's hash hold the number, so the run is the same as one that states it."""
+    model = cell(embedding_size=6, hidden_size=8)
+    with pytest.raises(ModelError, match="no vocabulary_size yet"):
+        _ = model.layout
+    run = replace(run, model=model, training=unheard.Training(rounds=1))
+    list(unheard.train(run, tmp_path / "left-out"))
+    saved, _ = read_saved_run(tmp_path / "left-out" / "run.toml")
+    stated = replace(run, model=replace(model, vocabulary_size=len(store.vocabulary)))
+    assert saved.model.vocabulary_size == len(store.vocabulary)
+    assert run_hash(saved) == run_hash(stated)
+    list(unheard.resume(tmp_path / "left-out", rounds=2))
+
+
+def test_a_run_file_may_leave_the_vocabulary_size_out(run, store, tmp_path):
+    tables = tables_from_run(run)
+    del tables["model"]["vocabulary_size"]
+    path = tmp_path / "run.toml"
+    path.write_text(tomli_w.dumps(tables))
+    left_out, _ = read_run_file(path)
+    assert run_hash(pinned(left_out)) == run_hash(run)
 
 
 def torchs_lstm(model: unheard.TiedLSTM, params: dict[str, torch.Tensor]) -> nn.LSTM:

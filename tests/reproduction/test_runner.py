@@ -20,7 +20,7 @@ from reproduction.scheduling import Pace, Step, jobs_of, steps_by_rank
 from reproduction.workspace import Workplace
 
 from reproduction import runner
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import pld as losses
 from unheard.privacy.ledger import Ledger

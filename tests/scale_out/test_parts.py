@@ -14,8 +14,8 @@ from tests.scale_out.forks import LeaderFailed, on_ranks
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import divide, shards_of_part
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.store_replicas import Stores, identity, who_holds_what
-from unheard.engines.engine import EngineChoice
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model

@@ -11,7 +11,7 @@ import unheard
 from tests.scale_out.forks import on_ranks
 from unheard.audit.background_users import Company
 from unheard.audit.exposure import log_probability, phrases
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.evaluation.next_word import evaluate
 from unheard.evaluation.scores import score
 from unheard.privacy.accountants import epsilon

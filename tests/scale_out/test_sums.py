@@ -8,9 +8,10 @@ import torch
 
 import unheard
 from tests.scale_out.forks import LeaderFailed, on_ranks
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed import engine as distributed
 from unheard.engines.distributed.engine import EXTRA, _cohort_sum, plan_from_table, plan_table
-from unheard.engines.engine import Cohort, EngineChoice
+from unheard.engines.engine import Cohort
 from unheard.errors import RankError
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.randomness import reproducible_generator

@@ -9,8 +9,8 @@ import pytest
 
 import unheard
 from tests.scale_out.forks import LeaderFailed, on_ranks
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed import engine as distributed
-from unheard.engines.engine import EngineChoice
 from unheard.errors import CorpusError
 from unheard.privacy.ledger import Ledger
 from unheard.training import worker as crew

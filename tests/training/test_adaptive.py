@@ -8,7 +8,7 @@ import torch
 
 import unheard
 from unheard.audit.verification import verify
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.mechanism.aggregation import Contribution
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger

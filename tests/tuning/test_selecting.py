@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import unheard
 from unheard.audit.verification import verify
 from unheard.cli.main import app
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import Budget

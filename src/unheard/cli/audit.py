@@ -72,7 +72,7 @@ def _audit(
 
     from unheard.audit.summary import as_data, score_plot
     from unheard.cli.display import notes, say
-    from unheard.engines.engine import EngineChoice
+    from unheard.engines.choice import EngineChoice
     from unheard.run_folder import replace_file
     from unheard.training.released import Released
     from unheard.training.worker import build

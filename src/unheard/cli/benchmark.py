@@ -45,7 +45,7 @@ def benchmark(
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from unheard.cli.display import notes
-    from unheard.engines.engine import EngineChoice
+    from unheard.engines.choice import EngineChoice
     from unheard.performance import benchmark as speed
 
     timed = _model(model)
@@ -86,7 +86,8 @@ def _model(run_file: Path | None) -> Any:
     from unheard.models.recurrent import TiedLSTM
     from unheard.training.run_file import read_run_file
 
-    return read_run_file(run_file)[0].model if run_file else TiedLSTM()
+    model = read_run_file(run_file)[0].model if run_file else TiedLSTM()
+    return model.pinned(10_000)  # the paper's vocabulary, if the run file leaves its size to a store
 
 
 def _precisions(on_gpu: bool) -> list[str]:

@@ -205,6 +205,7 @@ def tune(
 
     from unheard.cli.display import warn_of_no_noise
     from unheard.errors import InvalidValue
+    from unheard.training.loop import pinned
     from unheard.training.run_file import read_run_file
     from unheard.tuning.output import record, write
     from unheard.tuning.pipeline import Allowance, users_per_second
@@ -221,6 +222,7 @@ def tune(
         return
     _refuse_both(context, SELECTING, "a sweep (it is for --select)")
     run, choice = read_run_file(run_file, overrides)
+    run = pinned(run)
     grid = Grid(
         norms=_numbers("--norms", norms),
         noise_stds=_numbers("--noise-stds", noise_stds),

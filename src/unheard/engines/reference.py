@@ -25,6 +25,18 @@ class ReferenceEngine:
     model: LanguageModel
     device: torch.device = torch.device("cpu")
 
+    @classmethod
+    def build(
+        cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
+    ) -> "ReferenceEngine":
+        return cls(model, device)
+
+    @classmethod
+    def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        if precision == "bfloat16":
+            return "The engine 'reference' is exact: leave precision out, or choose another engine."
+        return None
+
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:

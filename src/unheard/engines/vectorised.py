@@ -94,6 +94,16 @@ class VectorisedEngine:
     """Of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, clip and sum are float32 or exact either way."""
     _compiled: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    @classmethod
+    def build(
+        cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
+    ) -> "VectorisedEngine":
+        return cls(model, device, users_at_once, precision)
+
+    @classmethod
+    def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        return None
+
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
@@ -253,8 +263,7 @@ class VectorisedEngine:
         if self.users_at_once:
             return self.users_at_once
         _, B, W = batches_SBW.shape
-        inside = getattr(self.model, "numbers_inside", None)
-        each_token = 4 * self.model.vocabulary_size + (inside(W - 1) if inside is not None else 0)
+        each_token = 4 * self.model.vocabulary_size + self.model.activations_per_token(W - 1)
         bytes_a_user = 4 * (6 * self.model.layout.total + B * (W - 1) * each_token)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
 

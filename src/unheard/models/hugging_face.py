@@ -30,7 +30,8 @@ from unheard.config import require, require_positive
 from unheard.corpus.tokenizers import TokenizerFile, tokens_from_table
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
 from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
-from unheard.errors import InputError, ModelError
+from unheard.errors import InputError, ModelError, UnprovenCombination
+from unheard.models.model import BaseModel
 from unheard.models.module import PureModule, shell_of
 from unheard.parameters import Layout
 
@@ -229,7 +230,7 @@ def _first(number: int | list[int] | None) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceModel:
+class HuggingFaceModel(BaseModel):
     """Which folder, and what of it is trained. Dropout is off: what a user adds is a function of parameters and tokens alone."""
 
     path: str
@@ -250,13 +251,17 @@ class HuggingFaceModel:
         require(1 <= self.lora_rank <= 4096, "lora_rank must be from 1 to 4096.")
         require_positive(lora_alpha=self.lora_alpha)
 
-    def pinned(self) -> "HuggingFaceModel":
+    def pinned(self, vocabulary_size: int | None = None) -> "HuggingFaceModel":
         """The same with its digest, which is part of what a run means; the path is not."""
         if self.base_sha256 is None or not Path(self.path).is_absolute():
             folder = Path(self.path).resolve()
             model = replace(self, path=str(folder), base_sha256=self.base_sha256 or base_digest(folder))
             model.__dict__.update(
-                {key: self.__dict__[key] for key in ("_module", "_layout", "_pure") if key in self.__dict__}
+                {
+                    key: self.__dict__[key]
+                    for key in ("_tokenizer", "words", "_module", "_layout", "_pure")
+                    if key in self.__dict__
+                }
             )
             return model
         return self
@@ -309,7 +314,7 @@ class HuggingFaceModel:
         config: Any = self._module.base.config
         return getattr(config, "max_position_embeddings", None)
 
-    def numbers_inside(self, unroll: int) -> int:
+    def activations_per_token(self, unroll: int) -> int:
         """About how many numbers a backward pass keeps for each token, beside the scores: in a layer some thirty of its width, and
         the attention's, which plain attention writes out four times."""
         config: Any = self._module.base.config
@@ -340,8 +345,23 @@ class HuggingFaceModel:
         except (IndexError, ValueError, TypeError, RuntimeError) as error:
             raise ModelError(f"{self.path} fails on tokens of shape {tuple(tokens_BT.shape)}: {error}.") from error
 
-    def project(self, params_P: Tensor) -> Tensor:
-        return params_P
+    def check_store(
+        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
+    ) -> None:
+        if is_private and not self.base_is_public:
+            # DP: weights of unknown origin may have seen these users without noise.
+            raise UnprovenCombination(
+                f"{self.path} is a model without a ledger: nobody can say what it cost these users. If none of them had "
+                "a part in it, set model.base_is_public = true."
+            )
+        self.check_words(tokens, vocabulary)
+        if self.context is not None and max(unrolls.values(), default=0) > self.context:
+            lengths = " or ".join(f"{key} = {unroll}" for key, unroll in unrolls.items())
+            raise ModelError(f"{self.path} looks at {self.context} tokens at most. Lower {lengths}.")
+        super().check_store(tokens, vocabulary, unrolls=unrolls, is_private=is_private)
+
+    def origin(self) -> str | None:
+        return "a model declared public" if self.base_is_public else "a model of unknown cost"
 
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         """Refuse a corpus whose numbers are not this model's words."""

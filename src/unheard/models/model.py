@@ -1,17 +1,27 @@
-"""What a language model is to Unheard: a layout, a starting point, and logits as a pure function of the parameters.
+"""The protocol of a language model, and the loss of a batch.
 
-In: named parameters, tokens [B, T]. Out: logits [B, T, V], and the mean loss of a batch of windows.
-Nothing here knows of users, clipping or noise; a model holds no parameters, they are passed.
+A model is a frozen dataclass that describes an architecture. It holds no parameters: they are passed as named tensors, so that the
+logits are a pure function of parameters and tokens, and one model object serves every user of every round.
+
+    params_P = model.initial(seed=0)                                  # [P]
+    params = model.layout.split(params_P)                             # named tensors
+    logits_BTV = model.logits(params, tokens_BT, None)                # [B, T, V]
+    loss = mean_loss(model, params, window_BW, None)                  # the paper's l(theta; b)
+
+`LanguageModel` is the protocol. `BaseModel` has default behaviour for those of its methods with which a run examines its model: a
+model whose record in the run file is complete and whose first parameters come from the seed inherits them. Nothing in this package
+depends on users, clipping or noise.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from unheard.corpus.vocabulary import BOS
+from unheard.corpus.vocabulary import BOS, Vocabulary
+from unheard.errors import ModelError
 from unheard.parameters import Layout
 
 PAD = -1
@@ -19,28 +29,100 @@ PAD = -1
 
 
 class LanguageModel(Protocol):
-    """Any frozen object with these: TiedLSTM, or ModuleModel around a torch.nn.Module."""
+    """What training, evaluation and export need of a model.
+
+    Implementations: `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module), `HuggingFaceModel`; docs/extending.md shows another.
+    """
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        """The names and shapes of the trained parameters, in the order of the flat vector."""
+        ...
 
     @property
-    def vocabulary_size(self) -> int: ...
+    def vocabulary_size(self) -> int:
+        """V, the number of words that the model scores. A model may take it from the store: it is then None until `pinned`."""
+        ...
 
     @property
-    def user_features(self) -> int: ...
+    def user_features(self) -> int:
+        """F, the length of the vector about the user that `logits` takes; 0 for none."""
+        ...
 
     def initial(self, seed: int) -> Tensor:
-        """A random starting point, params_P; the same seed gives the same on every machine."""
+        """The first parameters, params_P; one seed gives the same parameters on every machine."""
         ...
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None) -> Tensor:
-        """Scores of the next token at every place, [B, T, V]."""
+        """The scores of the next token at every position, [B, T, V]."""
         ...
 
     def project(self, params_P: Tensor) -> Tensor:
-        """Where the server puts the parameters back into the model's set (unit-norm embeddings), after the noise."""
+        """The parameters projected onto the model's set (e.g. embeddings of norm 1). The server calls it after the noise."""
         ...
+
+    def pinned(self, vocabulary_size: int | None = None) -> Self:
+        """The model with every value that its meaning depends on and that its configuration leaves out.
+
+        A run is hashed and written to run.toml with the pinned model, so neither depends on the store or on files elsewhere.
+
+        Args:
+            vocabulary_size: the number of words of the store, for a model that takes it from there. None: it is known already.
+        """
+        ...
+
+    def check_store(
+        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
+    ) -> None:
+        """Checks that a run on this store fits the model, before the run begins.
+
+        Args:
+            tokens: how the store's text was cut into tokens, as the store records it.
+            vocabulary: the store's vocabulary.
+            unrolls: the lengths of token sequences that the run will pass, by the name of their key in the run file.
+            is_private: whether the run adds noise.
+
+        Raises:
+            ModelError: if the model does not fit the store.
+            UnprovenCombination: if a private run may not begin from the model's weights.
+        """
+        ...
+
+    def origin(self) -> str | None:
+        """Where the weights come from, for the ledger's header, if `initial` does not draw them from its seed alone; else None."""
+        ...
+
+    def activations_per_token(self, unroll: int) -> int:
+        """About how many numbers a backward pass keeps for each token besides the logits.
+
+        The engine `vectorised` derives from it how many users fit into memory."""
+        ...
+
+
+class BaseModel:
+    """Defaults for the methods of `LanguageModel` with which a run examines its model. A new model inherits from this class."""
+
+    def project(self, params_P: Tensor) -> Tensor:
+        return params_P
+
+    def pinned(self, vocabulary_size: int | None = None) -> Self:
+        return self
+
+    def check_store(
+        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
+    ) -> None:
+        rows: int = self.vocabulary_size  # pyright: ignore[reportAttributeAccessIssue]
+        if rows != len(vocabulary):
+            raise ModelError(
+                f"The model has {rows} rows, the corpus's vocabulary {len(vocabulary)} words. "
+                f"Set model.vocabulary_size = {len(vocabulary)}."
+            )
+
+    def origin(self) -> str | None:
+        return None
+
+    def activations_per_token(self, unroll: int) -> int:
+        return 0
 
 
 def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:

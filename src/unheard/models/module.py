@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from unheard.config import require
 from unheard.errors import ModelError
+from unheard.models.model import BaseModel
 from unheard.parameters import Layout
 
 
@@ -75,7 +76,7 @@ def shell_of(module: nn.Module, own: Collection[str] = ()) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleModel:
+class ModuleModel(BaseModel):
     """A module class by name, `package.file:Class`, with its arguments. It is built once and then only called, in eval mode:
     what a private round computes must be a function of parameters and tokens alone (no dropout, no running statistics)."""
 
@@ -159,9 +160,6 @@ class ModuleModel:
                 f"{(*tokens_BT.shape, self.vocabulary_size)} was expected."
             )
         return logits_BTV
-
-    def project(self, params_P: Tensor) -> Tensor:
-        return params_P
 
 
 @contextmanager

@@ -13,14 +13,16 @@ parameters in 11 named vectors: the embedding, a weight and a bias for each of 4
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from unheard.config import require
+from unheard.errors import ModelError
+from unheard.models.model import BaseModel
 from unheard.parameters import Layout
 
 
@@ -48,15 +50,28 @@ class Tied(Protocol):
 
 
 def check_sizes(model: Tied) -> None:
-    require(model.vocabulary_size >= 4, "vocabulary_size must be at least 4: BOS, EOS, UNK and a word.")
+    known = model.vocabulary_size is not None
+    require(not known or model.vocabulary_size >= 4, "vocabulary_size must be at least 4: BOS, EOS, UNK and a word.")
     require(model.embedding_size >= 1, "embedding_size must be at least 1.")
     require(model.hidden_size >= 1, "hidden_size must be at least 1.")
     require(model.user_features >= 0, "user_features must be 0 or more.")
 
 
+def with_vocabulary(model: Any, vocabulary_size: int | None) -> Any:
+    """The model with the vocabulary size of the store, if it has none of its own."""
+    if model.vocabulary_size is not None or vocabulary_size is None:
+        return model
+    return replace(model, vocabulary_size=vocabulary_size)
+
+
 def layout_of(model: Tied) -> Layout:
     """The embedding, a weight and a bias for each gate, the projection; and the output table if it is not the input's."""
     V, D, H = model.vocabulary_size, model.embedding_size, model.hidden_size
+    if V is None:
+        raise ModelError(
+            f"{type(model).__name__} has no vocabulary_size yet: a run takes it from its store. Outside of a run, set it: "
+            f"{type(model).__name__}(vocabulary_size=10_000)."
+        )
     shapes: list[tuple[str, tuple[int, ...]]] = [("embedding", (V, D))]
     for gate in model.gates:
         shapes += [(f"{gate}_weight", (D + model.user_features + H, H)), (f"{gate}_bias", (H,))]
@@ -136,10 +151,11 @@ SMALLEST_SQUARE = 1e-24
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiedLSTM:
+class TiedLSTM(BaseModel):
     """Word -> embedding (D) -> LSTM state (H) -> output embedding (D) -> inner product with every word's embedding (V)."""
 
-    vocabulary_size: int = 10_000
+    vocabulary_size: int = None  # pyright: ignore[reportAssignmentType]
+    """V. Left out: the number of words of the store, taken from it when a run begins (`pinned`)."""
     embedding_size: int = 96
     hidden_size: int = 256
     tied: bool = True
@@ -177,6 +193,9 @@ class TiedLSTM:
     def project(self, params_P: Tensor) -> Tensor:
         return project_words(self, params_P)
 
+    def pinned(self, vocabulary_size: int | None = None) -> Self:
+        return with_vocabulary(self, vocabulary_size)
+
 
 def _unroll_lstm(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
     """The LSTM over T steps from a zero state. All four gates are one product: inputs at once, states step by step."""
@@ -191,10 +210,11 @@ def _unroll_lstm(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiedGRU:
+class TiedGRU(BaseModel):
     """Word -> embedding (D) -> GRU state (H) -> output embedding (D) -> inner product with every word's embedding (V)."""
 
-    vocabulary_size: int = 10_000
+    vocabulary_size: int = None  # pyright: ignore[reportAssignmentType]
+    """V. Left out: the number of words of the store, taken from it when a run begins (`pinned`)."""
     embedding_size: int = 96
     hidden_size: int = 256
     tied: bool = True
@@ -225,6 +245,9 @@ class TiedGRU:
 
     def project(self, params_P: Tensor) -> Tensor:
         return project_words(self, params_P)
+
+    def pinned(self, vocabulary_size: int | None = None) -> Self:
+        return with_vocabulary(self, vocabulary_size)
 
 
 def _unroll_gru(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ import torch
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.devices import finish
-from unheard.engines.engine import Engine, EngineChoice
+from unheard.engines.choice import EngineChoice
+from unheard.engines.engine import Engine
 from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.clipping import FlatClip
 from unheard.mechanism.noise import GaussianNoise

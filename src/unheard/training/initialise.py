@@ -13,7 +13,6 @@ import torch
 from unheard.corpus.store import TokenStore
 from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
-from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
@@ -136,16 +135,14 @@ def corpus_name(store: TokenStore) -> str:
 
 def _base(run: Run) -> dict[str, Any]:
     """What a model from elsewhere was declared to be, under every start: its constants, or what the first run began from."""
-    if not isinstance(run.model, HuggingFaceModel):
-        return {}
-    return {"base": "a model declared public" if run.model.base_is_public else "a model of unknown cost"}
+    origin = run.model.origin()
+    return {} if origin is None else {"base": origin}
 
 
 def _start(run: Run) -> dict[str, Any]:
     """Where the first model came from, and whether what it cost rests on something that must be said."""
     if run.training.init_from is None:
-        is_base = isinstance(run.model, HuggingFaceModel)
-        return {"from": "its base" if is_base else f"seed {run.training.init_seed}"}
+        return {"from": f"seed {run.training.init_seed}" if run.model.origin() is None else "its base"}
     if run.training.init_is_public:
         return {"from": "a model declared public"}
     parent = Path(run.training.init_from)

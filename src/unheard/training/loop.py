@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import Ranks
-from unheard.engines.engine import Engine, EngineChoice
+from unheard.engines.engine import Engine
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.evaluation.next_word import evaluate
 from unheard.mechanism.noise import NoNoise, Normals, NormalsAhead
 from unheard.mechanism.plan import RoundPlan
-from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger
@@ -58,6 +58,7 @@ def train(
 ) -> Iterator[RoundReport]:
     """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears. `ranks` are the
     processes to train on (training/worker.py). `again`: this was begun before, by processes that died; if so, it goes on."""
+    run = pinned(run)
     built = build(engine, run.model, ranks)
     if again and RunFolder(Path(out)).run_file.exists():
         return alone(_go_on(run, RunFolder.open(out), built), built)
@@ -82,6 +83,7 @@ def resume(
     choice = engine or saved_engine
     if corpus is not None and ranks is None:
         choice = replace(choice, corpus_part=None)  # the whole store lies there now; parts were for those who began
+    run = pinned(run)
     built = build(choice, run.model, ranks)
     return alone(_go_on(run, folder, built), built)
 
@@ -93,6 +95,7 @@ def train_together(
     with its run's place in the list. Every run is equal to running it alone."""
     if not runs:
         raise InvalidValue("There are no runs to train.")
+    runs = [(pinned(run), out) for run, out in runs]
     if any(run.model != runs[0][0].model for run, _ in runs):
         raise InvalidValue("Runs side by side share one model's shape; give those of another model apart.")
     if len({Path(out).resolve() for _, out in runs}) < len(runs):
@@ -110,7 +113,6 @@ def train_together(
 def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Rounds:
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
-    run = pinned(run)
     check_fits(run, store)
     reach(built, store)
     population = population_ledger_of(run, store)
@@ -129,12 +131,12 @@ def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Ro
 
 
 def pinned(run: Run) -> Run:
-    """With the digest of the weights that it begins from, if they come from elsewhere: it is part of the run's hash."""
-    return replace(run, model=run.model.pinned()) if isinstance(run.model, HuggingFaceModel) else run
+    """The run with its model pinned: its hash covers the vocabulary size of the store and the digest of weights from elsewhere."""
+    words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
+    return replace(run, model=run.model.pinned(words))
 
 
 def _go_on(run: Run, folder: RunFolder, built: Engine) -> Rounds:
-    run = pinned(run)
     store = TokenStore.open(run.corpus)
     check_fits(run, store)
     facts = Ledger.read(folder.ledger).facts

@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from unheard.config import nearest, part_from_table, part_of_kind, require, require_positive, table_from_part
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, UnknownKey
 from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.plan import KINDS, Plan

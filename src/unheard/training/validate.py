@@ -6,22 +6,20 @@ In: a Run and its store. Out: nothing, or an error that says the cure.
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.errors import CorpusError, ModelError, UnprovenCombination
+from unheard.errors import CorpusError, ModelError
 from unheard.mechanism.noise import NoNoise
-from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.model import LanguageModel
 from unheard.training.run import Run
 
 
 def check_fits(run: Run, store: TokenStore) -> None:
     """Refuse now what would fail later."""
-    if isinstance(run.model, HuggingFaceModel):
-        check_base(run, run.model, store)
-    if run.model.vocabulary_size != len(store.vocabulary):
-        raise ModelError(
-            f"The model has {run.model.vocabulary_size} rows, the corpus's vocabulary {len(store.vocabulary)} words. "
-            f"Set model.vocabulary_size = {len(store.vocabulary)}."
-        )
+    run.model.check_store(
+        store.info.get("tokens", {}),
+        store.vocabulary,
+        unrolls={"update.unroll": run.plan.update.unroll, "evaluation.unroll": run.evaluation.unroll},
+        is_private=not isinstance(run.plan.noise, NoNoise),
+    )
     if not store.train.num_users or not store.held_out.num_users:
         raise CorpusError(
             f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more users."
@@ -38,22 +36,6 @@ def check_fits(run: Run, store: TokenStore) -> None:
     check_forgets(run.model)
     for _, plan in run.plan.phases(run.model.layout):
         plan.event()
-
-
-def check_base(run: Run, model: HuggingFaceModel, store: TokenStore) -> None:
-    """A model from elsewhere: may these people be trained into it, does it know their words, can it look so far?"""
-    if not isinstance(run.plan.noise, NoNoise) and not model.base_is_public:
-        # DP: weights of unknown origin may have seen these users without noise.
-        raise UnprovenCombination(
-            f"{model.path} is a model without a ledger: nobody can say what it cost these users. If none of them had a part in it, "
-            "set model.base_is_public = true."
-        )
-    model.check_words(store.info.get("tokens", {}), store.vocabulary)
-    if model.context is not None and max(run.plan.update.unroll, run.evaluation.unroll) > model.context:
-        raise ModelError(
-            f"{model.path} looks at {model.context} tokens at most. Lower update.unroll = {run.plan.update.unroll} or "
-            f"evaluation.unroll = {run.evaluation.unroll}."
-        )
 
 
 def check_forgets(model: LanguageModel) -> None:

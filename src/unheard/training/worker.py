@@ -21,16 +21,16 @@ import torch
 
 from unheard.config import part_from_table, part_of_kind, table_from_part
 from unheard.corpus.store import TokenStore
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine, sum_share
 from unheard.engines.distributed.parallel_map import Job, Spread, in_turn, on_ranks, work_on
 from unheard.engines.distributed.process_group import Ranks, same_for_all
 from unheard.engines.distributed.protocol import Message
 from unheard.engines.distributed.store_replicas import Stores
-from unheard.engines.engine import Engine, EngineChoice
+from unheard.engines.engine import Engine
 from unheard.errors import CorpusError, InvalidValue, UnheardError
 from unheard.evaluation.next_word import tally
 from unheard.evaluation.scores import places
-from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.model import LanguageModel
 from unheard.training.run_file import MODELS
 
@@ -43,8 +43,7 @@ def build(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None
     if ranks is None:
         check_whole(choice)
         return choice.build(model)
-    if isinstance(model, HuggingFaceModel):
-        model = model.pinned()  # every rank reads the folder for itself: it must be the same
+    model = model.pinned()  # every rank reads the model's files for itself: they must be the same
     mine = at_rank(choice, ranks)
     engine = table_from_part(replace(choice, device=mine.torch_device().type))
     facts = {"model": table_from_part(model, MODELS), "engine": engine}

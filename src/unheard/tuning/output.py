@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.privacy.accountants import versions
 from unheard.privacy.statement import plain
 from unheard.run_folder import replace_file

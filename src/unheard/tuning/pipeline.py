@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unheard.engines.engine import EngineChoice
+from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.training.concurrent_runs import RoundReport
 from unheard.training.loop import train_together

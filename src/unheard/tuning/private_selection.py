@@ -22,8 +22,8 @@ import numpy as np
 
 from unheard.config import require
 from unheard.corpus.store import TokenStore
+from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import world_size
-from unheard.engines.engine import EngineChoice
 from unheard.errors import InvalidValue, RunFolderInUse, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian, Selection
@@ -132,8 +132,8 @@ def select(
     """Charge, draw a number, train so many of the candidates, keep the best."""
     check_candidates(candidates)
     _check_alone()
-    event = count.event(candidates)
     candidates = [_resolved(run) for run in candidates]
+    event = count.event(candidates)
     first = candidates[0]
     store = TokenStore.open(first.corpus)
     for run in candidates:

@@ -5,6 +5,7 @@ in it is left when the next come.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from unheard.devices import to_device
 from unheard.engines.engine import Cohort
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Buffers
-from unheard.mechanism.clipping import FlatClip, PerLayerClip
+from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import window_targets
 from unheard.updates.batching import batches_together
@@ -90,9 +91,31 @@ def _by_time(places_USBT: torch.Tensor) -> torch.Tensor:
     return places_USBT.permute(1, 0, 3, 2).flatten(2)
 
 
+NONE, FLAT, PER_LAYER = 0, 1, 2
+"""The clips that the kernels can apply after a local step: none, one ball around the whole delta, one ball around each layer."""
+
+
+def clip_kind(plan: RoundPlan) -> int | None:
+    """Which of those three the plan's clip is, by the balls that it consists of; None for any other clip."""
+    balls, layout = plan.contribution.balls, plan.layout
+    if not balls:
+        return NONE if math.isinf(plan.contribution.l2_bound) else None
+    where = [(ball.where.start, ball.where.stop) for ball in balls]
+    if where == [(0, layout.total)]:
+        return FLAT
+    if where == [(layer.start, layer.stop) for layer in layout.slices.values()]:
+        return PER_LAYER
+    # DP: a clip that the kernels do not know is never taken for no clip.
+    return None
+
+
 def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
     """Learning rate, what the penalty leaves, the kind of clip, its radii: as the kernels want them."""
     eta = plan.update.learning_rate
-    kind = {FlatClip: 1, PerLayerClip: 2}.get(type(plan.clip), 0)
+    kind = clip_kind(plan)
+    if kind is None:
+        raise InvalidValue(
+            f"The engine 'stacked' cannot apply the clip '{plan.clip}' after local steps. Use 'vectorised'."
+        )
     radii = [ball.radius for ball in plan.contribution.balls]
-    return eta, 1 - eta * plan.update.update_penalty, kind, radii * M if kind == 1 else radii or [0.0] * M
+    return eta, 1 - eta * plan.update.update_penalty, kind, radii * M if kind == FLAT else radii or [0.0] * M

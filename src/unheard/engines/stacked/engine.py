@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unheard.engines.cpu_threads import one_thread_a_chunk
 from unheard.engines.engine import Cohort, Drawn
-from unheard.engines.stacked.chunk import Chunk, Task
+from unheard.engines.stacked.chunk import Chunk, Task, clip_kind
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.engines.vectorised import VectorisedEngine
@@ -43,9 +43,17 @@ class StackedEngine:
     _idle: dict[tuple[int, ...], list[Chunk]] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
-    @staticmethod
-    def takes(model: LanguageModel) -> bool:
-        return isinstance(model, TiedLSTM | TiedGRU)
+    @classmethod
+    def build(
+        cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
+    ) -> "StackedEngine":
+        return cls(model, device, users_at_once, precision)
+
+    @classmethod
+    def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        if isinstance(model, TiedLSTM | TiedGRU):
+            return None
+        return f"The engine 'stacked' is for the paper's models, not for {type(model).__name__}. Use 'vectorised' or 'auto'."
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
@@ -57,6 +65,9 @@ class StackedEngine:
         if any(cohort.plan.update.batch_size is None for cohort in cohorts):
             # DP: a batch of all of a user's data has a size of its own, and products of another size round differently: filled up
             # to the largest in the chunk, one user would move what another adds.
+            return [self._alone(cohort) for cohort in cohorts]
+        if any(clip_kind(cohort.plan) is None for cohort in cohorts):
+            # The kernels do not know this clip; the engine for any model applies every clip.
             return [self._alone(cohort) for cohort in cohorts]
         work = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
         shapes = {task.windows_USBW.shape[2:] for task in work}

@@ -1,0 +1,119 @@
+"""The choice of engine: which engine sums the updates, on which device, in which precision.
+
+`EngineChoice` is the `[engine]` table of a run file. It is no part of what a run means: a run may be resumed with another engine on
+another machine, and gives the same model within the rounding that tests/agreement states.
+
+    engine = EngineChoice(kind="reference", device="cpu").build(model)
+
+`ENGINES` is the registry. A new engine is a class with `sum_updates`, `sum_cohorts` (the protocol in engines/engine.py), the two
+class methods of `EngineClass` below, and a line in `ENGINES`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from unheard.config import nearest, require, require_positive
+from unheard.engines.engine import Engine
+from unheard.engines.reference import ReferenceEngine
+from unheard.engines.stacked.engine import StackedEngine
+from unheard.engines.vectorised import VectorisedEngine
+from unheard.errors import InvalidValue
+from unheard.models.model import LanguageModel
+
+
+class EngineClass(Protocol):
+    """What the registry needs of the class of an engine."""
+
+    def build(self, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str) -> Engine:
+        """The engine for one model on one device."""
+        ...
+
+    def unsupported(self, model: LanguageModel, precision: str) -> str | None:
+        """Why the engine cannot run this model in this precision, as a sentence with a remedy; None if it can."""
+        ...
+
+
+ENGINES: dict[str, EngineClass] = {
+    "stacked": StackedEngine,
+    "vectorised": VectorisedEngine,
+    "reference": ReferenceEngine,
+}
+"""The engines by their name in a run file. `kind = "auto"` takes the first that supports the model: faster ones come first."""
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """Which engine sums the updates, on which device.
+
+    The choice is never part of what a run means, so a resumed run may choose anew.
+
+    Args:
+        kind: "auto", or a name of `ENGINES`.
+        device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
+        users_at_once: users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
+        precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). The clip of the
+            returned delta and the sum are exact in either case, so the guarantee does not depend on the precision.
+        rank_timeout: seconds that ranks wait for each other at the end of a task before the late rank is named.
+        corpus_part: where each rank finds its part of the corpus, on machines without a shared disk: {rank}, {local_rank}
+            and {node} are filled in. None: every rank reads the corpus at the path of the run file. A single process refuses it.
+
+    Raises:
+        InvalidValue: for an unknown engine or precision, or a number out of range.
+
+    Example:
+        >>> EngineChoice(kind="vectorised", device="cpu").kind
+        'vectorised'
+    """
+
+    kind: str = "auto"
+    device: str = "auto"
+    users_at_once: int | None = None
+    precision: str = "auto"
+    rank_timeout: float = 600.0
+    corpus_part: str | None = None
+
+    def __post_init__(self) -> None:
+        kinds = ("auto", *ENGINES)
+        if self.kind not in kinds:
+            raise InvalidValue(f"Unknown engine '{self.kind}'.{nearest(self.kind, kinds)}")
+        require(
+            self.precision in PRECISIONS, f"precision must be one of {', '.join(PRECISIONS)}, not '{self.precision}'."
+        )
+        require(
+            self.users_at_once is None or self.users_at_once >= 1,
+            "users_at_once must be at least 1; leave it out to choose.",
+        )
+        require_positive(rank_timeout=self.rank_timeout)
+
+    def build(self, model: LanguageModel) -> Engine:
+        """The engine for a model.
+
+        Raises:
+            InvalidValue: if the engine does not support the model or the precision, or the device is not available.
+        """
+        device = self.torch_device()
+        kinds = list(ENGINES) if self.kind == "auto" else [self.kind]
+        reasons = [ENGINES[kind].unsupported(model, self.precision) for kind in kinds]
+        for kind, reason in zip(kinds, reasons, strict=True):
+            if reason is None:
+                return ENGINES[kind].build(model, device, self.users_at_once, self.precision)
+        raise InvalidValue(str(reasons[0]))
+
+    def torch_device(self) -> torch.device:
+        """The torch device of this choice, checked by allocating on it."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            if device.type not in ("cpu", "cuda"):
+                raise RuntimeError("only cpu and cuda are known here")
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InvalidValue(
+                f"Device '{self.device}' cannot be used here ({error}). Use device = 'auto' or 'cpu'."
+            ) from None
+        return device
