@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from unheard.corpus.store import TokenStore
-from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.tokenizers import WordTokenizer
 
 SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
 Row = tuple[Any, Any] | None  # user and text, or None for a row that is no row
@@ -73,7 +73,7 @@ def _decoded(value: Any) -> Any:
 def count(rows: Iterator[Row], minimum: int, cap: int | None) -> Counter[str]:
     counts: Counter[str] = Counter()
     tokens: dict[str, int] = {}
-    split = WordTokens().split_by_rules
+    split = WordTokenizer().split_by_rules
     for row in rows:
         counts["rows"] += 1
         who, what = row if row is not None else (None, None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.corpus.prepare import prepare_chitchat
+from unheard.corpus.pipeline import prepare_chitchat
 from unheard.corpus.store import TokenStore
 from unheard.corpus.synthetic import synthesise
 from unheard.mechanism.sampling import PoissonSampling

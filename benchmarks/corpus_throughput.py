@@ -22,15 +22,15 @@ from pathlib import Path
 CAP = 1600
 OURS = """
 import sys
-from unheard.corpus.settings import Preparation
-from unheard.corpus.prepare import prepare
-from unheard.corpus.readers.columns import Fields
+from unheard.corpus.pipeline import Preparation
+from unheard.corpus.pipeline import build_store
+from unheard.corpus.sources import Fields
 from unheard.corpus.sources import find_sources
-from unheard.corpus.shard_writer import StreamRule
+from unheard.corpus.encode import EncodingOptions
 if __name__ == "__main__":
     fields = Fields(user="author", text="body", time="created_utc")
-    streams = StreamRule(min_tokens=1, tokens_per_user=int(sys.argv[3]))
-    done = prepare(find_sources([sys.argv[1]]), sys.argv[2], Preparation(fields=fields, streams=streams))
+    options = EncodingOptions(min_tokens=1, tokens_per_user=int(sys.argv[3]))
+    done = build_store(find_sources([sys.argv[1]]), sys.argv[2], Preparation(fields=fields, encoding=options))
     print(done.counts["users"]["train_tokens"] + done.counts["users"]["held_out_tokens"], "tokens")
 """
 

@@ -31,8 +31,8 @@ except ImportError:
 
 import unheard
 from unheard.corpus.conversion import find_chitchat
-from unheard.corpus.prepare import CHITCHAT, prepare
-from unheard.corpus.tokenizers import TokenizerFile
+from unheard.corpus.pipeline import CHITCHAT, build_store
+from unheard.corpus.tokenizers import HuggingFaceTokenizer
 from unheard.corpus.vocabulary_sources import TokenizerVocabulary
 from unheard.evaluation.next_word import evaluate
 from unheard.updates.users import users_in_turn
@@ -122,10 +122,10 @@ def main(out: str, rounds: int = 60) -> None:
     documents = Path(__file__).parents[1]
     public = [path.read_text() for path in sorted([documents / "README.md", *documents.glob("docs/**/*.md")])]
     make_base(folder / "base", public)
-    own_words = TokenizerFile.read(folder / "base" / "tokenizer.json")
-    short = replace(CHITCHAT.streams, tokens_per_user=320)  # two local steps each: a quick example
-    prepared = replace(CHITCHAT, tokens=own_words, vocabulary=TokenizerVocabulary(), streams=short)
-    prepare([find_chitchat()], folder / "corpus", prepared)
+    own_words = HuggingFaceTokenizer.read(folder / "base" / "tokenizer.json")
+    short = replace(CHITCHAT.encoding, tokens_per_user=320)  # two local steps each: a quick example
+    prepared = replace(CHITCHAT, tokenizer=own_words, vocabulary=TokenizerVocabulary(), encoding=short)
+    build_store([find_chitchat()], folder / "corpus", prepared)
     fine_tune(folder / "corpus", folder / "base", folder, rounds)
     print("then:", unheard.Released.open(folder / "lora").predict("how are"))
 

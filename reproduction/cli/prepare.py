@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from unheard.corpus.settings import Preparation
+    from unheard.corpus.pipeline import Preparation
     from unheard.corpus.sources import Source
 
 EXAMPLES = """Examples:
@@ -55,10 +55,9 @@ def prepare(
 
     from unheard.cli.display import say
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
-    from unheard.corpus.readers.columns import Fields
-    from unheard.corpus.settings import Preparation
-    from unheard.corpus.shard_writer import StreamRule
-    from unheard.corpus.sources import find_sources
+    from unheard.corpus.encode import EncodingOptions
+    from unheard.corpus.pipeline import Preparation
+    from unheard.corpus.sources import Fields, find_sources
     from unheard.corpus.splits import SplitRule
     from unheard.errors import InputError, InvalidValue
 
@@ -75,7 +74,7 @@ def prepare(
     columns = Fields(user=user_field or "", text=text_field or "", time=time_field)
     preparation = Preparation(
         fields=CHITCHAT_FIELDS if default else columns,
-        streams=StreamRule(
+        encoding=EncodingOptions(
             sequence=sequence, min_tokens=min_tokens or tokens_per_user, tokens_per_user=tokens_per_user
         ),
         splits=SplitRule(held_out=held_out),
@@ -99,7 +98,7 @@ def _make_words(
 
     from unheard.cli.display import bar
     from unheard.corpus.store import TokenStore
-    from unheard.corpus.transform import narrow
+    from unheard.corpus.transform import shrink_vocabulary
     from unheard.corpus.vocabulary_sources import PublicVocabulary
 
     def choice(role: str) -> "Preparation":
@@ -114,18 +113,20 @@ def _make_words(
         _make(sources, out / largest, choice(largest))
     for role in missing:
         with bar() as progress:
-            narrow(TokenStore.open(out / largest), out / role, vocabulary_size=WORDS[role], progress=progress)
+            shrink_vocabulary(
+                TokenStore.open(out / largest), out / role, vocabulary_size=WORDS[role], progress=progress
+            )
         print(out / role)
 
 
 def _make_characters(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
     from dataclasses import replace
 
-    from unheard.corpus.tokenizers import CharacterTokens
+    from unheard.corpus.tokenizers import CharacterTokenizer
     from unheard.corpus.vocabulary_sources import PublicVocabulary
 
     every_one = PublicVocabulary(language=language)  # there are about a hundred
-    wanted = replace(preparation, tokens=CharacterTokens(), vocabulary=every_one)
+    wanted = replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=every_one)
     if not _is_there(out, wanted):
         _make(sources, out, wanted)
 
@@ -144,17 +145,17 @@ def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", 
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
     from unheard.cli.display import bar
     from unheard.cli.preparing import report
-    from unheard.corpus.prepare import prepare as make_store
+    from unheard.corpus.pipeline import build_store
 
     with bar() as progress:
-        done = make_store(sources, out, preparation, progress=progress)
+        done = build_store(sources, out, preparation, progress=progress)
     report(done)
 
 
 def _is_there(path: Path, wanted: "Preparation") -> bool:
     """Whether the store was made, with these very choices: one of others would pass for what was asked."""
     from unheard.cli.display import say
-    from unheard.corpus.settings import choices
+    from unheard.corpus.pipeline import choices
     from unheard.corpus.store import TokenStore
     from unheard.errors import CorpusError
 

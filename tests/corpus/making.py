@@ -8,10 +8,8 @@ from pathlib import Path
 
 import duckdb
 
-from unheard.corpus.prepare import prepare
-from unheard.corpus.readers.columns import Fields
-from unheard.corpus.settings import Preparation
-from unheard.corpus.sources import find_sources
+from unheard.corpus.pipeline import Preparation, build_store
+from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.vocabulary_sources import FileVocabulary
 
@@ -77,15 +75,17 @@ def write_sqlite(path: Path, rows) -> Path:
     return path
 
 
-def made(folder: Path, inputs, *, out="store", engine=None, memory_bytes=1 << 28, user_map=None, given=None, **choices):
+def made(
+    folder: Path, inputs, *, out="store", backend=None, memory_bytes=1 << 28, user_map=None, given=None, **choices
+):
     """A prepared store, with everybody in the training split unless the test says otherwise."""
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
     choices = {"fields": FIELDS, "splits": SplitRule(held_out=0), "vocabulary": word_list(folder), **choices}
-    return prepare(
+    return build_store(
         find_sources([str(i) for i in inputs], given),
         folder / out,
         Preparation(**choices),
-        engine=engine,
+        backend=backend,
         memory_bytes=memory_bytes,
         user_map=user_map,
     )

@@ -22,7 +22,7 @@ from tests.corpus.making import (
     write_sqlite,
     write_with_duckdb,
 )
-from unheard.corpus.shard_writer import StreamRule
+from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.shards import ShardWriter
 from unheard.corpus.sources import find_sources, zstd_window
 from unheard.corpus.splits import SplitRule
@@ -125,8 +125,7 @@ def test_zstd_windows_of_27_and_31_bits_as_the_program_writes_them(tmp_path):
 
 
 def test_one_user_with_half_the_data_is_one_user(tmp_path, monkeypatch):
-    for module in ("tasks", "streams"):  # so that the user arrives in many pieces
-        monkeypatch.setattr(f"unheard.corpus.{module}.HELPING_CHARS", 40)
+    monkeypatch.setattr("unheard.corpus.encode.HELPING_CHARS", 40)  # so that the user arrives in many pieces
     rows = [{"who": "giant", "what": "a b c", "when": i} for i in range(300)] + [
         {"who": f"u{i}", "what": "a", "when": 0} for i in range(20)
     ]
@@ -227,7 +226,7 @@ def test_a_full_disk_is_a_sentence_and_the_work_goes_on_afterwards(tmp_path, mon
 def test_rules_that_leave_nobody_say_which_rule(tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", POSTS)
     with pytest.raises(InputError, match="No user has 1600 tokens"):
-        made(tmp_path, file, streams=StreamRule(min_tokens=1600))
+        made(tmp_path, file, encoding=EncodingOptions(min_tokens=1600))
     held = [
         {"who": u, "what": "a", "when": 0}
         for u in map(str, range(50))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.corpus.making import made, words_of, write_jsonl
 from unheard.corpus.canaries import Canary
-from unheard.corpus.shard_writer import StreamRule
+from unheard.corpus.encode import EncodingOptions
 from unheard.errors import InputError, InvalidValue
 
 ROWS = [{"who": f"u{i}", "what": "a a a", "when": 0} for i in range(30)]
@@ -41,7 +41,7 @@ def test_carriers_keep_the_cap(tmp_path):
         tmp_path,
         write_jsonl(tmp_path / "x.jsonl", ROWS),
         canaries=(Canary(text="d e", users=30),),
-        streams=StreamRule(tokens_per_user=4),
+        encoding=EncodingOptions(tokens_per_user=4),
     )
     assert set(words_of(done.store)) == {"<BOS> d e <EOS> <BOS> a"}
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from tests.corpus.making import made, words_of, write_jsonl
 from unheard.corpus.readers import json as json_rows
-from unheard.corpus.readers.columns import Batch, Fields
 from unheard.corpus.scan import batches
-from unheard.corpus.sources import find_sources
+from unheard.corpus.sources import Fields, FileBatch, find_sources
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8), st.just("\\ud800"),
@@ -50,7 +49,7 @@ def test_both_readers_see_the_same_rows(tmp_path_factory, lines, user):
 def test_fields_that_duckdb_takes_for_one_column_are_read_thoroughly(tmp_path, user, text):
     key = user.removeprefix("/")
     file = write_jsonl(tmp_path / "x.jsonl", [{key: "ann", text: "a b", "when": 1}])
-    batch = Batch(number=0, sources=tuple(find_sources([str(file)])))
+    batch = FileBatch(number=0, sources=tuple(find_sources([str(file)])))
     fields = Fields(user=user, text=text, time="when")
     assert not json_rows.is_quick(batch, fields)
     assert words_of(made(tmp_path, file, fields=fields).store) == ["<BOS> a b <EOS>"]

@@ -6,13 +6,11 @@ from typer.testing import CliRunner
 
 from tests.corpus.making import write_jsonl
 from unheard.cli.main import app
-from unheard.corpus.prepare import prepare
-from unheard.corpus.readers.columns import Fields
-from unheard.corpus.settings import Preparation
-from unheard.corpus.sources import find_sources
+from unheard.corpus.pipeline import Preparation, build_store
+from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.transform import divide, narrow
+from unheard.corpus.transform import shrink_vocabulary, split_store
 from unheard.corpus.vocabulary import Vocabulary, public_vocabulary
 from unheard.corpus.vocabulary_sources import PublicVocabulary
 from unheard.errors import CorpusError, InvalidValue
@@ -41,7 +39,7 @@ def prepared(source, out, size) -> TokenStore:
         test_tokens=40,
         shards=2,
     )
-    return prepare(find_sources([str(source)]), out, preparation).store
+    return build_store(find_sources([str(source)]), out, preparation).store
 
 
 def test_it_is_the_store_that_prepare_would_have_made_to_the_byte(tmp_path):
@@ -49,7 +47,7 @@ def test_it_is_the_store_that_prepare_would_have_made_to_the_byte(tmp_path):
     source = write_jsonl(tmp_path / "posts.jsonl", rows)
     large, small = (prepared(source, tmp_path / name / "posts", n) for name, n in (("large", 5_000), ("small", 800)))
     assert files(large.path)["train/00000.tokens"] != files(small.path)["train/00000.tokens"]
-    narrowed = narrow(large, tmp_path / "narrowed" / "posts", vocabulary_size=800)
+    narrowed = shrink_vocabulary(large, tmp_path / "narrowed" / "posts", vocabulary_size=800)
     assert files(narrowed.path) == files(small.path)
     assert {"test_posts/00000.tokens", "public/00001.offsets"} <= set(files(narrowed.path))
 
@@ -68,7 +66,7 @@ def large_store(path, **info) -> TokenStore:
 
 
 def test_ids_become_narrower_on_disk_and_everybody_keeps_their_length(tmp_path):
-    made = narrow(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=10)
+    made = shrink_vocabulary(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=10)
     assert made.dtype == np.dtype("<u2")
     assert [user.tolist() for user in made.train.users(np.arange(2))] == [[0, 3, 2, 9, 1], [0, 4, 2, 1]]
 
@@ -77,7 +75,7 @@ def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
     large = large_store(tmp_path / "large")
     event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.0)
     open_population_ledger(large.path, large.name, []).charge("before", 0, event, 0)
-    made = narrow(large, tmp_path / "small", vocabulary_size=10)
+    made = shrink_vocabulary(large, tmp_path / "small", vocabulary_size=10)
     open_population_ledger(made.path, made.name, []).charge("after", 0, event, 0)
     for store in (large, made):
         assert PopulationLedger.read(store.path / "ledger.jsonl").events == [event, event]
@@ -92,7 +90,7 @@ def test_killed_at_any_moment_it_leaves_no_store_with_a_ledger_of_its_own(tmp_pa
 
     monkeypatch.setattr(PopulationLedger, "join", killed)
     with pytest.raises(KeyboardInterrupt):
-        narrow(large, tmp_path / "small", vocabulary_size=10)
+        shrink_vocabulary(large, tmp_path / "small", vocabulary_size=10)
     assert not (tmp_path / "small").exists()
 
 
@@ -105,22 +103,22 @@ def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
         info={"vocabulary": {"kind": "file"}},
         shards=2,
     )
-    part = divide(large, tmp_path / "part", part=1, of=2, progress=lambda *_: None)
+    part = split_store(large, tmp_path / "part", part=1, of=2, progress=lambda *_: None)
     with pytest.raises(CorpusError, match="whole store"):
-        narrow(part, tmp_path / "small", vocabulary_size=10)
+        shrink_vocabulary(part, tmp_path / "small", vocabulary_size=10)
     assert not (part.path / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("size", [3, 70_004])
 def test_a_size_that_is_none_is_refused(tmp_path, size):
     with pytest.raises(InvalidValue, match="Choose a size between"):
-        narrow(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=size)
+        shrink_vocabulary(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=size)
 
 
 @pytest.mark.parametrize("info", [{"kind": "tokenizer"}, {"canaries": True}])
 def test_what_cannot_be_narrowed_by_rank_is_refused(tmp_path, info):
     with pytest.raises(CorpusError, match="prepare it"):
-        narrow(large_store(tmp_path / "large", **info), tmp_path / "small", vocabulary_size=10)
+        shrink_vocabulary(large_store(tmp_path / "large", **info), tmp_path / "small", vocabulary_size=10)
     assert not (tmp_path / "small").exists()
 
 

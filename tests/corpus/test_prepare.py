@@ -21,12 +21,12 @@ from tests.corpus.making import (
     write_sqlite,
     write_with_duckdb,
 )
-from unheard.corpus.backends.duckdb import DuckDBEngine
-from unheard.corpus.prepare import prepare_chitchat
-from unheard.corpus.shard_writer import StreamRule, WriteStreams
+from unheard.corpus.backends.duckdb import DuckDBBackend
+from unheard.corpus.encode import EncodeShard, EncodingOptions
+from unheard.corpus.pipeline import prepare_chitchat
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.tokenizers import CharacterTokens
+from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.corpus.vocabulary_sources import CorpusVocabulary, PrivateVocabulary, PublicVocabulary
 from unheard.errors import CorpusMissing, InputError
@@ -103,7 +103,9 @@ def test_a_time_format_reads_other_dates(tmp_path):
 
 def test_users_are_cut_at_exactly_n_and_shorter_ones_left_out(tmp_path):
     rows = [{"who": f"u{n}", "what": "a " * n, "when": 0} for n in range(1, 8)]
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), streams=StreamRule(min_tokens=5, tokens_per_user=5))
+    done = made(
+        tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), encoding=EncodingOptions(min_tokens=5, tokens_per_user=5)
+    )
     # n words and EOS: 4 words make 5 tokens
     assert words_of(done.store) == ["<BOS> a a a a <EOS>", *["<BOS> a a a a a"] * 3]
     assert done.counts["users"]["users_too_short"] == 3
@@ -112,7 +114,9 @@ def test_users_are_cut_at_exactly_n_and_shorter_ones_left_out(tmp_path):
 
 def test_all_users_stay_under_a_cap_when_the_minimum_is_lower(tmp_path):
     rows = [{"who": f"u{n}", "what": "a " * n, "when": 0} for n in (1, 9)]
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), streams=StreamRule(min_tokens=1, tokens_per_user=3))
+    done = made(
+        tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), encoding=EncodingOptions(min_tokens=1, tokens_per_user=3)
+    )
     assert words_of(done.store) == ["<BOS> a <EOS>", "<BOS> a a a"]
 
 
@@ -198,7 +202,7 @@ def test_posts_under_several_users_are_counted_and_dropped_on_request(tmp_path):
 
 def test_quotes_are_stripped_on_request(tmp_path):
     rows = [{"who": "ann", "what": "> a a a\nb", "when": 0}]
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), streams=StreamRule(strip_quotes=True))
+    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), encoding=EncodingOptions(strip_quotes=True))
     assert words_of(done.store) == ["<BOS> b <EOS>"]
 
 
@@ -206,7 +210,7 @@ def test_any_number_of_shards_and_workers_gives_the_same_users(tmp_path):
     rows = [{"who": f"u{i % 50}", "what": "a " * (i % 7 + 1), "when": i} for i in range(400)]
     file = write_jsonl(tmp_path / "x.jsonl", rows)
     one = made(tmp_path, file, out="one", shards=1)
-    five = made(tmp_path, file, out="five", shards=5, engine=DuckDBEngine(workers=2))
+    five = made(tmp_path, file, out="five", shards=5, backend=DuckDBBackend(workers=2))
     assert sorted(words_of(one.store)) == sorted(words_of(five.store))
     assert one.counts == five.counts
 
@@ -215,7 +219,7 @@ def test_characters_and_public_words_work_through_the_whole_pipeline(tmp_path):
     done = made(
         tmp_path,
         write_jsonl(tmp_path / "x.jsonl", POSTS),
-        tokens=CharacterTokens(),
+        tokenizer=CharacterTokenizer(),
         vocabulary=PublicVocabulary(size=60),
     )
     assert words_of(done.store)[1] == "<BOS> b ,   b ! <EOS>"
@@ -278,7 +282,7 @@ def test_a_private_vocabulary_is_drawn_once_even_if_prepare_is_stopped_after_it(
     file = write_jsonl(tmp_path / "x.jsonl", rows)
     choice = PrivateVocabulary(epsilon=4.0, delta=1e-9)
     with monkeypatch.context() as patch:
-        patch.setattr(WriteStreams, "__call__", lambda self, shard, rows: 1 / 0)
+        patch.setattr(EncodeShard, "__call__", lambda self, shard, rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             made(tmp_path, file, vocabulary=choice)
     drawn = Vocabulary.load(tmp_path / "store.partial" / "work" / "vocabulary.txt")
@@ -289,15 +293,15 @@ def test_a_private_vocabulary_is_drawn_once_even_if_prepare_is_stopped_after_it(
 def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkeypatch):
     rows = [{"who": f"u{i}", "what": "a b", "when": 0} for i in range(50)]
     file = write_jsonl(tmp_path / "x.jsonl", rows)
-    write = WriteStreams.__call__
+    write = EncodeShard.__call__
 
     def stop_at_two(self, shard, rows):
         return write(self, shard, rows) if shard < 2 else 1 / 0
 
     with monkeypatch.context() as patch:
-        patch.setattr(WriteStreams, "__call__", stop_at_two)
+        patch.setattr(EncodeShard, "__call__", stop_at_two)
         with pytest.raises(ZeroDivisionError):
-            made(tmp_path, file, shards=4, engine=DuckDBEngine(workers=1))
+            made(tmp_path, file, shards=4, backend=DuckDBBackend(workers=1))
     with pytest.raises(CorpusMissing, match="unfinished"):
         TokenStore.open(tmp_path / "store")
     again = []
@@ -306,9 +310,9 @@ def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkey
         again.append(shard)
         return write(self, shard, rows)
 
-    monkeypatch.setattr(WriteStreams, "__call__", watched)
+    monkeypatch.setattr(EncodeShard, "__call__", watched)
     monkeypatch.setattr("unheard.corpus.backends.duckdb.scan_batch", lambda *args: 1 / 0)  # the scan was finished
-    done = made(tmp_path, file, shards=4, engine=DuckDBEngine(workers=1))
+    done = made(tmp_path, file, shards=4, backend=DuckDBBackend(workers=1))
     assert again == [2, 3]
     assert done.store.train.num_users == 50
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "words.txt", "x.jsonl"]
@@ -317,7 +321,7 @@ def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkey
 def test_another_question_does_not_go_on_from_the_old_answer(tmp_path, monkeypatch):
     file = write_jsonl(tmp_path / "x.jsonl", POSTS)
     with monkeypatch.context() as patch:
-        patch.setattr(WriteStreams, "__call__", lambda self, shard, rows: 1 / 0)
+        patch.setattr(EncodeShard, "__call__", lambda self, shard, rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             made(tmp_path, file)
     write_jsonl(tmp_path / "x.jsonl", POSTS[:2])

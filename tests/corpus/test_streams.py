@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unheard.corpus.encode import Encoder, cut, sequences, stream_pieces, strip_quotes
-from unheard.corpus.tokenizers import CharacterTokens, WordTokens
+from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 
 WORDS = Vocabulary.of(["a", "b", "c", "."])
@@ -14,7 +14,7 @@ A, B, C, DOT, UNK = 3, 4, 5, 6, 2
 
 
 def stream(posts, unit="post", cap=None, tokens=None, vocabulary=WORDS):
-    encoder = Encoder(tokens or WordTokens(), vocabulary)
+    encoder = Encoder(tokens or WordTokenizer(), vocabulary)
     pieces = list(stream_pieces(sequences(posts, unit), encoder, cap))
     ids = np.concatenate([piece for piece, _ in pieces] or [np.empty(0, dtype=encoder.dtype)])
     assert ids.dtype == encoder.dtype
@@ -41,13 +41,13 @@ def test_a_post_without_any_token_leaves_no_trace():
     assert stream(["\u200b", "a", "\u200b \u200e", "b", "\u200b"]) == [BOS, A, EOS, BOS, B, EOS]
     assert stream(["\u200b"]) == []
     assert stream([]) == []
-    assert stream(["!?", "a"], tokens=WordTokens(punctuation="drop")) == [BOS, A, EOS]
+    assert stream(["!?", "a"], tokens=WordTokenizer(punctuation="drop")) == [BOS, A, EOS]
 
 
 def test_four_byte_ids_and_characters_go_the_same_way():
     many = Vocabulary.of(["a", "b", *(f"w{i}" for i in range(70_000))])
     assert stream(["a w5 b"], vocabulary=many) == [BOS, 3, 10, 4, EOS]
-    assert stream(["ab a"], tokens=CharacterTokens(), vocabulary=Vocabulary.of(["a", "b", " "])) == [
+    assert stream(["ab a"], tokens=CharacterTokenizer(), vocabulary=Vocabulary.of(["a", "b", " "])) == [
         BOS,
         3,
         4,
@@ -75,14 +75,14 @@ def test_a_capped_stream_is_the_front_of_the_whole_one(posts, cap, unit):
 def test_the_quick_encoder_gives_what_splitting_and_looking_up_gives(posts):
     slow = []
     for post in posts:
-        words = WordTokens().split(post)
+        words = WordTokenizer().split(post)
         slow += [BOS, *WORDS.encode_words(words).tolist(), EOS] if words else []
     assert stream(posts) == slow
 
 
 def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
     monkeypatch.setattr("unheard.corpus.fast_encoder._LIMIT", 2)
-    encoder = Encoder(WordTokens(), WORDS)
+    encoder = Encoder(WordTokenizer(), WORDS)
     for _ in range(3):
         ids, begins = encoder.encode(["a b, c a b c", "b"])
         assert ids.tolist() == [BOS, A, B, UNK, C, A, B, C, EOS, BOS, B, EOS]
@@ -94,7 +94,7 @@ def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
     monkeypatch.setattr("unheard.corpus.fast_encoder._FIRST_BITS", 3)  # and the table has to grow
     names = [f"{front}{i}" for front in ("w", "longerword") for i in range(100)]
     vocabulary = Vocabulary.of(names)
-    encoder = Encoder(WordTokens(), vocabulary)
+    encoder = Encoder(WordTokenizer(), vocabulary)
     for words in (names[:50], names, names[::-1]):
         assert encoder.encode([" ".join(words)])[0][1:-1].tolist() == vocabulary.encode_words(words).tolist()
 
@@ -102,13 +102,13 @@ def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
 def test_chunks_of_every_length_are_told_apart():
     names = ["x" * n for n in range(1, 40)] + ["x" * n + "y" for n in range(1, 40)]
     vocabulary = Vocabulary.of(names)
-    encoder = Encoder(WordTokens(), vocabulary)
+    encoder = Encoder(WordTokenizer(), vocabulary)
     for _ in range(2):
         assert encoder.encode([" ".join(names)])[0][1:-1].tolist() == list(range(3, 3 + len(names)))
 
 
 def test_each_text_begins_where_it_says_even_with_a_break_character_inside():
-    ids, begins = Encoder(WordTokens(), WORDS).encode(["a", "\u200b", "b \x7f\x01 c", "\x7f", "c"])
+    ids, begins = Encoder(WordTokenizer(), WORDS).encode(["a", "\u200b", "b \x7f\x01 c", "\x7f", "c"])
     assert ids.tolist() == [BOS, A, EOS, BOS, B, C, EOS, BOS, C, EOS]
     assert begins.tolist() == [0, 3, 3, 7, 7, 10]
 

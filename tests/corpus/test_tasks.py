@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.shard_writer import StreamRule, WriteStreams
+from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import Shard
-from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.errors import InvalidValue
 
@@ -20,7 +20,7 @@ USERS = st.lists(st.lists(st.text("abz. \u200b\n", max_size=14), min_size=1, max
 def by_hand(posts, cap, minimum):
     stream, left = [], cap
     for post in posts:
-        words = [WORDS.id(w) for w in WordTokens().split(post)]
+        words = [WORDS.id(w) for w in WordTokenizer().split(post)]
         body = ([*words, EOS] if words else [])[: None if cap is None else left]
         stream += [BOS, *body] if body else []
         left = None if cap is None else left - len(body)
@@ -38,13 +38,12 @@ def by_hand(posts, cap, minimum):
 def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap, minimum, helping, rows_at_once):
     folder = tmp_path_factory.mktemp("shard")
     minimum = minimum if cap is None else min(cap, minimum)
-    rule = StreamRule(tokens_per_user=cap, min_tokens=minimum)
-    task = WriteStreams(folder=folder, tokens=WordTokens(), vocabulary=WORDS, rule=rule, splits=SplitRule(held_out=0.4))
+    rule = EncodingOptions(tokens_per_user=cap, min_tokens=minimum)
+    task = EncodeShard(
+        folder=folder, tokens=WordTokenizer(), vocabulary=WORDS, rule=rule, splits=SplitRule(held_out=0.4)
+    )
     rows = [(f"u{i}", post) for i, posts in enumerate(users) for post in posts]
-    with (
-        mock.patch("unheard.corpus.shard_writer.HELPING_CHARS", helping),
-        mock.patch("unheard.corpus.encode.HELPING_CHARS", helping),
-    ):
+    with mock.patch("unheard.corpus.encode.HELPING_CHARS", helping):
         counts = task(0, (tuple(zip(*some, strict=True)) for some in in_parts(rows, rows_at_once)))
     wanted = {"train": [], "held_out": []}
     for i, posts in enumerate(users):
@@ -72,6 +71,6 @@ def task_dtype():
 
 def test_a_rule_that_nobody_can_meet_is_refused():
     with pytest.raises(InvalidValue, match="below min_tokens"):
-        StreamRule(tokens_per_user=5, min_tokens=6)
+        EncodingOptions(tokens_per_user=5, min_tokens=6)
     with pytest.raises(InvalidValue):
-        StreamRule(min_tokens=0)
+        EncodingOptions(min_tokens=0)

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.tokenizers import CharacterTokens, TokenizerFile, WordTokens, tokens_from_table, tokens_to_table
+from unheard.corpus.tokenizers import (
+    CharacterTokenizer,
+    HuggingFaceTokenizer,
+    WordTokenizer,
+    tokenizer_from_table,
+    tokenizer_to_table,
+)
 from unheard.errors import InputError, UnheardError
 
 
@@ -26,18 +32,18 @@ from unheard.errors import InputError, UnheardError
     ],
 )
 def test_words_are_what_a_reader_sees(text, words):
-    assert WordTokens().split(text) == words
+    assert WordTokenizer().split(text) == words
 
 
 def test_case_and_marks_are_a_choice():
-    assert WordTokens(lowercase=False).split("Oh No!") == ["Oh", "No", "!"]
-    assert WordTokens(punctuation="drop").split("Oh, no! 👍 it's 5") == ["oh", "no", "it's", "5"]
+    assert WordTokenizer(lowercase=False).split("Oh No!") == ["Oh", "No", "!"]
+    assert WordTokenizer(punctuation="drop").split("Oh, no! 👍 it's 5") == ["oh", "no", "it's", "5"]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=30), st.booleans())
 def test_the_short_way_for_ascii_is_the_rules(text, lowercase):
-    tokens = WordTokens(lowercase=lowercase)
+    tokens = WordTokenizer(lowercase=lowercase)
     for chunk in text.split():
         assert tokens.split_chunk(chunk) == tokens.split_by_rules(chunk)
 
@@ -45,20 +51,20 @@ def test_the_short_way_for_ascii_is_the_rules(text, lowercase):
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40))
 def test_splitting_its_own_words_changes_nothing(text):
-    for word in WordTokens().split(text):
-        assert WordTokens().split(word) == [word]
+    for word in WordTokenizer().split(text):
+        assert WordTokenizer().split(word) == [word]
         assert word
         assert not any(c.isspace() for c in word)
 
 
 def test_joining_reads_like_typing():
-    assert WordTokens().join(["hello", ",", "(", "world", ")", "!"]) == "hello, (world)!"
+    assert WordTokenizer().join(["hello", ",", "(", "world", ")", "!"]) == "hello, (world)!"
 
 
 def test_characters_are_what_a_reader_sees_and_white_space_is_one_space():
-    assert CharacterTokens().split("A  b\n👩\u200d👧") == ["a", " ", "b", " ", "👩\u200d👧"]
-    assert CharacterTokens(lowercase=False).split("Ab") == ["A", "b"]
-    assert CharacterTokens().join(["a", " ", "b"]) == "a b"
+    assert CharacterTokenizer().split("A  b\n👩\u200d👧") == ["a", " ", "b", " ", "👩\u200d👧"]
+    assert CharacterTokenizer(lowercase=False).split("Ab") == ["A", "b"]
+    assert CharacterTokenizer().join(["a", " ", "b"]) == "a b"
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +81,28 @@ def tokenizer_file(tmp_path_factory):
 
 
 def test_any_tokenizer_json_works_and_travels_whole(tokenizer_file):
-    tokens = TokenizerFile.read(tokenizer_file)
+    tokens = HuggingFaceTokenizer.read(tokenizer_file)
     pieces = tokens.split("lower newest")
     assert "".join(pieces) == "lowernewest"
     tokenizer_file.rename(tokenizer_file.with_name("moved.json"))
-    again = tokens_from_table(tokens_to_table(tokens))
+    again = tokenizer_from_table(tokenizer_to_table(tokens))
     tokenizer_file.with_name("moved.json").rename(tokenizer_file)
     assert again.split("lower newest") == pieces
     assert set(pieces) <= set(tokens.words_by_id())
 
 
-@pytest.mark.parametrize("tokens", [WordTokens(), WordTokens(lowercase=False, punctuation="drop"), CharacterTokens()])
+@pytest.mark.parametrize(
+    "tokens", [WordTokenizer(), WordTokenizer(lowercase=False, punctuation="drop"), CharacterTokenizer()]
+)
 def test_a_record_rebuilds_the_same_tokens(tokens):
-    assert tokens_from_table(tokens_to_table(tokens)) == tokens
+    assert tokenizer_from_table(tokenizer_to_table(tokens)) == tokens
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(InputError, match=r"not a Hugging Face tokenizer\.json"):
-        TokenizerFile.read(tmp_path / "x.json")
+        HuggingFaceTokenizer.read(tmp_path / "x.json")
     with pytest.raises(InputError, match="Cannot read"):
-        TokenizerFile.read(tmp_path / "y.json")
+        HuggingFaceTokenizer.read(tmp_path / "y.json")
     with pytest.raises(UnheardError, match="words"):
-        tokens_from_table({"kind": "word"})
+        tokenizer_from_table({"kind": "word"})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.tokenizers import CharacterTokens, WordTokens
+from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.errors import CorpusCorrupt, InputError, InvalidValue
 
@@ -38,14 +38,14 @@ def test_the_public_vocabulary_has_as_many_rows_as_asked_most_frequent_first():
 
 
 def test_every_public_word_is_one_that_the_tokens_make():
-    tokens = WordTokens()
+    tokens = WordTokenizer()
     assert all(tokens.split(word) == [word] for word in public_vocabulary(3_000).words[3:])
 
 
 def test_public_words_come_in_other_languages_and_as_characters():
     assert "und" in public_vocabulary(200, "de")
-    assert {"e", " ", "."} <= set(public_vocabulary(60, tokens=CharacterTokens()).words)
-    assert "E" in public_vocabulary(120, tokens=CharacterTokens(lowercase=False))
+    assert {"e", " ", "."} <= set(public_vocabulary(60, tokens=CharacterTokenizer()).words)
+    assert "E" in public_vocabulary(120, tokens=CharacterTokenizer(lowercase=False))
 
 
 def test_an_unknown_language_or_no_room_is_refused():

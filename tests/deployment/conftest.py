@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import unheard
-from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.model import LoadedModel
 from unheard.deployment.step import stepper_for
@@ -49,7 +49,7 @@ def two_models() -> list[LoadedModel]:
         steps = stepper_for(model, model.initial(len(made)), context=20)
         made.append(
             LoadedModel(
-                name=name, kind="run", stepper=steps, vocabulary=vocabulary, tokens=WordTokens(), statement=told
+                name=name, kind="run", stepper=steps, vocabulary=vocabulary, tokens=WordTokenizer(), statement=told
             )
         )
     return made

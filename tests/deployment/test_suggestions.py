@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from unheard.corpus.tokenizers import CharacterTokens
+from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.deployment.keyboard.promises import about
 from unheard.deployment.keyboard.suggestions import REMEMBERED, WINDOW, Suggester, split_at_cursor
@@ -173,7 +173,7 @@ def test_many_threads_get_the_same_answers(two_models):
 
 def test_a_model_of_characters_is_refused_with_the_cure(two_models):
     with pytest.raises(ModelError, match="--tokens words"):
-        Suggester(replace(two_models[0], tokens=CharacterTokens()))
+        Suggester(replace(two_models[0], tokens=CharacterTokenizer()))
 
 
 def told(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:

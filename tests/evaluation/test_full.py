@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import unheard
-from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
 from unheard.evaluation.full import Measured, full_measures, write_measures
@@ -32,7 +32,7 @@ def what() -> Measured:
         model=model,
         params_P=3.0 * model.initial(1),
         vocabulary=Vocabulary.of([f"w{i}" for i in range(SIZE - 3)]),
-        tokens=WordTokens(),
+        tokens=WordTokenizer(),
         held_out=[User(t) for t in texts],
     )
 
@@ -246,6 +246,8 @@ def test_features_of_each_user_are_used():
     model = unheard.TiedLSTM(vocabulary_size=20, embedding_size=4, hidden_size=6, user_features=2)
     vocabulary = Vocabulary.of([f"w{i}" for i in range(17)])
     users = [User(np.arange(3, 15), np.array(f, dtype="float32")) for f in ([1, 0], [0, 1])]
-    what = Measured(model=model, params_P=model.initial(0), vocabulary=vocabulary, tokens=WordTokens(), held_out=users)
+    what = Measured(
+        model=model, params_P=model.initial(0), vocabulary=vocabulary, tokens=WordTokenizer(), held_out=users
+    )
     found = full_measures(what, unheard.Evaluation(unroll=5), prompts=[])
     assert found["tokens"] == close(evaluate(model, what.params_P, users, unroll=5))

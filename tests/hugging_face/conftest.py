@@ -11,13 +11,11 @@ pytest.importorskip("transformers", reason="needs the extra hf: pip install 'unh
 pytest.importorskip("peft", reason="needs the extra hf: pip install 'unheard[hf]'")
 
 import unheard
-from unheard.corpus.prepare import prepare
-from unheard.corpus.readers.columns import Fields
-from unheard.corpus.settings import Preparation
-from unheard.corpus.shard_writer import StreamRule
-from unheard.corpus.sources import find_sources
+from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.pipeline import Preparation, build_store
+from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tokenizers import TokenizerFile
+from unheard.corpus.tokenizers import HuggingFaceTokenizer
 from unheard.corpus.vocabulary_sources import TokenizerVocabulary
 
 THINGS = ["tea with milk", "the long road", "a red boat", "my old piano", "rain on the roof"]
@@ -64,13 +62,13 @@ def corpus(tmp_path_factory, base, people) -> Path:
     """By the road that a user takes: prepared with the model's own tokenizer.json."""
     preparation = Preparation(
         fields=Fields(user="who", text="what"),
-        tokens=TokenizerFile.read(base / "tokenizer.json"),
+        tokenizer=HuggingFaceTokenizer.read(base / "tokenizer.json"),
         vocabulary=TokenizerVocabulary(),
-        streams=StreamRule(tokens_per_user=60, min_tokens=10),
+        encoding=EncodingOptions(tokens_per_user=60, min_tokens=10),
         splits=SplitRule(held_out=0.2),
     )
     out = tmp_path_factory.mktemp("corpora") / "posts"
-    prepare(find_sources([str(people)]), out, preparation)
+    build_store(find_sources([str(people)]), out, preparation)
     return out
 
 

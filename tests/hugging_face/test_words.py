@@ -8,7 +8,7 @@ import torch.nn.functional as nnf
 from tokenizers import Tokenizer, models
 from torch import nn
 
-from unheard.corpus.tokenizers import TokenizerFile
+from unheard.corpus.tokenizers import HuggingFaceTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, UNK
 from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
 from unheard.errors import ModelError
@@ -26,8 +26,8 @@ class Scores(nn.Module):
         return SimpleNamespace(logits=self.table[ids])
 
 
-def pieces(words: dict[str, int], unk: str | None = None) -> TokenizerFile:
-    return TokenizerFile(definition=Tokenizer(models.WordLevel(words, unk_token=unk or "")).to_str())
+def pieces(words: dict[str, int], unk: str | None = None) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(definition=Tokenizer(models.WordLevel(words, unk_token=unk or "")).to_str())
 
 
 def config(**changes):

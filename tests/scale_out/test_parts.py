@@ -13,7 +13,7 @@ import unheard
 from tests.scale_out.forks import LeaderFailed, on_ranks
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.transform import divide, shards_of_part
+from unheard.corpus.transform import shards_of_part, split_store
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.store_replicas import Stores, identity, who_holds_what
 from unheard.errors import CorpusError, InvalidValue, LedgerError
@@ -43,7 +43,7 @@ def whole(store, tmp_path) -> TokenStore:
 @pytest.fixture
 def parts(whole, tmp_path) -> list[TokenStore]:
     (whole.path / "ledger.jsonl").touch()
-    return [divide(whole, tmp_path / f"part-{k}", part=k + 1, of=PARTS, progress=quietly) for k in range(PARTS)]
+    return [split_store(whole, tmp_path / f"part-{k}", part=k + 1, of=PARTS, progress=quietly) for k in range(PARTS)]
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_copy_that_numbers_equally_long_users_otherwise_is_refused(seeded, sto
     assert copies[0].train.boundaries_digest() == copies[1].train.boundaries_digest()
     if as_parts:  # that have no shard in common
         for k, copy in enumerate(copies):
-            divide(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
+            split_store(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
     else:
         for k, copy in enumerate(copies):
             shutil.copytree(copy.path, tmp_path / f"part-{k}")
@@ -181,7 +181,7 @@ def test_a_copy_that_knows_other_things_about_its_users_is_refused(store, tmp_pa
             shards=5,
         )
         if as_parts:
-            copy = divide(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
+            copy = split_store(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
         looks.append(look(copy))
     whole = TokenStore.open(tmp_path / "whole-0")
     assert who_holds_what([looks[0], look(whole)], whole).any()
@@ -259,7 +259,7 @@ def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
     """Exact counts, and who carries canaries: a machine that holds a part has no use for them."""
     (whole.path / "canaries.json").write_text("[]")
     assert (whole.path / "counts.json").exists()
-    part = divide(whole, tmp_path / "part", part=1, of=2, progress=quietly)
+    part = split_store(whole, tmp_path / "part", part=1, of=2, progress=quietly)
     beside = {path.name for path in part.path.iterdir()}
     assert beside == {"corpus.json", "layout.json", "part.json", "vocabulary.txt", "train", "held_out"}
     assert part.counts == {}
@@ -270,7 +270,7 @@ def test_what_else_lies_in_the_stores_folder_goes_nowhere(whole, tmp_path):
     for name in ("users.json", "train/users.csv", "runs/first/run.toml", ".ledger.jsonl.lock", "ledger.jsonl.bak"):
         (whole.path / name).parent.mkdir(parents=True, exist_ok=True)
         (whole.path / name).write_text("someone@example.org")
-    part = divide(whole, tmp_path / "part", part=1, of=2, progress=quietly)
+    part = split_store(whole, tmp_path / "part", part=1, of=2, progress=quietly)
     found = {path for path in part.path.rglob("*") if path.is_file()}
     assert not any(b"someone@example.org" in path.read_bytes() for path in found)
     assert {path.suffix for path in found if path.parent != part.path} == {".tokens", ".offsets"}

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import unheard
 from unheard.cli.main import app, main
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.transform import narrow
+from unheard.corpus.transform import shrink_vocabulary
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
@@ -193,7 +193,7 @@ def test_the_same_people_under_another_name_are_no_proxy(run_file, proxy, tmp_pa
     shutil.copytree(tmp_path / "private", tmp_path / "copy")
     with pytest.raises(InvalidValue, match="same people, and no proxy"):
         tune(*asked, tmp_path / "copy")
-    narrow(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
+    shrink_vocabulary(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
     with pytest.raises(InvalidValue, match="same people, and no proxy"):
         tune(*asked, tmp_path / "narrow")
     people = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]

@@ -87,10 +87,10 @@ def narrow(
     """The same users with a smaller dictionary: words beyond its first ranks become UNK. No text is needed."""
     from unheard.cli.display import bar
     from unheard.corpus.store import TokenStore
-    from unheard.corpus.transform import narrow as make_narrower
+    from unheard.corpus.transform import shrink_vocabulary
 
     with bar() as progress:
-        made = make_narrower(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
+        made = shrink_vocabulary(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
     print(made.path)
 
 
@@ -104,12 +104,12 @@ def part(
     store. The people's ledger is not copied: there is one, with the whole store."""
     from unheard.cli.display import bar
     from unheard.corpus.store import TokenStore
-    from unheard.corpus.transform import divide
+    from unheard.corpus.transform import split_store
     from unheard.errors import InvalidValue
 
     number, slash, of = part.partition("/")
     if not (slash and number.strip().isdecimal() and of.strip().isdecimal()):
         raise InvalidValue(f"--part {part}: write which part of how many, for example --part 2/8.")
     with bar() as progress:
-        made = divide(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
+        made = split_store(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
     print(made.path)

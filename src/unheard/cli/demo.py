@@ -52,7 +52,7 @@ def _prepare(corpus: Path) -> None:
     from unheard.cli.display import notes
     from unheard.cli.preparing import bar
     from unheard.corpus.conversion import find_chitchat
-    from unheard.corpus.prepare import CHITCHAT, prepare
+    from unheard.corpus.pipeline import CHITCHAT, build_store
     from unheard.corpus.vocabulary_sources import PublicVocabulary
 
     if (corpus / "corpus.json").exists():
@@ -61,10 +61,10 @@ def _prepare(corpus: Path) -> None:
     small = replace(
         CHITCHAT,
         vocabulary=PublicVocabulary(size=WORDS),
-        streams=replace(CHITCHAT.streams, tokens_per_user=TOKENS_PER_USER),
+        encoding=replace(CHITCHAT.encoding, tokens_per_user=TOKENS_PER_USER),
     )
     with bar() as progress:
-        prepare([find_chitchat()], corpus, small, progress=progress)
+        build_store([find_chitchat()], corpus, small, progress=progress)
 
 
 def _plain(corpus: Path, rounds: int) -> "Run":

@@ -97,14 +97,11 @@ def prepare(
         read_ids,
         report,
     )
-    from unheard.corpus.backends.duckdb import DuckDBEngine
+    from unheard.corpus.backends.duckdb import DuckDBBackend
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
-    from unheard.corpus.prepare import CHITCHAT
-    from unheard.corpus.prepare import prepare as make_store
-    from unheard.corpus.readers.columns import Fields
-    from unheard.corpus.settings import Preparation
-    from unheard.corpus.shard_writer import StreamRule
-    from unheard.corpus.sources import find_sources
+    from unheard.corpus.encode import EncodingOptions
+    from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
+    from unheard.corpus.sources import Fields, find_sources
     from unheard.corpus.splits import SplitRule
     from unheard.errors import InputError, InvalidValue
 
@@ -119,14 +116,14 @@ def prepare(
     if sequence not in ("post", "sentence"):
         raise InvalidValue(f"--sequence must be post or sentence, not '{sequence}'.")
     if default:
-        tokens_per_user = tokens_per_user or CHITCHAT.streams.tokens_per_user
-        min_tokens = min_tokens or min(CHITCHAT.streams.min_tokens, tokens_per_user or 1)
+        tokens_per_user = tokens_per_user or CHITCHAT.encoding.tokens_per_user
+        min_tokens = min_tokens or min(CHITCHAT.encoding.min_tokens, tokens_per_user or 1)
         held_out = CHITCHAT.splits.held_out if held_out is None else held_out
     cut = choose_tokens(tokens, punctuation)
     fields = Fields(user=user_field or "", text=text_field or "", time=time_field, time_format=time_format, table=table)
     preparation = Preparation(
         fields=CHITCHAT_FIELDS if default else fields,
-        tokens=cut,
+        tokenizer=cut,
         vocabulary=choose_vocabulary(
             cut,
             vocab,
@@ -138,7 +135,7 @@ def prepare(
             vocab_words_per_user,
             inputs,
         ),
-        streams=StreamRule(
+        encoding=EncodingOptions(
             sequence=sequence,
             min_tokens=min_tokens or tokens_per_user or 1,
             tokens_per_user=tokens_per_user,
@@ -154,20 +151,20 @@ def prepare(
         name="chitchat" if default else "",
     )
     if engine == "spark":
-        from unheard.corpus.backends.spark import SparkEngine
+        from unheard.corpus.backends.spark import SparkBackend
 
-        chosen = SparkEngine(master=master)
+        chosen = SparkBackend(master=master)
     elif engine == "duckdb":
-        chosen = DuckDBEngine(workers=workers)
+        chosen = DuckDBBackend(workers=workers)
     else:
         raise InvalidValue(f"--engine must be duckdb or spark, not '{engine}'.")
     sources = [find_chitchat()] if default else find_sources(inputs, format_)
     with bar() as progress:
-        done = make_store(
+        done = build_store(
             sources,
             out,
             preparation,
-            engine=chosen,
+            backend=chosen,
             memory_bytes=int(memory * (1 << 30)),
             user_map=user_map,
             progress=progress,

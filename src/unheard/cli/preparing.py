@@ -9,32 +9,32 @@ from rich.markup import escape
 from unheard.cli.display import bar, steps_console
 from unheard.config import nearest, part_from_table
 from unheard.corpus.canaries import Canary
-from unheard.corpus.prepare import Prepared
+from unheard.corpus.pipeline import Prepared
 from unheard.corpus.sources import find_sources
-from unheard.corpus.tokenizers import CharacterTokens, TokenizerFile, Tokens, WordTokens
+from unheard.corpus.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, WordTokenizer
 from unheard.corpus.vocabulary_sources import (
     CorpusVocabulary,
     FileVocabulary,
     PrivateVocabulary,
     PublicVocabulary,
     TokenizerVocabulary,
-    VocabularyChoice,
+    VocabularySource,
 )
 from unheard.errors import InputError, InvalidValue, PrivacyError
 
 __all__ = ["bar", "check_user_map", "choose_tokens", "choose_vocabulary", "read_canaries", "read_ids", "report"]
 
 
-def choose_tokens(kind: str, punctuation: str) -> Tokens:
+def choose_tokens(kind: str, punctuation: str) -> Tokenizer:
     if kind == "words":
         if punctuation not in ("tokens", "drop"):
             raise InvalidValue(f"--punctuation must be tokens or drop, not '{punctuation}'.")
-        return WordTokens(punctuation=punctuation)
-    return CharacterTokens() if kind == "characters" else TokenizerFile.read(kind)
+        return WordTokenizer(punctuation=punctuation)
+    return CharacterTokenizer() if kind == "characters" else HuggingFaceTokenizer.read(kind)
 
 
 def choose_vocabulary(
-    tokens: Tokens,
+    tokens: Tokenizer,
     kind: str,
     other: str | None,
     size: int,
@@ -43,7 +43,7 @@ def choose_vocabulary(
     delta: float | None,
     words_per_user: int,
     inputs: list[str],
-) -> VocabularyChoice:
+) -> VocabularySource:
     if kind != "private" and (epsilon is not None or delta is not None):
         raise InvalidValue(
             "--vocab-epsilon and --vocab-delta go with --vocab private; a public vocabulary costs nothing."
@@ -57,7 +57,7 @@ def choose_vocabulary(
         if epsilon is None or delta is None:
             raise InvalidValue("--vocab private needs its price: --vocab-epsilon and --vocab-delta.")
         return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size, words_per_user=words_per_user)
-    if kind == "tokenizer" or (kind == "public" and isinstance(tokens, TokenizerFile)):
+    if kind == "tokenizer" or (kind == "public" and isinstance(tokens, HuggingFaceTokenizer)):
         return TokenizerVocabulary()
     if kind == "public":
         return PublicVocabulary(size=size, language=language)

@@ -20,7 +20,7 @@ from unheard.errors import InputError
 from unheard.randomness import reproducible_generator
 
 if TYPE_CHECKING:
-    from unheard.corpus.settings import Preparation
+    from unheard.corpus.pipeline import Preparation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ def plant(
     for number, shard in enumerate(found):
         mine = {k - first: post for k, post in carried.items() if first <= k < first + shard.num_users}
         if mine:
-            _rewrite(shard, train, number, mine, preparation.streams.tokens_per_user)
+            _rewrite(shard, train, number, mine, preparation.encoding.tokens_per_user)
         first += shard.num_users
     return record
 
 
 def _post(canary: Canary, vocabulary: Vocabulary, preparation: "Preparation") -> np.ndarray:
-    words = preparation.tokens.split(canary.text)
+    words = preparation.tokenizer.split(canary.text)
     ids = vocabulary.encode_words(words)
     if UNK in ids:
         lost = [w for w, i in zip(words, ids, strict=True) if i == UNK]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from unheard.corpus.readers.columns import Batch
+from unheard.corpus.readers.columns import FileBatch
 from unheard.corpus.sources import Source
 from unheard.errors import CorpusError
 
@@ -18,7 +18,7 @@ _PIECE = 1 << 20
 _ZSTD, _SKIPPED = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 
 
-def as_far_as_they_go(batch: Batch, folder: Path, gzip_too: bool) -> tuple[Batch, list[str]]:
+def as_far_as_they_go(batch: FileBatch, folder: Path, gzip_too: bool) -> tuple[FileBatch, list[str]]:
     """Torn .gz files unpacked into `folder`. Only reading a .gz to its end shows a tear: not done unless asked for."""
     sources, told = [], []
     for number, source in enumerate(batch.sources):

@@ -15,8 +15,7 @@ from typing import Any
 
 from unheard.config import nearest
 from unheard.corpus.readers import choose_table
-from unheard.corpus.readers.columns import Fields
-from unheard.corpus.sources import Source
+from unheard.corpus.sources import Fields, Source
 from unheard.errors import CorpusMissing, InputError
 
 CHITCHAT_FIELDS = Fields(user="sender", text="text", time="timestamp")

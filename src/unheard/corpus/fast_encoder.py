@@ -1,7 +1,7 @@
 """Chunks of text to ids, thousands at once: what the tokens' rules make of a chunk is worked out once and remembered.
 
 In: texts. Out: the ids of all their words. A chunk is what stands between white space; running text repeats its chunks,
-and the rules of WordTokens look at one chunk at a time, so a table gives the same as the rules. A chunk of up to 16 bytes
+and the rules of WordTokenizer look at one chunk at a time, so a table gives the same as the rules. A chunk of up to 16 bytes
 is its own key, as one or two 64-bit numbers: no two can be mistaken for each other (slots.py). What each look costs, and
 what else was tried: decision 0026.
 A hash table of numpy arrays: thousands of keys are looked up at once, so that memory answers many at once.
@@ -17,7 +17,7 @@ from itertools import repeat
 import numpy as np
 
 from unheard.corpus.shards import token_dtype
-from unheard.corpus.tokenizers import WordTokens
+from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 
 _FIRST_BITS = 15
@@ -126,7 +126,7 @@ class Chunks:
 class ChunkTable:
     """Remembers the ids of chunks; what it does not know it asks the tokens."""
 
-    def __init__(self, tokens: WordTokens, vocabulary: Vocabulary) -> None:
+    def __init__(self, tokens: WordTokenizer, vocabulary: Vocabulary) -> None:
         self._tokens = tokens
         self._dtype = token_dtype(len(vocabulary))
         # A text's own "<BOS>" is no special word; a line end is in no chunk

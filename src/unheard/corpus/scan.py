@@ -13,7 +13,7 @@ import duckdb
 
 from unheard.corpus.file_ranges import PieceFiles, after_mark, cut_places
 from unheard.corpus.readers import rows_sql
-from unheard.corpus.readers.columns import Batch, Fields, quoted
+from unheard.corpus.readers.columns import Fields, FileBatch, quoted
 from unheard.corpus.readers.csv import rejected_rows
 from unheard.corpus.readers.json import count_undecided, is_quick
 from unheard.corpus.sources import Source
@@ -27,7 +27,7 @@ _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
 _INK = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"  # a search stops at the first; a trim would copy every text
 
 
-def batches(sources: Sequence[Source]) -> list[Batch]:
+def batches(sources: Sequence[Source]) -> list[FileBatch]:
     """Neighbouring sources of one kind, up to a fixed size. Depends on the files alone: both engines get the same."""
     groups: list[list[Source]] = []
     size = 0
@@ -44,7 +44,7 @@ def batches(sources: Sequence[Source]) -> list[Batch]:
             size = 0
         groups[-1].append(source)
         size += source.text_bytes
-    return [Batch(number=i, sources=tuple(group)) for i, group in enumerate(groups)]
+    return [FileBatch(number=i, sources=tuple(group)) for i, group in enumerate(groups)]
 
 
 def in_pieces(source: Source) -> list[Source]:
@@ -79,7 +79,7 @@ def open_database(
 
 
 def scan_sql(
-    database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, shards: int, duplicate_chars: int
+    database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, shards: int, duplicate_chars: int
 ) -> str:
     """The query for one batch. Raises InputError, with the columns there are, if a field is in none of its rows."""
     rows = rows_sql(database, batch, fields)
@@ -113,7 +113,7 @@ class Aftermath:
     noticed: list[str]
 
 
-def after_scan(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields, unusable: bool) -> Aftermath:
+def after_scan(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, unusable: bool) -> Aftermath:
     """To be asked once the scan's query is done; `unusable` says whether it met any unusable row."""
     rows, noticed = rejected_rows(database, batch)
     if unusable and is_quick(batch, fields):
@@ -121,7 +121,7 @@ def after_scan(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields
     return Aftermath(rows=rows, noticed=noticed)
 
 
-def as_refusal(trouble: Exception, batch: Batch) -> CorpusError:
+def as_refusal(trouble: Exception, batch: FileBatch) -> CorpusError:
     """DuckDB's trouble in our words: which files, and what to do."""
     names = ", ".join(s.path for s in batch.sources[:3]) + (" and others" if len(batch.sources) > 3 else "")
     first = str(trouble).strip().split("\n")[0]

@@ -52,6 +52,29 @@ class Source:
         return os.path.getsize(self.path) * (_GROWTH if packed else 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """What the columns are called. In JSON a name that begins with "/" is a path (/author/name)."""
+
+    user: str
+    text: str
+    time: str | None = None
+    time_format: str | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileBatch:
+    """Files that one query reads in order: many small ones together, a CSV alone, since each has its own heading."""
+
+    number: int
+    sources: tuple[Source, ...]
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(s.text_bytes for s in self.sources)
+
+
 def find_sources(inputs: list[str], given: str | None = None) -> list[Source]:
     """Every source that the inputs name, each once, sorted by path within an input."""
     if given is not None and given not in _ENDINGS.values():

@@ -15,11 +15,11 @@ from unheard.config import part_of_kind, table_from_part
 from unheard.errors import InputError
 
 
-class Tokens(Protocol):
+class Tokenizer(Protocol):
     """What every kind answers. `split` works on white-space-separated chunks alone where `by_chunks` says so."""
 
     @property
-    def smaller_than_words(self) -> bool: ...
+    def is_subword(self) -> bool: ...
 
     @property
     def by_chunks(self) -> bool: ...
@@ -39,13 +39,13 @@ _NO_SPACE_AFTER = frozenset("([{$#@")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordTokens:
+class WordTokenizer:
     """Words in lower case; each punctuation mark and each emoji is a token of its own (decision 0021)."""
 
     lowercase: bool = True
     punctuation: Literal["tokens", "drop"] = "tokens"
 
-    smaller_than_words = False
+    is_subword = False
     by_chunks = True
 
     def split(self, text: str) -> list[str]:
@@ -102,12 +102,12 @@ class WordTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CharacterTokens:
+class CharacterTokenizer:
     """Each character that a reader sees is a token; a run of white space is one space."""
 
     lowercase: bool = True
 
-    smaller_than_words = True
+    is_subword = True
     by_chunks = False
 
     def split(self, text: str) -> list[str]:
@@ -132,16 +132,16 @@ class CharacterTokens:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerFile:
+class HuggingFaceTokenizer:
     """Any Hugging Face tokenizer.json. Its whole definition travels with the store, so no path has to stay valid."""
 
     definition: str
 
-    smaller_than_words = True
+    is_subword = True
     by_chunks = False
 
     @classmethod
-    def read(cls, path: str | Path) -> "TokenizerFile":
+    def read(cls, path: str | Path) -> "HuggingFaceTokenizer":
         try:
             definition = Path(path).read_text(encoding="utf-8")
         except OSError as trouble:
@@ -175,13 +175,17 @@ class TokenizerFile:
         return tokenizer
 
 
-TOKEN_KINDS: dict[str, type] = {"words": WordTokens, "characters": CharacterTokens, "tokenizer": TokenizerFile}
+TOKENIZER_KINDS: dict[str, type] = {
+    "words": WordTokenizer,
+    "characters": CharacterTokenizer,
+    "tokenizer": HuggingFaceTokenizer,
+}
 
 
-def tokens_from_table(table: Mapping[str, Any]) -> Tokens:
+def tokenizer_from_table(table: Mapping[str, Any]) -> Tokenizer:
     """Rebuild the tokens that a store or a run folder records."""
-    return part_of_kind(TOKEN_KINDS, table, "tokens")
+    return part_of_kind(TOKENIZER_KINDS, table, "tokens")
 
 
-def tokens_to_table(tokens: Tokens) -> dict[str, Any]:
-    return table_from_part(tokens, TOKEN_KINDS)
+def tokenizer_to_table(tokens: Tokenizer) -> dict[str, Any]:
+    return table_from_part(tokens, TOKENIZER_KINDS)

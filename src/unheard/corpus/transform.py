@@ -32,7 +32,7 @@ GO = ("corpus.json", "layout.json", "vocabulary.txt")
 """Files of a store that go into every part. The ledger, exact counts and canaries stay, and what else its owner has put there."""
 
 
-def divide(
+def split_store(
     store: TokenStore, out: str | os.PathLike[str], *, part: int, of: int, progress: Callable[[str, float], None]
 ) -> TokenStore:
     """Part number `part` (from 1) of `of`: neighbouring shards, in parts of nearly equal text."""
@@ -90,7 +90,7 @@ def _belongs(store: TokenStore, path: Path, mine: list[int]) -> bool:
 _TOKENS_AT_ONCE = 1 << 22
 
 
-def narrow(
+def shrink_vocabulary(
     store: TokenStore,
     out: str | os.PathLike[str],
     *,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from unheard.config import nearest
-from unheard.corpus.tokenizers import Tokens, WordTokens
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
 from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValue
 
 BOS, EOS, UNK = 0, 1, 2
@@ -111,18 +111,18 @@ def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) 
     return Vocabulary.of(words if size is None else words[: size - len(SPECIALS)])
 
 
-def public_vocabulary(size: int = 10_000, language: str = "en", tokens: Tokens | None = None) -> Vocabulary:
+def public_vocabulary(size: int = 10_000, language: str = "en", tokens: Tokenizer | None = None) -> Vocabulary:
     """The most frequent words of a language by `wordfreq`: built from public text, so it costs no user anything."""
     import wordfreq
 
-    tokens = tokens or WordTokens()
+    tokens = tokens or WordTokenizer()
     known = wordfreq.available_languages()
     if language not in known:
         raise InvalidValue(f"No public word list for language '{language}'.{nearest(language, known)}")
     if size <= len(SPECIALS):
         raise InvalidValue(f"A vocabulary of {size} rows has no room for words: {len(SPECIALS)} are BOS, EOS and UNK.")
     weights = _marks() | wordfreq.get_frequency_dict(language)
-    if tokens.smaller_than_words:
+    if tokens.is_subword:
         weights = _piece_weights(weights, tokens)
     ranked = sorted(weights, key=lambda w: (-weights[w], w))
     kept = []
@@ -135,7 +135,7 @@ def public_vocabulary(size: int = 10_000, language: str = "en", tokens: Tokens |
     return Vocabulary.of(kept)
 
 
-def _piece_weights(words: dict[str, float], tokens: Tokens) -> dict[str, float]:
+def _piece_weights(words: dict[str, float], tokens: Tokenizer) -> dict[str, float]:
     """How often each piece (a character, say) stands in those words; one word in twenty begins with a capital."""
     weights: dict[str, float] = {" ": sum(words.values())}
     for word, weight in itertools.islice(words.items(), 20_000):  # the rest is one word in a hundred

@@ -18,14 +18,13 @@ import duckdb
 import numpy as np
 
 from unheard.config import require
-from unheard.corpus.backends import Engine, Grouping
+from unheard.corpus.backends import Grouping, GroupingBackend
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.corpus.progress import Progress
-from unheard.corpus.readers.columns import Fields
 from unheard.corpus.scan import as_refusal, batches, open_database, scan_sql
-from unheard.corpus.sources import find_sources
+from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import TokenStore
-from unheard.corpus.tokenizers import TokenizerFile
+from unheard.corpus.tokenizers import HuggingFaceTokenizer
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.corpus.word_counts import CountVotes, count_public, summed
 from unheard.errors import InputError
@@ -33,21 +32,21 @@ from unheard.privacy.events import to_record
 from unheard.randomness import secure_generator
 
 if TYPE_CHECKING:  # no database is needed to know a tokenizer's words
-    from unheard.corpus.backends import Engine, Grouping
-    from unheard.corpus.settings import Preparation
+    from unheard.corpus.backends import Grouping, GroupingBackend
+    from unheard.corpus.pipeline import Preparation
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundVocabulary:
+class VocabularyResult:
     vocabulary: Vocabulary
     provenance: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
-class VocabularyChoice(Protocol):
+class VocabularySource(Protocol):
     def find(
-        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
-    ) -> FoundVocabulary: ...
+        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
+    ) -> VocabularyResult: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +60,10 @@ class PublicVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def find(
-        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
-    ) -> FoundVocabulary:
-        found = public_vocabulary(self.size, self.language, preparation.tokens)
-        return FoundVocabulary(
+        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
+    ) -> VocabularyResult:
+        found = public_vocabulary(self.size, self.language, preparation.tokenizer)
+        return VocabularyResult(
             vocabulary=found, provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"}
         )
 
@@ -77,9 +76,9 @@ class FileVocabulary:
     size: int | None = None
 
     def find(
-        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
-    ) -> FoundVocabulary:
-        return FoundVocabulary(
+        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
+    ) -> VocabularyResult:
+        return VocabularyResult(
             vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
         )
 
@@ -89,21 +88,21 @@ class TokenizerVocabulary:
     """All pieces of a tokenizer.json, in its own order."""
 
     def find(
-        self, preparation: "Preparation", engine: "Engine", grouping: "Grouping", progress: Progress
-    ) -> FoundVocabulary:
-        if not isinstance(preparation.tokens, TokenizerFile):
+        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
+    ) -> VocabularyResult:
+        if not isinstance(preparation.tokenizer, HuggingFaceTokenizer):
             raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
-        found = tokenizer_vocabulary(preparation.tokens)
-        return FoundVocabulary(vocabulary=found, provenance={"source": "the tokenizer's own pieces"})
+        found = tokenizer_vocabulary(preparation.tokenizer)
+        return VocabularyResult(vocabulary=found, provenance={"source": "the tokenizer's own pieces"})
 
 
-def tokenizer_vocabulary(tokens: TokenizerFile) -> Vocabulary:
+def tokenizer_vocabulary(tokens: HuggingFaceTokenizer) -> Vocabulary:
     """A model that was made for this tokenizer knows the store's words by the same rule (models/hugging_face.py)."""
     return Vocabulary.of(w for w in tokens.words_by_id() if w not in SPECIALS)
 
 
 if TYPE_CHECKING:
-    from unheard.corpus.settings import Preparation
+    from unheard.corpus.pipeline import Preparation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +114,18 @@ class CorpusVocabulary:
     text_field: str | None = None
 
     def find(
-        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
-    ) -> FoundVocabulary:
+        self, preparation: "Preparation", backend: GroupingBackend, grouping: Grouping, progress: Progress
+    ) -> VocabularyResult:
         if (Path(self.path) / "corpus.json").is_file():
             other = TokenStore.open(self.path)
             words = other.vocabulary.words[: self.size]
             provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
             # DP: words that cost somebody something keep their price: the users may be the same people.
-            return FoundVocabulary(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
+            return VocabularyResult(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
         folder = grouping.work / "public-words"
         shutil.rmtree(folder, ignore_errors=True)
         count_public(
-            public_texts(self.path, self.text_field or preparation.fields.text, grouping), preparation.tokens, folder
+            public_texts(self.path, self.text_field or preparation.fields.text, grouping), preparation.tokenizer, folder
         )
         totals = [
             (total, word)
@@ -137,7 +136,7 @@ class CorpusVocabulary:
             raise InputError(f"{self.path} holds no word twice: it is too small to make a vocabulary of.")
         totals.sort(key=lambda pair: (-pair[0], pair[1]))
         words = [word for _, word in totals[: self.size - len(SPECIALS)]]
-        return FoundVocabulary(vocabulary=Vocabulary.of(words), provenance={"source": Path(self.path).name})
+        return VocabularyResult(vocabulary=Vocabulary.of(words), provenance={"source": Path(self.path).name})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +153,13 @@ class PrivateVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def find(
-        self, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
-    ) -> FoundVocabulary:
+        self, preparation: "Preparation", backend: GroupingBackend, grouping: Grouping, progress: Progress
+    ) -> VocabularyResult:
         release = WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
         saved = grouping.work / "vocabulary.txt"
         # DP: a stopped and repeated prepare keeps its one release; drawing the noise again would be a second one.
         vocabulary = (
-            Vocabulary.load(saved) if saved.is_file() else self._draw(release, preparation, engine, grouping, progress)
+            Vocabulary.load(saved) if saved.is_file() else self._draw(release, preparation, backend, grouping, progress)
         )
         vocabulary.save(saved.with_suffix(".writing"))
         saved.with_suffix(".writing").replace(saved)
@@ -171,21 +170,26 @@ class PrivateVocabulary:
         }
         provenance = {"source": "the training users' own text, differentially private", **figures}
         events = [to_record(event) for event in release.events()]
-        return FoundVocabulary(vocabulary=vocabulary, provenance=provenance, events=events)
+        return VocabularyResult(vocabulary=vocabulary, provenance=provenance, events=events)
 
     def _draw(
-        self, release: WordRelease, preparation: "Preparation", engine: Engine, grouping: Grouping, progress: Progress
+        self,
+        release: WordRelease,
+        preparation: "Preparation",
+        backend: GroupingBackend,
+        grouping: Grouping,
+        progress: Progress,
     ) -> Vocabulary:
         folder = grouping.work / "votes"
         shutil.rmtree(folder, ignore_errors=True)
         task = CountVotes(
             folder=folder,
-            tokens=preparation.tokens,
-            rule=preparation.streams,
+            tokens=preparation.tokenizer,
+            rule=preparation.encoding,
             splits=preparation.splits,
             release=release,
         )
-        for done, _ in enumerate(engine.over_shards(grouping, task, range(grouping.shards)), start=1):
+        for done, _ in enumerate(backend.over_shards(grouping, task, range(grouping.shards)), start=1):
             progress("Finding words", done / grouping.shards)
         generator = secure_generator()  # DP: keyed by the operating system, known to nobody
         found: list[tuple[int, str]] = []

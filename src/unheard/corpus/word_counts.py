@@ -15,12 +15,12 @@ import duckdb
 import numpy as np
 
 from unheard.corpus.backends import Grouping, Rows, by_user
+from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
 from unheard.corpus.readers.columns import quoted
 from unheard.corpus.scan import open_database
-from unheard.corpus.shard_writer import StreamRule
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tokenizers import Tokens, WordTokens
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
 from unheard.corpus.vocabulary import SPECIALS
 
 _HELD_WORDS = 1 << 19
@@ -31,8 +31,8 @@ class CountVotes:
     """The votes of one shard's training users, of the very text that their streams will hold."""
 
     folder: Path
-    tokens: Tokens
-    rule: StreamRule
+    tokens: Tokenizer
+    rule: EncodingOptions
     splits: SplitRule
     release: WordRelease
 
@@ -70,12 +70,12 @@ class CountVotes:
 class Memo:
     """text -> words, with chunks of text remembered where that changes nothing."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokenizer) -> None:
         self._tokens = tokens
         self._chunks: dict[str, list[str]] = {}
 
     def __call__(self, text: str) -> list[str]:
-        if not isinstance(self._tokens, WordTokens):
+        if not isinstance(self._tokens, WordTokenizer):
             return self._tokens.split(text)
         words: list[str] = []
         for chunk in text.split():
@@ -88,7 +88,7 @@ class Memo:
         return words
 
 
-def _splitter(tokens: Tokens) -> Memo:
+def _splitter(tokens: Tokenizer) -> Memo:
     return Memo(tokens)
 
 
@@ -145,7 +145,7 @@ def summed(folder: Path, grouping: Grouping, at_least: int = 0) -> Iterator[tupl
     database.close()
 
 
-def count_public(texts: Iterable[str], tokens: Tokens, folder: Path) -> None:
+def count_public(texts: Iterable[str], tokens: Tokenizer, folder: Path) -> None:
     """Plain counts of a public text, for a vocabulary that costs nobody anything."""
     split = _splitter(tokens)
     sums = SumFiles(folder, 0)

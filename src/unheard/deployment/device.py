@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from unheard.corpus.tokenizers import tokens_from_table
+from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.model import LoadedModel, check_rows
 from unheard.errors import ModelError, UnheardError
@@ -78,7 +78,7 @@ def open_export(path: Path) -> LoadedModel:
         kind="export",
         stepper=steps,
         vocabulary=vocabulary,
-        tokens=tokens_from_table(json.loads(whole["tokens.json"])),
+        tokens=tokenizer_from_table(json.loads(whole["tokens.json"])),
         statement=json.loads(whole["statement.json"]),
     )
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from unheard import storage
-from unheard.corpus.tokenizers import tokens_to_table
+from unheard.corpus.tokenizers import tokenizer_to_table
 from unheard.deployment.device import FLOAT32, FORMAT, INSTALL, INT8, RECORD, OnnxStepper, digest
 from unheard.deployment.loading import run_statement
 from unheard.deployment.model import check_rows
@@ -169,7 +169,7 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
     files = {
         **graphs,
         "vocabulary.txt": RunFolder(Path(run)).vocabulary.read_bytes(),
-        "tokens.json": _json(tokens_to_table(released.tokens)),
+        "tokens.json": _json(tokenizer_to_table(released.tokens)),
         "statement.json": _json(statement),
     }
     _write(place, {**files, RECORD: _json(_record(arrays, files, agreement))})

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from unheard.corpus.tokenizers import Tokens
+from unheard.corpus.tokenizers import Tokenizer
 from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
 from unheard.errors import ModelError
 
@@ -34,7 +34,7 @@ class LoadedModel:
     kind: Literal["run", "export", "personal"]
     stepper: Stepper = field(repr=False)
     vocabulary: Vocabulary = field(repr=False)
-    tokens: Tokens
+    tokens: Tokenizer
     statement: Mapping[str, Any] = field(repr=False)
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unheard import storage
 from unheard.config import part_of_kind, require, require_positive, table_from_part
-from unheard.corpus.tokenizers import tokens_from_table, tokens_to_table
+from unheard.corpus.tokenizers import tokenizer_from_table, tokenizer_to_table
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
 from unheard.deployment.step import stepper_for
@@ -176,7 +176,7 @@ def save_personal(released: Released, made: PersonalResult, statement: dict[str,
     record = {
         "personal": NOT_FOR_OTHERS,
         "model": table_from_part(model, MODELS),
-        "tokens": tokens_to_table(released.tokens),
+        "tokens": tokenizer_to_table(released.tokens),
         "words": list(released.vocabulary.words),
         "context": released.run.evaluation.unroll,
         "passes": made.passes,
@@ -200,7 +200,7 @@ def open_personal(path: Path) -> LoadedModel:
             kind="personal",
             stepper=stepper_for(model, params_P, record["context"]),
             vocabulary=Vocabulary(record["words"]),
-            tokens=tokens_from_table(record["tokens"]),
+            tokens=tokenizer_from_table(record["tokens"]),
             statement=record["statement_of_the_shared_model"],
         )
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as trouble:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from unheard.corpus.tokenizers import Tokens
+from unheard.corpus.tokenizers import Tokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.parallel_map import Spread, in_turn
 from unheard.evaluation.baselines import score_baselines
@@ -35,7 +35,7 @@ class Measured:
     model: LanguageModel
     params_P: Tensor
     vocabulary: Vocabulary
-    tokens: Tokens
+    tokens: Tokenizer
     held_out: Sequence[User]
     """Held-out users in the store's order: at least those that are measured; the baselines count in all of them."""
     public: Sequence[np.ndarray] = field(default=())

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from unheard.config import require, require_positive
-from unheard.corpus.tokenizers import TokenizerFile, tokens_from_table
+from unheard.corpus.tokenizers import HuggingFaceTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
 from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
 from unheard.errors import InputError, ModelError, UnprovenCombination
@@ -98,10 +98,10 @@ def base_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def read_tokenizer(path: Path) -> TokenizerFile:
+def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
     base_files(path)
     try:
-        return TokenizerFile.read(path / "tokenizer.json")
+        return HuggingFaceTokenizer.read(path / "tokenizer.json")
     except InputError as refusal:
         raise ModelError(str(refusal)) from None
 
@@ -197,7 +197,7 @@ class InWordsOfTheStore(nn.Module):
         return torch.where(is_said_V, logits_BTV, total_BT1 - UNSAID)
 
 
-def rows_of(words: Vocabulary, tokenizer: TokenizerFile, config: Any) -> list[int]:
+def rows_of(words: Vocabulary, tokenizer: HuggingFaceTokenizer, config: Any) -> list[int]:
     """For each word of the store, the model's number for it."""
     own: Any = tokenizer.tokenizer
     eos = _first(getattr(config, "eos_token_id", None))
@@ -267,7 +267,7 @@ class HuggingFaceModel(BaseModel):
         return self
 
     @cached_property
-    def _tokenizer(self) -> TokenizerFile:
+    def _tokenizer(self) -> HuggingFaceTokenizer:
         return read_tokenizer(Path(self.path))
 
     @cached_property
@@ -366,8 +366,8 @@ class HuggingFaceModel(BaseModel):
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         """Refuse a corpus whose numbers are not this model's words."""
         cure = f"Prepare the corpus with --tokens {Path(self.path) / 'tokenizer.json'} (and no --vocab)."
-        made_with = tokens_from_table(tokens) if tokens else None
-        if not isinstance(made_with, TokenizerFile):
+        made_with = tokenizer_from_table(tokens) if tokens else None
+        if not isinstance(made_with, HuggingFaceTokenizer):
             raise ModelError(
                 f"The corpus was not cut by the tokenizer of {self.path}, so its numbers are other words. {cure}"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from unheard.corpus.tokenizers import Tokens, WordTokens, tokens_from_table
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import RunFolderError, RunFolderMissing
 from unheard.evaluation.next_word import predict
@@ -26,7 +26,7 @@ class Released:
     run: Run
     params_P: Tensor
     vocabulary: Vocabulary
-    tokens: Tokens
+    tokens: Tokenizer
 
     @classmethod
     def open(cls, path: str | Path) -> "Released":
@@ -48,7 +48,7 @@ class Released:
             run=run,
             params_P=load_model(folder.model, run.model),
             vocabulary=vocabulary,
-            tokens=tokens_from_table(table) if table else WordTokens(),
+            tokens=tokenizer_from_table(table) if table else WordTokenizer(),
         )
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import duckdb
 
 from unheard.corpus.progress import Progress, cores
-from unheard.corpus.readers.columns import Batch, Fields, sql_list
+from unheard.corpus.readers.columns import Fields, FileBatch, sql_list
 from unheard.corpus.scan import UNUSABLE, open_database
 from unheard.errors import CorpusError
 
@@ -52,13 +52,13 @@ class Grouping:
     def duplicates(self) -> Path:
         return self.work / "duplicates.parquet"
 
-    def batch_folder(self, batch: Batch) -> Path:
+    def batch_folder(self, batch: FileBatch) -> Path:
         return self.rows / f"{batch.number:05d}"
 
     def shard_files(self, shard: int) -> list[str]:
         return sorted(str(p) for p in self.rows.glob(f"*/shard={shard}/*.parquet"))
 
-    def notice(self, batch: Batch, sentences: Sequence[str]) -> None:
+    def notice(self, batch: FileBatch, sentences: Sequence[str]) -> None:
         """Keep what the owner should hear about a batch's files; scanned again, it is said once."""
         folder = self.work / "noticed"
         folder.mkdir(exist_ok=True)
@@ -76,10 +76,10 @@ class Grouping:
             )
 
 
-class Engine(Protocol):
+class GroupingBackend(Protocol):
     """Who does the work. What it means is above."""
 
-    def scan(self, grouping: Grouping, batches: Sequence[Batch], progress: Progress) -> Counter[str]:
+    def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
         """Every row into files by shard under `grouping.rows`; how many there are, and of what kind."""
         ...
 

@@ -22,7 +22,7 @@ import duckdb
 from unheard.corpus.backends import ORDER, Grouping, Rows, ShardTask, count_rows
 from unheard.corpus.compression import as_far_as_they_go, is_tear
 from unheard.corpus.progress import Progress, cores
-from unheard.corpus.readers.columns import Batch, quoted, sql_list
+from unheard.corpus.readers.columns import FileBatch, quoted, sql_list
 from unheard.corpus.scan import UNUSABLE, Aftermath, after_scan, as_refusal, open_database, scan_sql
 from unheard.errors import CorpusError
 
@@ -31,12 +31,12 @@ _ROW_GROUP = 8192  # small groups leave the writer's buffers early: a quarter le
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuckDBEngine:
+class DuckDBBackend:
     """This machine; 0 workers means one for each core."""
 
     workers: int = 0
 
-    def scan(self, grouping: Grouping, batches: Sequence[Batch], progress: Progress) -> Counter[str]:
+    def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
         total = sum(b.text_bytes for b in batches) or 1
         waiting = [b for b in batches if not grouping.batch_folder(b).is_dir()]
         done = total - sum(b.text_bytes for b in waiting)
@@ -97,7 +97,7 @@ class DuckDBEngine:
 
 
 def scan_batch(
-    grouping: Grouping, batch: Batch, sharers: int, report: Callable[[float], None] = lambda part: None
+    grouping: Grouping, batch: FileBatch, sharers: int, report: Callable[[float], None] = lambda part: None
 ) -> None:
     """One batch's rows into files by shard: written apart, named when whole."""
     folder = grouping.batch_folder(batch)
@@ -121,7 +121,7 @@ def scan_batch(
 
 
 def _scan_into(
-    writing: Path, grouping: Grouping, batch: Batch, sharers: int, report: Callable[[float], None]
+    writing: Path, grouping: Grouping, batch: FileBatch, sharers: int, report: Callable[[float], None]
 ) -> Aftermath:
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)

@@ -20,7 +20,7 @@ import duckdb
 from unheard.corpus.backends import Grouping, ShardTask, count_rows, runs
 from unheard.corpus.compression import as_far_as_they_go, is_tear
 from unheard.corpus.progress import Progress
-from unheard.corpus.readers.columns import Batch
+from unheard.corpus.readers.columns import FileBatch
 from unheard.corpus.scan import UNUSABLE, after_scan, as_refusal, open_database, scan_sql
 from unheard.errors import CorpusError, InputError, UnheardError
 
@@ -32,12 +32,12 @@ _SCANNED = 1 << 14  # rows in one Arrow batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparkEngine:
+class SparkBackend:
     """A Spark session for each step's work; `local[*]` runs it on this machine."""
 
     master: str = "local[*]"
 
-    def scan(self, grouping: Grouping, batches: Sequence[Batch], progress: Progress) -> Counter[str]:
+    def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
         """One task for each batch; all rows land under rows/00000, by shard, as the DuckDB engine lays them."""
         folder = grouping.rows / "00000"
         if not folder.is_dir():
@@ -128,7 +128,7 @@ class SparkEngine:
             raise CorpusError(f"Spark failed: {str(trouble).strip().splitlines()[0]}") from None
 
 
-def _check_fields(grouping: Grouping, batches: Sequence[Batch]) -> None:
+def _check_fields(grouping: Grouping, batches: Sequence[FileBatch]) -> None:
     """A missing column is refused here, before any worker starts."""
     database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
     for batch in batches:
@@ -140,7 +140,7 @@ def _check_fields(grouping: Grouping, batches: Sequence[Batch]) -> None:
     database.close()
 
 
-def _scanner(grouping: Grouping, batches: dict[int, Batch]):
+def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
     """Runs on a worker: batch numbers in, their rows out."""
 
     def scan(numbers):

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import duckdb
 
 from unheard.config import nearest
-from unheard.corpus.readers.columns import Batch, Fields, check_columns, column_name, quoted, sql_paths
+from unheard.corpus.readers.columns import Fields, FileBatch, check_columns, column_name, quoted, sql_paths
 from unheard.corpus.readers.csv import csv_sql
 from unheard.corpus.readers.json import json_sql
 from unheard.errors import InputError
 
 
-def rows_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields) -> str:
+def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
     """One row for every row of the batch, in its order."""
     kind = batch.sources[0].format
     if kind in ("jsonl", "json"):
@@ -35,7 +35,7 @@ def rows_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields) 
     return f'SELECT NULL AS trouble, {user} AS "user", {text} AS text, {time} AS time FROM {table}'
 
 
-def _attached(database: duckdb.DuckDBPyConnection, batch: Batch, table: str | None) -> str:
+def _attached(database: duckdb.DuckDBPyConnection, batch: FileBatch, table: str | None) -> str:
     path, alias = batch.sources[0].path, f"source_{batch.number}"
     database.execute(f"ATTACH IF NOT EXISTS {quoted(path)} AS {alias} (READ_ONLY)")
     known = database.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [alias]).fetchall()

@@ -9,13 +9,13 @@ import csv
 
 import duckdb
 
-from unheard.corpus.readers.columns import LINE_BYTES, Batch, Fields, check_columns, quoted, sql_paths
+from unheard.corpus.readers.columns import LINE_BYTES, Fields, FileBatch, check_columns, quoted, sql_paths
 
 _MANY_LINES = 10  # in one field, each with just as many delimiters as a row has: rows, not prose
 _NAMED = 3  # places that are named; the others are only counted
 
 
-def csv_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields) -> str:
+def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
     """No guessing of dialects: people's text has every mark in it. Quotes double inside quotes (RFC 4180)."""
     delimiter = "\t" if batch.sources[0].format == "tsv" else ","
     lines = _lines(batch)
@@ -54,7 +54,7 @@ def _find_swallowed(database: duckdb.DuckDBPyConnection, table: str, columns: in
     database.execute(f"CREATE OR REPLACE TEMP TABLE swallowed AS {rows} WHERE {lines} >= {_MANY_LINES} AND {looks}")
 
 
-def rejected_rows(database: duckdb.DuckDBPyConnection, batch: Batch) -> tuple[dict[str, int], list[str]]:
+def rejected_rows(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> tuple[dict[str, int], list[str]]:
     """After the scan: rows that the reader gave up on, by reason (they reach no query), and what to tell about quotes."""
     places = _believed(database, batch)
     if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'").fetchall():
@@ -79,7 +79,7 @@ def rejected_rows(database: duckdb.DuckDBPyConnection, batch: Batch) -> tuple[di
     return {str(reason): int(number) for reason, number in rows}, _sentences(batch, places)
 
 
-def _believed(database: duckdb.DuckDBPyConnection, batch: Batch) -> list[tuple[int, int, bool]]:
+def _believed(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> list[tuple[int, int, bool]]:
     """(line, lines, False) for each field that swallowed rows and came out whole: its line is found by its first words."""
     if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'swallowed'").fetchall():
         return []
@@ -94,7 +94,7 @@ def _believed(database: duckdb.DuckDBPyConnection, batch: Batch) -> list[tuple[i
     return places
 
 
-def _sentences(batch: Batch, places: list[tuple[int, int, bool]]) -> list[str]:
+def _sentences(batch: FileBatch, places: list[tuple[int, int, bool]]) -> list[str]:
     path = batch.sources[0].path
     cure = "Close it, or double the quotes inside (RFC 4180)."
     told = [
@@ -108,13 +108,13 @@ def _sentences(batch: Batch, places: list[tuple[int, int, bool]]) -> list[str]:
     return told
 
 
-def _lines(batch: Batch) -> str:
+def _lines(batch: FileBatch) -> str:
     """The file line by line, whatever stands in it."""
     one_column = f"columns={{'line': 'VARCHAR'}}, delim={quoted(chr(1))}, quote='', escape='', header=false"
     return f"read_csv({sql_paths(batch)}, {one_column}, strict_mode=false, {_plain(batch)})"
 
 
-def _plain(batch: Batch) -> str:
+def _plain(batch: FileBatch) -> str:
     # DuckDB would take a buffer of sixteen lines, a quarter of all memory, for every packed file
     packing = f"compression='{batch.sources[0].compression}', buffer_size={2 * LINE_BYTES}"
     return f"auto_detect=false, ignore_errors=true, max_line_size={LINE_BYTES}, comment='', {packing}"

@@ -11,8 +11,8 @@ import duckdb
 
 from unheard.corpus.readers.columns import (
     LINE_BYTES,
-    Batch,
     Fields,
+    FileBatch,
     check_columns,
     column_name,
     lacking_columns,
@@ -23,7 +23,7 @@ from unheard.corpus.readers.columns import (
 UNDECIDED = "undecided"
 
 
-def json_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields) -> str:
+def json_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
     """The rows of a batch. Refused if a field is in none of them."""
     table = _objects(batch)
     names = _keys(database, f"SELECT json FROM {table} LIMIT 2000")
@@ -33,13 +33,13 @@ def json_sql(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields) 
     return _quick_sql(batch, fields) if is_quick(batch, fields) else _thorough_sql(batch, fields)
 
 
-def is_quick(batch: Batch, fields: Fields) -> bool:
+def is_quick(batch: FileBatch, fields: Fields) -> bool:
     """Whether the quick reader can be used: on lines, if DuckDB takes the fields for different columns."""
     keys = _top_keys(fields)
     return batch.sources[0].format == "jsonl" and all(keys) and len({key.lower() for key in keys}) == len(keys)
 
 
-def count_undecided(database: duckdb.DuckDBPyConnection, batch: Batch, fields: Fields) -> dict[str, int]:
+def count_undecided(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> dict[str, int]:
     """What the rows are that the quick reader could not tell: broken, or good JSON without any of the fields."""
     keys = [quoted("/" + _escaped(key)) for key in _top_keys(fields)]
     nothing = " AND ".join(f"coalesce(json_type(json, {key}), 'NULL') = 'NULL'" for key in keys)
@@ -49,7 +49,7 @@ def count_undecided(database: duckdb.DuckDBPyConnection, batch: Batch, fields: F
     return {"malformed": found.get(True, 0), "no_user": found.get(False, 0)}
 
 
-def _quick_sql(batch: Batch, fields: Fields) -> str:
+def _quick_sql(batch: FileBatch, fields: Fields) -> str:
     columns = ", ".join(f"{quoted(key)}: 'JSON'" for key in _top_keys(fields))
     # Every row is an object: asked for one column alone, DuckDB would take it for whole lines as soon as one line is no object.
     table = f"read_ndjson({sql_paths(batch)}, columns={{{columns}}}, records=true, {_options(batch)})"
@@ -61,7 +61,7 @@ def _quick_sql(batch: Batch, fields: Fields) -> str:
     )
 
 
-def _thorough_sql(batch: Batch, fields: Fields) -> str:
+def _thorough_sql(batch: FileBatch, fields: Fields) -> str:
     """Every line as it stands, then one extraction for all fields, since each call reads the whole line again."""
     wanted = ", ".join(quoted(_pointer(f)) for f in (fields.user, fields.text, fields.time or fields.text))
     trouble = "CASE WHEN json IS NULL OR json_type(json) <> 'OBJECT' THEN 'malformed' END"
@@ -86,12 +86,12 @@ def _keys(database: duckdb.DuckDBPyConnection, objects: str) -> list[str]:
     return sorted(row[0] for row in database.execute(query).fetchall())
 
 
-def _objects(batch: Batch) -> str:
+def _objects(batch: FileBatch) -> str:
     reader = "read_ndjson_objects" if batch.sources[0].format == "jsonl" else "read_json_objects"
     return f"{reader}({sql_paths(batch)}, {_options(batch)})"
 
 
-def _options(batch: Batch) -> str:
+def _options(batch: FileBatch) -> str:
     return f"ignore_errors=true, maximum_object_size={LINE_BYTES}, compression='{batch.sources[0].compression}'"
 
 

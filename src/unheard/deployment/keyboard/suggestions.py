@@ -37,7 +37,7 @@ class Suggester:
     """One model's suggestions. Many threads may ask at once; they wait for each other."""
 
     def __init__(self, model: LoadedModel) -> None:
-        if model.tokens.smaller_than_words:
+        if model.tokens.is_subword:
             raise ModelError(
                 f"{model.name} reads pieces smaller than words, and this keyboard suggests whole words. "
                 "Prepare the corpus with --tokens words for a model to type on."

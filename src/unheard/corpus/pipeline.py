@@ -16,29 +16,103 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from unheard.corpus.backends import Engine, Grouping
-from unheard.corpus.backends.duckdb import DuckDBEngine
-from unheard.corpus.canaries import plant
+from unheard.config import require, table_from_part
+from unheard.corpus.backends import Grouping, GroupingBackend
+from unheard.corpus.backends.duckdb import DuckDBBackend
+from unheard.corpus.canaries import Canary, plant
 from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat, import_source
+from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.progress import Progress
 from unheard.corpus.scan import batches
-from unheard.corpus.settings import Preparation, public_record
-from unheard.corpus.shard_writer import StreamRule, WriteStreams
 from unheard.corpus.shards import Shard, token_dtype, write_shard
-from unheard.corpus.sources import Source
+from unheard.corpus.sources import Fields, Source
 from unheard.corpus.splits import SplitRule, draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
-from unheard.corpus.vocabulary_sources import FoundVocabulary
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table
+from unheard.corpus.vocabulary_sources import (
+    CorpusVocabulary,
+    FileVocabulary,
+    PrivateVocabulary,
+    PublicVocabulary,
+    TokenizerVocabulary,
+    VocabularyResult,
+    VocabularySource,
+)
 from unheard.errors import ConfigError, InputError
 
 _SHARD_BYTES = 64 << 20
+
+VOCABULARY_KINDS: dict[str, type] = {
+    "public": PublicVocabulary,
+    "file": FileVocabulary,
+    "tokenizer": TokenizerVocabulary,
+    "corpus": CorpusVocabulary,
+    "private": PrivateVocabulary,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """Everything that decides what is in the store. Where it runs (backend, memory, workers) decides nothing."""
+
+    fields: Fields
+    tokenizer: Tokenizer = field(default_factory=WordTokenizer)
+    vocabulary: VocabularySource = field(default_factory=PublicVocabulary)
+    encoding: EncodingOptions = field(default_factory=EncodingOptions)
+    splits: SplitRule = field(default_factory=SplitRule)
+    excluded: tuple[str, ...] = ()
+    drop_duplicates: bool = False
+    duplicate_chars: int = 100
+    test_tokens: int = 0
+    canaries: tuple[Canary, ...] = ()
+    shards: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.shards >= 0, f"shards must be 0 (choose for me) or more, not {self.shards}.")
+        require(self.test_tokens >= 0, f"test_tokens must be 0 or more, not {self.test_tokens}.")
+        require(self.duplicate_chars >= 1, f"duplicate_chars must be 1 or more, not {self.duplicate_chars}.")
+        require(not self.test_tokens or self.splits.held_out > 0, "Test posts come from held-out users: hold some out.")
+
+
+def public_record(preparation: Preparation, found: VocabularyResult, name: str) -> dict[str, Any]:
+    """What may be published about the store: choices, never counts."""
+    return {
+        "name": preparation.name or name,
+        "made_by": f"unheard {version('unheard')}",
+        "synthetic": False,
+        "canaries": bool(preparation.canaries),
+        **choices(preparation),
+        "vocabulary": {**_vocabulary_table(preparation.vocabulary), **found.provenance, "events": found.events},
+        "excluded_users": bool(preparation.excluded),
+        "drop_duplicates": preparation.drop_duplicates,
+        "test_tokens": preparation.test_tokens,
+    }
+
+
+def choices(preparation: Preparation) -> dict[str, dict[str, Any]]:
+    """The part of the record that is known before anything is read."""
+    return {
+        "tokens": tokenizer_to_table(preparation.tokenizer),
+        "vocabulary": _vocabulary_table(preparation.vocabulary),
+        "streams": table_from_part(preparation.encoding),
+        "splits": table_from_part(preparation.splits),
+    }
+
+
+def _vocabulary_table(choice: VocabularySource) -> dict[str, Any]:
+    """The record of a choice; a path shrinks to its last name, since corpus.json may travel."""
+    table = table_from_part(choice, VOCABULARY_KINDS)
+    if "path" in table:
+        table["path"] = Path(table["path"]).name
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +123,21 @@ class Prepared:
     counts: dict[str, Any]
 
 
-def prepare(
+def build_store(
     sources: Sequence[Source],
     out: str | os.PathLike[str],
     preparation: Preparation,
     *,
-    engine: Engine | None = None,
+    backend: GroupingBackend | None = None,
     memory_bytes: int = 1 << 30,
     user_map: str | os.PathLike[str] | None = None,
     progress: Progress = lambda step, fraction: None,
 ) -> Prepared:
     """Make a store of what the sources hold. The same call again after a stop goes on where it was."""
-    engine = engine or DuckDBEngine()
+    backend = backend or DuckDBBackend()
     writer = StoreWriter(out, keep_partial=True)
     try:
-        return _prepare(sources, writer, preparation, engine, memory_bytes, user_map, progress)
+        return _prepare(sources, writer, preparation, backend, memory_bytes, user_map, progress)
     except (InputError, ConfigError):
         # The same call would be refused again: nothing to go on with, and raw text should not lie about.
         shutil.rmtree(writer.partial, ignore_errors=True)
@@ -74,13 +148,13 @@ def _prepare(
     sources: Sequence[Source],
     writer: StoreWriter,
     preparation: Preparation,
-    engine: Engine,
+    backend: GroupingBackend,
     memory_bytes: int,
     user_map: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> Prepared:
     work, mapped = writer.partial / "work", user_map is not None
-    _begin_or_resume(work, sources, [preparation, type(engine).__name__, duckdb.__version__, mapped])
+    _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, mapped])
     readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
     grouping = Grouping(
         work=work,
@@ -92,15 +166,15 @@ def _prepare(
         memory_bytes=memory_bytes,
     )
     counts: dict[str, Any] = {"inputs": [{"path": s.path, "bytes": _size(s)} for s in sources]}
-    rows = engine.scan(grouping, batches(readable), progress)
+    rows = backend.scan(grouping, batches(readable), progress)
     if not rows["kept"]:
         told = "".join(f" {sentence}" for sentence in grouping.noticed())
         raise InputError(f"No usable row in the input: {_troubles(rows)}. {_cure(rows)}{told}")
     counts["rows"] = dict(sorted(rows.items()))
     counts["noticed"] = grouping.noticed()
-    counts["duplicate_posts"] = engine.find_duplicates(grouping)
-    found = preparation.vocabulary.find(preparation, engine, grouping, progress)
-    counts["users"] = _write_streams(engine, grouping, preparation, found, writer.partial, mapped, progress)
+    counts["duplicate_posts"] = backend.find_duplicates(grouping)
+    found = preparation.vocabulary.find(preparation, backend, grouping, progress)
+    counts["users"] = _write_streams(backend, grouping, preparation, found, writer.partial, mapped, progress)
     if not counts["users"].get("train_users"):
         raise InputError(_nobody(preparation, counts["users"]))
     if user_map is not None:
@@ -134,28 +208,28 @@ def _begin_or_resume(work: Path, sources: Sequence[Source], asked: list[Any]) ->
 
 
 def _write_streams(
-    engine: Engine,
+    backend: GroupingBackend,
     grouping: Grouping,
     preparation: Preparation,
-    found: FoundVocabulary,
+    found: VocabularyResult,
     partial: Path,
     mapped: bool,
     progress: Progress,
 ) -> dict[str, int]:
     """Every shard's streams; a shard with a result file is finished."""
     results = grouping.work / "streams"
-    task = WriteStreams(
+    task = EncodeShard(
         folder=partial,
-        tokens=preparation.tokens,
+        tokens=preparation.tokenizer,
         vocabulary=found.vocabulary,
-        rule=preparation.streams,
+        rule=preparation.encoding,
         splits=preparation.splits,
         names=grouping.work / "names" if mapped else None,
     )
     waiting = [s for s in range(grouping.shards) if not (results / f"{s:05d}.json").is_file()]
     done = grouping.shards - len(waiting)
     progress("Writing", done / grouping.shards)
-    for shard, result in engine.over_shards(grouping, task, waiting):
+    for shard, result in backend.over_shards(grouping, task, waiting):
         file = results / f"{shard:05d}.json"
         file.with_suffix(".writing").write_text(json.dumps(result))
         os.replace(file.with_suffix(".writing"), file)
@@ -167,7 +241,7 @@ def _write_streams(
     return dict(sorted(total.items()))
 
 
-def _extras(preparation: Preparation, found: FoundVocabulary, partial: Path, shards: int) -> None:
+def _extras(preparation: Preparation, found: VocabularyResult, partial: Path, shards: int) -> None:
     """What is made from finished streams: canaries in training users, test posts from held-out ones."""
     dtype = token_dtype(len(found.vocabulary))
     if preparation.canaries:
@@ -193,7 +267,7 @@ def _write_user_map(path: Path, work: Path, shards: int) -> None:
 
 
 def _nobody(preparation: Preparation, users: dict[str, int]) -> str:
-    rule = preparation.streams
+    rule = preparation.encoding
     if users.get("users_seen") == users.get("users_too_short"):
         return f"No user has {rule.min_tokens} tokens or more: lower --min-tokens or --tokens-per-user."
     return "No user is left to train on: all are held out or public. Lower --held-out or --public."
@@ -223,7 +297,7 @@ def _changed(source: Source) -> int:
 
 CHITCHAT = Preparation(
     fields=CHITCHAT_FIELDS,
-    streams=StreamRule(min_tokens=100, tokens_per_user=1600),
+    encoding=EncodingOptions(min_tokens=100, tokens_per_user=1600),
     splits=SplitRule(held_out=0.1),
     name="chitchat",
 )
@@ -231,4 +305,4 @@ CHITCHAT = Preparation(
 
 def prepare_chitchat(out: str | os.PathLike[str], progress: Progress = lambda step, fraction: None) -> Prepared:
     """The default corpus as a store at `out`: a few seconds."""
-    return prepare([find_chitchat()], out, CHITCHAT, progress=progress)
+    return build_store([find_chitchat()], out, CHITCHAT, progress=progress)
