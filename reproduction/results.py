@@ -5,14 +5,13 @@ Figures only: nothing of anyone's text, no user, no cohort. Torch is not needed 
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.errors import InvalidValue, RunFolderError
-from unheard.storage import locked
 
 FILE = "runs.jsonl"
 WAIT_SECONDS = 60.0
@@ -60,15 +59,12 @@ def append(folder: Path, results: Iterable[RunResult]) -> None:
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / f".{FILE}.lock", wait=WAIT_SECONDS), path.open("ab") as file:
-            whole = _whole(path)
-            file.truncate(len(whole))  # without the line that a kill left unfinished
-            if whole and not whole.endswith(b"\n"):
-                file.write(b"\n")
+        with storage.locked(folder / f".{FILE}.lock", wait=WAIT_SECONDS):
+            size, whole = path.stat().st_size if path.exists() else 0, len(_whole(path))
+            if whole < size:  # a kill left the last line unfinished
+                storage.truncate(path, whole, expected_size=size)
             for result in results:
-                file.write((json.dumps(asdict(result), allow_nan=False) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+                storage.append_line(path, json.dumps(asdict(result), allow_nan=False).encode())
     except OSError as trouble:
         raise RunFolderError(
             f"Cannot write {path}: {trouble.strerror}. The runs are kept: make room, or name another folder (--results)."

@@ -71,6 +71,28 @@ def test_a_partial_append_is_taken_back(tmp_path, monkeypatch):
     assert path.read_bytes() == b"12345\n"
 
 
+def test_a_line_is_appended_after_a_torn_one(tmp_path):
+    path = tmp_path / "log"
+    storage.append_line(path, b"1")
+    storage.append_line(path, b"2")
+    assert path.read_bytes() == b"1\n2\n"
+    path.write_bytes(b'1\n{"tor')
+    storage.append_line(path, b"3")
+    assert path.read_bytes() == b'1\n{"tor\n3\n'
+
+
+def test_a_new_file_is_whole_where_there_are_no_hard_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(storage.os, "link", refuse)
+    storage.create_file(tmp_path / "file", b"first")
+    with pytest.raises(FileExistsError):
+        storage.create_file(tmp_path / "file", b"second")
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"first"
+
+
 HOLD = """
 import pathlib, sys
 from unheard import storage

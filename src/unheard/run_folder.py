@@ -12,7 +12,6 @@ Every whole file is replaced in one step (write beside, fsync, rename), so a cra
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -152,18 +151,20 @@ class RunFolder:
             return None
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with open(self.metrics, "ab+") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # torn by a crash: leave it behind as a line of its own
-                    file.write(b"\n")
-            file.write(json.dumps(row).encode() + b"\n")
+        """Append the evaluation of one round to `metrics.jsonl`."""
+        with _advice_on_failure(self.metrics):
+            storage.append_line(self.metrics, json.dumps(row).encode())
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file of a run folder atomically."""
-    try:
+    """Replace a file of a run folder atomically; raises `RunFolderError` if it cannot be written."""
+    with _advice_on_failure(path):
         storage.replace_file(path, content)
+
+
+@contextlib.contextmanager
+def _advice_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise RunFolderError(f"Cannot write {path}: {error.strerror}. What was there before is unchanged.") from None

@@ -7,6 +7,7 @@ or `FileInUse` if another process holds a lock; callers turn both into errors th
     replace_file(path, content)                 atomic replace of a whole file
     create_file(path, content)                  a new file for its owner alone; fails if the path exists
     append(path, content, expected_size=size)   append to a log that has exactly `size` bytes
+    append_line(path, line)                     append to a log of lines whose last line may be torn
     truncate(path, size, expected_size=...)     cut the torn end of a log
     with locked(path, wait=60.0): ...           one process at a time; the lock ends with its process
     with staged_folder(out) as folder: ...      fill a folder beside `out`, then move it there in one step
@@ -56,8 +57,25 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Create a file that only its owner may read; raises `FileExistsError` if the path exists."""
-    _write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), content, expected_size=0)
+    """Create a file that only its owner may read: after a crash it is there whole or not at all.
+
+    Raises:
+        FileExistsError: Something is at the path, whatever it is. It is left as it is.
+        OSError: The file could not be written. Nothing is at the path.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:50]}.", suffix=".new", dir=path.parent)
+    try:
+        _write_and_sync(descriptor, content, expected_size=0)
+        try:
+            os.link(name, path)  # unlike a rename, it never replaces what another process has created meanwhile
+        except FileExistsError:
+            raise
+        except OSError:  # a filesystem without hard links; there a crash can leave a part of the file
+            _write_and_sync(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), content, expected_size=0)
+    finally:
+        os.unlink(name)
     sync_folder(path.parent)
 
 
@@ -71,6 +89,23 @@ def append(path: Path, content: bytes, *, expected_size: int) -> None:
             left unchanged and `OSError` (EBUSY) is raised.
     """
     _write_and_sync(os.open(path, os.O_WRONLY | os.O_APPEND), content, expected_size)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line to a log of lines and sync it; the file is created if it is missing.
+
+    A last line that a crash has torn is left as a line of its own, so that the new line is whole. Readers of such a log
+    skip lines that they cannot parse. One process writes at a time.
+
+    Args:
+        path: The log. Its folder must exist.
+        line: The line without its newline.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    size = os.fstat(descriptor).st_size
+    os.lseek(descriptor, max(size - 1, 0), os.SEEK_SET)
+    is_torn = os.read(descriptor, 1) not in (b"", b"\n")
+    _write_and_sync(descriptor, (b"\n" if is_torn else b"") + line + b"\n", expected_size=size)
 
 
 def truncate(path: Path, size: int, *, expected_size: int) -> None:

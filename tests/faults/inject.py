@@ -4,7 +4,6 @@ Nothing of this is in the product: the child replaces the few functions through 
 dies. A fork, because importing torch takes seconds and there are a hundred steps to die at.
 """
 
-import builtins
 import contextlib
 import errno
 import os
@@ -13,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import unheard.run_folder
 from unheard.engines.reference import ReferenceEngine
 from unheard.mechanism.estimators import FixedDenominator
 from unheard.mechanism.noise import NoNoise
@@ -71,7 +69,6 @@ def install(steps: Steps) -> None:
     for name in ("fsync", "replace", "ftruncate", "unlink"):
         setattr(os, name, before(name))
     os.write = write  # pyright: ignore[reportAttributeAccessIssue]
-    unheard.run_folder.open = lambda *args, **more: _Torn(builtins.open(*args, **more), steps)  # noqa: SIM115
     for owner, name in (
         (PoissonSampling, "draw"),
         (ReferenceEngine, "sum_updates"),
@@ -89,30 +86,6 @@ def _stepping(function: Callable[..., Any], name: str, steps: Steps) -> Callable
         return function(*args, **more)
 
     return step
-
-
-class _Torn:
-    """A file whose writes are steps."""
-
-    def __init__(self, file: Any, steps: Steps) -> None:
-        self._file, self._steps = file, steps
-
-    def write(self, data: bytes) -> int:
-        def half() -> None:
-            self._file.write(data[: len(data) // 2])
-            self._file.flush()
-
-        self._steps.here("file: write", write_half=half)
-        return self._file.write(data)
-
-    def __enter__(self) -> "_Torn":
-        return self
-
-    def __exit__(self, *what: Any) -> None:
-        self._file.__exit__(*what)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def in_a_child(work: Callable[[], Any]) -> int:

@@ -1,8 +1,17 @@
-"""What has been charged, kept so that it can only grow: one line per event, on disk before the model can be seen.
+"""A run's ledger: the events that the run was charged for, in a hash-chained file that can only grow.
 
-In: the public facts of a run, then one event per attempted round. Out: the events that really happened, in order.
-A hash chain is no signature: whoever can write the file can write all of it anew. A checkpoint that remembers
-(len(ledger), ledger.head) can show that the ledger was not shortened since: ledger.contains(length, head).
+This module implements "charge before release" for one run: the event of a round is on disk before the round's cohort is
+drawn (docs/privacy.md; paper: the composition over rounds of Theorem 1 counts every round that was started). A crash can
+leave an event without a model, never a model without its event. The statement of a run is computed from its ledger.
+
+    ledger = Ledger.create("runs/first/ledger.jsonl", {"population": 763_430, "delta": 1e-9})
+    ledger.charge(PoissonGaussian(sampling_prob=0.0065, noise_multiplier=1.0), round=0)
+    Ledger.read("runs/first/ledger.jsonl").events
+
+In: the public facts of a run, then one event per attempted round. Out: the events that happened, in order. A checkpoint
+remembers `(len(ledger), ledger.head)`; on resume `ledger.contains(length, head)` shows that nothing was cut off since.
+The file format and its verification are in `hash_chain.py`; the ledger of all runs on a population is in
+`population_ledger.py`.
 """
 
 import copy
@@ -12,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unheard import storage
 from unheard.errors import LedgerError
-from unheard.privacy import hash_chain as chain
 from unheard.privacy.events import Event, from_record, to_record
+from unheard.privacy.hash_chain import RESTORE, ChainedFile
 
 FORMAT = "unheard-ledger-1"
 _FACTS: dict[str, type | tuple[type, ...]] = {
@@ -27,12 +35,18 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
         dict,
     ),
 }
-"""What a header's facts must be where they are given, so that nobody downstream has to wonder."""
+"""The types of the facts that a header may declare; checked on reading, so that later code can rely on them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One charged event, the round it was charged for, and the hash of its line."""
+    """One charged event.
+
+    Attributes:
+        event: What happened to the users' data.
+        round: The round that was charged. A round that is repeated after a crash is charged again.
+        hash: The hash of the line in the file.
+    """
 
     event: Event
     round: int
@@ -40,179 +54,168 @@ class Entry:
 
 
 class Ledger:
-    """An append-only list of events in a file. Begin one with `create`, go on with `open`, look with `read`."""
+    """An append-only list of events in a file, with one writer.
 
-    def __init__(self, path: Path, facts: dict[str, Any], head: str, size: int) -> None:
-        self.path = path
-        self.repaired: str | None = None  # what a power loss left behind and `open` mended, in words
-        self._facts = facts
-        self._hashes = [head]  # of the header, then of every entry
+    `Ledger.create` begins a ledger, `Ledger.open` continues one, and `Ledger.read` looks at one, also while a run is
+    writing to it. All three verify the whole file and raise `LedgerError` if it is damaged.
+
+    >>> import tempfile
+    >>> from unheard.privacy.events import PoissonGaussian
+    >>> path = Path(tempfile.mkdtemp()) / "ledger.jsonl"
+    >>> ledger = Ledger.create(path, {"population": 1000})
+    >>> ledger.charge(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0), round=0)
+    >>> Ledger.read(path).events
+    [PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)]
+    """
+
+    def __init__(self, file: ChainedFile) -> None:
+        self._file = file
         self._entries: list[Entry] = []
-        self._size = size  # of the whole lines, in bytes; a file of another size is not written to
         self._writable = False
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> "Ledger":
-        """Begin a ledger with the run's public facts. An existing file is never written over."""
-        path = Path(os.path.abspath(path))
-        kept = copy.deepcopy(dict(facts))
-        line, head = chain.seal({"ledger": FORMAT, "facts": kept}, "")
+        """Begin a ledger.
+
+        Args:
+            path: A file that does not exist yet.
+            facts: The run's public facts, as plain JSON values; they become the file's first line.
+
+        Raises:
+            LedgerError: The path exists, cannot be written, or the facts are no plain JSON.
+        """
+        file = ChainedFile(path, FORMAT)
         try:
-            storage.create_file(path, line)
+            file.create(facts)
         except FileExistsError:
             raise LedgerError(
-                f"{path} exists: a ledger is never written over. Resume its run or take a new folder."
+                f"{file.path} exists: a ledger is never written over. Resume its run or take a new folder."
             ) from None
-        except OSError as trouble:
+        except OSError as error:
             raise LedgerError(
-                f"{path} cannot be written ({trouble.strerror}). Check space and permissions."
-            ) from trouble
-        ledger = cls(path, kept, head, len(line))
+                f"{file.path} cannot be written ({error.strerror}). Check space and permissions."
+            ) from error
+        ledger = cls(file)
         ledger._writable = True
         return ledger
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """Read and verify a ledger in order to go on with it. Half a last line, from a power loss, is cut off."""
-        ledger, size_on_disk = cls._load(path)
+        """Read and verify a ledger in order to charge it further; a line torn by a power loss is cut off.
+
+        Raises:
+            LedgerError: There is no ledger at the path, it is damaged, or it cannot be repaired.
+        """
+        ledger = cls.read(path)
         try:
-            if ledger._size < size_on_disk:
-                storage.truncate(ledger.path, ledger._size, expected_size=size_on_disk)
-            elif ledger._size > size_on_disk:  # whole but for its newline
-                storage.append(ledger.path, b"\n", expected_size=size_on_disk)
-        except OSError as trouble:
-            raise LedgerError(f"The torn end of {ledger.path} cannot be mended ({trouble.strerror}).") from trouble
+            ledger._file.repair()
+        except OSError as error:
+            raise LedgerError(f"The torn end of {ledger.path} cannot be mended ({error.strerror}).") from error
         ledger._writable = True
         return ledger
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """Read and verify a ledger without touching the file (a run may be writing to it)."""
-        return cls._load(path)[0]
+        """Read and verify a ledger without touching the file.
+
+        Raises:
+            LedgerError: There is no ledger at the path, or it is damaged.
+        """
+        file = ChainedFile(path, FORMAT)
+        try:
+            records = file.read()
+        except OSError as error:
+            raise LedgerError(f"No ledger can be read at {file.path} ({error.strerror}). Name a run folder.") from None
+        for name, kind in _FACTS.items():
+            fact = file.facts.get(name)
+            if fact is not None and (not isinstance(fact, kind) or isinstance(fact, bool)):
+                raise LedgerError(
+                    f"{file.path}, line 1: '{name}' is {str(fact)[:50]!r}, which no run declares. {RESTORE}"
+                )
+        ledger = cls(file)
+        for number, record in enumerate(records, start=2):
+            if record.keys() != {"round", "event"} or not _is_round(record["round"]):
+                raise LedgerError(f"{file.path}, line {number}: an entry has a 'round' and an 'event' only. {RESTORE}")
+            try:
+                event = from_record(record["event"])
+            except LedgerError as error:
+                raise LedgerError(f"{file.path}, line {number}: {error}") from None
+            ledger._entries.append(Entry(event=event, round=record["round"], hash=file.hashes[number - 1]))
+        return ledger
+
+    @property
+    def path(self) -> Path:
+        """The file, as an absolute path."""
+        return self._file.path
+
+    @property
+    def repaired(self) -> str | None:
+        """What a power loss left at the end of the file and `open` mends, in words; None if the file was whole."""
+        return self._file.repaired
 
     @property
     def facts(self) -> dict[str, Any]:
-        return copy.deepcopy(self._facts)
+        """A copy of the public facts of the run."""
+        return copy.deepcopy(self._file.facts)
 
     @property
     def entries(self) -> list[Entry]:
+        """All charges in order."""
         return list(self._entries)
 
     @property
     def events(self) -> list[Event]:
+        """The events of all charges in order."""
         return [entry.event for entry in self._entries]
 
     @property
     def head(self) -> str:
-        """The hash of the last line; together with len(ledger) it names everything charged so far."""
-        return self._hashes[-1]
+        """The hash of the last line; together with `len(ledger)` it identifies everything charged so far."""
+        return self._file.head
 
     def hash_at(self, length: int) -> str:
-        """The hash of the line after which the ledger had `length` entries; of 0, the header's."""
-        return self._hashes[length]
+        """The hash that `head` was when the ledger had `length` entries; for 0, the header's."""
+        return self._file.hashes[length]
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def contains(self, length: int, head: str) -> bool:
-        """Whether this ledger is the one so remembered, or has grown out of it."""
-        # DP: a ledger cut at a line's end has a valid chain; only this tells it from a shorter, cheaper run.
-        return 0 <= length <= len(self) and self._hashes[length] == head
+        """Whether this ledger is the one that had `length` entries and the hash `head`, or has grown out of it."""
+        return self._file.contains(length, head)
 
     def charge(self, event: Event, round: int) -> None:
-        """Append one event; when this returns, it is on disk. A round that is done again is charged again."""
+        """Append one event; it is on disk when this returns. A round that is repeated is charged again.
+
+        Args:
+            event: What the round will do to the users' data.
+            round: The number of the round, from 0.
+
+        Raises:
+            LedgerError: The event could not be written, or another process has written to the file. Nothing of the round
+                may be released.
+        """
         self.charge_all([event], round)
 
     def charge_all(self, events: Sequence[Event], round: int) -> None:
-        """Append many events in one write: what an earlier run has cost, of which nothing may be left out."""
+        """Append several events in one write, for example everything that an earlier run has cost."""
         if not self._writable:
             raise LedgerError(f"{self.path} is not open for charging. Open it (again) with Ledger.open.")
         if not _is_round(round):
             raise LedgerError(f"A round is a whole number from 0 up, not {round!r}.")
-        sealed, head = [], self.head
-        for event in events:
-            one, head = chain.seal({"round": round, "event": to_record(event)}, head)
-            sealed.append((event, head, one))
-        line = b"".join(one for _, _, one in sealed)
-        self._writable = False  # until the line is known to be on disk
+        records = [{"round": round, "event": to_record(event)} for event in events]
+        self._writable = False  # until the lines are known to be on disk
         try:
             # DP: written and synced before charge() returns, and so before anything of the round can be seen.
-            storage.append(self.path, line, expected_size=self._size)
-        except OSError as trouble:
+            self._file.append(records)
+        except OSError as error:
             raise LedgerError(
-                f"The event of round {round} could not be written to {self.path} ({trouble.strerror or trouble}). "
+                f"The event of round {round} could not be written to {self.path} ({error.strerror or error}). "
                 "Nothing of this round may be released. Free some space if the disk is full, then resume the run."
-            ) from trouble
+            ) from error
         self._writable = True
-        for event, head, one in sealed:
-            self._keep(event, round, head, len(one))
-
-    @classmethod
-    def _load(cls, path: str | os.PathLike[str]) -> tuple["Ledger", int]:
-        """The ledger as its whole lines tell it, and the file's true size (another one if its end is torn)."""
-        path = Path(os.path.abspath(path))
-        try:
-            data = path.read_bytes()
-        except OSError as trouble:
-            raise LedgerError(f"No ledger can be read at {path} ({trouble.strerror}). Name a run folder.") from None
-        *lines, rest = data.split(b"\n")
-        if not lines:
-            hint = "If a run was just being created, delete the file: nothing was charged."
-            raise LedgerError(f"{path} is not a ledger: it has no whole first line. {hint}")
-        ledger = cls._from_header(path, lines[0])
-        if not rest and len(lines) > 1 and chain.is_torn(lines[-1]):
-            rest = lines.pop()
-        for number, line in enumerate(lines[1:], start=2):
-            ledger._read_line(line, number)
-        if rest:
-            ledger._mend(rest)
-        return ledger, len(data)
-
-    @classmethod
-    def _from_header(cls, path: Path, line: bytes) -> "Ledger":
-        record, head = _unsealed(line, "", path, 1)
-        if record.keys() != {"ledger", "facts"} or record["ledger"] != FORMAT or not isinstance(record["facts"], dict):
-            raise LedgerError(f"{path}, line 1: not the header of a '{FORMAT}' file. Use the version that wrote it.")
-        for name, kind in _FACTS.items():
-            if (fact := record["facts"].get(name)) is not None and (
-                not isinstance(fact, kind) or isinstance(fact, bool)
-            ):
-                raise LedgerError(
-                    f"{path}, line 1: '{name}' is {str(fact)[:50]!r}, which no run declares. {chain.CURE}"
-                )
-        return cls(path, record["facts"], head, len(line) + 1)
-
-    def _read_line(self, line: bytes, number: int) -> None:
-        record, head = _unsealed(line, self.head, self.path, number)
-        if record.keys() != {"round", "event"} or not _is_round(record["round"]):
-            raise LedgerError(f"{self.path}, line {number}: an entry has a 'round' and an 'event' only. {chain.CURE}")
-        try:
-            event = from_record(record["event"])
-        except LedgerError as refusal:
-            raise LedgerError(f"{self.path}, line {number}: {refusal}") from None
-        self._keep(event, record["round"], head, len(line) + 1)
-
-    def _mend(self, rest: bytes) -> None:
-        """Decide about bytes after the last whole line: a line that lacks only its newline counts, others never did."""
-        number = len(self) + 2
-        if chain.is_torn(rest):
-            # charge() had not returned when these bytes were written, so nothing was released on their account.
-            self.repaired = f"line {number} was torn ({len(rest)} bytes) and has been cut off"
-        else:
-            self._read_line(rest, number)  # DP: the event is there to be read; to cut it would be to under-count.
-            self.repaired = f"line {number} lacked its end and has been completed"
-
-    def _keep(self, event: Event, round: int, head: str, size: int) -> None:
-        self._entries.append(Entry(event=event, round=round, hash=head))
-        self._hashes.append(head)
-        self._size += size
-
-
-def _unsealed(line: bytes, previous: str, path: Path, number: int) -> tuple[dict[str, Any], str]:
-    try:
-        return chain.unseal(line, previous)
-    except LedgerError as refusal:
-        raise LedgerError(f"{path}, line {number}: {refusal}") from None
+        hashes = self._file.hashes[len(self) + 1 :]
+        self._entries += [Entry(event=e, round=round, hash=h) for e, h in zip(events, hashes, strict=True)]
 
 
 def _is_round(value: Any) -> bool:

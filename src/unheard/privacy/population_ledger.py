@@ -1,19 +1,32 @@
-"""Two ledgers charged as one: the run's own, which its statement is made from, and that of the people it learns from.
+"""The ledger of a population: what all runs on the same users have been charged together.
 
-In: a run's ledger and the population's. Out: an object that training charges and saves as it would the run's ledger alone.
-The population is charged first. A crash between the two lines leaves the people charged for a round that never began: too
-much, never too little.
-What a population has been charged by all runs together: a ledger that belongs to the store, or to several stores.
+A run's statement covers that run. Training again every month on the same users composes, so every run on a store is also
+charged to a ledger that belongs to the store, or to several stores whose users overlap. This module implements the
+composition over runs (docs/privacy.md, "all runs compose") and, if the owner sets one, the budget over all runs. The
+design and its reasons: docs/decisions/0030-a-ledger-for-the-store.md. Adaptive composition holds for events that are
+chosen in the light of earlier results (Dwork, Rothblum and Vadhan 2010; for running stops, Feldman and Zrnic 2021).
 
-In: every run's events, each before it may be released; and, if its owner sets one, a budget for all runs. Out: what was spent.
-Retraining every month on the same people composes: one run's statement is about that run, this ledger is about the people.
-Lines: a run that began, an event of a run at its position, a budget, or where the ledger has moved to (stores declared one
-population). How and why: docs/decisions/0030-a-ledger-for-the-store.md.
+    open_population_ledger(store, ...)    the ledger of a store, begun if there is none; charges the store's vocabulary
+    PopulationLedger.read(path)           look without a lock and without writing
+    JointLedger(ledger, population)       a run's ledger that also charges the population; training uses this
+
+    population = open_population_ledger("corpora/posts", corpus="posts", vocabulary_events=[])
+    ledger = Ledger.create("runs/first/ledger.jsonl", {"run_id": new_run_id(), "delta": 1e-6})
+    JointLedger.begin(ledger, population, name="first")
+    JointLedger(ledger, population).charge(event, round=0)
+
+Each line of the file (format: `hash_chain.py`) after the header is one of
+
+    {"began": {"run": ..., "facts": ..., "held": n}}                  a run begins
+    {"run": ..., "position": n, "event": {...}, "once": ...}          an event of a run, at its position in the run's ledger
+    {"budget": {"epsilon": ..., "delta": ..., "accountant": ...}}     the budget of all runs; the newest one counts
+    {"moved": {"to": path}}                                           this ledger was joined to another one, which counts
 """
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -22,102 +35,161 @@ from typing import Any
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import Event, from_record, to_record
+from unheard.privacy.hash_chain import ChainedFile
 from unheard.privacy.ledger import Entry, Ledger
-from unheard.privacy.sealed_log import SealedLog
 
 FORMAT = "unheard-population-1"
 FILE = "ledger.jsonl"
-MOST_MOVES = 8
+MAX_MOVES = 8
+REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates")
+"""The public facts of a run that the population's ledger repeats."""
 
 
 @dataclass
 class Member:
-    """One run as the population's ledger knows it."""
+    """One run as the population's ledger knows it.
+
+    Attributes:
+        id: The name of the run, unique among all runs.
+        facts: Some public facts that the run declared.
+        held: How many entries of the run's own ledger, from the first on, are charged here.
+        events: The events that are charged here under this run's name.
+    """
 
     id: str
     facts: dict[str, Any] = field(default_factory=dict)
     held: int = 0
-    """Positions of the run's own ledger, from 0 on, that are charged here."""
     events: list[Event] = field(default_factory=list)
 
 
 class PopulationLedger:
-    """Open one with `open` to charge it, or with `read` to look without a lock and without writing."""
+    """An append-only list of the events of all runs on one population, with several writers.
 
-    def __init__(self, path: Path) -> None:
+    Every method that writes takes the file's lock, reads what other processes have written meanwhile, and has its own
+    line on disk when it returns. All methods raise `LedgerError` if the file is damaged, cannot be read or written, or
+    was shortened while in use.
+
+    Attributes:
+        members: The runs by id, in the order in which they began.
+        budget: The budget of all runs together; None if none is set.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.members: dict[str, Member] = {}
         self.budget: Budget | None = None
         self._running: RunningEpsilon | None = None
         self._records: list[dict[str, Any]] = []
         self._moved_to: Path | None = None
-        self._came_from: tuple[SealedLog, ...] = ()
-        self._log = SealedLog(path, FORMAT)
+        self._came_from: tuple[ChainedFile, ...] = ()
+        self._file = ChainedFile(path, FORMAT)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> "PopulationLedger":
-        """The ledger at `path`, or where it has moved to, ready to be charged; begun with `facts` if there is none."""
+        """Open the ledger at `path`, or where it has moved to, in order to charge it.
 
-        def here(place: Path) -> "PopulationLedger":
-            population = cls(place)
-            with population._log.locked():
-                population._log.begin(facts)
-                population._refresh(mend=True)
+        Args:
+            path: The file. If nothing is there, a new ledger is created.
+            facts: The public facts of a new ledger.
+
+        Raises:
+            LedgerError: Something that is no ledger is at the path (it is left as it is), or the ledger is damaged.
+        """
+
+        def open_here(path: Path) -> "PopulationLedger":
+            population = cls(path)
+            file = population._file
+            with _advice_on_failure(file.path), file.locked():
+                if not os.path.lexists(file.path):
+                    # A random id tells copies of one ledger from two ledgers that were begun with equal facts.
+                    file.create({"id": secrets.token_hex(16), **facts})
+                population._refresh(repair=True)
             return population
 
-        return _followed(here(Path(path)), here)
+        return _follow_moves(open_here(Path(path)), open_here)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "PopulationLedger":
-        def here(place: Path) -> "PopulationLedger":
-            population = cls(place)
-            population._refresh(mend=False)
+        """Read and verify the ledger at `path`, or where it has moved to, without a lock and without writing."""
+
+        def read_here(path: Path) -> "PopulationLedger":
+            population = cls(path)
+            with _advice_on_failure(population.path):
+                population._refresh(repair=False)
             return population
 
-        return _followed(here(Path(path)), here)
+        return _follow_moves(read_here(Path(path)), read_here)
 
     @property
     def path(self) -> Path:
-        return self._log.path
+        """The file, as an absolute path."""
+        return self._file.path
 
     @property
     def facts(self) -> dict[str, Any]:
-        return dict(self._log.facts)
+        """The public facts of the header: a random id, and the name of the corpus it was begun for."""
+        return dict(self._file.facts)
 
     @property
     def position(self) -> dict[str, Any]:
-        """Names everything charged so far; a run's checkpoints remember it."""
-        return {"ledger": self._log.hashes[0], "length": len(self._log), "head": self._log.head}
+        """Identifies everything charged so far; the checkpoints of a run remember it. See `contains`."""
+        return {"ledger": self._file.hashes[0], "length": len(self._file), "head": self._file.head}
 
     @property
     def events(self) -> list[Event]:
+        """The events of all runs, grouped by run."""
         return [event for member in self.members.values() for event in member.events]
 
     def contains(self, position: Mapping[str, Any]) -> bool | None:
-        """Whether this ledger has grown out of that position; None if the position is one of another ledger."""
-        for log in (self._log, *self._came_from):
-            if log.hashes[0] == position["ledger"]:
+        """Whether this ledger has grown out of that position; None if the position belongs to another ledger."""
+        for file in (self._file, *self._came_from):
+            if file.hashes[0] == position["ledger"]:
                 # DP: a ledger cut at a line's end has a valid chain; only this tells it from one that was charged less.
-                return log.contains(position["length"], position["head"])
+                return file.contains(position["length"], position["head"])
         return None
 
     def register(self, run: str, facts: Mapping[str, Any], held: int) -> None:
-        """A run begins. The first `held` entries of its own ledger are another's, charged here under that one's name."""
-        with self._current():
+        """Record that a run begins; does nothing if the run is known.
+
+        Args:
+            run: The id of the run.
+            facts: Public facts of the run.
+            held: The number of entries at the start of the run's own ledger that belong to an earlier run and are charged
+                here under the earlier run's id.
+        """
+        with self._up_to_date():
             if run not in self.members:
                 self._write({"began": {"run": run, "facts": dict(facts), "held": held}})
 
     def settle(self, run: str, entries: Sequence[Entry | Event]) -> int:
-        """Charge what a run's own ledger has and this one lacks (a store copied without its ledger); how many that was."""
-        with self._current():
+        """Charge what a run's own ledger has and this ledger lacks, for example after a store was copied without it.
+
+        Args:
+            run: The id of the run.
+            entries: The whole of the run's own ledger.
+
+        Returns:
+            The number of events that were missing.
+        """
+        with self._up_to_date():
             held = self.members[run].held if run in self.members else 0
             events = [item.event if isinstance(item, Entry) else item for item in entries[held:]]
-            # DP: what a run was charged before it came here was charged to the same people; no budget can undo it.
+            # DP: what a run was charged before it came here was charged to the same users; no budget can undo it.
             self._write(*(_charge(run, position, event) for position, event in enumerate(events, start=held)))
             return len(events)
 
     def charge(self, run: str, position: int, event: Event, round: int) -> None:
-        """One more event of a run; on disk when this returns. Refused if it would exceed the population's budget."""
-        with self._current():
+        """Charge one more event of a run; it is on disk when this returns.
+
+        Args:
+            run: The id of the run.
+            position: The position that the event will have in the run's own ledger.
+            event: What the round will do to the users' data.
+            round: The number of the round, for the error message.
+
+        Raises:
+            BudgetExceeded: The event would exceed the budget of all runs together. Nothing is charged.
+        """
+        with self._up_to_date():
             if self.budget is not None:
                 assert self._running is not None
                 # DP: asked under the lock, with every other run's rounds counted, before anything of the round exists.
@@ -127,47 +199,66 @@ class PopulationLedger:
             self._write(_charge(run, position, event))
 
     def set_budget(self, budget: Budget) -> None:
-        """What all runs together may spend from now on. The newest one counts; earlier ones stay to be read."""
-        with self._current():
+        """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record."""
+        with self._up_to_date():
             self._write({"budget": {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}})
 
     def join(self, other: "PopulationLedger") -> None:
-        """Declare the users of `other` the same people: its charges are copied here, and it leads here from now on."""
+        """Declare that `other` has the same users: its charges are copied here, and it refers to this ledger from now on.
+
+        Raises:
+            InvalidValue: Both are the same ledger already.
+        """
         if other.path == self.path:
             raise InvalidValue(f"{self.path} already is the ledger of both stores.")
-        first, second = sorted((self, other), key=lambda one: one.path)  # one order for everybody: no deadlock
-        with first._current(), second._current():
-            # Copies of one ledger share their first lines; whatever came after is another charge, if for the same run.
-            pairs = zip(self._log.hashes, other._log.hashes, strict=False)
+        first, second = sorted((self, other), key=lambda population: population.path)  # one lock order: no deadlock
+        with first._up_to_date(), second._up_to_date():
+            # Copies of one ledger share their first lines. Every later line is a charge of its own, even for the same run.
+            pairs = zip(self._file.hashes, other._file.hashes, strict=False)
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             self._write(*(record for record in other._records[max(shared - 1, 0) :] if "budget" not in record))
             # DP: from the next line on, whoever charges the other ledger is led here, runs under way among them.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
 
     def running(self, delta: float, accountant: str = "rdp") -> RunningEpsilon:
+        """The epsilon of all runs together at `delta`, ready for further charges."""
         return RunningEpsilon(delta, accountant, self.events)
+
+    @contextlib.contextmanager
+    def _up_to_date(self) -> Iterator[None]:
+        """Hold the lock with everything read that other runs wrote. A ledger that has moved meanwhile is followed."""
+        for _ in range(MAX_MOVES):
+            with _advice_on_failure(self.path), self._file.locked():
+                self._refresh(repair=True)
+                if self._moved_to is None:
+                    yield
+                    return
+            there = PopulationLedger.open(self._moved_to, {})
+            there._came_from += (self._file, *self._came_from)
+            self.__dict__.update(there.__dict__)
+        raise LedgerError(f"{self.path} moves in a circle. Name the right one: [privacy] ledger.")
 
     def _write(self, *records: dict[str, Any]) -> None:
         if records:
-            self._log.append(*records)
+            self._file.append(records)
         for record in records:
-            self._keep(record)
+            self._apply(record)
 
-    def _current(self) -> "_Current":
-        return _Current(self)
-
-    def _refresh(self, *, mend: bool) -> None:
-        for record in self._log.refresh(mend=mend):
+    def _refresh(self, *, repair: bool) -> None:
+        for record in self._file.read():
             try:
-                self._keep(record)
+                self._apply(record)
             except (KeyError, TypeError, ValueError, AttributeError, InvalidValue):
                 raise LedgerError(f"{self.path}: a line is sealed but is none that this version knows.") from None
+        if repair:
+            self._file.repair()
 
-    def _keep(self, record: dict[str, Any]) -> None:
+    def _apply(self, record: dict[str, Any]) -> None:
+        """Take one record into `members`, `budget` and the rest."""
         if "began" in record:
-            told = record["began"]
-            member = self.members.setdefault(told["run"], Member(id=told["run"]))
-            member.facts, member.held = dict(told["facts"]), max(member.held, int(told["held"]))
+            began = record["began"]
+            member = self.members.setdefault(began["run"], Member(id=began["run"]))
+            member.facts, member.held = dict(began["facts"]), max(member.held, int(began["held"]))
         elif "budget" in record:
             self.budget = Budget(**record["budget"])
             self._running = self.budget.running(self.events)
@@ -183,99 +274,71 @@ class PopulationLedger:
         self._records.append(record)
 
 
-class _Current:
-    """Inside: the lock is held, and what other runs wrote has been read. A ledger that has moved meanwhile is followed."""
-
-    def __init__(self, population: PopulationLedger) -> None:
-        self._population = population
-
-    def __enter__(self) -> None:
-        for _ in range(MOST_MOVES):
-            self._lock = self._population._log.locked()
-            self._lock.__enter__()
-            try:
-                self._population._refresh(mend=True)
-                if self._population._moved_to is None:
-                    return
-            except BaseException:
-                self._lock.__exit__(None, None, None)
-                raise
-            self._lock.__exit__(None, None, None)
-            there = PopulationLedger.open(self._population._moved_to, {})
-            there._came_from += (self._population._log, *self._population._came_from)
-            self._population.__dict__.update(there.__dict__)
-        raise LedgerError(f"{self._population.path} moves in a circle. Name the right one: [privacy] ledger.")
-
-    def __exit__(self, *what: Any) -> None:
-        self._lock.__exit__(*what)
-
-
-def _charge(run: str, position: int, event: Event) -> dict[str, Any]:
-    # A number used once: copies of one ledger that are charged apart never come to look alike.
-    return {"run": run, "position": position, "event": to_record(event), "once": secrets.token_hex(8)}
-
-
-def _followed(found: PopulationLedger, open_here: Callable[[Path], PopulationLedger]) -> PopulationLedger:
-    """The ledger that this one has moved to, or itself."""
-    for _ in range(MOST_MOVES):
-        place = found._moved_to
-        if place is None:
-            return found
-        if not place.is_file():
-            raise LedgerError(
-                f"{found.path} has moved to {place}, which is not there: these stores were declared one population. "
-                "Bring that ledger back, or name where it lies now: [privacy] ledger in the run file."
-            )
-        before, found = found, open_here(place)
-        found._came_from = (before._log, *before._came_from)
-    raise LedgerError(f"{found.path} moves in a circle. Name the right one: [privacy] ledger in the run file.")
-
-
-TOLD = ("population", "delta", "randomness", "drop_duplicates")
-"""What of a run's public facts the population's ledger repeats."""
-
-
 class JointLedger:
-    """A run's ledger that also charges the run's population."""
+    """A run's ledger that also charges the run's population. Training charges it as it would the run's ledger alone.
+
+    The population is charged first. A crash between the two lines leaves the population charged for a round that never
+    began: the error is on the safe side.
+
+    Args:
+        ledger: The run's own ledger, open for charging.
+        population: The ledger of the store's population. What the run's ledger holds and this one lacks is charged to it.
+    """
 
     def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:
         self._ledger = ledger
         self.population = population
         self.run = run_id(ledger)
-        if self.run not in population.members:  # the store was copied without its ledger, or this is another one
+        if self.run not in population.members:  # the store was copied without its ledger, or this is another store
             came = {"came_with": len(ledger)} if len(ledger) else {}
-            population.register(self.run, {**told(ledger, ledger.path.parent.name), **came}, held=0)
+            population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, held=0)
         population.settle(self.run, ledger.entries)
 
     @classmethod
     def begin(cls, ledger: Ledger, population: PopulationLedger, name: str, parent: Ledger | None = None) -> None:
-        """Enter a new run, whose ledger holds what was spent before it: the vocabulary and the run that it begins from."""
+        """Register a new run with the population.
+
+        Args:
+            ledger: The new run's ledger. It holds what was spent before the run: the vocabulary and the parent run.
+            population: The ledger of the store's population.
+            name: The name of the run in statements.
+            parent: The ledger of the run that this run begins from.
+        """
         if parent is not None:
-            # DP: the earlier run had the same people, unless declared otherwise; on this very store it is charged already.
-            population.register(run_id(parent), told(parent, parent.path.parent.name), held=0)
+            # DP: the earlier run had the same users, unless declared otherwise; on this very store it is charged already.
+            population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
             population.settle(run_id(parent), parent.entries)
-        population.register(run_id(ledger), told(ledger, name), held=len(ledger))
+        population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger))
 
     def charge(self, event: Event, round: int) -> None:
-        """Charge both, each on disk when this returns. Over the population's budget, neither is."""
-        # DP: the people first: whatever happens next, their ledger never holds less than the run's.
+        """Charge both ledgers; both events are on disk when this returns.
+
+        Raises:
+            BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
+            LedgerError: An event could not be written. Nothing of the round may be released.
+        """
+        # DP: the population first: whatever happens next, its ledger never holds less than the run's.
         self.population.charge(self.run, len(self._ledger), event, round)
         self._ledger.charge(event, round)
 
     @property
     def facts(self) -> dict[str, Any]:
+        """The public facts of the run."""
         return self._ledger.facts
 
     @property
     def entries(self) -> list[Entry]:
+        """The charges of the run."""
         return self._ledger.entries
 
     @property
     def events(self) -> list[Event]:
+        """The events of the run."""
         return self._ledger.events
 
     @property
     def head(self) -> str:
+        """The hash of the last line of the run's ledger."""
         return self._ledger.head
 
     @property
@@ -287,22 +350,25 @@ class JointLedger:
         return len(self._ledger)
 
     def contains(self, length: int, head: str) -> bool:
+        """Whether the run's ledger has grown out of that length and hash; see `Ledger.contains`."""
         return self._ledger.contains(length, head)
 
 
 def new_run_id(reproducible: str | None = None) -> str:
-    """A name that no other run has; of a seeded run, one that follows from its configuration, as all else does."""
+    """Make an id that no other run has.
+
+    Args:
+        reproducible: For a seeded run, the hash of its configuration; its id then follows from its configuration too.
+
+    >>> new_run_id("0123456789abcdef" * 4)
+    'reproducible-0123456789abcdef'
+    """
     return secrets.token_hex(16) if reproducible is None else f"reproducible-{reproducible[:16]}"
 
 
 def run_id(ledger: Ledger) -> str:
-    """Of a run that was begun before runs had names: the hash of its ledger's first line."""
+    """Return the id of a ledger's run. For a run begun before runs had ids it is the hash of the ledger's first line."""
     return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
-
-
-def told(ledger: Ledger, name: str) -> dict[str, Any]:
-    facts = ledger.facts
-    return {"name": name, **{key: facts[key] for key in TOLD if key in facts}}
 
 
 def open_population_ledger(
@@ -311,27 +377,76 @@ def open_population_ledger(
     vocabulary_events: Sequence[Mapping[str, Any]],
     ledger: str | os.PathLike[str] | None = None,
 ) -> PopulationLedger:
-    """The ledger of a store's people, in the store's folder or where the run file says; their vocabulary is charged once."""
-    # DP: a part of a store has no ledger of its own: what was charged there would be missing in the people's.
+    """Open the ledger of a store's population, and charge the store's vocabulary to it once.
+
+    Args:
+        store: The folder of the token store.
+        corpus: The name of the corpus, for the header of a new ledger.
+        vocabulary_events: The records of the events that the store's vocabulary has cost; empty for a public vocabulary.
+        ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run file).
+
+    Raises:
+        LedgerError: The store is a part of another store and no ledger is named, or the ledger cannot be used.
+    """
+    # DP: a part of a store has no ledger of its own: what was charged there would be missing in the population's.
     if ledger is None and (Path(store) / "part.json").is_file():
         raise LedgerError(
-            f"{store} is a part of a store, and its people's ledger lies with the whole one. Name it: [privacy] ledger = the whole "
-            "store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
+            f"{store} is a part of a store, and its people's ledger lies with the whole one. Name it: [privacy] ledger = "
+            "the whole store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
         )
-    place = Path(ledger) if ledger is not None else Path(store) / FILE
-    if place.is_dir():
-        place = place / FILE
+    path = Path(ledger) if ledger is not None else Path(store) / FILE
+    if path.is_dir():
+        path = path / FILE
     if ledger is not None:
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as trouble:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
             raise LedgerError(
-                f"[privacy] ledger = {str(place)!r} cannot be made ({trouble.strerror}). Choose another folder."
+                f"[privacy] ledger = {str(path)!r} cannot be made ({error.strerror}). Choose another folder."
             ) from None
-    population = PopulationLedger.open(place, {"corpus": corpus})
+    population = PopulationLedger.open(path, {"corpus": corpus})
     name = f"vocabulary-{corpus[:16]}"
     if vocabulary_events:
         population.register(name, {"name": "the private vocabulary"}, held=0)
-        # DP: a vocabulary found in the users' own text was paid for by the same people, once for all runs.
+        # DP: a vocabulary found in the users' own text was paid for by the same users, once for all runs.
         population.settle(name, [from_record(record) for record in vocabulary_events])
     return population
+
+
+def _charge(run: str, position: int, event: Event) -> dict[str, Any]:
+    # The random number keeps the lines of two copies of one ledger apart if both are charged for the same event.
+    return {"run": run, "position": position, "event": to_record(event), "once": secrets.token_hex(8)}
+
+
+def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:
+    facts = ledger.facts
+    return {"name": name, **{key: facts[key] for key in REPEATED_FACTS if key in facts}}
+
+
+def _follow_moves(population: PopulationLedger, open_here: Callable[[Path], PopulationLedger]) -> PopulationLedger:
+    """Return the ledger that this one has moved to, or itself."""
+    for _ in range(MAX_MOVES):
+        path = population._moved_to
+        if path is None:
+            return population
+        if not path.is_file():
+            raise LedgerError(
+                f"{population.path} has moved to {path}, which is not there: these stores were declared one population. "
+                "Bring that ledger back, or name where it lies now: [privacy] ledger in the run file."
+            )
+        before, population = population, open_here(path)
+        population._came_from = (before._file, *before._came_from)
+    raise LedgerError(f"{population.path} moves in a circle. Name the right one: [privacy] ledger in the run file.")
+
+
+@contextlib.contextmanager
+def _advice_on_failure(path: Path) -> Iterator[None]:
+    """Turn an `OSError` about the file into a `LedgerError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"{path}: {error.strerror or error}. Every run on a store is charged to the store's own ledger before it "
+            "releases anything. Make the folder writable, free some space, or keep the ledger elsewhere: "
+            '[privacy] ledger = "some/folder/ledger.jsonl" in the run file (the same file for every run on these people).'
+        ) from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.training.concurrent_runs import RoundReport
@@ -151,5 +152,4 @@ def _trained(stage: Stage) -> Generator[Stage, None, bool]:
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    storage.append_line(path, json.dumps(row).encode())

@@ -41,13 +41,13 @@ def ledger(folder, name="r", run="one", events=(), **facts) -> Ledger:
     return made
 
 
-def begun(folder, people, name="r", run="one", parent=None, past=(), **facts) -> JointLedger:
+def begun(folder, population, name="r", run="one", parent=None, past=(), **facts) -> JointLedger:
     made = ledger(folder, name, run, past, **facts)
-    JointLedger.begin(made, people, name, parent)
-    return JointLedger(made, people)
+    JointLedger.begin(made, population, name, parent)
+    return JointLedger(made, population)
 
 
-def test_a_round_is_charged_to_the_people_before_the_runs_own_ledger(path, tmp_path, monkeypatch):
+def test_a_round_is_charged_to_the_population_before_the_runs_own_ledger(path, tmp_path, monkeypatch):
     account = begun(tmp_path, opened(path))
 
     def power_loss(*args):
@@ -68,9 +68,9 @@ def test_a_charge_is_synced_before_it_returns(path, tmp_path, monkeypatch):
 
 
 def test_runs_on_one_population_compose(path, tmp_path):
-    people = opened(path)
+    population = opened(path)
     for run in ("one", "two"):
-        account = begun(tmp_path, people, run, run)
+        account = begun(tmp_path, population, run, run)
         for round in range(50):
             account.charge(ROUND, round)
     told = all_runs(PopulationLedger.read(path))
@@ -82,19 +82,19 @@ def test_runs_on_one_population_compose(path, tmp_path):
 
 
 def test_one_run_without_noise_voids_the_claim_over_all_runs_and_is_named(path, tmp_path):
-    people = opened(path)
-    begun(tmp_path, people, "private", "one").charge(ROUND, 0)
-    begun(tmp_path, people, "plain", "two").charge(NonPrivate(reason="no noise is added"), 0)
-    told = all_runs(people)
+    population = opened(path)
+    begun(tmp_path, population, "private", "one").charge(ROUND, 0)
+    begun(tmp_path, population, "plain", "two").charge(NonPrivate(reason="no noise is added"), 0)
+    told = all_runs(population)
     assert told["claimed"]["epsilon"] == "infinity"
     assert "plain" in told["claim"]
     assert "private" not in told["claim"]
 
 
 def test_a_seeded_run_is_said_loudly(path, tmp_path):
-    people = opened(path)
-    begun(tmp_path, people, randomness={"mode": "reproducible"}).charge(ROUND, 0)
-    assert "REPRODUCIBLE" in render_all_runs(all_runs(people))
+    population = opened(path)
+    begun(tmp_path, population, randomness={"mode": "reproducible"}).charge(ROUND, 0)
+    assert "REPRODUCIBLE" in render_all_runs(all_runs(population))
 
 
 def test_resuming_charges_nothing_twice_and_forgets_nothing(path, tmp_path):
@@ -124,14 +124,14 @@ def test_a_run_that_comes_to_a_store_without_its_ledger_brings_its_charges(path,
 
 
 def test_what_a_run_began_from_is_charged_once_on_its_own_store_and_brought_along_to_another(path, tmp_path):
-    people = opened(path)
-    parent = begun(tmp_path, people, "first", "one")
+    population = opened(path)
+    parent = begun(tmp_path, population, "first", "one")
     parent.charge(ROUND, 0)
     parent.charge(ROUND, 1)
     first = Ledger.read(tmp_path / "first" / "ledger.jsonl")
-    child = begun(tmp_path, people, "second", "two", parent=first, past=first.events)
+    child = begun(tmp_path, population, "second", "two", parent=first, past=first.events)
     child.charge(ROUND, 0)
-    assert len(people.events) == 3
+    assert len(population.events) == 3
     (tmp_path / "other").mkdir()
     elsewhere = opened(tmp_path / "other" / "ledger.jsonl")
     begun(tmp_path, elsewhere, "third", "three", parent=first, past=first.events).charge(ROUND, 0)
@@ -145,14 +145,14 @@ def test_a_vocabulary_that_was_paid_for_is_charged_once_for_all_runs(tmp_path, m
         open_population_ledger(tmp_path, "corpus", paid)
     monkeypatch.undo()
     for _ in range(3):
-        people = open_population_ledger(tmp_path, "corpus", paid)
-    assert [type(e).__name__ for e in people.events] == ["Gaussian", "FailureProbability"]
+        population = open_population_ledger(tmp_path, "corpus", paid)
+    assert [type(e).__name__ for e in population.events] == ["Gaussian", "FailureProbability"]
 
 
 def test_a_budget_on_the_population_stops_every_run_on_it(path, tmp_path):
-    people = opened(path)
-    people.set_budget(Budget(epsilon=epsilon([(ROUND, 10)], DELTA, "rdp") + 1e-9, delta=DELTA))
-    one, two = begun(tmp_path, people, "a", "one"), begun(tmp_path, opened(path), "b", "two")
+    population = opened(path)
+    population.set_budget(Budget(epsilon=epsilon([(ROUND, 10)], DELTA, "rdp") + 1e-9, delta=DELTA))
+    one, two = begun(tmp_path, population, "a", "one"), begun(tmp_path, opened(path), "b", "two")
     for round in range(5):
         one.charge(ROUND, round)
         two.charge(ROUND, round)
@@ -163,9 +163,9 @@ def test_a_budget_on_the_population_stops_every_run_on_it(path, tmp_path):
     with pytest.raises(BudgetExceeded):
         begun(tmp_path, opened(path), "c", "three").charge(NonPrivate(reason="no noise is added"), 0)
     assert len(PopulationLedger.read(path).events) == 10
-    people.set_budget(Budget(epsilon=100.0, delta=DELTA))
+    population.set_budget(Budget(epsilon=100.0, delta=DELTA))
     two.charge(ROUND, 5)
-    assert all_runs(people)["budget"]["epsilon"] == 100.0
+    assert all_runs(population)["budget"]["epsilon"] == 100.0
 
 
 def test_stores_declared_one_population_share_one_ledger_even_for_runs_under_way(path, tmp_path):
@@ -207,10 +207,10 @@ from unheard.privacy.population_ledger import JointLedger
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
-people = PopulationLedger.open(sys.argv[1], {"corpus": "c"})
+population = PopulationLedger.open(sys.argv[1], {"corpus": "c"})
 made = Ledger.create(sys.argv[2], {"run_id": sys.argv[2]})
-JointLedger.begin(made, people, "x")
-account = JointLedger(made, people)
+JointLedger.begin(made, population, "x")
+account = JointLedger(made, population)
 for round in range(60):
     account.charge(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0), round)
 """
@@ -219,14 +219,14 @@ for round in range(60):
 def test_several_processes_charge_one_ledger_and_every_line_is_there(path, tmp_path):
     going = [subprocess.Popen([sys.executable, "-c", WRITER, path, tmp_path / f"{i}.jsonl"]) for i in range(3)]
     assert [process.wait() for process in going] == [0, 0, 0]
-    people = PopulationLedger.read(path)
-    assert [len(member.events) for member in people.members.values()] == [60, 60, 60]
+    population = PopulationLedger.read(path)
+    assert [len(member.events) for member in population.members.values()] == [60, 60, 60]
 
 
 def test_a_charge_waits_for_whoever_holds_the_ledger(path, tmp_path):
     account = begun(tmp_path, opened(path))
     charging = threading.Thread(target=account.charge, args=(ROUND, 0))
-    with opened(path)._log.locked():
+    with opened(path)._file.locked():
         charging.start()
         charging.join(0.5)
         assert charging.is_alive()
@@ -252,11 +252,35 @@ def test_every_cut_in_the_last_line_is_mended_and_the_rest_stays(path, tmp_path)
     assert path.read_bytes() == whole
 
 
-def test_a_header_that_a_power_loss_cut_is_begun_anew(path):
-    opened(path)
-    path.write_bytes(path.read_bytes()[:20])
-    assert opened(path).events == []
-    path.write_bytes(b"")
+@pytest.mark.parametrize(
+    "content", [b"", b'{"ledger":"unheard-pop', b"my notes, without a newline", b"\0" * 70_000, b"notes\n"]
+)
+def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(path, content):
+    path.write_bytes(content)
+    for look in (opened, PopulationLedger.read):
+        with pytest.raises(LedgerError, match="line"):
+            look(path)
+    assert path.read_bytes() == content
+
+
+def test_a_ledger_without_line_breaks_is_refused_and_left_as_it_is(path, tmp_path):
+    begun(tmp_path, opened(path)).charge(ROUND, 0)
+    joined = path.read_bytes().replace(b"\n", b" ")
+    path.write_bytes(joined)
+    with pytest.raises(LedgerError, match="no whole first line"):
+        opened(path)
+    assert path.read_bytes() == joined
+
+
+def test_a_crash_while_a_ledger_is_created_leaves_no_half_of_it(path, monkeypatch):
+    def power_loss(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", power_loss)
+    with pytest.raises(KeyboardInterrupt):
+        opened(path)
+    monkeypatch.undo()
+    assert not path.exists()
     assert opened(path).events == []
 
 
@@ -333,8 +357,8 @@ def test_a_full_disk_refuses_the_charge_and_leaves_a_whole_ledger(path, tmp_path
     ],
 )
 def test_a_sealed_line_of_no_known_kind_is_refused(path, record):
-    people = opened(path)
-    line, _ = chain.seal(record, people.position["head"])
+    population = opened(path)
+    line, _ = chain.seal(record, population.position["head"])
     with open(path, "ab") as file:
         file.write(line)
     with pytest.raises(LedgerError):
@@ -361,6 +385,6 @@ def test_names_of_runs_never_repeat_unless_the_run_does(tmp_path):
 
 
 def test_a_run_that_has_released_something_to_everybody_counts_too(path, tmp_path):
-    people = opened(path)
-    begun(tmp_path, people).charge(Gaussian(noise_multiplier=5.0), 0)
-    assert all_runs(people)["charges"] == 1
+    population = opened(path)
+    begun(tmp_path, population).charge(Gaussian(noise_multiplier=5.0), 0)
+    assert all_runs(population)["charges"] == 1
