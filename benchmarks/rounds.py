@@ -23,7 +23,7 @@ from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Cohort
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train_together
-from unheard.training.round import draw_cohort
+from unheard.training.round import Round, draw_cohort
 from unheard.training.server import State
 
 WARM_UP = 3
@@ -70,9 +70,16 @@ def engine_alone(runs: list[unheard.Run], rounds: int, choice: EngineChoice) -> 
 def _cohort(run: unheard.Run, store: unheard.TokenStore, params_P: torch.Tensor, attempt: int) -> Cohort:
     seed = run.training.reproducible_seed
     assert seed is not None
-    state = State(round=attempt, params_P=params_P, server_memory={})
     return draw_cohort(
-        state, run.plan.at(attempt, run.model.layout), run.model, store.train, ReproducibleStreams(seed=seed), attempt
+        Round(
+            state=State(round=attempt, params_P=params_P),
+            plan=run.plan.at(attempt, run.model.layout),
+            model=run.model,
+            server=run.server,
+            users=store.train,
+            streams=ReproducibleStreams(seed=seed),
+            attempt=attempt,
+        )
     )
 
 

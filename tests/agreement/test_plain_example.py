@@ -1,17 +1,17 @@
-"""examples/dp_fedavg_plain.py and the library compute the same models, noise included, up to the grid."""
+"""`train` agrees with Algorithm 1 in plain torch (examples/dp_fedavg_plain.py), which imports nothing of the package."""
 
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 import unheard
-from unheard.engines.vectorised import VectorisedEngine
 from unheard.models.model import mean_loss
 from unheard.randomness import ReproducibleStreams
-from unheard.training.round import run_round
-from unheard.training.server import AddServer, State
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import checkpoint_files, read_checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dp_fedavg_plain.py"
 
@@ -25,8 +25,10 @@ def load_example():
     return module
 
 
-def test_the_plain_example_and_the_library_agree_round_by_round(store, model):
-    model = replace(model, keep_norm=True)  # so that there is something to project
+@pytest.mark.parametrize("engine", ["reference", "vectorised", "stacked"])
+def test_train_and_the_plain_example_agree_after_every_round(store, model, tmp_path, engine):
+    """The same seed, cohorts and noise: `train` gives the example's model after each of four rounds."""
+    model = replace(model, keep_norm=True)  # so that the projection after the noise has an effect
     plain, streams = load_example(), ReproducibleStreams(seed=11)
     settings = dict(q=0.2, W=40.0, w_hat=60, z=0.8, S=1.5, B=2, E=2, eta=0.7, unroll=5, rounds=4)
     models = plain.dp_fedavg(
@@ -38,19 +40,25 @@ def test_the_plain_example_and_the_library_agree_round_by_round(store, model):
         noise=streams.noise,
         project=model.project,
     )
-    plan = unheard.Plan(
-        population=60,
-        sampling=unheard.PoissonSampling(sampling_prob=0.2),
-        weights=unheard.CappedWeights(weight_cap=60, total_weight=40.0),
-        update=unheard.FedAvg(batch_size=2, unroll=5, epochs=2, learning_rate=0.7),
-        clip=unheard.FlatClip(norm=1.5),
-        noise=unheard.GaussianNoise(noise_multiplier=0.8),
-    ).at(0, model.layout)
-    state = State(round=0, params_P=model.initial(3))
-    for t, theta in enumerate(models):
-        state = run_round(state, plan, model, AddServer(), store.train, VectorisedEngine(model), streams, t)
+    run = unheard.Run(
+        corpus=store.path,
+        model=model,
+        plan=unheard.Plan(
+            population=60,
+            sampling=unheard.PoissonSampling(sampling_prob=0.2),
+            weights=unheard.CappedWeights(weight_cap=60, total_weight=40.0),
+            update=unheard.FedAvg(batch_size=2, unroll=5, epochs=2, learning_rate=0.7),
+            clip=unheard.FlatClip(norm=1.5),
+            noise=unheard.GaussianNoise(noise_multiplier=0.8),
+        ),
+        training=unheard.Training(rounds=4, init_seed=3, reproducible_seed=11, checkpoint_every=1, keep_checkpoints=4),
+        evaluation=unheard.Evaluation(every=4, max_tokens=100),
+    )
+    list(unheard.train(run, tmp_path / "run", engine=unheard.EngineChoice(kind=engine, device="cpu")))
+    states = [read_checkpoint(path).state for path in checkpoint_files(RunFolder(tmp_path / "run"))]
+    assert [state.round for state in states] == [1, 2, 3, 4]
+    for state, theta in zip(states, models, strict=True):
         torch.testing.assert_close(state.params_P, theta, atol=3e-5, rtol=0)
-    assert state.round == 4
 
 
 def test_the_plain_example_runs_and_learns(capsys):

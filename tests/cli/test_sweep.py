@@ -10,7 +10,7 @@ from unheard.cli.display import show_together
 from unheard.cli.main import app
 from unheard.cli.sweep import combinations
 from unheard.errors import InvalidValue
-from unheard.training.concurrent_runs import RoundReport
+from unheard.training.loop import RoundReport
 from unheard.training.run_file import run_toml
 
 

@@ -13,7 +13,7 @@ import pytest
 from unheard.cli.display import show, show_together
 from unheard.cli.main import main
 from unheard.privacy.ledger import Ledger
-from unheard.training.concurrent_runs import RoundReport
+from unheard.training.loop import RoundReport
 from unheard.training.run_file import run_toml
 
 

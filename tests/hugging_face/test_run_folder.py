@@ -14,7 +14,7 @@ import unheard
 from unheard.errors import LedgerError, ModelError, UnprovenCombination
 from unheard.models.hugging_face import base_digest
 from unheard.training.run_file import read_run_file
-from unheard.training.worker import build
+from unheard.training.worker import build_engine
 from unheard.tuning.private_selection import TrialCount, select
 
 from .conftest import model_of, run_of
@@ -240,5 +240,5 @@ class OneOther:
 def test_every_rank_is_told_which_weights_are_meant(base):
     model = model_of(base, "lora")
     with pytest.raises(Told) as told:
-        build(unheard.EngineChoice(device="cpu"), model, OneOther())
+        build_engine(unheard.EngineChoice(device="cpu"), model, OneOther())
     assert told.value.args[0]["base_sha256"] == base_digest(base)

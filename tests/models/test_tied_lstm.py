@@ -10,7 +10,7 @@ from torch import nn
 import unheard
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.model import PAD, mean_loss, window_targets
-from unheard.training.loop import pinned
+from unheard.training.initialise import pinned
 from unheard.training.run_file import read_run_file, read_saved_run, run_hash, tables_from_run
 
 

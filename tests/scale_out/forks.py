@@ -21,13 +21,13 @@ import torch
 
 import unheard.mechanism.noise
 from unheard.engines.distributed.process_group import Ranks
-from unheard.training import worker as crew
+from unheard.training import worker
 
 Lead = Callable[[Ranks], np.ndarray | None]
 
 
 def on_ranks(
-    size: int, lead: Lead, follow: Callable[[Ranks], None] = crew.serve, *, patience: float = 120
+    size: int, lead: Lead, follow: Callable[[Ranks], None] = worker.serve, *, patience: float = 120
 ) -> np.ndarray:
     """What the leader's work gives. Fails with the leader's words if it raised, or if somebody did not end."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder, started(size, lead, follow, Path(folder)) as processes:

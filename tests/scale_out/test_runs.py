@@ -17,7 +17,7 @@ from unheard.evaluation.scores import score
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
-from unheard.training import worker as crew
+from unheard.training import worker
 from unheard.training.checkpoint import load_model
 from unheard.training.initialise import population_ledger_of
 from unheard.training.loop import train_together
@@ -104,10 +104,10 @@ def test_measures_and_canary_scores_on_ranks_are_those_of_one_to_the_bit(store, 
     params_P = model.initial(3)
 
     def lead(ranks):
-        return measures(crew.spread_with(model, ranks), store, model, params_P)
+        return measures(worker.parallel_map_for(model, ranks), store, model, params_P)
 
-    alone = measures(crew.spread_with(model, None), store, model, params_P)
-    together = on_ranks(size, lead, lambda ranks: crew.serve(ranks, (*crew.JOBS, phrases)))
+    alone = measures(worker.parallel_map_for(model, None), store, model, params_P)
+    together = on_ranks(size, lead, lambda ranks: worker.serve(ranks, (*worker.JOBS, phrases)))
     assert np.array_equal(together, alone)
 
 
@@ -143,8 +143,8 @@ def test_a_model_with_features_is_measured_and_trained_on_ranks_too(store, tmp_p
 
 def test_an_audit_among_people_on_ranks_sums_what_one_process_sums(seeded, store, model, tmp_path):
     def sums(ranks) -> np.ndarray:
-        built = crew.build(CPU, model, ranks)
-        crew.reach(built, store)
+        built = worker.build_engine(CPU, model, ranks)
+        worker.check_all_users_reachable(built, store)
         run = replace(seeded, ledger=tmp_path / f"people-{0 if ranks is None else ranks.size}.jsonl")
         company = Company(run, store, built, ReproducibleStreams(seed=1), population_ledger_of(run, store), "a run")
         plan = run.plan.at(0, model.layout)

@@ -13,7 +13,7 @@ from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed import engine as distributed
 from unheard.errors import CorpusError
 from unheard.privacy.ledger import Ledger
-from unheard.training import worker as crew
+from unheard.training import worker
 from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.loop import RunFolder
 
@@ -69,7 +69,7 @@ def test_a_rank_that_stands_still_before_it_has_heard_is_named(longer, tmp_path,
 
     def follow(ranks):
         (tmp_path / "pid").write_text(str(os.getpid()))
-        crew.serve(ranks)
+        worker.serve(ranks)
 
     monkeypatch.setattr(distributed.DistributedEngine, "_deal", deal)
     with pytest.raises(LeaderFailed, match="Rank 1 of 2 did not answer within 1 s"):
@@ -105,14 +105,14 @@ def test_a_bug_on_a_rank_is_told_by_its_kind_and_never_by_its_numbers(longer, tm
 
 
 def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path, monkeypatch):
-    real = crew.at_rank
+    real = worker.choice_at_rank
 
     def at_rank(choice, ranks):
         if ranks.rank == 1:
             raise unheard.errors.InvalidValue("no such device.")
         return real(choice, ranks)
 
-    monkeypatch.setattr(crew, "at_rank", at_rank)
+    monkeypatch.setattr(worker, "choice_at_rank", at_rank)
     with pytest.raises(LeaderFailed, match="Rank 1 of 2: no such device"):
         on_ranks(2, trained(longer, tmp_path / "r"))
     assert not (tmp_path / "r").exists()

@@ -25,7 +25,8 @@ from unheard.errors import (
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
-from unheard.training import loop
+from unheard.training import initialise, loop
+from unheard.training import round as round_module
 from unheard.training.checkpoint import load_model
 
 
@@ -77,7 +78,7 @@ def test_the_event_is_on_disk_before_anybody_is_drawn(run, tmp_path, monkeypatch
         raise RuntimeError("power loss")
 
     charged: list[int] = []
-    monkeypatch.setattr(loop, "draw_cohort", crash)
+    monkeypatch.setattr(round_module, "draw_cohort", crash)
     with pytest.raises(RuntimeError, match="power loss"):
         list(unheard.train(run, tmp_path / "r"))
     assert charged == [1]
@@ -85,22 +86,22 @@ def test_the_event_is_on_disk_before_anybody_is_drawn(run, tmp_path, monkeypatch
 
 
 def test_rounds_done_again_are_charged_again_and_draw_anew(run, tmp_path, monkeypatch):
-    attempts, real, crashes = [], loop.draw_cohort, iter([False, False, False, True, *[False] * 9])
+    attempts, real, crashes = [], round_module.draw_cohort, iter([False, False, False, True, *[False] * 9])
 
-    def sometimes_crash(*args):
-        attempts.append((args[0].round, args[-1]))
+    def sometimes_crash(r):
+        attempts.append(r.attempt)
         if next(crashes):
             raise MemoryError
-        return real(*args)
+        return real(r)
 
-    monkeypatch.setattr(loop, "draw_cohort", sometimes_crash)
+    monkeypatch.setattr(round_module, "draw_cohort", sometimes_crash)
     monkeypatch.setattr(loop, "save_checkpoint", _only_at_even_rounds(loop.save_checkpoint))
     with pytest.raises(MemoryError):
         list(unheard.train(run, tmp_path / "r"))
     assert [r.round for r in unheard.resume(tmp_path / "r")] == [3, 4, 5, 6]
     rounds = [e.round for e in Ledger.read(tmp_path / "r" / "ledger.jsonl").entries]
     assert rounds == [0, 1, 2, 3, 2, 3, 4, 5]
-    assert [a for _, a in attempts] == list(range(8))  # no attempt's randomness is used twice
+    assert attempts == list(range(8))  # no attempt's randomness is used twice
 
 
 def _only_at_even_rounds(save):
@@ -202,7 +203,7 @@ def test_a_run_whose_making_was_interrupted_leaves_nothing_that_looks_like_one(r
     def power_loss(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "charge_the_past", power_loss)
+    monkeypatch.setattr(initialise, "charge_earlier_costs", power_loss)
     with pytest.raises(KeyboardInterrupt):
         unheard.train(run, tmp_path / "r")
     with pytest.raises(RunFolderMissing):

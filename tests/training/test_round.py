@@ -14,7 +14,7 @@ from unheard.errors import ModelError
 from unheard.mechanism.values import CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
-from unheard.training.round import run_round
+from unheard.training.round import Round, run_rounds
 from unheard.training.server import AddServer, State
 
 
@@ -26,17 +26,31 @@ class CountingEngine:
     def __init__(self) -> None:
         self.cohorts: list[list[int]] = []
 
+    def sum_cohorts(self, cohorts) -> list[CohortSum]:
+        self.cohorts += [[user.number for user in cohort.users] for cohort in cohorts]
+        return [cohort.plan.contribution.sum([], len(cohort.params_P)) for cohort in cohorts]
+
     def sum_updates(self, params_P, users, plan, rng) -> CohortSum:
-        self.cohorts.append([user.number for user in users])
-        return plan.contribution.sum([], len(params_P))
+        raise NotImplementedError
 
 
 def test_a_cohort_is_drawn_with_the_declared_q_and_not_with_one_counted_in_the_store(store, model, plan):
     """12 expected of 600 declared: of the store's 60 users 1.2 come to a round, not 12."""
     declared = replace(plan, population=600).at(0, model.layout)
     engine, streams, state = CountingEngine(), ReproducibleStreams(seed=3), State(round=0, params_P=model.initial(0))
-    for attempt in range(400):
-        run_round(state, declared, model, AddServer(), store.train, engine, streams, attempt)
+    rounds = [
+        Round(
+            state=state,
+            plan=declared,
+            model=model,
+            server=AddServer(),
+            users=store.train,
+            streams=streams,
+            attempt=attempt,
+        )
+        for attempt in range(400)
+    ]
+    run_rounds(rounds, engine)
     assert 0.9 < np.mean([len(cohort) for cohort in engine.cohorts]) < 1.5
     assert {k for cohort in engine.cohorts for k in cohort} == set(range(store.train.num_users))
 

@@ -75,13 +75,13 @@ def _audit(
     from unheard.engines.choice import EngineChoice
     from unheard.run_folder import replace_file
     from unheard.training.released import Released
-    from unheard.training.worker import build
+    from unheard.training.worker import build_engine
 
     released = Released.open(folder)
     store = Path(corpus or released.run.corpus)
     place = out or folder / "audit"
     place.mkdir(parents=True, exist_ok=True)  # before anybody is charged for a result that could not be written
-    engine = build(EngineChoice(), released.run.model, ranks)
+    engine = build_engine(EngineChoice(), released.run.model, ranks)
     found = _exposures(released, store, candidates, engine)
     one = None if skip_one_run else _one_run(released.run, store, folder.name, canaries, rounds, with_users, engine)
     told = as_data(found, one)
@@ -105,7 +105,7 @@ def _audit(
 def _exposures(released, store: Path, candidates: int, engine: "Engine") -> "list[Exposure] | None":
     from unheard.audit.exposure import exposures, read_canaries
     from unheard.randomness import secure_generator
-    from unheard.training.worker import spread_of
+    from unheard.training.worker import parallel_map_of
 
     if not (store / "canaries.json").is_file():
         return None
@@ -118,7 +118,7 @@ def _exposures(released, store: Path, candidates: int, engine: "Engine") -> "lis
             planted,
             secure_generator(),
             candidates=candidates,
-            spread=spread_of(engine),
+            spread=parallel_map_of(engine),
         )
         for one in ranked:
             found.append(one)
@@ -146,10 +146,10 @@ def _one_run(
         from unheard.audit.background_users import Company
         from unheard.corpus.store import TokenStore
         from unheard.training.initialise import population_ledger_of
-        from unheard.training.worker import reach
+        from unheard.training.worker import check_all_users_reachable
 
         opened = TokenStore.open(store)
-        reach(engine, opened)
+        check_all_users_reachable(engine, opened)
         company = Company(run, opened, engine, streams, population_ledger_of(run, opened), name)
     with _bar("One run with canary users", rounds or run.training.rounds) as advance:
         for step in one_run(run, streams, canaries=count, rounds=rounds, company=company):

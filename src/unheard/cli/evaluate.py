@@ -62,7 +62,7 @@ def _quick(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ra
     from unheard.errors import ModelError
     from unheard.evaluation.next_word import evaluate as measure
     from unheard.training.released import Released
-    from unheard.training.worker import spread_with
+    from unheard.training.worker import parallel_map_for
     from unheard.updates.users import users_in_turn
 
     released = Released.open(folder)
@@ -72,7 +72,7 @@ def _quick(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ra
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     with notes.status("Evaluating on held-out users"):
         users = how.choose(users_in_turn(store.held_out, released.run.model))
-        spread = spread_with(released.run.model, ranks)
+        spread = parallel_map_for(released.run.model, ranks)
         return measure(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)
 
 

@@ -62,7 +62,7 @@ def _measure(
     from unheard.evaluation.baselines import FIT_TOKENS
     from unheard.evaluation.full import PROMPTS, Measured, full_measures, write_measures
     from unheard.training.released import Released
-    from unheard.training.worker import spread_with
+    from unheard.training.worker import parallel_map_for
     from unheard.updates.users import users_in_turn
 
     released = Released.open(folder.path)
@@ -91,7 +91,7 @@ def _measure(
         def progress(done: int, of: int) -> None:
             bar.update(task, completed=done, total=of)
 
-        asked, spread = PROMPTS if prompts is None else prompts, spread_with(what.model, ranks)
+        asked, spread = PROMPTS if prompts is None else prompts, parallel_map_for(what.model, ranks)
         found = full_measures(what, how, prompts=asked, progress=progress, spread=spread)
     if corpus is None:  # measures of another corpus are not this run's
         write_measures(folder, found)

@@ -25,7 +25,7 @@ def select_best(
     from unheard.cli.display import notes, say
     from unheard.cli.sweep import combinations
     from unheard.errors import InvalidValue
-    from unheard.training.loop import pinned
+    from unheard.training.initialise import pinned
     from unheard.training.run_file import read_run_file, read_saved_run, run_hash
     from unheard.tuning.private_selection import TrialCount, select
 
@@ -205,7 +205,7 @@ def tune(
 
     from unheard.cli.display import warn_of_no_noise
     from unheard.errors import InvalidValue
-    from unheard.training.loop import pinned
+    from unheard.training.initialise import pinned
     from unheard.training.run_file import read_run_file
     from unheard.tuning.output import record, write
     from unheard.tuning.pipeline import Allowance, users_per_second

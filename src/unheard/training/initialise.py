@@ -1,9 +1,16 @@
-"""Before the first round: does everything fit, where does the model begin, what has this ledger to answer for already.
+"""What happens before the first round: a new run folder is created and charged, or an existing one is checked and restored.
 
-In: a Run and its store. Out: the first State, and the public facts and past events with which a ledger begins.
+    prepared = create_run(run, "runs/first", engine_choice, engine)     # a new run
+    prepared = reopen_run(run, RunFolder.open("runs/first"), engine)    # an existing one
+    state = restore_state(run, folder, ledger, engine.device)           # where its rounds continue
+
+Input: a `Run` and its store. Output: a run folder whose ledger holds what these users have spent already (their vocabulary, and
+the run that this one starts from), and the first `State`.
 """
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,22 +18,99 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
+from unheard.engines.choice import EngineChoice
+from unheard.engines.engine import Engine
 from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
-from unheard.randomness import Streams
-from unheard.run_folder import RunFolder
-from unheard.training.checkpoint import Checkpoint, load_model, newest_checkpoint
+from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
+from unheard.run_folder import RunFolder, replace_file
+from unheard.training.checkpoint import load_model, newest_checkpoint, save_checkpoint
 from unheard.training.run import Run
-from unheard.training.run_file import run_hash
+from unheard.training.run_file import hint_for_older_run, run_hash, run_toml
 from unheard.training.server import State
+from unheard.training.validate import check_run
+from unheard.training.worker import check_all_users_reachable
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run whose folder exists and whose configuration was checked, ready for the training loop."""
+
+    run: Run
+    folder: RunFolder
+    store: TokenStore
+
+
+def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) -> PreparedRun:
+    """Check a run, create its folder with run file, ledger and first checkpoint, and register it with its population.
+
+    Args:
+        run: The run as configured.
+        out: The folder to create.
+        choice: The choice of engine, written to the run file.
+        engine: The engine that will train, asked whether it can read every user.
+
+    Raises:
+        UnheardError: The run cannot be trained as configured; nothing was created (`training/validate.py`, `RunFolder.begin`).
+    """
+    store = TokenStore.open(run.corpus)
+    run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
+    check_run(run, store)
+    check_all_users_reachable(engine, store)
+    population = population_ledger_of(run, store)
+    check_public_start(run, population)
+    state = first_state(run)
+    folder = RunFolder.begin(out)
+    replace_file(folder.run_file, run_toml(run, choice).encode())
+    replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
+    replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
+    ledger = Ledger.create(folder.ledger, ledger_header(run, store, streams_of(run)))
+    charge_earlier_costs(run, store, ledger)
+    JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
+    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
+    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
+    return PreparedRun(run=run, folder=folder.settle(out), store=store)
+
+
+def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
+    """Check that a run folder belongs to a run and its corpus, so that the run can continue.
+
+    Raises:
+        LedgerError: The folder's ledger is for another configuration or another corpus.
+        UnheardError: As in `create_run`.
+    """
+    store = TokenStore.open(run.corpus)
+    check_run(run, store)
+    facts = Ledger.read(folder.ledger).facts
+    if facts.get("run_hash") != run_hash(run):
+        raise LedgerError(
+            f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back (rounds "
+            f"may change), or begin a new run in another folder.{hint_for_older_run(run, str(facts.get('run_hash')))}"
+        )
+    if facts.get("corpus") != store.name:
+        raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
+    check_all_users_reachable(engine, store)
+    return PreparedRun(run=run, folder=folder, store=store)
+
+
+def pinned(run: Run) -> Run:
+    """The run with its model pinned: its hash covers the vocabulary size of the store and the digest of pre-trained weights."""
+    words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
+    return replace(run, model=run.model.pinned(words))
 
 
 def first_state(run: Run) -> State:
-    """Round 0: the common initialisation, or an earlier model."""
+    """The state before round 0: the model initialised from `init_seed`, or the model at `init_from`.
+
+    Raises:
+        InvalidValue: `init_from` is neither a run folder nor a model file.
+        UnprovenCombination: A private run starts from a model file whose cost nobody knows.
+        CheckpointCorrupt: The model cannot be read.
+    """
     if run.training.init_from is None:
         return State(round=0, params_P=run.model.initial(run.training.init_seed))
     path = Path(run.training.init_from)
@@ -43,104 +127,122 @@ def first_state(run: Run) -> State:
     return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
 
 
-def charge_the_past(run: Run, store: TokenStore, ledger: Ledger) -> None:
-    """What was spent on these users before the first round: their vocabulary, and the model that we begin from."""
-    # DP: a vocabulary found in the users' own text is paid for in this ledger too.
-    for record in store.vocabulary_events:
-        ledger.charge(from_record(record), 0)
-    spent = _parent(run)
-    if spent is not None:
-        # DP: the earlier run had the same users, unless declared otherwise; its cost is part of this model's.
-        ledger.charge_all(spent.events, 0)
+def restore_state(run: Run, folder: RunFolder, ledger: JointLedger, device: torch.device) -> State:
+    """The state of the newest checkpoint, on a device, if both ledgers hold everything that was charged for it.
 
-
-def population_ledger_of(run: Run, store: TokenStore) -> PopulationLedger:
-    """The ledger of the store's people, to which every run on them is charged. Refused here if it cannot be written."""
-    return open_population_ledger(store.path, corpus_name(store), store.vocabulary_events, run.ledger)
-
-
-def check_public(run: Run, population: PopulationLedger) -> None:
-    """What is declared public may not be known to be these people's."""
-    start = run.training.init_from
-    if start is None or not run.training.init_is_public or not (folder := RunFolder(Path(start))).ledger.is_file():
-        return
-    # DP: a run that these very people are charged for left no public model, whatever is declared.
-    if run_id(Ledger.read(folder.ledger)) in population.members:
-        raise UnprovenCombination(
-            f"{start} was trained on these very people (their ledger, {population.path}, holds it): its model is not "
-            "public for them. "
-            "Leave out training.init_is_public: what that run cost is then part of this one's."
+    Raises:
+        LedgerError: The run's or the population's ledger was shortened or replaced since the checkpoint.
+        CheckpointCorrupt: The checkpoint cannot be read, or belongs to another model.
+    """
+    checkpoint = newest_checkpoint(folder)
+    # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
+    if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
+        raise LedgerError(
+            f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
+            "Put the right one back; without it the cost of this model cannot be known."
         )
-
-
-def enter(run: Run, ledger: Ledger, population: PopulationLedger, name: str) -> None:
-    """Tell the people's ledger that a run begins, and make sure that it holds the run that this one begins from."""
-    JointLedger.begin(ledger, population, name, _parent(run))
-
-
-def names(run: Run) -> dict[str, str]:
-    """How a ledger's header names its run: what it means, and which of the runs with that meaning it is."""
-    meaning = run_hash(run)
-    return {"run_hash": meaning, "run_id": new_run_id(None if run.training.reproducible_seed is None else meaning)}
-
-
-def check_checkpoint(run: Run, account: JointLedger, checkpoint: Checkpoint) -> None:
-    """A checkpoint of another model, or people's ledger that has lost lines since it was saved, is not gone on with."""
     if checkpoint.state.params_P.shape != (run.model.layout.total,):
         raise CheckpointCorrupt(
             f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
             "Delete it to resume from the one before."
         )
-    # DP: a shortened ledger would make these people look less spent than they are.
-    position = checkpoint.population_position
-    if position is not None and account.population.contains(position) is False:
+    population, position = ledger.population, checkpoint.population_position
+    # DP: a shortened ledger would make these users look less spent than they are.
+    if position is not None and population.contains(position) is False:
         raise LedgerError(
-            f"{account.population.path} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
+            f"{population.path} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
             "Put the right one back; without it what these people have spent cannot be known."
+        )
+    state = checkpoint.state
+    # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
+    memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
+    return replace(state, params_P=state.params_P.to(device), server_memory=memory)
+
+
+def streams_of(run: Run) -> Streams:
+    """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`."""
+    seed = run.training.reproducible_seed
+    # DP: secure unless a seed is asked for by name.
+    return SecureStreams() if seed is None else ReproducibleStreams(seed=seed)
+
+
+def population_ledger_of(run: Run, store: TokenStore) -> PopulationLedger:
+    """Open the ledger to which all runs on the store's users are charged. Raises `LedgerError` if it cannot be written."""
+    return open_population_ledger(store.path, store.name, store.vocabulary_events, run.ledger)
+
+
+def check_public_start(run: Run, population: PopulationLedger) -> None:
+    """Raise `UnprovenCombination` if `init_is_public` is declared for a model that was trained on this population."""
+    start = run.training.init_from
+    if start is None or not run.training.init_is_public or not (folder := RunFolder(Path(start))).ledger.is_file():
+        return
+    # DP: a run that these very users are charged for left no public model, whatever is declared.
+    if run_id(Ledger.read(folder.ledger)) in population.members:
+        raise UnprovenCombination(
+            f"{start} was trained on these very people (their ledger, {population.path}, holds it): its model is not public for "
+            "them. Leave out training.init_is_public: what that run cost is then part of this one's."
         )
 
 
-def _parent(run: Run) -> Ledger | None:
-    """The ledger of the run that this one begins from, if its users are these, checked against its model."""
+def charge_earlier_costs(run: Run, store: TokenStore, ledger: Ledger) -> None:
+    """Charge what these users spent before the first round: their vocabulary, and the run that this one starts from."""
+    # DP: a vocabulary found in the users' own text is paid for in this ledger too.
+    for record in store.vocabulary_events:
+        ledger.charge(from_record(record), 0)
+    parent = parent_ledger(run)
+    if parent is not None:
+        # DP: the earlier run had the same users, unless declared otherwise; its cost is part of this model's.
+        ledger.charge_all(parent.events, 0)
+
+
+def parent_ledger(run: Run) -> Ledger | None:
+    """The ledger of the run folder in `init_from`, or None if there is none or it is declared public.
+
+    Raises:
+        LedgerError: The ledger does not hold what the parent's model cost.
+    """
     if run.training.init_from is None or not Path(run.training.init_from).is_dir() or run.training.init_is_public:
         return None
     parent = RunFolder(Path(run.training.init_from))
-    spent, reached = Ledger.read(parent.ledger), newest_checkpoint(parent)
-    if not spent.contains(reached.ledger_length, reached.ledger_head):
+    ledger, released = Ledger.read(parent.ledger), newest_checkpoint(parent)
+    if not ledger.contains(released.ledger_length, released.ledger_head):
         raise LedgerError(
             f"{parent.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
         )
-    return spent
+    return ledger
 
 
-def public_facts(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:
-    """The ledger's header: declared numbers, resolved, and versions. No count of any private user."""
+def ledger_header(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:
+    """The public facts with which a run's ledger begins: declared numbers, resolved, and versions.
+
+    No fact is a count of private users. A new fact needs the same question: does it depend on the users?
+    """
     vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
+    configuration = run_hash(run)
+    earlier_charges = len(store.vocabulary_events) + len(parent_ledger(run) or ())
     return {
         **run.plan.facts(run.model.layout),
         "delta": run.claimed_delta,
         "randomness": streams.describe(),
         "vocabulary": vocabulary,
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
-        "start": {**_start(run), **_base(run), "charges": len(store.vocabulary_events) + len(_parent(run) or ())},
+        "start": {**_start(run), **_base(run), "charges": earlier_charges},
         "parameters": run.model.layout.total,
-        "corpus": corpus_name(store),
+        "corpus": store.name,
         "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
+        "run_hash": configuration,
+        "run_id": new_run_id(None if run.training.reproducible_seed is None else configuration),
     }
 
 
-def corpus_name(store: TokenStore) -> str:
-    return store.name
-
-
 def _base(run: Run) -> dict[str, Any]:
-    """What a model from elsewhere was declared to be, under every start: its constants, or what the first run began from."""
+    """The declared origin of a pre-trained model's weights. It is stated whatever `init_from` says, since frozen weights stay."""
     origin = run.model.origin()
     return {} if origin is None else {"base": origin}
 
 
 def _start(run: Run) -> dict[str, Any]:
-    """Where the first model came from, and whether what it cost rests on something that must be said."""
+    """The origin of the first model, and what a statement must say about it."""
     if run.training.init_from is None:
         return {"from": f"seed {run.training.init_seed}" if run.model.origin() is None else "its base"}
     if run.training.init_is_public:
@@ -152,12 +254,12 @@ def _start(run: Run) -> dict[str, Any]:
 
 
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be said of an earlier run, and of those that it began from in its turn: their noise is in this model."""
+    """What a statement must say about an earlier run and the runs that it started from: their noise is in this model too."""
     before = facts.get("start") or {}
     runs = (before, facts)
-    seeded = [one["randomness"] for one in runs if (one.get("randomness") or {}).get("mode") == "reproducible"]
+    seeded = [r["randomness"] for r in runs if (r.get("randomness") or {}).get("mode") == "reproducible"]
     # DP: noise of a known seed hides nothing, however many runs ago it was added.
     kept = {"randomness": seeded[0] if seeded else facts.get("randomness")}
-    kept["drop_duplicates"] = any(one.get("drop_duplicates") for one in runs)
+    kept["drop_duplicates"] = any(r.get("drop_duplicates") for r in runs)
     public = "a model declared public"
     return {**kept, "base": public} if public in (before.get("from"), before.get("base")) else kept

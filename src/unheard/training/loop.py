@@ -1,51 +1,73 @@
-"""Time: rounds one after the other, each charged before it starts, saved so that a crash loses little and never under-counts.
+"""The training loop. It charges each round to the ledger before the round starts, and checkpoints regularly.
 
-In: a Run and a folder. Out: a generator of reports; its caller is the callback (print, plot, stop by leaving the loop).
+    for report in unheard.train(run, "runs/first"):      # creates the run folder and trains; leaving the loop saves the state
+        print(report.round, report.epsilon, report.metrics)
+    for report in unheard.resume("runs/first"):          # continues from the newest checkpoint
+        ...
+    for index, report in train_together([(run_a, "runs/a"), (run_b, "runs/b")]):  # several runs of one model on one engine
+        ...
+
+Input: a `Run` (or several) and a folder. Output: an iterator of `RoundReport`, one per round; the folder's contents are described
+in run_folder.py. The round itself is training/round.py; how a run folder is created and checked is training/initialise.py.
+
+Crash safety: the event of a round is on disk before the round reads a user's text, and checkpoints name the ledger position that
+they had reached. After a crash the rounds since the newest checkpoint run again and are charged again, so a crash can only
+over-count.
 """
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import Ranks
 from unheard.engines.engine import Engine
-from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
+from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.evaluation.next_word import evaluate
-from unheard.mechanism.noise import NoNoise, Normals, NormalsAhead
-from unheard.mechanism.plan import RoundPlan
 from unheard.privacy.accountants import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger
 from unheard.privacy.statement import statement
-from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
+from unheard.randomness import Streams
 from unheard.run_folder import RunFolder, replace_file
-from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
-from unheard.training.concurrent_runs import RoundReport, Rounds, alone, side_by_side
+from unheard.training.checkpoint import save_checkpoint
 from unheard.training.initialise import (
-    charge_the_past,
-    check_checkpoint,
-    check_public,
-    corpus_name,
-    enter,
-    first_state,
-    names,
+    PreparedRun,
+    create_run,
+    pinned,
     population_ledger_of,
-    public_facts,
+    reopen_run,
+    restore_state,
+    streams_of,
 )
-from unheard.training.round import draw_cohort, learn
+from unheard.training.round import Round, run_rounds
 from unheard.training.run import Run
-from unheard.training.run_file import cure_for, read_saved_run, run_hash, run_toml
+from unheard.training.run_file import read_saved_run
 from unheard.training.server import State
-from unheard.training.validate import check_fits
-from unheard.training.worker import build, reach, spread_of
-from unheard.updates.users import users_in_turn
+from unheard.training.worker import build_engine, parallel_map_of
+from unheard.updates.users import User, users_in_turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What may be shown after a round. Nothing in it depends on training users except through the noise."""
+
+    round: int
+    """Rounds completed."""
+    rounds: int
+    """Rounds that the run was asked for."""
+    epsilon: float
+    """Privacy spent so far at `delta`."""
+    delta: float
+    metrics: dict[str, float] | None = None
+    """Held-out evaluation (evaluation/next_word.py), on the rounds that have one."""
+    stopped: str | None = None
+    """Why training ended before its last round, if it did."""
 
 
 def train(
@@ -55,14 +77,38 @@ def train(
     engine: EngineChoice = EngineChoice(),
     ranks: Ranks | None = None,
     again: bool = False,
-) -> Iterator[RoundReport]:
-    """Begin a run in a new folder. What can be refused beforehand is refused here, before the folder appears. `ranks` are the
-    processes to train on (training/worker.py). `again`: this was begun before, by processes that died; if so, it goes on."""
+) -> Generator[RoundReport, None, None]:
+    """Train a run in a new folder.
+
+    Everything that can be checked beforehand is checked before this function returns and before the folder appears. The rounds
+    run while the caller iterates. Leaving the loop (`break`, an exception, Ctrl-C) saves the state; `resume` continues from it.
+
+        for report in unheard.train(run, "runs/first"):
+            print(report.round, report.epsilon, report.metrics)
+
+    Args:
+        run: What to train.
+        out: The run folder to create. It must not exist, or be empty.
+        engine: Which engine computes the updates, and on which device. It does not change the result.
+        ranks: The processes to train on (training/worker.py); None for this process alone.
+        again: Continue the run if the folder exists already, because processes that died had started it.
+
+    Returns:
+        A generator of one report per round. Closing it saves the state.
+
+    Raises:
+        ConfigError: A value is not usable.
+        UnprovenCombination: The parts have no privacy proof together.
+        ModelError: The model does not fit the corpus.
+        CorpusError: The corpus cannot be used.
+        RunFolderExists: `out` holds something already.
+        BudgetExceeded: While iterating, if the first round would exceed the budget. Later, the last report has `stopped` set.
+    """
     run = pinned(run)
-    built = build(engine, run.model, ranks)
+    built = build_engine(engine, run.model, ranks)
     if again and RunFolder(Path(out)).run_file.exists():
-        return alone(_go_on(run, RunFolder.open(out), built), built)
-    return alone(_begin(run, out, engine, built), built)
+        return _reports(_train_loop([reopen_run(run, RunFolder.open(out), built)], built))
+    return _reports(_train_loop([create_run(run, out, engine, built)], built))
 
 
 def resume(
@@ -72,8 +118,28 @@ def resume(
     corpus: str | Path | None = None,
     engine: EngineChoice | None = None,
     ranks: Ranks | None = None,
-) -> Iterator[RoundReport]:
-    """Go on from the newest checkpoint, here or on another machine; `rounds` moves the end, `corpus` says where the store is."""
+) -> Generator[RoundReport, None, None]:
+    """Continue a run from its newest checkpoint, on this machine or another.
+
+        for report in unheard.resume("runs/first", rounds=200):
+            print(report.round, report.epsilon)
+
+    Args:
+        out: The run folder.
+        rounds: A new last round; None keeps the run file's.
+        corpus: Where the token store is now; None for the path in the run file. It must be the same store.
+        engine: Another engine; None for the one in the run file.
+        ranks: The processes to train on (training/worker.py); None for this process alone.
+
+    Returns:
+        A generator of one report per round; empty if the run is complete.
+
+    Raises:
+        RunFolderMissing: `out` is not a run folder.
+        LedgerError: The ledger, the run file and the checkpoint do not belong together.
+        CheckpointCorrupt: The newest checkpoint cannot be read.
+        BudgetExceeded: While iterating, if the first round would exceed the budget.
+    """
     folder = RunFolder.open(out)
     run, saved_engine = read_saved_run(folder.run_file)
     if rounds is not None:
@@ -82,17 +148,33 @@ def resume(
         run = replace(run, corpus=Path(corpus))
     choice = engine or saved_engine
     if corpus is not None and ranks is None:
-        choice = replace(choice, corpus_part=None)  # the whole store lies there now; parts were for those who began
+        choice = replace(choice, corpus_part=None)  # `corpus` names the whole store, so there are no parts
     run = pinned(run)
-    built = build(choice, run.model, ranks)
-    return alone(_go_on(run, folder, built), built)
+    built = build_engine(choice, run.model, ranks)
+    return _reports(_train_loop([reopen_run(run, folder, built)], built))
 
 
 def train_together(
     runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice(), ranks: Ranks | None = None
-) -> Iterator[tuple[int, RoundReport]]:
-    """Several runs of one model side by side, each in a folder of its own; one that was begun before goes on. Each report comes
-    with its run's place in the list. Every run is equal to running it alone."""
+) -> Generator[tuple[int, RoundReport], None, None]:
+    """Train several runs of one model at the same time on one engine, each in a folder of its own.
+
+    The runs share the engine's chunks and nothing else: each gives the result that it would give alone. A run whose folder exists
+    continues from its newest checkpoint. A run that ends or reaches its budget leaves the others running. After an error in one
+    run all runs are saved, and the error is raised.
+
+    Args:
+        runs: Pairs of a run and its folder.
+        engine: Which engine computes the updates, and on which device.
+        ranks: The processes to train on (training/worker.py); None for this process alone.
+
+    Returns:
+        A generator of (index in `runs`, report). The reports of one turn follow when all runs have completed their round, so
+        that a caller who leaves the loop leaves no round half done.
+
+    Raises:
+        InvalidValue: There are no runs, they differ in their model, or two name one folder; and as `train` and `resume`.
+    """
     if not runs:
         raise InvalidValue("There are no runs to train.")
     runs = [(pinned(run), out) for run, out in runs]
@@ -100,155 +182,163 @@ def train_together(
         raise InvalidValue("Runs side by side share one model's shape; give those of another model apart.")
     if len({Path(out).resolve() for _, out in runs}) < len(runs):
         raise InvalidValue("Each run needs a folder of its own.")
-    built = build(engine, runs[0][0].model, ranks)
-    going = [
-        _go_on(run, RunFolder.open(out), built)
+    built = build_engine(engine, runs[0][0].model, ranks)
+    prepared = [
+        reopen_run(run, RunFolder.open(out), built)
         if RunFolder(Path(out)).run_file.exists()
-        else _begin(run, out, engine, built)
+        else create_run(run, out, engine, built)
         for run, out in runs
     ]
-    return side_by_side(going, built)
+    return _train_loop(prepared, built)
 
 
-def _begin(run: Run, out: str | Path, engine: EngineChoice, built: Engine) -> Rounds:
-    store = TokenStore.open(run.corpus)
-    run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
-    check_fits(run, store)
-    reach(built, store)
-    population = population_ledger_of(run, store)
-    check_public(run, population)
-    state = first_state(run)
-    folder = RunFolder.begin(out)
-    replace_file(folder.run_file, run_toml(run, engine).encode())
-    replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
-    replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    ledger = Ledger.create(folder.ledger, {**public_facts(run, store, _streams(run)), **names(run)})
-    charge_the_past(run, store, ledger)
-    enter(run, ledger, population, Path(out).name)
-    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
-    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
-    return _rounds(run, folder.settle(out), store, built)
+def _reports(indexed: Iterator[tuple[int, RoundReport]]) -> Generator[RoundReport, None, None]:
+    """The reports of a loop of one run, without its index."""
+    for _, report in indexed:
+        yield report
 
 
-def pinned(run: Run) -> Run:
-    """The run with its model pinned: its hash covers the vocabulary size of the store and the digest of weights from elsewhere."""
-    words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
-    return replace(run, model=run.model.pinned(words))
+def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tuple[int, RoundReport], None, None]:
+    """Rounds of all runs, one after the other. Each turn charges and runs one round of every run that has not ended."""
+    with ExitStack() as all_runs:
+        active: dict[int, _ActiveRun] = {}
+        closers: dict[int, ExitStack] = {}
+        for index, one_run in enumerate(prepared):
+            closers[index] = all_runs.enter_context(ExitStack())
+            active[index] = closers[index].enter_context(_opened(one_run, engine))
+        while active:
+            rounds: dict[int, Round] = {}
+            reports: list[tuple[int, RoundReport]] = []
+            for index, run in list(active.items()):
+                if run.has_ended:
+                    closers[index].close()
+                    del active[index]
+                    continue
+                try:
+                    rounds[index] = run.charge_round()
+                except BudgetExceeded as error:
+                    reports.append((index, run.stop(error)))
+            states = run_rounds(list(rounds.values()), engine)
+            for index, state in zip(rounds, states, strict=True):
+                reports.append((index, active[index].finish_round(state)))
+            yield from reports
 
 
-def _go_on(run: Run, folder: RunFolder, built: Engine) -> Rounds:
-    store = TokenStore.open(run.corpus)
-    check_fits(run, store)
-    facts = Ledger.read(folder.ledger).facts
-    if facts.get("run_hash") != run_hash(run):
-        raise LedgerError(
-            f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back (rounds "
-            f"may change), or begin a new run in another folder.{cure_for(run, str(facts.get('run_hash')))}"
+@dataclass(kw_only=True)
+class _ActiveRun:
+    """A run between its first and its last round in this process: its state, its ledgers and its randomness."""
+
+    run: Run
+    folder: RunFolder
+    store: TokenStore
+    engine: Engine
+    ledger: JointLedger
+    spent: RunningEpsilon
+    state: State
+    streams: Streams
+    held_out: list[User] = field(repr=False)
+    has_ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.first_round = self.saved_round = self.state.round
+        self.has_ended = self.state.round >= self.run.training.rounds
+
+    def charge_round(self) -> Round:
+        """Charge the next round to the ledgers and return its input. Raises `BudgetExceeded`, and charges nothing, if the round
+        would exceed the budget of the run or of its population."""
+        plan = self.run.plan.at(self.state.round, self.run.model.layout, self.state.clip_norm)
+        event, attempt = plan.event(), len(self.ledger)
+        if self.run.budget:
+            # DP: a budget is a stop; the round that would exceed it never starts.
+            self.run.budget.check(self.spent, event, self.state.round)
+        # DP: charge before release. The event is on disk, in the population's ledger and then in the run's, before a user's text
+        # is read; a crash can only over-count.
+        self.ledger.charge(event, self.state.round)
+        self.spent.charge(event)
+        return Round(
+            state=self.state,
+            plan=plan,
+            model=self.run.model,
+            server=self.run.server,
+            users=self.store.train,
+            streams=self.streams,
+            attempt=attempt,
         )
-    if facts.get("corpus") != corpus_name(store):
-        raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
-    reach(built, store)
-    return _rounds(run, folder, store, built)
+
+    def finish_round(self, state: State) -> RoundReport:
+        """Take over the next state; evaluate and save it if this round is due."""
+        run, self.state = self.run, state
+        self.has_ended = state.round == run.training.rounds
+        metrics = None
+        if self.has_ended or state.round % run.evaluation.every == 0:
+            metrics = evaluate(
+                run.model,
+                state.params_P,
+                self.held_out,
+                unroll=run.evaluation.unroll,
+                spread=parallel_map_of(self.engine),
+            )
+            # JSON has no infinity: an epsilon that does not exist is null.
+            epsilon = self.spent.epsilon if math.isfinite(self.spent.epsilon) else None
+            self.folder.append_metrics({"round": state.round, "epsilon": epsilon, **metrics})
+        if self.has_ended or state.round % run.training.checkpoint_every == 0:
+            self.save()
+        return self._report(metrics=metrics)
+
+    def stop(self, error: BudgetExceeded) -> RoundReport:
+        """End the run before a round that would exceed a budget. An error if no round was possible."""
+        if self.state.round == self.first_round:
+            raise error
+        self.has_ended = True
+        return self._report(stopped=str(error))
+
+    def save(self) -> None:
+        """Save the state, unless it is saved already."""
+        if self.state.round > self.saved_round:
+            save_checkpoint(self.folder, self.run.model, self.state, self.ledger, self.run.training.keep_checkpoints)
+            self.saved_round = self.state.round
+
+    def _report(self, metrics: dict[str, float] | None = None, stopped: str | None = None) -> RoundReport:
+        return RoundReport(
+            round=self.state.round,
+            rounds=self.run.training.rounds,
+            epsilon=self.spent.epsilon,
+            delta=self.run.claimed_delta,
+            metrics=metrics,
+            stopped=stopped,
+        )
 
 
-def _rounds(run: Run, folder: RunFolder, store: TokenStore, built: Engine) -> Rounds:
-    """The rounds of one run. It asks for the sum of each cohort, and is sent it: who sums, and beside whom, is not its affair."""
+@contextmanager
+def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
+    """A run ready for its next round. Holds the folder's lock; saves the state and writes the statement on leaving."""
+    run, folder, store = prepared.run, prepared.folder, prepared.store
     with folder.locked():
         ledger = JointLedger(Ledger.open(folder.ledger), population_ledger_of(run, store))
-        running = RunningEpsilon(
-            run.claimed_delta, run.budget.accountant if run.budget else "rdp", events=ledger.events
+        accountant = run.budget.accountant if run.budget else "rdp"
+        active = _ActiveRun(
+            run=run,
+            folder=folder,
+            store=store,
+            engine=engine,
+            ledger=ledger,
+            spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
+            state=restore_state(run, folder, ledger, engine.device),
+            streams=streams_of(run),
+            held_out=run.evaluation.choose(users_in_turn(store.held_out, run.model)),
         )
-        state = _where_we_were(run, folder, ledger, built.device)
-        first_round = saved_round = state.round
-        streams = _streams(run)
-        how = run.evaluation
-        held_out = how.choose(users_in_turn(store.held_out, run.model))
-        folder.statement.unlink(missing_ok=True)  # it would be of fewer rounds than the model, should we be killed
+        # After a kill the old statement would cover fewer rounds than the model.
+        folder.statement.unlink(missing_ok=True)
         try:
-            while state.round < run.training.rounds:
-                plan = run.plan.at(state.round, run.model.layout, state.clip_norm)
-                event, attempt = plan.event(), len(ledger)
-                try:
-                    if run.budget:
-                        # DP: a budget is a stop; the round that would exceed it never starts.
-                        run.budget.check(running, event, state.round)
-                    # DP: charge before release. The event is on disk, in the people's ledger and then in the run's, before a
-                    # user's text is read; a crash can only over-count.
-                    ledger.charge(event, state.round)
-                except BudgetExceeded as refusal:
-                    if state.round == first_round:
-                        raise
-                    yield _report(run, state, running, stopped=str(refusal))
-                    break
-                running.charge(event)
-                cohort = draw_cohort(state, plan, run.model, store.train, streams, attempt)
-                normals = _normals(plan, streams, attempt, built.device)
-                total = yield cohort
-                assert total is not None
-                state = learn(state, plan, run.model, run.server, total, normals, streams.count(attempt))
-                is_last = state.round == run.training.rounds
-                metrics = None
-                if is_last or state.round % how.every == 0:
-                    metrics = evaluate(run.model, state.params_P, held_out, unroll=how.unroll, spread=spread_of(built))
-                    folder.append_metrics({"round": state.round, "epsilon": _or_none(running.epsilon), **metrics})
-                if is_last or state.round % run.training.checkpoint_every == 0:
-                    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
-                    saved_round = state.round
-                yield _report(run, state, running, metrics)
+            yield active
         finally:
             # However the loop is left: at its end, by the caller, by Ctrl-C.
-            if state.round > saved_round:
-                save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
+            active.save()
             write_statement(folder, ledger)
 
 
-def _where_we_were(run: Run, folder: RunFolder, ledger: JointLedger, device: torch.device) -> State:
-    """The newest checkpoint's state, if the ledger covers it."""
-    checkpoint = newest_checkpoint(folder)
-    # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
-    if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
-        raise LedgerError(
-            f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
-            "Put the right one back; without it the cost of this model cannot be known."
-        )
-    check_checkpoint(run, ledger, checkpoint)
-    state = checkpoint.state
-    memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
-    return replace(state, params_P=state.params_P.to(device), server_memory=memory)
-
-
-def _normals(plan: RoundPlan, streams: Streams, attempt: int, device: torch.device) -> Normals:
-    """The round's noise, drawn beside its work."""
-    rng = streams.noise(attempt)
-    return rng if isinstance(plan.noise, NoNoise) else NormalsAhead(rng, plan.layout.total, device)
-
-
-def _streams(run: Run) -> Streams:
-    seed = run.training.reproducible_seed
-    # DP: secure unless a seed is asked for by name.
-    return SecureStreams() if seed is None else ReproducibleStreams(seed=seed)
-
-
-def _report(
-    run: Run, state: State, running: RunningEpsilon, metrics: dict[str, float] | None = None, stopped: str | None = None
-) -> RoundReport:
-    return RoundReport(
-        round=state.round,
-        rounds=run.training.rounds,
-        epsilon=running.epsilon,
-        delta=run.claimed_delta,
-        metrics=metrics,
-        stopped=stopped,
-    )
-
-
 def write_statement(folder: RunFolder, ledger: Ledger | JointLedger) -> dict[str, Any]:
-    """statement.json from what the ledger says, and from nothing else."""
-    made = statement(ledger.facts, ledger.entries)
-    replace_file(folder.statement, json.dumps(made, indent=2).encode())
-    return made
-
-
-def _or_none(epsilon: float) -> float | None:
-    """JSON has no infinity: an epsilon that does not exist is null."""
-    return epsilon if math.isfinite(epsilon) else None
+    """Write statement.json from the ledger's contents alone, and return it."""
+    content = statement(ledger.facts, ledger.entries)
+    replace_file(folder.statement, json.dumps(content, indent=2).encode())
+    return content

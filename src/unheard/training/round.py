@@ -1,60 +1,94 @@
-"""One round of Algorithm 1: draw a cohort, learn from it, forget it.
+"""One round of the paper's Algorithm 1: draw a cohort, sum its clipped updates, average, add noise, step the server.
 
-In: the public state and the private users. Out: the next public state. The caller has charged the ledger before it calls.
+`run_rounds` is the round that training runs: the loop (training/loop.py) calls it for one run and for several runs at the same
+time, on one process and on many. The caller charges each round to the ledger before it calls `run_rounds`.
+
+    rounds = [Round(state=state, plan=plan, model=model, server=server, users=store.train, streams=streams, attempt=0)]
+    [next_state] = run_rounds(rounds, engine)
+
+Input: for each run its public state, the plan of the round, and its private users. Output: the next public states. The types of
+the intermediate values say who may see them (mechanism/values.py): `CohortSum` and `BoundedAverage` are private, `NoisyAverage`
+and `State` are public.
+
+Paper: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR 2018), Algorithm 1.
+The same algorithm in plain torch, without this package: examples/dp_fedavg_plain.py (tests/agreement compares the two).
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
+import torch
 
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Cohort, Engine
-from unheard.mechanism.noise import Normals
+from unheard.mechanism.noise import NoNoise, Normals, NormalsAhead
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
 from unheard.training.server import Server, State, step
 from unheard.updates.users import StoredUsers
 
 
-def draw_cohort(
-    state: State, plan: RoundPlan, model: LanguageModel, users: UserTokens, streams: Streams, attempt: int
-) -> Cohort:
-    """Who is heard this round. What they wrote is read by whoever sums them."""
-    drawn = plan.sampling.draw(users.num_users, plan.population, streams.sampling(attempt))
-    stored = StoredUsers(users, drawn, with_features=bool(model.user_features))
-    return Cohort(params_P=state.params_P, users=stored, plan=plan, rng=streams.batches(attempt))
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The input of one round of one run.
+
+    Args:
+        state: The model and the server's memory before the round. Public.
+        plan: Sampling, clip, estimator and noise of this round, with every number resolved (`Plan.at`).
+        model: The language model that `state.params_P` belongs to.
+        server: What the server does with the noisy average.
+        users: The users to draw from, usually `TokenStore.train`. Private.
+        streams: The sources of randomness of the run.
+        attempt: The number of rounds that the run has charged before this one. A round that is repeated after a crash has
+            another attempt number and so draws another cohort and other noise.
+    """
+
+    state: State
+    plan: RoundPlan
+    model: LanguageModel
+    server: Server
+    users: UserTokens = field(repr=False)
+    streams: Streams
+    attempt: int
 
 
-def learn(
-    state: State,
-    plan: RoundPlan,
-    model: LanguageModel,
-    server: Server,
-    total: CohortSum,
-    normals: Normals,
-    count_rng: np.random.Generator,
-) -> State:
-    """The next model, from the cohort's sum; and the next S, where it follows the users."""
-    average = plan.average(total)
-    noisy = plan.noise.add(average, normals)
-    clip_norm = plan.next_norm(total, count_rng)
-    # DP: nothing below this line has seen a user.
-    return replace(step(server, model, state, noisy), clip_norm=clip_norm)
+def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
+    """Run one round of Algorithm 1 for each of one or more runs.
+
+    The engine sums the cohorts of all runs in one call, which fills a GPU better than one run alone. The runs share nothing else:
+    each has its own model, cohort, noise and ledger.
+
+    Args:
+        rounds: One round for each run. All runs have the same model.
+        engine: Sums clipped user updates (engines/engine.py), on this process or on several.
+
+    Returns:
+        The next state of each run, in the order of `rounds`.
+    """
+    cohorts = [draw_cohort(r) for r in rounds]
+    # The noise does not depend on the users: it is drawn on another thread while the engine works.
+    normals = [draw_normals(r, engine.device) for r in rounds]
+    sums = engine.sum_cohorts(cohorts) if cohorts else []
+    states = []
+    for r, cohort_sum, normals_P in zip(rounds, sums, normals, strict=True):
+        average = r.plan.average(cohort_sum)
+        noisy = r.plan.noise.add(average, normals_P)
+        clip_norm = r.plan.next_norm(cohort_sum, r.streams.count(r.attempt))
+        # DP: nothing below this line has seen a user.
+        state = step(r.server, r.model, r.state, noisy)
+        states.append(replace(state, clip_norm=clip_norm))
+    return states
 
 
-def run_round(
-    state: State,
-    plan: RoundPlan,
-    model: LanguageModel,
-    server: Server,
-    users: UserTokens,
-    engine: Engine,
-    streams: Streams,
-    attempt: int,
-) -> State:
-    """Draw a cohort, learn from it, forget it."""
-    cohort = draw_cohort(state, plan, model, users, streams, attempt)
-    total = engine.sum_updates(cohort.params_P, cohort.users, cohort.plan, cohort.rng)
-    return learn(state, plan, model, server, total, streams.noise(attempt), streams.count(attempt))
+def draw_cohort(r: Round) -> Cohort:
+    """Draw the users of a round. The engine reads their text later, when it sums their updates."""
+    drawn_U = r.plan.sampling.draw(r.users.num_users, r.plan.population, r.streams.sampling(r.attempt))
+    users = StoredUsers(r.users, drawn_U, with_features=bool(r.model.user_features))
+    return Cohort(params_P=r.state.params_P, users=users, plan=r.plan, rng=r.streams.batches(r.attempt))
+
+
+def draw_normals(r: Round, device: torch.device) -> Normals:
+    """Start drawing the round's standard normals on another thread; without noise, return the generator unused."""
+    rng = r.streams.noise(r.attempt)
+    return rng if isinstance(r.plan.noise, NoNoise) else NormalsAhead(rng, r.plan.layout.total, device)

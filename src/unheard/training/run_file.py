@@ -198,7 +198,7 @@ def run_hash(run: Run) -> str:
     return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
 
 
-def cure_for(run: Run, begun: str) -> str:
+def hint_for_older_run(run: Run, begun: str) -> str:
     """What to change in this run, if a folder's hash is that of the same run as it was before a key came; empty if of another."""
     for (table, kind, key), before in CAME_LATER.items():
         tables = tables_from_run(run)

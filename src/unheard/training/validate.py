@@ -12,7 +12,7 @@ from unheard.models.model import LanguageModel
 from unheard.training.run import Run
 
 
-def check_fits(run: Run, store: TokenStore) -> None:
+def check_run(run: Run, store: TokenStore) -> None:
     """Refuse now what would fail later."""
     run.model.check_store(
         store.info.get("tokens", {}),

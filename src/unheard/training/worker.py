@@ -1,8 +1,8 @@
-"""One leader and its crew: rank 0 runs the whole of training, every other rank waits, works on what it is asked for, and answers.
+"""Training on several processes: the leader's engine, and the loop of the worker processes.
 
-In: what torchrun started. Out: on the leader, an engine for training/loop.py that has all ranks behind it; on the others, `serve`.
-Sampling, noise, ledger, checkpoints and the run folder are the leader's alone (docs/decisions/0050-one-leader.md): another rank has
-no ledger to write and no noise to draw. How it is used, on every rank:
+Rank 0, the leader, runs the whole of training; every other rank waits for requests, computes and answers. Sampling, noise, ledger,
+checkpoints and the run folder belong to the leader alone (docs/decisions/0050-one-leader.md): a worker has no ledger to write and
+no noise to draw. Every process runs the same program:
 
     ranks = Ranks.join()                       # None for a process that is alone
     if ranks is None or ranks.is_leader:
@@ -10,6 +10,9 @@ no ledger to write and no noise to draw. How it is used, on every rank:
         ranks and ranks.leave()
     else:
         serve(ranks)
+
+The leader uses `build_engine`, `check_all_users_reachable` and `parallel_map_of`; they also work for a process that is alone.
+Messages between ranks: engines/distributed/protocol.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,28 +38,38 @@ from unheard.models.model import LanguageModel
 from unheard.training.run_file import MODELS
 
 JOBS: tuple[Job, ...] = (tally, places)
-"""Work in batches that training and its measures ask for; the command line adds the audit's."""
+"""The functions over batches that a worker computes for training and evaluation; the command line adds the audit's."""
 
 
-def build(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None) -> Engine:
-    """The engine for one model: of this process alone, or with all ranks behind it."""
+def build_engine(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None) -> Engine:
+    """Build the engine for one model, on this process alone or on all ranks.
+
+    Args:
+        choice: The kind of engine and the device. On several ranks each takes a GPU of its own.
+        model: The model whose updates the engine sums.
+        ranks: The processes that share the work; None for this process alone.
+
+    Raises:
+        InvalidValue: The engine, the device or `corpus_part` cannot be used here.
+        RankError: A rank does not answer.
+    """
     if ranks is None:
-        check_whole(choice)
+        _check_no_corpus_part(choice)
         return choice.build(model)
     model = model.pinned()  # every rank reads the model's files for itself: they must be the same
-    mine = at_rank(choice, ranks)
-    engine = table_from_part(replace(choice, device=mine.torch_device().type))
+    own_choice = choice_at_rank(choice, ranks)
+    engine = table_from_part(replace(choice, device=own_choice.torch_device().type))
     facts = {"model": table_from_part(model, MODELS), "engine": engine}
     ranks.tell(same_for_all(ranks, "begin", facts))
-    local = mine.build(model)
+    local = own_choice.build(model)
     ranks.answers()
     ranks.tell(same_for_all(ranks, "connect", {}))
     ranks.connect(local.device, choice.rank_timeout)
     return DistributedEngine(local, ranks, Stores(ranks, choice.corpus_part), model.layout)
 
 
-def check_whole(choice: EngineChoice) -> None:
-    """A process that is alone needs everybody's text: a place for one part of it would have no effect."""
+def _check_no_corpus_part(choice: EngineChoice) -> None:
+    """A process that is alone reads the whole store, so `corpus_part` would have no effect."""
     if choice.corpus_part is not None:
         raise InvalidValue(
             f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the store, and this "
@@ -65,29 +78,8 @@ def check_whole(choice: EngineChoice) -> None:
         )
 
 
-def spread_of(engine: Engine) -> Spread:
-    """How measures of the same model are worked on."""
-    return on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else in_turn
-
-
-def spread_with(model: LanguageModel, ranks: Ranks | None) -> Spread:
-    """The same for a model that is only measured, where its parameters are: on CPUs."""
-    return in_turn if ranks is None else spread_of(build(EngineChoice(device="cpu"), model, ranks))
-
-
-def reach(engine: Engine, store: TokenStore) -> None:
-    """Before anything is charged: can everybody who may be drawn be read by somebody?"""
-    if isinstance(engine, DistributedEngine):
-        engine.reach(store)
-    elif not store.train.shards_here.all():
-        raise CorpusError(
-            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all parts "
-            "together (torchrun), or give the whole store."
-        )
-
-
-def at_rank(choice: EngineChoice, ranks: Ranks) -> EngineChoice:
-    """The same choice with a device of this rank's own."""
+def choice_at_rank(choice: EngineChoice, ranks: Ranks) -> EngineChoice:
+    """The same choice with the GPU of this rank; on CPUs unchanged."""
     device = choice.torch_device()
     if device.type != "cuda":
         return choice
@@ -103,46 +95,79 @@ def at_rank(choice: EngineChoice, ranks: Ranks) -> EngineChoice:
     return replace(choice, device=f"cuda:{ranks.local_rank}")
 
 
+def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
+    """Check, before anything is charged, that every training user's text can be read by this process or by one of the ranks.
+
+    Raises:
+        CorpusError: Some users' text is on no rank, or a rank has another corpus.
+    """
+    if isinstance(engine, DistributedEngine):
+        engine.reach(store)
+    elif not store.train.shards_here.all():
+        raise CorpusError(
+            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all parts "
+            "together (torchrun), or give the whole store."
+        )
+
+
+def parallel_map_of(engine: Engine) -> Spread:
+    """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
+    return on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else in_turn
+
+
+def parallel_map_for(model: LanguageModel, ranks: Ranks | None) -> Spread:
+    """The same for a model that is only evaluated, on CPUs, where its parameters are."""
+    return in_turn if ranks is None else parallel_map_of(build_engine(EngineChoice(device="cpu"), model, ranks))
+
+
 def serve(ranks: Ranks, jobs: Sequence[Job] = JOBS) -> None:
-    """What every rank but the leader does, until the leader lets it go. What goes wrong here is told there."""
-    member = _Member(ranks, {getattr(job, "__name__", ""): job for job in jobs})
+    """Answer the leader's requests until it ends the session. Every rank but the leader calls this function.
+
+    Args:
+        ranks: The process group, from `Ranks.join`.
+        jobs: The functions over batches that the leader may ask for by name.
+
+    Raises:
+        RankError: The leader is gone.
+    """
+    worker = _Worker(ranks, {getattr(job, "__name__", ""): job for job in jobs})
     to_add = None
     while (message := ranks.hear()).job != "end":
         if message.job == "connect":
-            member.connect()
+            worker.connect()
         elif message.job == "add" and to_add is not None:
             # DP: a rank adds its sum and nothing else. It has no streams: the noise is one draw, by the leader.
             ranks.add_up(to_add)
             to_add = None
         else:
-            to_add = _answer(ranks, member, message)
+            to_add = _answer(ranks, worker, message)
 
 
-def _answer(ranks: Ranks, member: "_Member", message: Message) -> torch.Tensor | None:
-    """Work, and say that it is done or what went wrong. What is to be added to the others' sums comes back."""
+def _answer(ranks: Ranks, worker: "_Worker", message: Message) -> torch.Tensor | None:
+    """Compute, and send the result or the error. Returns what is to be added to the sums of the other ranks."""
     try:
-        numbers, to_add, seconds = member.work(message)
-    except Exception as trouble:
+        numbers, to_add, seconds = worker.compute(message)
+    except Exception as error:
         if ranks.is_broken:
             raise
-        ranks.answer(trouble=_in_words(trouble))
+        ranks.answer(trouble=_message_for_leader(error))
         return None
     ranks.answer(numbers, seconds=seconds)
     return to_add
 
 
-def _in_words(trouble: Exception) -> str:
-    """What the leader may show. What a machine lacks is said; of a bug only its kind, since its message may name users."""
-    if isinstance(trouble, UnheardError):
-        return str(trouble)
-    kind = type(trouble).__name__
-    is_machine = isinstance(trouble, OSError | MemoryError | RuntimeError)
-    return f"{kind}: {trouble}" if is_machine else f"{kind}, which is a bug: run it without --processes to see where."
+def _message_for_leader(error: Exception) -> str:
+    """What the leader may show. Of an unexpected error only its type, since its message may contain users' data."""
+    if isinstance(error, UnheardError):
+        return str(error)
+    kind = type(error).__name__
+    is_machine = isinstance(error, OSError | MemoryError | RuntimeError)
+    return f"{kind}: {error}" if is_machine else f"{kind}, which is a bug: run it without --processes to see where."
 
 
 @dataclass
-class _Member:
-    """One rank's model, engine and stores, as the leader asked for them last."""
+class _Worker:
+    """One rank's model, engine and stores, as the leader last asked for them."""
 
     ranks: Ranks
     jobs: Mapping[str, Job]
@@ -152,11 +177,12 @@ class _Member:
     timeout: float = 600.0
 
     def connect(self) -> None:
+        """Open the connections for sums, once the engine's device is known."""
         assert self.engine is not None
         self.ranks.connect(self.engine.device, self.timeout)
 
-    def work(self, message: Message) -> tuple[np.ndarray | None, torch.Tensor | None, float]:
-        """Numbers to answer with, a sum to add to the others', and how long it took."""
+    def compute(self, message: Message) -> tuple[np.ndarray | None, torch.Tensor | None, float]:
+        """Numbers to answer with, a sum to add to the other ranks' sums, and the seconds that the sum took."""
         if message.job == "begin":
             self._begin(message.facts)
             return None, None, 0.0
@@ -175,5 +201,5 @@ class _Member:
     def _begin(self, facts: Mapping[str, Any]) -> None:
         choice = part_from_table(EngineChoice, facts["engine"], "engine")
         self.model = part_of_kind(MODELS, facts["model"], "model")
-        self.engine = at_rank(choice, self.ranks).build(self.model)  # pyright: ignore[reportArgumentType]
+        self.engine = choice_at_rank(choice, self.ranks).build(self.model)  # pyright: ignore[reportArgumentType]
         self.stores, self.timeout = Stores(self.ranks, choice.corpus_part), choice.rank_timeout

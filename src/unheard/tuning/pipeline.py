@@ -15,8 +15,7 @@ from typing import Any
 from unheard import storage
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
-from unheard.training.concurrent_runs import RoundReport
-from unheard.training.loop import train_together
+from unheard.training.loop import RoundReport, train_together
 from unheard.training.run import Run
 from unheard.tuning.results import Margin, Result, margin, results
 from unheard.tuning.select_parameters import Choice, choose_noise, choose_norm

@@ -33,19 +33,19 @@ from unheard.randomness import SecureStreams, secure_generator
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.initialise import (
-    charge_the_past,
-    check_public,
-    enter,
+    charge_earlier_costs,
+    check_public_start,
     first_state,
-    names,
+    ledger_header,
+    parent_ledger,
+    pinned,
     population_ledger_of,
-    public_facts,
 )
-from unheard.training.loop import pinned, train_together, write_statement
+from unheard.training.loop import train_together, write_statement
 from unheard.training.run import Run
 from unheard.training.run_file import run_toml
-from unheard.training.validate import check_fits
-from unheard.training.worker import build
+from unheard.training.validate import check_run
+from unheard.training.worker import build_engine
 from unheard.tuning.results import mean_of_last
 
 
@@ -137,24 +137,23 @@ def select(
     first = candidates[0]
     store = TokenStore.open(first.corpus)
     for run in candidates:
-        check_fits(run, store)
-    build(engine, first.model)  # what a trial would stumble over is refused now: nothing may be, once they are paid for
+        check_run(run, store)
+    # What would make a trial fail is checked now: no trial may fail once all are paid for.
+    build_engine(engine, first.model)
     first_state(first)
     population = population_ledger_of(first, store)
-    check_public(first, population)
+    check_public_start(first, population)
     clear_away(out)
     folder = RunFolder.begin(out)  # readable by nobody else until it is settled
     secret = folder.path / SECRET
     secret.mkdir()
     try:
         with RunFolder(secret).locked():
-            charged = Ledger.create(
-                secret / "charged.jsonl", {**public_facts(first, store, SecureStreams()), **names(first)}
-            )
-            charge_the_past(first, store, charged)
+            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, SecureStreams()))
+            charge_earlier_costs(first, store, charged)
             if first.budget:
                 first.budget.check(first.budget.running(charged.events), event, 0)
-            enter(first, charged, population, Path(out).name)
+            JointLedger.begin(charged, population, Path(out).name, parent_ledger(first))
             # DP: all trials are paid for here, in the people's ledger, before their number is drawn or anybody's text is read.
             JointLedger(charged, population).charge(event, 0)
             best = _best(candidates, count.draw(secure_generator()), secret, engine)
@@ -216,10 +215,10 @@ def _release(
     count: TrialCount,
 ) -> None:
     """The best trial as a run folder like any other, whose ledger holds what was charged for all of them."""
-    facts = public_facts(run, store, SecureStreams())
+    facts = ledger_header(run, store, SecureStreams())
     facts["start"]["charges"] += 1  # the selection, before the first round that a resumed run would charge
     facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}
-    ledger = Ledger.create(folder.ledger, {**facts, **names(run), "run_id": run_id(charged)})
+    ledger = Ledger.create(folder.ledger, {**facts, "run_id": run_id(charged)})
     for entry in charged.entries:
         ledger.charge(entry.event, entry.round)
     replace_file(folder.run_file, run_toml(run, engine).encode())

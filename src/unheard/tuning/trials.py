@@ -20,7 +20,7 @@ from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.run import Run
-from unheard.training.run_file import cure_for, run_hash
+from unheard.training.run_file import hint_for_older_run, run_hash
 from unheard.updates.weighting import CappedWeights
 
 BASELINE, CLIP, NOISE = "baseline", "clip", "noise"
@@ -156,7 +156,7 @@ def check_same(trial: Trial) -> None:
     if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(trial.run), TokenStore.open(trial.run.corpus).name):
         raise RunFolderExists(
             f"{trial.folder} holds a trial of another run file, corpus or of other options (all but grids, --seeds and --rounds "
-            f"must stay as they were). Choose another --out.{cure_for(trial.run, str(facts.get('run_hash')))}"
+            f"must stay as they were). Choose another --out.{hint_for_older_run(trial.run, str(facts.get('run_hash')))}"
         )
 
 

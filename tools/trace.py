@@ -1,0 +1,151 @@
+"""Count the files of the package that a command visits, to measure how far a reader has to follow it.
+
+Usage:
+
+    python tools/trace.py train            # figures for a run of two rounds on a synthetic corpus
+    python tools/trace.py prepare --files  # also list the files, with the functions called in each
+    python tools/trace.py train --path     # also print the calls from the command to the round
+
+The script runs the command in this process on a small synthetic corpus in a temporary folder and records every Python call
+with `sys.setprofile`. It reports
+
+    files       files under src/unheard in which at least one function was called
+    switches    distinct pairs (caller, callee) of functions that lie in two different packages of src/unheard
+    calls       for `train`: calls of package functions between the command and the round (training/round.py)
+
+Module bodies and calls made while a module is imported do not count: a reader of the command does not follow them.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "unheard"
+sys.path.insert(0, str(ROOT / "src"))
+
+COMMANDS = ("train", "prepare")
+THE_ROUND = ("training/round.py", "run_rounds")
+IMPORT_MACHINERY = "<frozen importlib"
+
+
+class Trace:
+    """Records which functions of the package are called, and from where."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, set[str]] = defaultdict(set)
+        self.edges: set[tuple[str, str, str, str]] = set()
+        self.path: list[str] = []
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or (name := _package_file(frame)) is None or _is_importing(frame):
+            return
+        function = frame.f_code.co_qualname
+        self.functions[name].add(function)
+        stack = _package_stack(frame.f_back)
+        if stack and _package(stack[0][0]) != _package(name):
+            self.edges.add((*stack[0], name, function))
+        if (name, function) == THE_ROUND and not self.path:
+            self.path = [f"{file}: {caller}" for file, caller in reversed(stack)]
+
+
+def _package_file(frame: FrameType) -> str | None:
+    """The path of a frame's file relative to src/unheard; None for other code and for module and class bodies."""
+    path = frame.f_code.co_filename
+    if not path.startswith(str(SRC)) or not frame.f_code.co_flags & 0x2:  # CO_NEWLOCALS: a function, not a module body
+        return None
+    return path[len(str(SRC)) + 1 :]
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(IMPORT_MACHINERY):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _package_stack(frame: FrameType | None) -> list[tuple[str, str]]:
+    """The package's functions on the stack, innermost first; comprehensions and generator expressions are skipped."""
+    stack = []
+    while frame is not None:
+        name = _package_file(frame)
+        if name is not None and not frame.f_code.co_name.startswith("<"):
+            stack.append((name, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return stack
+
+
+def _package(name: str) -> str:
+    return name.split("/")[0] if "/" in name else ""
+
+
+def _unheard(*words: str) -> Callable[[], None]:
+    """The command line in this process."""
+
+    def run() -> None:
+        from unheard.cli.main import app
+
+        app([*words], standalone_mode=False)
+
+    return run
+
+
+def _steps(command: str, folder: Path) -> tuple[list[Callable[[], None]], Callable[[], None]]:
+    """What has to happen before the command, and the command itself."""
+    text, corpus, run_file = folder / "text.jsonl", folder / "corpus", folder / "run.toml"
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "it", "sleeps"]
+    rows = [{"user": f"u{u}", "text": " ".join(words[(u + k) % 13] for k in range(30))} for u in range(80)]
+    text.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = ("--user-field", "user", "--text-field", "text", "--vocab-size", "50", "--held-out", "0.3")
+    prepare = _unheard("prepare", str(text), "--out", str(corpus), *fields, "--workers", "1")
+    if command == "prepare":
+        return [], prepare
+    init = _unheard("init", str(run_file), "--corpus", str(corpus), "--population", "60", "--users-per-round", "10")
+    small = ["model.embedding_size=8", "model.hidden_size=8", "training.rounds=2"]
+    train = _unheard("train", str(run_file), "--out", str(folder / "run"), *(w for s in small for w in ("--set", s)))
+    return [prepare, init], train
+
+
+def trace(command: str) -> Trace:
+    """Run a command on a small corpus and record its calls."""
+    recorded = Trace()
+    with tempfile.TemporaryDirectory() as folder:
+        before, work = _steps(command, Path(folder))
+        for step in before:
+            step()
+        threading.setprofile(recorded)
+        sys.setprofile(recorded)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+    return recorded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--files", action="store_true", help="list the files and the functions called in each")
+    parser.add_argument("--path", action="store_true", help="print the calls from the command to the round")
+    options = parser.parse_args()
+    recorded = trace(options.command)
+    print(f"{options.command}: files {len(recorded.functions)}, switches {len(recorded.edges)}", end="")
+    print(f", calls {len(recorded.path) - 1}" if recorded.path else "")
+    if options.files:
+        for name, functions in sorted(recorded.functions.items()):
+            print(f"  {name}: {', '.join(sorted(functions))}")
+    if options.path:
+        print("\n".join(f"  {call}" for call in recorded.path))
+
+
+if __name__ == "__main__":
+    main()
