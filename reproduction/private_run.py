@@ -8,6 +8,7 @@ continues where an earlier call stopped.
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, by the clock
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user, of a stopped run too
+    python -m reproduction.private_run restore reproduction/results/reviews_81/private --work WORK
     python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
 """
 
@@ -312,11 +313,11 @@ def per_user(
 ) -> dict[str, np.ndarray]:
     """Targets and hits of each held-out user, counted as AccuracyTop1 counts them."""
     import torch
-    from unheard.measure.next_word import place
-    from unheard.updates.user import windows_of
 
     from unheard.corpus.vocabulary import EOS, UNK
+    from unheard.evaluation.next_word import place
     from unheard.models.model import window_targets
+    from unheard.updates.users import windows_of
 
     model = released.run.model
     params = model.layout.split(released.params_P.to(device))
@@ -365,6 +366,16 @@ def collect(work: Path, out: Path, *, models: bool) -> None:
         shutil.copyfile(work / "chosen_S.json", out / "chosen_S.json")
 
 
+def restore(kept: Path, work: Path) -> None:
+    """Put a stopped run that was kept with its checkpoint back into WORK, so that `run` continues it."""
+    folder = work / "runs" / kept.name
+    shutil.copytree(kept, folder)
+    shutil.copyfile(work / "reviews_81" / "vocabulary.txt", folder / "vocabulary.txt")
+    (work / "ledgers").mkdir(parents=True, exist_ok=True)
+    shutil.move(folder / "population_ledger.jsonl", work / "ledgers" / f"{kept.name}.jsonl")
+    shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -392,6 +403,9 @@ def main() -> None:
     read = verb("measure", _measure)
     read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")
     read.add_argument("--device", default="cuda")
+    back = verb("restore", lambda asked: restore(asked.kept, asked.work))
+    back.add_argument("kept", type=Path, help="a result folder with checkpoints/")
+    back.add_argument("--work", type=Path, required=True)
     got = verb("collect", lambda asked: collect(asked.work, asked.out, models=asked.models))
     got.add_argument("--work", type=Path, required=True)
     got.add_argument("--out", type=Path, required=True)

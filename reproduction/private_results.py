@@ -1,0 +1,391 @@
+"""Tables and verdicts of the runs of reproduction/private_run.py, computed from the result files.
+
+Input: reproduction/results/reviews_81 and reproduction/results/blogs_64. Output: Markdown on stdout. Verdicts follow
+reproduction/rules.toml; a rule whose runs are missing or too short is "cannot tell".
+
+    python -m reproduction.private_results
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reproduction.bootstrap import accuracy_interval, half_width, load
+from reproduction.private_run import CANDIDATES, POPULATIONS, read_metrics, smoothed
+from reproduction.render_rules import load as load_rules
+
+HERE = Path(__file__).resolve().parent
+REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
+INTERRUPTED = REVIEWS / "interrupted"
+RULES = {rule["id"]: rule for rule in load_rules()["rule"]}
+TERMS = load_rules()["terms"]
+SEEDED = {
+    "baseline, C = 100": "baseline-seed",
+    "S = 15, sigma = 0.003, C = 100": "S15-sigma0.003-seed",
+    "S = 10, sigma = 0.006, C = 100": "S10-sigma0.006-seed",
+    "S = 15, sigma = 0.012, C = 100": "S15-sigma0.012-seed",
+    "S = 8, sigma = 0.0016, C = 100 (estimate)": "estimate-seed",
+}
+MARKS = (100, 500, 1000, 1400, 1700, 2200, 3000, 3400, 5000)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of the outcomes of rules.toml, with the reason."""
+
+    outcome: str
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------------------------------- reading
+
+
+def folders_of(name: str, place: Path = REVIEWS) -> list[Path]:
+    """The run of this name, its repetitions, or its seeds where the name ends in `-seed`."""
+    if name.endswith("-seed"):
+        return sorted(path for path in place.glob(f"{name}[0-9]") if (path / "metrics.jsonl").exists())
+    return sorted(path for path in place.glob(f"{name}*") if (path / "metrics.jsonl").exists() and path.is_dir())
+
+
+def accuracy(folders: Sequence[Path], at: int) -> list[float]:
+    """Accuracy of each run at a round, as the rules define it; runs that were not evaluated there are left out."""
+    curves = [smoothed(read_metrics(folder)) for folder in folders]
+    return [100 * curve[at] for curve in curves if at in curve]
+
+
+def sitting(folder: Path) -> dict[str, Any]:
+    """The last sitting of a run."""
+    return json.loads((folder / "sittings.jsonl").read_text().splitlines()[-1])
+
+
+# ------------------------------------------------------------------------------------------------------------------ verdicts
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its 95 % interval, and whether there are as many repetitions as its rule requires."""
+
+    value: float
+    half: float
+    is_short: bool
+
+    def against(self, threshold: float) -> str:
+        """`above`, `below` or `cannot tell`."""
+        margin = TERMS["single_seed_margin"] if self.is_short else 0.0
+        if abs(self.value - threshold) <= self.half + margin:
+            return "cannot tell"
+        return "above" if self.value > threshold else "below"
+
+    def __str__(self) -> str:
+        short = " (fewer repetitions than required: preliminary)" if self.is_short else ""
+        return (
+            f"{self.value:+.2f} points, interval {self.value - self.half:+.2f} to {self.value + self.half:+.2f}{short}"
+        )
+
+
+def missing(rounds: dict[str, int], place: Path) -> str | None:
+    """Why nothing can be said: the runs that did not reach the round at which they are read."""
+    lacking = [
+        f"{n.removesuffix('-seed')} at round {at:,}"
+        for n, at in rounds.items()
+        if not accuracy(folders_of(n, place), at)
+    ]
+    models = [n for n in rounds if any(not (f / "per_user.npz").exists() for f in folders_of(n, place))]
+    if lacking:
+        return f"Missing: {', '.join(lacking)}."
+    return f"No model was kept of {', '.join(models)}." if models else None
+
+
+def difference(rule: str, first: str, second: str, at: Sequence[int], place: Path, *, change: bool = False) -> Measured:
+    """First minus second, in points, at the last of some rounds; with `change`, minus the same at the first of them."""
+    sides = [folders_of(first, place), folders_of(second, place)]
+    by_run = [np.array(accuracy(side, at[-1])) for side in sides]
+    if change:
+        by_run = [values - np.array(accuracy(side, at[0])) for values, side in zip(by_run, sides, strict=True)]
+    half = 100 * (half_width(*sides) or 0.0) * (math.sqrt(2) if change else 1)
+    fewest = min(len(values) for values in by_run)
+    if fewest > 1:
+        half = math.hypot(half, 1.96 * math.hypot(*(np.std(v, ddof=1) / math.sqrt(len(v)) for v in by_run)))
+    return Measured(float(by_run[0].mean() - by_run[1].mean()), half, fewest < RULES[rule]["seeds"])
+
+
+def joined(parts: Sequence[tuple[bool | None, str]]) -> Verdict:
+    """All parts of a rule: contradicted if one is, else open if one is."""
+    reason = "; ".join(text for _, text in parts) + "."
+    if any(is_so is False for is_so, _ in parts):
+        return Verdict("did not hold", reason)
+    return Verdict("cannot tell" if any(is_so is None for is_so, _ in parts) else "held", reason)
+
+
+def is_so(seen: str, wanted: str) -> bool | None:
+    return None if seen == "cannot tell" else seen == wanted
+
+
+def within(
+    rule: str, first: str, second: str, limit: float, place: Path, *, both: bool = False
+) -> tuple[bool | None, str]:
+    """First is at most `limit` points below second (with `both`, nor above), at the last round of the rule."""
+    found = difference(rule, first, second, RULES[rule]["read_at"], place)
+    lower = is_so(found.against(-limit), "above")
+    upper = is_so(found.against(limit), "below") if both else True
+    answer = False if False in (lower, upper) else None if None in (lower, upper) else True
+    return answer, f"{first.removesuffix('-seed')} against {second.removesuffix('-seed')}: {found}"
+
+
+def private_norm() -> Verdict:
+    """Rule private-S, computed again from the evaluations."""
+    values = {norm: accuracy([BLOGS / f"S{norm}"], 1000) for norm in CANDIDATES}
+    best = max(values, key=lambda norm: (values[norm], -norm))
+    is_edge = best in (CANDIDATES[0], CANDIDATES[-1])
+    listed = ", ".join(f"S = {norm}: {value[0]:.2f} %" for norm, value in values.items())
+    return Verdict(
+        "chosen: S = " + str(best), f"{listed}. {'At the edge of the list.' if is_edge else 'Inside the list.'}"
+    )
+
+
+def private_run(place: Path) -> Verdict:
+    from unheard.privacy.accountants import epsilon
+    from unheard.privacy.events import PoissonGaussian
+
+    q = RULES["private-run"]["users_per_round"] / POPULATIONS["reviews_81"]
+    event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.0)
+    spent = epsilon([(event, RULES["private-run"]["rounds"])], 1e-9, "pld")
+    gap = within("private-run", "private", "baseline-C5000-seed", RULES["private-run"]["threshold"], place)
+    return joined([gap, (spent <= 4.634, f"epsilon {spent:.3f} at delta = 1e-9")])
+
+
+def mean_curve(name: str, place: Path) -> tuple[list[int], list[float]]:
+    """Rounds that all runs were evaluated at, and their mean accuracy there."""
+    curves = [smoothed(read_metrics(folder)) for folder in folders_of(name, place)]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return rounds, [100 * float(np.mean([curve[r] for curve in curves])) for r in rounds]
+
+
+def private_rounds(place: Path) -> Verdict:
+    first, last = RULES["private-rounds"]["read_at"]
+    target = float(np.interp(first, *mean_curve("baseline-seed", place)))
+    reached = float(np.interp(last, *mean_curve("private", place)))
+    ends = difference("private-rounds", "private", "baseline-seed", [5000], place)
+    found = Measured(reached - target, ends.half, ends.is_short)
+    return joined([(is_so(found.against(0.0), "above"), f"private at {last:,} against baseline at {first:,}: {found}")])
+
+
+def private_estimate(place: Path) -> Verdict:
+    parts = []
+    for at in RULES["private-estimate"]["read_at"]:
+        found = difference("private-estimate", "private", "estimate-seed", [at], place)
+        inside = (is_so(found.against(-0.25), "above"), is_so(found.against(0.25), "below"))
+        parts.append((False if False in inside else None if None in inside else True, f"round {at:,}: {found}"))
+    return joined(parts)
+
+
+def table_2_cost(place: Path) -> Verdict:
+    names = [name for label, name in SEEDED.items() if label.startswith("S = 1")]
+    parts = [
+        within("table-2-cost", name, "baseline-seed", limit, place)
+        for name, limit in zip(names[1:], (0.83, 1.54), strict=True)
+    ]
+    for less, more in itertools.pairwise(names):
+        found = difference("table-2-cost", more, less, [5000], place)
+        words = f"{more.removesuffix('-seed')} against {less.removesuffix('-seed')}: {found}"
+        parts.append((is_so(found.against(0.0), "below"), words))
+    return joined(parts)
+
+
+def figure_1_later(place: Path) -> Verdict:
+    parts = []
+    for name in (name for label, name in SEEDED.items() if label.startswith("S = 1")):
+        found = difference(
+            "figure-1-later", "baseline-seed", name, RULES["figure-1-later"]["read_at"], place, change=True
+        )
+        parts.append((is_so(found.against(0.0), "above"), f"cost of {name.removesuffix('-seed')} changes by {found}"))
+    return joined(parts)
+
+
+def figure_7(place: Path) -> Verdict:
+    many, few = "S15-sigma0.012-C1250-seed", "S15-sigma0.012-seed"
+    curves = [dict(zip(*mean_curve(name, place), strict=True)) for name in (many, few)]
+    shared = [r for r in curves[0] if r in curves[1] and 500 <= r <= 3000]
+    apart = float(np.mean([abs(curves[0][r] - curves[1][r]) for r in shared]))
+    ends = difference("figure-7", many, few, [3000], place)
+    mean = Measured(apart, ends.half, ends.is_short)
+    words = f"mean distance of the curves {apart:.2f} points"
+    return joined([(is_so(mean.against(0.25), "below"), words), within("figure-7", many, few, 0.25, place, both=True)])
+
+
+def figure_1_match(place: Path) -> Verdict:
+    return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, place)])
+
+
+JUDGES = {
+    "private-run": (private_run, {"private": 5000, "baseline-C5000-seed": 5000}),
+    "private-rounds": (private_rounds, {"private": 5000, "baseline-seed": 5000}),
+    "private-estimate": (private_estimate, {"private": 5000, "estimate-seed": 5000}),
+    "figure-1-match": (figure_1_match, {"S15-sigma0.003-seed": 5000, "baseline-seed": 5000}),
+    "figure-1-later": (figure_1_later, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
+    "table-2-cost": (table_2_cost, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
+    "figure-7": (figure_7, {"S15-sigma0.012-C1250-seed": 3000, "S15-sigma0.012-seed": 3000}),
+}
+"""Each rule with the runs that it needs and the round that they must have reached."""
+
+
+def verdicts(place: Path = REVIEWS) -> dict[str, Verdict]:
+    """Of every rule that the runs of private_run.py belong to."""
+    made = {"private-S": private_norm(), "expect-hours": _hours()}
+    for rule, (judge, needed) in JUDGES.items():
+        why = missing(needed, place)
+        made[rule] = Verdict("cannot tell", why) if why else judge(place)
+    return made | accounting()
+
+
+def accounting() -> dict[str, Verdict]:
+    """The rules that need no training."""
+    from reproduction.epsilons import moments
+    from reproduction.printed import TABLE_1, TABLE_2
+    from unheard.privacy.accountants import epsilon
+    from unheard.privacy.events import PoissonGaussian
+
+    def by(accountant: Any, cell: Any) -> float:
+        q = cell.users_per_round / cell.population
+        event = PoissonGaussian(sampling_prob=q, noise_multiplier=cell.noise_multiplier)
+        return epsilon([(event, cell.rounds)], cell.delta, accountant)
+
+    cells = [cell for line in TABLE_1 for cell in line]
+    equal = sum(cell.agrees(moments(cell)) for cell in cells)
+    above = sum(by("rdp", cell) > float(cell.digits) for cell in cells)
+    rows = [row.epsilon for row in TABLE_2 if row.epsilon is not None]
+    same = sum(row.agrees(moments(row)) for row in rows)
+    larger = sum(by("pld", row) > float(row.digits) for row in rows)
+    many = TABLE_1[-1]
+    once, often = by("rdp", many[0]), by("rdp", many[-1])
+    ratio = often / once
+    return {
+        "table-1-digits": joined([(equal == 42 and not above, f"{equal} of 42 cells agree; RDP is above in {above}")]),
+        "table-1-rounds": joined(
+            [
+                (
+                    ratio <= 1.25,
+                    f"RDP {once:.3f} after 1 round, {often:.3f} after 10^6: ratio {ratio:.2f}",
+                )
+            ]
+        ),
+        "table-2-epsilon": joined([(same == 6 and not larger, f"{same} of 6 rows agree; PLD is above in {larger}")]),
+    }
+
+
+def _hours() -> Verdict:
+    seen = sitting(REVIEWS / "private")
+    rounds = RULES["expect-hours"]["rounds"]
+    if seen["to_round"] < rounds:
+        whole = rounds * seen["seconds"] / (seen["to_round"] - seen["from_round"]) / 60
+        return Verdict(
+            "cannot tell", f"{seen['to_round']:,} of {rounds:,} rounds; at this pace all take {whole:.1f} minutes."
+        )
+    return Verdict("held" if seen["seconds"] <= 900 else "did not hold", f"{seen['seconds'] / 60:.1f} minutes.")
+
+
+# -------------------------------------------------------------------------------------------------------------------- tables
+
+
+def main() -> None:
+    private = REVIEWS / "private"
+    last, statement = sitting(private), json.loads((private / "statement.json").read_text())
+    rounds, counts = last["to_round"], load(private)
+    low, high = accuracy_interval([private])
+    final = counts["hits"].sum() / counts["targets"].sum()
+    print("## The private run\n")
+    print(
+        f"{rounds:,} of 5,000 rounds, {last['seconds']:.0f} s, {last['users_per_second']:,.0f} users/s, {last['device']}, ",
+        end="",
+    )
+    print(f"torch {last['torch']}, {last['date']}, commit {last['commit'][:12]}. ", end="")
+    first_mark, last_mark = last["marks"][0], last["marks"][-1]
+    seconds = last_mark["seconds"] - first_mark["seconds"]
+    pace = (last_mark["round"] - first_mark["round"]) * 5000 / seconds
+    print(
+        f"Without the start, from round {first_mark['round']:,} to {last_mark['round']:,}: {pace:,.0f} users/s. ",
+        end="",
+    )
+    q = 5000 / POPULATIONS["reviews_81"]
+    print(f"q = {q:.5f}, {q * rounds:.1f} visits per user.\n")
+    epsilon = statement["epsilon"]
+    print(f"Epsilon at delta = {statement['delta']:.3g}: PLD {epsilon['pld']:.3f}, RDP {epsilon['rdp']:.3f}, ", end="")
+    print(f"moments accountant {epsilon['moments']:.3f}.\n")
+    print(f"AccuracyTop1 of the last model on {len(counts['targets']):,} held-out users: {100 * final:.2f} % ", end="")
+    print(f"(95 % interval over users {100 * low:.2f} to {100 * high:.2f} %); ", end="")
+    print(f"without sentence ends {100 * counts['word_hits'].sum() / counts['words'].sum():.2f} %, ", end="")
+    print(f"also without punctuation {100 * counts['plain_hits'].sum() / counts['plain'].sum():.2f} %.\n")
+    print(
+        "| round | accuracy at this evaluation, % | accuracy by the rules, % | epsilon, RDP |\n| ---: | ---: | ---: | ---: |"
+    )
+    curve = smoothed(read_metrics(private))
+    for row in read_metrics(private):
+        if row["round"] in MARKS or row["round"] % 500 == 0:
+            print(
+                f"| {row['round']:,} | {100 * row['accuracy_top1']:.2f} | {100 * curve[row['round']]:.2f} | {row['epsilon']:.2f} |"
+            )
+    _composed(rounds, statement["delta"])
+    _interrupted(curve)
+    print("\n## S, chosen on blogs_64 (rule private-S)\n")
+    print(f"{private_norm().reason}\n")
+    print("## Verdicts\n\n| rule | outcome | reason |\n| --- | --- | --- |")
+    for name, verdict in verdicts().items():
+        print(f"| {name} | {verdict.outcome} | {verdict.reason} |")
+
+
+def _composed(rounds: int, delta: float) -> None:
+    """The cost of both attempts together: the first one's evaluations are published too."""
+    from unheard.privacy.accountants import epsilon
+    from unheard.privacy.events import PoissonGaussian
+
+    first = sum(
+        '"poisson_gaussian"' in line for line in (INTERRUPTED / "private" / "ledger.jsonl").read_text().splitlines()
+    )
+    q = RULES["private-run"]["users_per_round"] / POPULATIONS["reviews_81"]
+    event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.0)
+    spent = {name: epsilon([(event, first + rounds)], delta, name) for name in ("pld", "rdp")}
+    print(f"\nThe interrupted first attempt had charged {first:,} rounds when its ledger was last copied. ", end="")
+    print(f"Both private attempts together: PLD {spent['pld']:.3f}, RDP {spent['rdp']:.3f}. ", end="")
+    print(
+        "The baselines and the runs with C = 100 are experiments without a useful guarantee on the same public corpus."
+    )
+
+
+def _interrupted(curve: dict[int, float]) -> None:
+    """What the interrupted runs had when they were lost. Their models were not kept, so there are no intervals over users."""
+    marks = (100, 500, 1000, 1400, 1700, 2200)
+    print("\n## Beside the interrupted runs, accuracy by the rules, %\n")
+    print("| run | " + " | ".join(f"{mark:,}" for mark in marks) + " |\n| --- |" + " ---: |" * len(marks))
+    print("| private | " + " | ".join(f"{100 * curve[mark]:.2f}" for mark in marks) + " |")
+    named = {"private, first attempt": "private", "baseline, C = 5,000": "baseline-C5000-seed"} | SEEDED
+    for label, name in named.items():
+        side = folders_of(name, INTERRUPTED)
+        cells = []
+        for mark in marks:
+            values = accuracy(side, mark)
+            spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+            cells.append(f"{np.mean(values):.2f}{spread}" if values else "")
+        print(f"| {label} | " + " | ".join(cells) + " |")
+    print("\n± is the standard deviation over three seeds.")
+    pairs = (
+        ("private", REVIEWS, "baseline-C5000-seed", 1400),
+        ("private", REVIEWS, "estimate-seed", 1700),
+        *((name, INTERRUPTED, "baseline-seed", 1700) for name in SEEDED.values() if name != "baseline-seed"),
+    )
+    print(
+        "\nDifferences at the last round that both reached. It is not the round of any rule, so it decides nothing.\n"
+    )
+    print("| first | second | round | first minus second, points |\n| --- | --- | ---: | ---: |")
+    for name, place, other, at in pairs:
+        gap = np.mean(accuracy(folders_of(name, place), at)) - np.mean(accuracy(folders_of(other, INTERRUPTED), at))
+        print(f"| {name.removesuffix('-seed')} | {other.removesuffix('-seed')} | {at:,} | {gap:+.2f} |")
+
+
+if __name__ == "__main__":
+    main()
