@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo paper test lint types tests mutants chromium format install clean help constraints check-install dist
+.PHONY: demo paper docs test lint types tests mutants chromium format install clean help constraints check-install dist
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,6 +20,9 @@ demo: $(VENV)/.installed  ## Train with and without privacy on a small real corp
 
 paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from results/ (a minute)
 	$(BIN)/python -m reproduction page --results reproduction/results --out build/paper
+
+docs: $(VENV)/.installed-docs  ## Build the documentation site into build/site, in strict mode, without the network
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
 
 test: lint types tests  ## Everything that CI checks
 
@@ -50,6 +53,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Unheard needs Python 3.11, 3.12, 3.13 or 3.14; none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 constraints: $(VENV)/.installed  ## Pin every package of every extra anew, for all supported Pythons, from the package index

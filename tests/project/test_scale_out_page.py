@@ -20,7 +20,7 @@ KINDS = {one["kind"]: one for one in yaml.safe_load_all((ROOT / "examples" / "ku
 
 
 def test_there_are_the_three_plans_that_people_ask_for():
-    assert [row[0].split(":")[0] for row in ROWS] == ["the paper's run", "10⁸ users", "50,000 a round"]
+    assert [row[0].split(":")[0] for row in ROWS] == ["the paper's run", "10⁸ users", "50,000 per round"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].split(":")[0])

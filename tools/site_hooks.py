@@ -1,0 +1,509 @@
+"""Hooks of the documentation site (mkdocs.yml): the pages that are generated from the code each time the site is built.
+
+- `commands.md`: below each heading `## unheard NAME`, the usage, arguments, options and examples of that command.
+- `run-file.md`: in place of `<!-- run file tables -->`, every table and key with type, default and meaning.
+- `api.md`: in place of `<!-- public names -->`, every name of `import unheard` from its docstring (mkdocstrings).
+- `errors.md`: in place of `<!-- error tree -->`, the tree of exceptions from the docstring of `unheard.errors`.
+- `decisions/index.md`: a list of all decisions, unless the folder has an index of its own.
+- `changelog.md`: the text of CHANGELOG.md.
+
+Every page: inline code that names a source file, an example or a test becomes a link to a page with that file's text, at the
+line in question, so that a claim can be followed without leaving the site. Tests call the functions of this module directly.
+"""
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "unheard"
+
+
+def import_this_checkout() -> None:
+    """Makes `unheard` and `reproduction` of this checkout importable. (MkDocs restores sys.path after it loads hooks.)"""
+    for folder in (str(ROOT), str(ROOT / "src")):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"(?<![\[`])`([^`\n]+)`(?![`\]])")
+
+
+# ---------------------------------------------------------------------------------------------------------------- commands
+
+
+def commands(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields (whole name, command) for every command of a Typer application that is not hidden."""
+    for verb, command in group.commands.items():
+        if getattr(command, "hidden", False):
+            continue
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} {verb}")
+        else:
+            yield f"{name} {verb}", command
+
+
+@cache
+def all_commands() -> dict[str, Any]:
+    """Every command of `unheard` and of `python -m reproduction` by its whole name."""
+    import typer.main
+    from reproduction.cli.main import app as reproduction
+
+    from unheard.cli.main import app
+
+    return dict(commands(typer.main.get_command(app), "unheard")) | dict(
+        commands(typer.main.get_command(reproduction), "python -m reproduction")
+    )
+
+
+def command_section(name: str) -> str:
+    """The generated Markdown of one command: usage, a table of arguments and options for each panel, examples."""
+    command = all_commands()[name]
+    positional = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
+    usage = " ".join([name, *(p.metavar or p.name for p in positional), *(["[OPTIONS]"] if options else [])])
+    parts = [f"```text\n{usage}\n```"]
+    panels: dict[str, list[Any]] = {}
+    for parameter in (*positional, *options):
+        panels.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter)
+    for panel, parameters in panels.items():
+        rows = [_parameter_row(p) for p in parameters]
+        heading = [f"**{panel}**"] if panel else []
+        parts += [*heading, "\n".join(["| argument or option | meaning | default |", "| --- | --- | --- |", *rows])]
+    if examples := _examples(command.epilog or ""):
+        parts.append("```bash\n" + "\n".join(examples) + "\n```")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _parameter_row(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name}`"
+    else:
+        names = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
+    choices = getattr(parameter.type, "choices", None)
+    listed = f" One of {', '.join(f'`{_value(choice)}`' for choice in choices)}." if choices else ""
+    repeated = " May be repeated." if parameter.multiple and "repeated" not in (parameter.help or "") else ""
+    if parameter.required:
+        default = "required"
+    elif parameter.default in (None, (), []) or callable(parameter.default):
+        default = ""
+    elif isinstance(parameter.default, bool):
+        default = "yes" if parameter.default else "no"
+    else:
+        default = f"`{_value(parameter.default)}`"
+    return _row(names, _plain(parameter.help or "") + listed + repeated, default)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_value(item) for item in value)
+    return str(getattr(value, "value", value))
+
+
+def _plain(text: str) -> str:
+    """Help text as Markdown: without Rich's markup, and with what HTML would take for a tag escaped."""
+    text = re.sub(r"\[/?(?:bold|dim|italic|red|green|yellow|cyan|b|i)\]", "", text)
+    return text.replace("<", "&lt;").replace("\\[", "[")
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _examples(epilog: str) -> list[str]:
+    lines = [_plain(line.strip()) for line in epilog.splitlines()]
+    return [line for line in lines if line and line.rstrip(":") not in ("Examples", "Example")]
+
+
+def commands_page(markdown: str) -> str:
+    """The page with each command's generated part at the end of its section; commands without a section come last."""
+    head, *sections = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
+    parts, written = [head], set()
+    for section in sections:
+        name = section.splitlines()[0].removeprefix("## ").strip()
+        generated = command_section(name) if name in all_commands() else ""
+        parts.append(f"{section.rstrip()}\n\n{generated}\n")
+        written.add(name)
+    for name in all_commands():
+        if name not in written:
+            parts.append(
+                f"## {name}\n\n{_plain(inspect.cleandoc(all_commands()[name].help or ''))}\n\n{command_section(name)}\n"
+            )
+    return "".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------------------------- run file
+
+
+def run_file_tables() -> dict[str, dict[str, type]]:
+    """Every table of a run file: its kinds (one without a name where there is no choice) and the class of each."""
+    import unheard
+    from unheard.mechanism.plan import KINDS
+    from unheard.training import run_file
+    from unheard.training.server import SERVERS
+
+    return {
+        "corpus": {"": run_file.Corpus},
+        "privacy": {"": run_file.Privacy},
+        "model": run_file.MODELS,
+        **KINDS,
+        "schedule": {"": unheard.Change},
+        "server": SERVERS,
+        "evaluation": {"": unheard.Evaluation},
+        "training": {"": unheard.Training},
+        "engine": {"": unheard.EngineChoice},
+    }
+
+
+def run_file_page(markdown: str) -> str:
+    """The page with the generated tables in place of the marker."""
+    from unheard.training.run_file import DEFAULTS, REQUIRED
+
+    parts = []
+    for table, kinds in run_file_tables().items():
+        title = f"[[{table}]]" if table == "schedule" else f"[{table}]"
+        default = DEFAULTS.get(table, {}).get("kind")
+        status = "Required." if table in REQUIRED else f'Default: `kind = "{default}"`.' if default else "Optional."
+        parts.append(f"### `{title}` {{ #{table} }}\n\n{status}")
+        for kind, cls in kinds.items():
+            if kind:
+                parts.append(f'#### `kind = "{kind}"` {{ #{table}-{kind.replace("_", "-")} }}')
+            parts.append(first_paragraph(cls))
+            fields = [field for field in dataclasses.fields(cls) if field.init]
+            rows = [_field_row(cls, field, table) for field in fields]
+            if rows:
+                parts.append("\n".join(["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]))
+            elif kind:
+                parts.append("No keys.")
+    return markdown.replace("<!-- run file tables -->", "\n\n".join(parts))
+
+
+def _field_row(cls: type, field: "dataclasses.Field[Any]", table: str) -> str:
+    if field.default is not dataclasses.MISSING:
+        default = "none" if field.default is None else f"`{_toml(field.default)}`"
+    elif field.default_factory is not dataclasses.MISSING:
+        default = f"`{_toml(field.default_factory())}`"
+    else:
+        default = "required"
+    return _row(f"`{field.name}`", type_in_words(cls, field.name), default, meanings(cls, table).get(field.name, ""))
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "{}" if value == {} else "[]" if value == () else str(value)
+
+
+def type_in_words(cls: type, name: str) -> str:
+    """The type of a key as TOML knows it."""
+    hint = typing.get_type_hints(cls)[name]
+    allowed = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false", tuple: "list", dict: "table"}
+    named = []
+    for item in allowed:
+        origin = typing.get_origin(item) or item
+        if origin is typing.Literal:
+            named += [f'`"{value}"`' if isinstance(value, str) else f"`{value}`" for value in typing.get_args(item)]
+        elif item is not type(None):
+            named.append(words.get(origin, getattr(origin, "__name__", str(origin))))
+    return " or ".join(named)
+
+
+def first_paragraph(cls: type) -> str:
+    return " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+
+
+def meanings(cls: type, table: str = "") -> dict[str, str]:
+    """What each field of a part means: its attribute docstring, else its line under Args or Attributes, else MEANINGS."""
+    by_field = {key: text for (of, key), text in MEANINGS.items() if of == table}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base):
+            by_field |= _from_args(inspect.getdoc(base) or "") | _from_attributes(base)
+    return by_field
+
+
+def _from_attributes(cls: type) -> dict[str, str]:
+    body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts = {}
+    for field, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            texts[field.target.id] = " ".join(str(after.value.value).split())
+    return texts
+
+
+def _from_args(docstring: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for section in re.findall(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)*)", docstring, re.MULTILINE):
+        for name, text in re.findall(r"^ {4}(\w+)(?: \([^)]*\))?:((?:.*\n?(?: {5,}.*\n?)*))", section, re.MULTILINE):
+            texts[name] = " ".join(text.split())
+    return texts
+
+
+MEANINGS: dict[tuple[str, str], str] = {
+    ("corpus", "path"): "The folder of a token store (`unheard prepare`), relative to the working folder.",
+    (
+        "privacy",
+        "population",
+    ): "K: how many users there are, as you may state in public. q, W and the check of delta use it.",
+    (
+        "privacy",
+        "delta",
+    ): "δ at which epsilon is shown and claimed. Default: population^-1.1. Must be below 1/population.",
+    ("privacy", "budget_epsilon"): "A round after which epsilon would exceed this value never starts.",
+    ("privacy", "budget_accountant"): 'The accountant that checks the budget: "rdp" or "moments".',
+    ("model", "embedding_size"): "D: length of a word vector.",
+    ("model", "hidden_size"): "H: size of the recurrent state.",
+    ("model", "tied"): "Use one embedding for input and output.",
+    ("model", "unit_norm"): "Normalise word vectors to norm 1 in the forward pass.",
+    ("model", "keep_norm"): "With unit_norm: the server rescales word vectors to norm 1 after every round.",
+    ("model", "user_features"): "F: length of an optional vector about the user. A `module` takes none.",
+    ("model", "vocabulary_size"): "V: number of words. Must be the store's.",
+    ("model", "module"): 'The class, as "package.file:Class".',
+    ("model", "arguments"): "Keyword arguments of the class.",
+    ("model", "path"): "The folder of a Hugging Face model (`save_pretrained`).",
+    ("model", "train"): "Train all parameters, or LoRA adapters only.",
+    ("model", "lora_rank"): "Rank of the LoRA matrices.",
+    ("model", "lora_alpha"): "Scale of the LoRA update.",
+    ("sampling", "users_per_round"): "`poisson`: expected users per round. `fixed_size`: exact users per round.",
+    ("sampling", "sampling_prob"): "q, instead of users_per_round. Give exactly one of the two.",
+    ("weights", "weight_cap"): "ŵ: a user with n tokens has weight min(n/ŵ, 1).",
+    ("update", "batch_size"): "B: windows per step. `fedsgd` without it uses all of the user's data.",
+    ("update", "unroll"): "Tokens per window.",
+    ("update", "epochs"): "E: passes over the user's data.",
+    ("update", "learning_rate"): "η of the local steps.",
+    ("clip", "norm"): "S: the largest L2 norm of an update. `per_layer` gives each of m layers S/√m.",
+    ("clip", "norms"): "S_j for every layer by name, instead of norm.",
+    ("clip", "initial_norm"): "S of the first round.",
+    ("clip", "learning_rate"): "Step size of S towards the quantile.",
+    ("noise", "noise_multiplier"): "z: the noise in units of the sensitivity. Give exactly one of z and σ.",
+    (
+        "noise",
+        "noise_std",
+    ): "σ: the standard deviation of the noise on each parameter; z is computed from it and recorded.",
+    ("schedule", "from_round"): "The first round with the new values; the first round of a run is 0.",
+    ("schedule", "clip_norm"): "S from this round on.",
+    ("schedule", "noise_std"): "σ from this round on.",
+    ("schedule", "noise_multiplier"): "z from this round on.",
+    ("schedule", "learning_rate"): "η of the local steps from this round on.",
+    ("server", "learning_rate"): "Factor of the server's step.",
+    ("server", "momentum"): "Share of the last step that is kept.",
+    ("server", "beta1"): "Decay of the mean of the noisy averages.",
+    ("server", "beta2"): "Decay of the mean of their squares.",
+    ("server", "epsilon"): "Added to the denominator. (Not the ε of privacy.)",
+    ("training", "rounds"): "T: rounds to train.",
+    ("training", "keep_checkpoints"): "How many of the newest checkpoints stay on disk.",
+}
+"""Meanings of keys (table, key) for which the code has none: neither an attribute docstring nor a line under Args."""
+
+
+# -------------------------------------------------------------------------------------------------------- API and other pages
+
+
+def public_names() -> dict[str, list[str]]:
+    """The names of `import unheard` by the package that defines them, in the order of `__init__.pyi`."""
+    groups: dict[str, list[str]] = {}
+    for node in ast.parse((SRC / "__init__.pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            groups.setdefault(node.module.split(".")[0], []).extend(
+                f"unheard.{node.module}.{alias.name}" for alias in node.names
+            )
+    return groups
+
+
+TITLES = {
+    "privacy": "Accounting",
+    "corpus": "Corpus",
+    "models": "Models",
+    "updates": "User updates",
+    "mechanism": "Mechanism: sampling, clipping, averaging, noise",
+    "engines": "Engines",
+    "evaluation": "Evaluation",
+    "training": "Training",
+    "deployment": "Deployment",
+}
+
+
+def api_page(markdown: str) -> str:
+    parts = []
+    for package, names in public_names().items():
+        parts.append(f"## {TITLES.get(package, package.capitalize())} {{ #api-{package} }}")
+        parts += [f"::: {name}\n    options:\n      heading_level: 3" for name in names]
+    return markdown.replace("<!-- public names -->", "\n\n".join(parts))
+
+
+def errors_page(markdown: str) -> str:
+    import unheard.errors
+
+    return markdown.replace("<!-- error tree -->", f"```text\n{inspect.cleandoc(unheard.errors.__doc__ or '')}\n```")
+
+
+def decisions_index() -> str:
+    """A list of all decisions by number, with the title of each."""
+    lines = ["# Decisions", "", "Each page states one decision, the reasons, and what was measured or rejected.", ""]
+    for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        title = path.read_text().splitlines()[0].removeprefix("# ").strip()
+        lines.append(f"- [{title}]({path.name})")
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------- links into the source
+
+
+@cache
+def tests_by_name() -> dict[str, tuple[str, int]]:
+    """Each test function: its file, relative to the repository, and its line."""
+    places = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if match := re.match(r"def (test_\w+)\(", line):
+                places[match[1]] = (path.relative_to(ROOT).as_posix(), number)
+    return places
+
+
+def repository_file(name: str) -> str | None:
+    """The path, relative to the repository, of a file that a page names: as it stands or below src/unheard."""
+    if not re.fullmatch(r"[\w.-]+(?:/[\w.-]+)*\.(?:py|sh|yaml|toml)", name):
+        return None
+    for base in (ROOT, SRC):
+        if (base / name).is_file() and (base != ROOT or "/" in name):
+            return (base / name).relative_to(ROOT).as_posix()
+    return None
+
+
+def line_of_comment(path: str, sentence: str) -> int | None:
+    """The line of the `# DP:` comment that holds a sentence, also where the sentence runs over several lines."""
+    lines = (ROOT / path).read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if "# DP:" in line:
+            following = " ".join(text.strip().removeprefix("#").strip() for text in lines[number : number + 8])
+            if sentence in f"{line.split('# DP:', 1)[1].strip()} {following}":
+                return number
+    return None
+
+
+def link_to_source(code: str, up: str, line: int | None = None) -> str | None:
+    """A Markdown link for inline code that names a file or a test, or None. `up` leads from the page to the docs folder."""
+    if code in tests_by_name():
+        path, line = tests_by_name()[code]
+    elif (path := repository_file(code)) is None:
+        return None
+    _linked.add(path)
+    return f"[`{code}`]({up}source/{path}.md{f'#line-{line}' if line else ''})"
+
+
+_linked: set[str] = set()
+"""Repository files that some page links to; each becomes a page under source/."""
+
+
+def with_links(markdown: str, page: str) -> str:
+    """The page with its names of files and tests as links, and its links out of docs/ as links to pages under source/."""
+    up = "../" * page.count("/")
+
+    def rewrite(text: str) -> str:
+        linked = "\n".join(_link_line(line, up) for line in _outside_links(text, page, up).split("\n"))
+        return CLAIMS.sub(_claims, linked)
+
+    pieces, start = [], 0
+    for fence in FENCE.finditer(markdown):
+        pieces += [rewrite(markdown[start : fence.start()]), fence[0]]
+        start = fence.end()
+    return "".join([*pieces, rewrite(markdown[start:])])
+
+
+CLAIMS = re.compile(r"(?:^→ .*\n?)+", re.MULTILINE)
+
+
+def _claims(match: "re.Match[str]") -> str:
+    """Lines of the privacy argument that name a line of code and its tests: a block of paragraphs of their own."""
+    lines = match[0].strip().split("\n")
+    return '\n<div class="claims" markdown>\n\n' + "\n\n".join(lines) + "\n\n</div>\n\n"
+
+
+def _link_line(line: str, up: str) -> str:
+    if line.startswith(("    ", "#", ":::")):
+        return line
+    claim = re.match(r"(?:→|- )\s*`([\w/]+\.py)` “([^”]+)”", line)
+
+    def replace(match: "re.Match[str]") -> str:
+        number = None
+        if claim and match[1] == claim[1] and (path := repository_file(claim[1])):
+            number = line_of_comment(path, claim[2])
+        return link_to_source(match[1], up, number) or match[0]
+
+    return INLINE_CODE.sub(replace, line)
+
+
+def _outside_links(text: str, page: str, up: str) -> str:
+    def replace(match: "re.Match[str]") -> str:
+        target = (ROOT / "docs" / page).parent.joinpath(match[1]).resolve()
+        if not target.is_file() or target.is_relative_to(ROOT / "docs") or not target.is_relative_to(ROOT):
+            return match[0]
+        path = target.relative_to(ROOT).as_posix()
+        if path in ("CHANGELOG.md",):
+            return f"]({up}changelog.md)"
+        _linked.add(path)
+        return f"]({up}source/{path}{'' if path.endswith('.md') else '.md'})"
+
+    return re.sub(r"\]\(([\w./=-]+)\)", replace, text)
+
+
+def source_page(path: str) -> str:
+    """A page with the text of one file of the repository."""
+    text = (ROOT / path).read_text()
+    head = "---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n"
+    if path.endswith(".md"):
+        return head + re.sub(r"\]\((?!https?:|#)[^)]*\)", "](#)", text)
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_for_filename
+
+    # Raw HTML, so that MkDocs sees the id of each line and checks the links to it.
+    code = highlight(text, get_lexer_for_filename(path), HtmlFormatter(linespans="line", cssclass="highlight"))
+    return f"{head}# `{path}`\n\n{code}\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------- the hooks
+
+GENERATED = {"commands.md": commands_page, "run-file.md": run_file_page, "api.md": api_page, "errors.md": errors_page}
+
+
+def rendered(page: str, markdown: str) -> str:
+    """A page of docs/ as the site shows it, in Markdown."""
+    return with_links(GENERATED.get(page, lambda text: text)(markdown), page)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages that have no file in docs/."""
+    from mkdocs.structure.files import File
+
+    import_this_checkout()
+
+    def add(name: str, text: str) -> None:
+        if files.get_file_from_path(name) is None:
+            files.append(File.generated(config, name, content=text))
+
+    add("changelog.md", (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "]("))
+    add("decisions/index.md", decisions_index())
+    for file in [file for file in files if file.src_uri.endswith(".md")]:
+        rendered(file.src_uri, file.content_string)  # collects the files that pages link to
+    for path in sorted(_linked):
+        add(f"source/{path}{'' if path.endswith('.md') else '.md'}", source_page(path))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Fills the generated pages and turns names of files and tests into links."""
+    name = page.file.src_uri
+    return markdown if name.startswith("source/") else rendered(name, markdown)
