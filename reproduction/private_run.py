@@ -8,11 +8,13 @@ continues where an earlier call stopped.
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, by the clock
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user, of a stopped run too
+    python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of a store's content
     python -m reproduction.private_run restore reproduction/results/reviews_81/private --work WORK
     python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -299,6 +301,7 @@ def measure(folder: Path, device: str) -> None:
     described = {
         "commit": commit(),
         "store": store.name,
+        "store_content": content_digest(Path(released.run.corpus)),
         "held_out_users": len(counts["targets"]),
         "parameters": int(released.params_P.numel()),
         "accuracy_top1": total["hits"] / total["targets"],
@@ -306,6 +309,14 @@ def measure(folder: Path, device: str) -> None:
         "accuracy_top1_without_ends_and_punctuation": total["plain_hits"] / total["plain"],
     }
     (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
+
+
+def content_digest(store: Path) -> str:
+    """SHA-256 over the vocabulary and all shards. The store's own name only says how it was prepared, not from what."""
+    digest = hashlib.sha256()
+    for file in sorted([store / "vocabulary.txt", *store.glob("*/*.offsets"), *store.glob("*/*.tokens")]):
+        digest.update(f"{file.relative_to(store)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def per_user(
@@ -385,6 +396,8 @@ def main() -> None:
         made.set_defaults(work_on=work)
         return made
 
+    named = verb("digest", lambda asked: print(content_digest(asked.store)))
+    named.add_argument("store", type=Path)
     cut = verb("segments", lambda asked: print(segments(asked.source, asked.target)))
     cut.add_argument("source", type=Path)
     cut.add_argument("target", type=Path)
