@@ -1,121 +1,57 @@
-"""The paper on one page: every table and figure from results alone, and each figure as a file.
+"""Write the results of the paper's tables and figures as HTML pages and picture files.
 
-In: a folder of results. Out: index.html for the first of them (`corpora`), a folder for each other one, SVG and PNG files.
-An exhibit as a section of the paper's page: verdict, figures, the printed numbers beside ours, notes, the runs behind it.
+    write_pages(Path("reproduction/results"), Path("build/paper"))
 
-In: an Exhibit. Out: HTML text. The same numbers stand in a plot and in a table.
+The input is a folder of results (`results.py`), one subfolder per corpus. The output is `index.html` for the first
+corpus, a folder with `index.html` for each other one, and for each of them `figures/` with every figure as SVG and PNG.
+
+`templates/paper.html` lays the page out, in the frame of `unheard.report.page` and with autoescape.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
+from typing import Any
+
+from jinja2 import FileSystemLoader
 
 from reproduction.comparison import beside
-from reproduction.exhibit import Exhibit, Table
+from reproduction.exhibit import NOT_RUN, Exhibit, Table
 from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.plots import plot_of
 from reproduction.results_query import Found, corpora
 from reproduction.verdict import UNCERTAIN, points
-from unheard.report import html_parts as html
 from unheard.report.images import write_png, write_svg
-from unheard.report.page import document
+from unheard.report.page import environment, render
 from unheard.run_folder import replace_file
 
-ANSWERS = {"held": "held", "did not hold": "did not", "cannot tell": "cannot be told"}
-
-
-def section(made: Exhibit) -> str:
-    """One table or figure."""
-    recipe, verdict = made.recipe, made.verdict
-    # A section has the recipe's name, so its plots need others.
-    plots = (plot_of(figure) for figure in made.figures)
-    figures = "".join(html.figure(replace(plot, name=f"plot-{plot.name}")) for plot in plots)
-    tables = "".join(html.table(table, classes="wide" if len(table.columns) > 6 else "") for table in made.tables)
-    kind = verdict.outcome.replace(" ", "-")
-    return (
-        f'<section id="{recipe.name}" aria-labelledby="{recipe.name}-h"><p class="place">{escape(recipe.place)}</p>'
-        f'<h2 id="{recipe.name}-h">{_typeset(recipe.title)}</h2>'
-        f'<div class="card verdict {kind}"><p class="answer {kind}">{verdict.outcome.capitalize()}</p>'
-        f"<p>{escape(verdict.sentence)}</p>"
-        f"<dl><dt>{recipe.claimed_by}</dt><dd>{_typeset(recipe.claim)}</dd>"
-        f"<dt>The rule</dt><dd>{escape(verdict.rule)}</dd></dl></div>"
-        f"{figures}{tables}{html.items(made.notes, 'lacks')}{_runs(made)}</section>"
-    )
-
-
-def comparison(tables: Sequence[Table]) -> str:
-    """These results beside the main ones, if they are not the main ones themselves."""
-    if not tables:
-        return ""
-    shown = "".join(html.table(table) for table in tables)
-    heading = f"Beside {escape(tables[0].columns[1])}"
-    return f'<section id="beside" aria-labelledby="beside-h"><h2 id="beside-h">{heading}</h2>{shown}</section>'
-
-
-def contents(shown: Sequence[Exhibit]) -> str:
-    """Everything on the page, with its answer."""
-    lines = "".join(
-        f'<li><span class="soft">{escape(made.recipe.place)}</span><a href="#{made.recipe.name}">{_typeset(made.recipe.title)}</a>'
-        f'<span class="answer {made.verdict.outcome.replace(" ", "-")}">{made.verdict.outcome}</span></li>'
-        for made in shown
-    )
-    return f'<ol class="contents">{lines}</ol>'
-
-
-def lede(shown: Sequence[Exhibit], others: Sequence[tuple[str, str]] = ()) -> str:
-    """What held, counted, the paper's conclusions apart from what we expected; links to the same page for other corpora."""
-    theirs = [made for made in shown if made.recipe.is_of_the_paper]
-    ours = [made for made in shown if not made.recipe.is_of_the_paper]
-    said = f"of {len(theirs)} conclusions {_counted(theirs)}" + (
-        f"; of {len(ours)} expectations of our own {_counted(ours)}" if ours else ""
-    )
-    corpus = shown[0].corpus if shown else ""
-    where = f"on {escape(corpus)}" if corpus else "with no results yet"
-    links = ", ".join(f'<a href="{escape(address)}">{escape(name)}</a>' for name, address in others)
-    also = f" Other results: {links}." if links else ""
-    return (
-        "McMahan, Ramage, Talwar and Zhang, “Learning Differentially Private Recurrent Language Models” (ICLR 2018), "
-        f"run again {where}: "
-        f"{said}. Every number below comes from runs that happened, or says that it does not. Two runs differ "
-        f"if they lie further apart than two seeds of one run do, and than {points(UNCERTAIN)}.{also}"
-    )
-
-
-def _counted(shown: Sequence[Exhibit]) -> str:
-    counts = Counter(made.verdict.outcome for made in shown)
-    return ", ".join(f"{counts[answer]} {words}" for answer, words in ANSWERS.items() if counts[answer])
-
-
-def _typeset(text: str) -> str:
-    """Recipes are written in ASCII, to be read in any terminal."""
-    return escape(text).replace("sigma", "σ").replace("epsilon", "ε").replace("10^6", "10⁶")
-
-
-def _runs(made: Exhibit) -> str:
-    if not made.runs.rows:
-        return ""
-    done = sum(row[1] != "not run" for row in made.runs.rows)
-    summary = f"{done} of {len(made.runs.rows)} runs: rounds, seeds, ε, hardware, date and commit"
-    return f'<details class="runs"><summary>{summary}</summary>{html.table(made.runs, classes="wide")}</details>'
-
-
+TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
 Progress = Callable[[str, float], None]
+"""Called with the name of a step and the share of it that is done."""
 
 
 def write_pages(
     results: Path, out: Path, *, pictures: bool = True, progress: Progress = lambda step, part: None
 ) -> list[Path]:
-    """A page for each corpus under `results`; their paths come back, the main one first."""
+    """Write a page for each corpus.
+
+    Args:
+        results: Folder with results, of one corpus or with a subfolder per corpus.
+        out: Folder of the pages. The first corpus has its page here, each other one in a subfolder.
+        pictures: Whether to write every figure as SVG and PNG as well.
+        progress: Called after each table and figure.
+
+    Returns:
+        The paths of the pages, the main one first.
+    """
     founds = corpora(results)
     folders = [out, *(out / found.folder for found in founds[1:])]
     written = []
     for found, folder in zip(founds, folders, strict=True):
-        # A page links to the others by where they lie from it.
         others = [
-            (other.title, _from(folder, there, out))
-            for other, there in zip(founds, folders, strict=True)
+            (other.title, _link(folder, target, out))
+            for other, target in zip(founds, folders, strict=True)
             if other is not found
         ]
         shown = exhibits(found, progress)
@@ -127,12 +63,12 @@ def write_pages(
 
 
 def exhibits(found: Found, progress: Progress = lambda step, part: None) -> list[Exhibit]:
-    """All of them, in order."""
-    made = []
+    """Every table and figure of the paper, in order, filled with the results of one corpus."""
+    filled = []
     for i, name in enumerate(EXHIBITS, 1):
-        made.append(exhibit(name, found))
+        filled.append(exhibit(name, found))
         progress(f"tables {found.folder}".strip(), i / len(EXHIBITS))
-    return made
+    return filled
 
 
 def write_page(
@@ -142,7 +78,7 @@ def write_page(
     others: Sequence[tuple[str, str]] = (),
     compared: Sequence[Table] = (),
 ) -> Path:
-    """`folder`/index.html, whole or not at all."""
+    """Write `folder/index.html` (see `render_page`) and return its path. An existing page is replaced atomically."""
     page = folder / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     replace_file(page, render_page(shown, others=others, compared=compared).encode())
@@ -152,22 +88,35 @@ def write_page(
 def render_page(
     shown: Sequence[Exhibit], *, others: Sequence[tuple[str, str]] = (), compared: Sequence[Table] = ()
 ) -> str:
-    """`compared`: tables of these results beside the main ones."""
+    """Render the page of one corpus.
+
+    Args:
+        shown: The tables and figures.
+        others: Names and links of the pages of other corpora.
+        compared: Tables that compare these results with the main ones.
+
+    Returns:
+        The HTML text.
+    """
     corpus = shown[0].corpus
-    return document(
+    return render(
+        environment(TEMPLATES),
+        "paper.html",
         heading=f"The paper, run on {corpus}" if corpus else "The paper, not yet run",
         mark="the paper's tables and figures",
-        lede=lede(shown, others),
-        contents=contents(shown),
-        body=comparison(compared) + "".join(section(made) for made in shown),
         source="results",
-        styles=("page.css", "paper.css"),
+        where=f"on {corpus}" if corpus else "with no results yet",
+        counts=count_outcomes(shown),
+        margin=points(UNCERTAIN),
+        others=others,
+        compared=compared,
+        exhibits=[_content(exhibit) for exhibit in shown],
     )
 
 
 def write_pictures(shown: Sequence[Exhibit], folder: Path, progress: Progress = lambda step, part: None) -> list[Path]:
-    """Every figure as SVG and PNG."""
-    plots = [plot_of(figure) for made in shown for figure in made.figures]
+    """Write every figure as SVG and PNG and return the paths."""
+    plots = [plot_of(figure) for exhibit in shown for figure in exhibit.figures]
     written = []
     for i, plot in enumerate(plots, 1):
         written += [write_svg(plot, folder), write_png(plot, folder)]
@@ -175,6 +124,49 @@ def write_pictures(shown: Sequence[Exhibit], folder: Path, progress: Progress = 
     return written
 
 
-def _from(here: Path, there: Path, out: Path) -> str:
-    up = "" if here == out else "../"
-    return f"{up}index.html" if there == out else f"{up}{there.name}/index.html"
+def count_outcomes(shown: Sequence[Exhibit]) -> str:
+    """How many of the paper's conclusions held, and how many of our own expectations, which are counted separately."""
+    texts = []
+    for whose, own in (("the paper's {} conclusions", False), ("our own {} expectations", True)):
+        outcomes = [exhibit.verdict.outcome for exhibit in shown if exhibit.recipe.is_of_the_paper is not own]
+        if outcomes:
+            counts = Counter(outcomes)
+            text = f"{counts['held']} of {whose.format(len(outcomes))} held"
+            text += f", {counts['did not hold']} did not" if counts["did not hold"] else ""
+            text += f", {counts['cannot tell']} cannot be decided" if counts["cannot tell"] else ""
+            texts.append(text)
+    return "; ".join(texts)
+
+
+def _content(exhibit: Exhibit) -> dict[str, Any]:
+    """One exhibit as variables of `templates/paper.html`."""
+    recipe, verdict = exhibit.recipe, exhibit.verdict
+    plots = [plot_of(figure) for figure in exhibit.figures]
+    return {
+        "name": recipe.name,
+        "place": recipe.place,
+        "title": _typeset(recipe.title),
+        "claim": _typeset(recipe.claim),
+        "claimed_by": recipe.claimed_by,
+        "outcome": verdict.outcome,
+        "outcome_class": verdict.outcome.replace(" ", "-"),
+        "sentence": verdict.sentence,
+        "rule": verdict.rule,
+        # The section has the recipe's name as its anchor, so the plot needs another one.
+        "plots": [replace(plot, name=f"plot-{plot.name}") for plot in plots],
+        "tables": exhibit.tables,
+        "notes": exhibit.notes,
+        "runs": exhibit.runs,
+        "runs_done": sum(row[1] != NOT_RUN for row in exhibit.runs.rows),
+    }
+
+
+def _typeset(text: str) -> str:
+    """Recipes are written in ASCII so that any terminal shows them; the page has the Greek letters."""
+    return text.replace("sigma", "σ").replace("epsilon", "ε").replace("10^6", "10⁶")
+
+
+def _link(page_folder: Path, target: Path, out: Path) -> str:
+    """The relative link from one page to another."""
+    up = "" if page_folder == out else "../"
+    return f"{up}index.html" if target == out else f"{up}{target.name}/index.html"

@@ -1,6 +1,8 @@
-"""The paper's figures drawn: lines by round with their seeds, sweeps over S, sigma or users, points of models.
+"""Draw the figures of the paper: curves by round with their seeds, sweeps over a setting, and points of models.
 
-In: a Figure, plain data. Out: a `Plot`; its legend stands on the page, and in a file inside it.
+    plot = plot_of(figure)          # a `Figure` of plain data in, a `Plot` (Vega-Lite specification and legend) out
+
+The page shows the legend beside the plot; a file shows it inside the picture (`unheard.report.images`).
 """
 
 import itertools
@@ -9,44 +11,48 @@ from collections.abc import Sequence
 from typing import Any
 
 from reproduction.exhibit import Figure, Line
-from unheard.report.plots import Plot, X, curve_layer, ends, hover_layers
+from unheard.report.plots import ROUND_AXIS, Plot, curve_layer, end_rounds, hover_layers
 from unheard.report.style import DASHES, SERIES, SeriesStyle, colour, colour_encoding, dash_encoding, specification
 
 EARLY = 25
-"""The first part of training, of so many."""
+"""The first 1/EARLY of the rounds does not determine where the vertical axis begins."""
 NEAR_ZERO = 0.02
-"""Below this an axis begins at nothing: room under it would have negative shares."""
-BESIDE_UPRIGHT = 84
-"""Pixels from the end to where the word of an upright line begins."""
+"""An axis whose smallest value is below this begins at zero: padding below it would show negative shares."""
+LABEL_OFFSET = 84
+"""Pixels between the right edge and a label, where a labelled vertical line stands at that edge."""
 SOLID, DASHED, DOTTED = [1, 0], [7, 4], [2, 3]
 
 
 def plot_of(figure: Figure) -> Plot:
-    """A figure in the house's look."""
+    """The specification and legend of a figure. A line without points is left out."""
     drawn = [line for line in figure.lines if line.points]
-    legend = looks_of(drawn)
+    legend = legend_styles(drawn)
     make = _by_round if figure.x == "round" else _scatter if figure.is_scatter else _sweep
-    spec = specification(make(figure, drawn, legend), description=_in_words(figure, legend))
+    spec = specification(make(figure, drawn, legend), description=_description(figure, legend))
     zoom = None
     if figure.x == "round":
-        zoom = ends([{"round": x} for line in drawn for x, _ in line.points])
+        zoom = end_rounds([{"round": x} for line in drawn for x, _ in line.points])
     return Plot(
-        name=figure.name, title=figure.title, spec=spec, legend=legend, zoom=zoom, is_line=not figure.is_scatter
+        name=figure.name, title=figure.title, spec=spec, legend=legend, zoom=zoom, has_lines=not figure.is_scatter
     )
 
 
-def looks_of(lines: Sequence[Line]) -> list[SeriesStyle]:
-    """Those that stand in the legend. One tint, one colour; dashes say `per layer` where some lines are, else tell lines apart."""
+def legend_styles(lines: Sequence[Line]) -> list[SeriesStyle]:
+    """The styles of the lines that the legend shows; single seeds and horizontal levels are not in it.
+
+    Lines of one tint have one colour. If some lines are dashed on purpose (`per layer`), only those are dashed;
+    otherwise dashes distinguish the lines.
+    """
     tints = list(dict.fromkeys(line.tint or line.name for line in lines))
-    meant = any(line.is_dashed or line.is_level for line in lines)
-    looks = []
+    has_meaning = any(line.is_dashed or line.is_level for line in lines)
+    styles = []
     for line in lines:
         if line.is_thin or line.is_level:
             continue
         i = tints.index(line.tint or line.name)
-        plain = SOLID if meant else DASHES[(i + i // SERIES) % len(DASHES)]
-        looks.append(SeriesStyle(line.name, _colour(lines, line), DASHED if line.is_dashed else plain))
-    return looks
+        plain = SOLID if has_meaning else DASHES[(i + i // SERIES) % len(DASHES)]
+        styles.append(SeriesStyle(line.name, _colour(lines, line), DASHED if line.is_dashed else plain))
+    return styles
 
 
 def _colour(lines: Sequence[Line], line: Line) -> str:
@@ -55,6 +61,7 @@ def _colour(lines: Sequence[Line], line: Line) -> str:
 
 
 def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
+    """Curves by round, with zoom and a note under the pointer; seeds are thin lines behind their mean."""
     y = {"field": "value", **_y(figure)}
     y["scale"] = {**y["scale"], **_begin(lines)}
     bold = [line for line in lines if not line.is_thin]
@@ -68,21 +75,22 @@ def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyl
                 "clip": True,
                 "color": _colour(lines, line),
             },
-            "encoding": {"x": X, "y": y},
+            "encoding": {"x": ROUND_AXIS, "y": y},
         }
         for line in lines
         if line.is_thin
     ]
     layers += [curve_layer(y, legend, zoom=True), *hover_layers(legend, "value", ".2%")]
-    # A run that was evaluated once: a line of one point is not to be seen.
-    if alone := [line for line in bold if len(line.points) == 1]:
+    # A line with one point is invisible, so a run that was evaluated once is drawn as a dot.
+    if single := [line for line in bold if len(line.points) == 1]:
         dot = {"type": "point", "filled": True, "size": 70, "opacity": 1, "clip": True}
-        encoding = {"x": X, "y": y, "color": colour_encoding(legend)}
-        layers.append({"data": {"values": _values(alone, "round")}, "mark": dot, "encoding": encoding})
+        encoding = {"x": ROUND_AXIS, "y": y, "color": colour_encoding(legend)}
+        layers.append({"data": {"values": _values(single, "round")}, "mark": dot, "encoding": encoding})
     return {"data": {"values": _values(bold, "round")}, "layer": layers}
 
 
 def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
+    """Accuracy over a setting, with levels as dotted lines."""
     across = [line for line in lines if not line.is_level]
     where = sorted({x for line in across for x, _ in line.points})
     axis = {"title": figure.x, "values": where, "format": ".4~g", "labelOverlap": "greedy", "grid": False}
@@ -105,7 +113,7 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle])
     for line in lines:
         if line.is_level:
             others = [other for other in lines if other is not line]
-            layers += _level(line, y, _colour(lines, line), others, 4 if figure.upright is None else BESIDE_UPRIGHT)
+            layers += _level(line, y, _colour(lines, line), others, 4 if figure.upright is None else LABEL_OFFSET)
     layers.append(
         {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dash_encoding(legend)}}
     )
@@ -115,6 +123,7 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle])
 
 
 def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle]) -> dict[str, Any]:
+    """One point per model."""
     x = {
         "field": "x",
         "type": "quantitative",
@@ -134,8 +143,11 @@ def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle
 
 
 def _begin(lines: Sequence[Line]) -> dict[str, float]:
-    """Where the upright axis begins: where the lines are after the first part of training. Before that they climb so steeply that
-    showing it all would press the rest, which is what they are compared by, into one line."""
+    """Let the vertical axis begin at the smallest value after the first part of training.
+
+    Accuracy rises so steeply at first that an axis with all of it would leave no resolution for the part that is
+    compared.
+    """
     rounds = [x for line in lines for x, _ in line.points]
     early = min(rounds) + (max(rounds) - min(rounds)) / EARLY
     later = [y for line in lines for x, y in line.points if x >= early]
@@ -150,11 +162,11 @@ def _y(figure: Figure) -> dict[str, Any]:
 
 
 def _level(line: Line, y: dict[str, Any], tint: str, others: Sequence[Line], from_end: int) -> list[dict[str, Any]]:
-    """From edge to edge, dotted, with its own word where the others leave most room (and beside an upright line, not on it)."""
+    """A dotted horizontal line with a label where the other lines leave most space."""
     word = line.name.rpartition(", ")[2]
     values = {"values": [{"value": line.points[0][1], "word": word}]}
     rule = {"type": "rule", "color": tint, "strokeDash": DOTTED, "strokeWidth": 1.5, "opacity": 0.8}
-    is_at_end, is_above = _freest(line, others)
+    is_at_end, is_above = _label_position(line, others)
     side = {"align": "right", "dx": -from_end, "x": "width"} if is_at_end else {"align": "left", "dx": 4, "x": 0}
     height = {"baseline": "bottom", "dy": -3} if is_above else {"baseline": "top", "dy": 3}
     text = {"type": "text", "color": tint, "fontSize": 11, **side, **height}
@@ -164,19 +176,20 @@ def _level(line: Line, y: dict[str, Any], tint: str, others: Sequence[Line], fro
     ]
 
 
-def _freest(level: Line, others: Sequence[Line]) -> tuple[bool, bool]:
-    """Whether a word on this level has most room at the end, and above: where the next line on that side is furthest away."""
+def _label_position(level: Line, others: Sequence[Line]) -> tuple[bool, bool]:
+    """The position of the label: whether at the right end, and whether above the line."""
     own = level.points[0][1]
 
-    def room(place: tuple[bool, bool]) -> float:
-        is_at_end, is_above = place
-        away = [line.points[-1 if is_at_end else 0][1] - own for line in others]
-        return min((abs(gap) for gap in away if gap == 0 or (gap > 0) is is_above), default=math.inf)
+    def distance_to_next_line(position: tuple[bool, bool]) -> float:
+        is_at_end, is_above = position
+        gaps = [line.points[-1 if is_at_end else 0][1] - own for line in others]
+        return min((abs(gap) for gap in gaps if gap == 0 or (gap > 0) is is_above), default=math.inf)
 
-    return max(itertools.product((True, False), (True, False)), key=room)
+    return max(itertools.product((True, False), (True, False)), key=distance_to_next_line)
 
 
 def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, Any]]:
+    """A dashed vertical line with a label."""
     values = {"values": [{"x": upright[0], "word": upright[1]}]}
     rule = {"type": "rule", "color": colour("series-6"), "strokeDash": DASHED, "strokeWidth": 1.5}
     text = {"type": "text", "align": "right", "baseline": "top", "dx": -6, "dy": 4, "color": colour("series-6"), "y": 0}
@@ -187,9 +200,9 @@ def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, An
 
 
 def _values(lines: Sequence[Line], axis: str) -> list[dict[str, Any]]:
-    """Five digits: a page holds thousands of points, and a hundredth of a percent is the most that anyone reads."""
+    """The points as data. Five decimals are a thousandth of a percent, and keep a page of thousands of points small."""
     return [{"run": line.name, axis: x, "value": round(y, 5)} for line in lines for x, y in line.points]
 
 
-def _in_words(figure: Figure, legend: Sequence[SeriesStyle]) -> str:
-    return f"{figure.title}, for {', '.join(look.name for look in legend)}."
+def _description(figure: Figure, legend: Sequence[SeriesStyle]) -> str:
+    return f"{figure.title}, for {', '.join(style.name for style in legend)}."

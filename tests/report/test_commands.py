@@ -93,10 +93,10 @@ def test_compare_shows_every_table_and_writes_plots_and_page(unheard, copies, tm
         tmp_path / "html",
     )
     for words in (
-        "At one look",
+        "Summary",
         "AccuracyTop1 by round",
         "ε by round",
-        "What it took",
+        "Computation to the same accuracy",
         "by word frequency",
         "Head words",
         "w1 …",

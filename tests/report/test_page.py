@@ -1,31 +1,25 @@
-"""What the page and the tables say: the promise in words, infinity, hypothetical figures, nothing private, nothing fetched."""
+"""The HTML page: what it says, that nothing on it is private, fetched or unescaped."""
 
+import html
 import json
-import math
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import pytest
 
-from tests.report.making import ROUNDS
-from unheard.errors import InvalidValue, LedgerError
-from unheard.formatting import epsilon_text, in_points, small
+from tests.report.making import with_statement
+from unheard.errors import LedgerError
+from unheard.formatting import percent
 from unheard.report import tables
 from unheard.report.comparison import Comparison
-from unheard.report.html_parts import data
-from unheard.report.images import write_images
-from unheard.report.page import render_page, write_page
-from unheard.report.plain_language import in_words
-from unheard.report.run_record import RunRecord, read_runs
-from unheard.report.style import DARK, LIGHT
-
-
-@pytest.fixture(scope="module")
-def compared(runs) -> Comparison:
-    return Comparison.read(runs, as_if_users=1_000_000)
+from unheard.report.page import environment, render_page, write_page
+from unheard.report.run_record import RunRecord, latest
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +48,6 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", " ".join(kept))
 
 
-def test_a_record_is_what_the_folder_holds(compared):
-    plain, private = compared.records
-    assert [plain.name, private.name] == ["plain", "private"]
-    assert [plain.rounds, private.rounds] == [ROUNDS, ROUNDS]
-    assert [plain.users_per_round, private.users_per_round] == [6, 12]
-    assert math.isinf(plain.epsilon)
-    assert 0 < private.epsilon < 1000
-    assert compared.baseline is plain
-
-
 def test_a_run_without_privacy_shows_infinity_in_every_form(compared, page):
     rows = {row[0]: row for row in tables.summary(compared).rows}
     assert rows["ε, claimed"][1] == "∞"
@@ -90,39 +74,10 @@ def test_the_promise_stands_before_everything_else(page):
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "grade", "said"),
-    [
-        (math.log(3), "moderate", "more than 3 times as likely"),
-        (
-            math.log(3),
-            "moderate",
-            "right at most 75.1 times in 100",
-        ),  # 75 and a little for delta: rounded up, never down
-        (math.log(2.001), "strong", "more than 2.01 times as likely"),
-        (0.1, "strong", "right at most 52.6 times in 100"),
-        (20.0, "weak", "promises little"),
-    ],
-)
-def test_the_promise_in_words(compared, epsilon, grade, said):
-    private = compared.records[1]
-    told = {**private.statement, "claimed": {"epsilon": epsilon, "accountant": "pld"}, "delta": 1e-4}
-    words = in_words(_with(private, told))
-    assert words.grade == grade
-    assert said in " ".join(words.paragraphs)
-
-
-def _with(record: RunRecord, told: dict) -> RunRecord:
-    fields = ("name", "tables", "facts", "entries", "metrics", "measures")
-    copy = RunRecord(**{field: getattr(record, field) for field in fields})
-    copy.__dict__["statement"] = told
-    return copy
-
-
 def test_warnings_of_the_statement_are_on_the_page(compared):
     private = compared.records[1]
-    told = {**private.statement, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
-    warned = Comparison(records=[_with(private, told)], baseline=private)
+    statement = {**private.statement, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
+    warned = Comparison(records=[with_statement(private, statement)], baseline=private)
     seen = text_of(render_page(warned))
     assert "REPRODUCIBLE NOISE" in seen
     assert "no guarantee against whoever knows the seed" in seen
@@ -157,44 +112,6 @@ def test_a_seed_is_never_on_a_page(compared):
 def test_every_plot_has_a_table_with_its_numbers(page):
     assert page.count('class="plot"') == 7
     assert page.count("The same as a table") == 5  # the three histograms share one
-
-
-def test_a_run_with_a_hostile_name_stays_text(compared):
-    record = compared.records[1]
-    name = '</script><b onclick="x">&{{[a].b'
-    hostile = RunRecord(
-        **{f: getattr(record, f) for f in ("tables", "facts", "entries", "metrics", "measures")}, name=name
-    )
-    page = render_page(Comparison(records=[hostile, compared.records[0]], baseline=hostile), title=name)
-    assert "<b onclick" not in page
-    assert "</script><b" not in page
-    assert name in text_of(page)
-    assert json.loads(re.sub(r"^<script.*?>|</script>$", "", data("x", {"a": name}))) == {"a": name}
-
-
-def test_runs_of_one_name_are_told_apart_and_no_run_is_shown_twice(runs, tmp_path):
-    for parent in ("monday", "tuesday"):
-        shutil.copytree(runs[1], tmp_path / parent / "run")
-    names = [r.name for r in read_runs([tmp_path / "monday" / "run", tmp_path / "tuesday" / "run"])]
-    assert names == ["monday/run", "tuesday/run"]
-    with pytest.raises(InvalidValue, match="twice"):
-        read_runs([runs[0], runs[0]])
-    with pytest.raises(InvalidValue, match="at least one"):
-        read_runs([])
-
-
-def test_unlike_runs_are_compared_with_a_word_of_caution(runs, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(runs[1], other)
-    lines = (other / "metrics.jsonl").read_text().splitlines()
-    (other / "metrics.jsonl").write_text("\n".join(lines[:3]) + '\n{"round": 9')  # three evaluations, and a torn line
-    (other / "measures.json").unlink()
-    cautions = " ".join(Comparison.read([runs[0], other]).cautions)
-    assert "different numbers of rounds" in cautions
-    assert f"other is at round 6 of {ROUNDS}" in cautions
-    assert "other has no full measures" in cautions
-    assert Comparison.read(runs).cautions == []
-    assert "other" in render_page(Comparison.read([other]))
 
 
 def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
@@ -234,51 +151,6 @@ def test_an_edited_ledger_makes_no_page(runs, tmp_path):
     assert not (tmp_path / "page" / "index.html").exists()
 
 
-def test_plots_are_written_as_png_without_a_browser(compared, tmp_path):
-    written = write_images(compared, tmp_path / "plots", scale=1)
-    assert len(written) == 7
-    for path in written:
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_head_words_and_bands_hold_the_measures_own_numbers(compared):
-    heads = tables.head_words(compared.measured)
-    counts = compared.measured["private"]["head_words"]["50"]
-    (row,) = [row for row in heads.rows if row[0] == "50 · private"]
-    assert row[-1] == f"{sum(i * c for i, c in enumerate(counts)) / sum(counts):.2f}"
-    bands = tables.bands(compared.measured)
-    assert bands.rows[-1][0] == "not in the dictionary"
-    assert bands.columns[2:] == ["plain", "private"]
-
-
-@pytest.mark.parametrize(
-    ("difference", "plain", "signed"),
-    [(0.00134, "0.13", "+0.13"), (-0.0002, "−0.02", "−0.02"), (-0.00001, "0.00", "0.00"), (None, "—", "—")],
-)
-def test_a_difference_in_points_has_a_true_minus_and_nothing_has_no_side(difference, plain, signed):
-    assert (in_points(difference), in_points(difference, signed=True)) == (plain, signed)
-
-
-def test_small_numbers_are_written_as_people_do():
-    assert [small(1e-9), small(2e-5), small(6.88e-4)] == ["10⁻⁹", "2 × 10⁻⁵", "6.9 × 10⁻⁴"]
-    assert [epsilon_text(e) for e in (1.0, 39.28, 108.2, 4321.0, math.inf)] == ["1.00", "39.3", "108", "4,321", "∞"]
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_colours_can_be_told_from_the_paper(theme):
-    """WCAG AA: 4.5 for text, 3 for lines and bars."""
-    for name, least in {"ink": 7, "soft": 4.5, "floor": 3, **{f"series-{i}": 4.5 for i in range(1, 7)}}.items():
-        for paper in ("paper", "card"):
-            pair = sorted((luminance(theme[name]), luminance(theme[paper])))
-            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, (name, paper)
-
-
 def test_a_page_is_written_without_torch(runs, tmp_path):
     code = (
         "import sys; from unheard.report.comparison import Comparison; from unheard.report.page import write_page;"
@@ -286,3 +158,68 @@ def test_a_page_is_written_without_torch(runs, tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert (tmp_path / "index.html").stat().st_size > 500_000
+
+
+def json_of(page: str) -> list:
+    """The plot specifications in a page."""
+    return [json.loads(text) for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page)]
+
+
+HOSTILE = "</script><script>alert(1)</script><b onclick='x'>&{{[a].b}}"
+
+
+def test_every_text_of_a_run_is_escaped(compared):
+    """A script in the run name, the prompts, the words, the settings, the measures and the statement stays text."""
+    record = compared.records[1]
+    measures = json.loads(json.dumps(record.measures))
+    measures["prompts"] = [{"text": HOSTILE, "words": [{"word": HOSTILE, "probability": 0.5}]}]
+    measures["baselines"] = {HOSTILE: next(iter(measures["baselines"].values()))}
+    measures["baselines_fitted_on"] = HOSTILE
+    measures["bands"][0]["band"] = HOSTILE
+    settings = {**record.tables, "update": {HOSTILE: HOSTILE}, "corpus": {"path": HOSTILE}}
+    statement = {
+        **record.statement,
+        "warnings": [HOSTILE],
+        "released": [HOSTILE],
+        "not_covered": [f"see `{HOSTILE}`"],
+        "claim": HOSTILE,
+    }
+    hostile = with_statement(replace(record, name=HOSTILE, tables=settings, measures=measures), statement)
+    page = render_page(Comparison(records=[hostile, compared.records[0]], baseline=hostile), title=HOSTILE)
+    assert "<script>alert" not in page
+    assert "<b onclick" not in page
+    assert html.escape(HOSTILE)[:40] in page
+    assert text_of(page).count(HOSTILE) > 20
+    assert HOSTILE in json.dumps(json_of(page), ensure_ascii=False).replace('\\"', '"')
+
+
+def test_no_template_switches_escaping_off_for_text_of_a_run():
+    """`safe` marks only the bundled plot library, and autoescape is never switched off."""
+    sources = {path.name: path.read_text() for path in (files("unheard.report") / "templates").iterdir()}
+    assert {"base.html", "macros.html", "report.html", "page.css", "page.js"} <= set(sources)
+    safe = [line for text in sources.values() for line in text.splitlines() if re.search(r"\|\s*safe", line)]
+    assert safe == ["<script>{{ plot_library() | safe }}</script>"]
+    assert not any("autoescape" in re.sub(r"\{#.*?#\}", "", text, flags=re.DOTALL) for text in sources.values())
+    assert environment().autoescape is True
+
+
+def test_the_headline_shows_the_accuracy_of_the_table(compared, page):
+    """Not a smoothed one: the page is about the newest model."""
+    for record, cell in zip(compared.records, tables.summary(compared).rows[0][1:], strict=True):
+        assert cell == percent(latest(record, "accuracy_top1"))
+        assert f"{record.name} predicts {cell} of next words correctly" in text_of(page).replace("  ", " ")
+
+
+def test_backticks_become_code(page):
+    shown = text_of(re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL))
+    assert "`" not in shown
+    assert "<code>unheard statement --all-runs</code>" in page
+
+
+def test_the_commands_of_the_page_work_in_the_folder_of_the_runs(compared, runs, page):
+    (block,) = re.findall(r"<pre>(unheard statement.*?)</pre>", page, flags=re.DOTALL)
+    for line in html.unescape(block).splitlines():
+        program, command, name, *_ = shlex.split(line)
+        assert (program, command) in {("unheard", "statement"), ("unheard", "evaluate")}
+        assert (runs[0].parent / name / "run.toml").is_file()
+    assert "in the folder that contains the run folders" in text_of(page)

@@ -1,5 +1,6 @@
 """The paper's page and pictures: whole from complete, partial and no results, and nothing in it that a result could break."""
 
+import html
 import re
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import pytest
 from reproduction.comparison import beside
 from reproduction.exhibit import Figure, Line
 from reproduction.exhibits import EXHIBITS, exhibit
-from reproduction.page import exhibits, render_page, write_page, write_pages
-from reproduction.plots import looks_of, plot_of
+from reproduction.page import count_outcomes, exhibits, render_page, write_page, write_pages
+from reproduction.plots import legend_styles, plot_of
 from reproduction.recipes import RECIPES
 from reproduction.results_query import Found, corpora, read
 from reproduction.scale import FULL
@@ -38,7 +39,8 @@ def test_every_table_and_figure_is_in_the_contents_and_on_the_page(page):
 def test_what_we_expected_is_not_counted_among_the_papers_conclusions(page):
     ours = {"closing-the-gap", "cost", "adaptive-clipping", "other-models"}
     theirs = len(EXHIBITS) - len(ours)
-    assert f"of {theirs} conclusions {theirs} held; of {len(ours)} expectations of our own {len(ours)} held." in page
+    counts = f"{theirs} of the paper's {theirs} conclusions held; {len(ours)} of our own {len(ours)} expectations held."
+    assert counts in html.unescape(page)
 
 
 def test_no_name_is_given_twice(page):
@@ -136,8 +138,8 @@ def test_seeds_are_thin_lines_in_the_colour_of_their_mean_and_not_in_the_legend(
 
 def test_per_layer_is_dashed_in_the_colour_of_flat(everything):
     lines = exhibit("clipping", everything).figures[0].lines
-    looks = {look.name: look for look in looks_of(lines)}
-    flat, layered = looks["after 3,000 rounds, flat"], looks["after 3,000 rounds, per layer"]
+    styles = {style.name: style for style in legend_styles(lines)}
+    flat, layered = styles["after 3,000 rounds, flat"], styles["after 3,000 rounds, per layer"]
     assert flat.colour == layered.colour
     assert flat.dash != layered.dash
 
@@ -180,8 +182,7 @@ def test_a_page_is_replaced_whole(tmp_path, everything):
 
 def test_the_readme_says_what_the_results_in_the_repository_say():
     root = Path(__file__).parents[2]
-    said = render_page(exhibits(corpora(root / "reproduction" / "results")[0]))
-    (counts,) = set(re.findall(r"of \d+ conclusions [^.]*", said))
+    counts = count_outcomes(exhibits(corpora(root / "reproduction" / "results")[0]))
     readme = (root / "README.md").read_text(encoding="utf-8")
     assert counts in readme
     put_back, grown = (

@@ -1,1 +1,18 @@
-"""Run folders in, pages out (no torch)."""
+"""Reports on runs: tables, plots and a self-contained HTML page, computed from run folders without torch.
+
+    run_record      one run folder as plain data, with its curves by round
+    comparison      several runs together: baseline, cautions, computation cost, hypothetical epsilons
+    tables, plots   what the terminal and the page show
+    page            the HTML page, laid out by the Jinja2 templates in `templates/`
+    images          the same plots as PNG and SVG files
+    run_monitor     the status of a run that is still training
+    tensorboard     the evaluations of a run as TensorBoard event files
+
+The numbers come from `run.toml`, `ledger.jsonl`, `metrics.jsonl` and `measures.json` of a run folder. Epsilon is always
+computed from the ledger again.
+
+    from unheard.report.comparison import Comparison
+    from unheard.report.page import write_page
+
+    write_page(Comparison.read(["runs/plain", "runs/private"]), "page")
+"""

@@ -1,6 +1,10 @@
-"""Several runs beside each other: everything that the terminal and the page show, worked out once.
+"""Compare several runs: everything that the terminal and the page show, computed once.
 
-In: run folders. Out: `Comparison`: the records, who the baseline is, what it took to be as good, what must be said with it.
+compared = Comparison.read(["runs/plain", "runs/private"], as_if_users=1_000_000)
+compared.baseline.name          # 'plain': the first run without privacy
+compared.compute_costs          # rounds and user updates to the baseline's accuracy
+compared.cautions               # sentences on what makes the comparison unfair
+compared.as_json()              # all of it as plain data
 """
 
 from collections.abc import Sequence
@@ -17,13 +21,16 @@ from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Runs, a baseline among them, and the accuracy to be reached (None: the baseline's own)."""
+    """Several runs, one of which is the baseline."""
 
     records: Sequence[RunRecord]
     baseline: RunRecord
     accuracy: float | None = None
+    """The accuracy to which computation is compared; None: the baseline's final accuracy."""
     as_if_users: int | None = None
+    """Population of the hypothetical runs; None: there are none."""
     as_if_users_per_round: float | None = None
+    """Users per round of the hypothetical runs; None: as in each run."""
 
     @classmethod
     def read(
@@ -35,6 +42,20 @@ class Comparison:
         as_if_users: int | None = None,
         as_if_users_per_round: float | None = None,
     ) -> "Comparison":
+        """Read run folders and compare them.
+
+        Args:
+            paths: Run folders, each named once.
+            baseline: Name of the run to compare with. By default the first run without privacy, else the first run.
+            accuracy: AccuracyTop1 to which computation is compared. By default the baseline's final accuracy.
+            as_if_users: Also compute the epsilon that each run would have with this many users.
+            as_if_users_per_round: Users per round of those hypothetical runs.
+
+        Raises:
+            InvalidValue: No folder, a folder named twice, or a baseline that is none of the runs.
+            RunFolderError: A path is not a run folder.
+            LedgerError: A ledger is damaged or was edited.
+        """
         records = read_runs(paths)
         return cls(
             records=records,
@@ -46,53 +67,54 @@ class Comparison:
 
     @cached_property
     def compute_costs(self) -> list[ComputeCost]:
+        """Computation to the same accuracy, one item per run; empty before the first evaluation of the baseline."""
         return compute_costs(self.records, self.baseline, self.accuracy)
 
     @cached_property
     def hypotheticals(self) -> list[Hypothetical]:
-        """One for each run that has a finite epsilon, if more users were asked about."""
+        """The hypothetical epsilon of each private run, if `as_if_users` is set."""
         if self.as_if_users is None:
             return []
-        asked = (
-            hypothetical_epsilon(r, self.as_if_users, self.as_if_users_per_round) for r in self.records if r.is_private
-        )
-        return [one for one in asked if one is not None]
+        private = (record for record in self.records if record.is_private)
+        results = (hypothetical_epsilon(r, self.as_if_users, self.as_if_users_per_round) for r in private)
+        return [result for result in results if result is not None]
 
     @property
     def measured(self) -> dict[str, dict[str, Any]]:
-        """Full measures by run, of those that have them."""
+        """The full measures by run name, of the runs that have them."""
         return {record.name: dict(record.measures) for record in self.records if record.measures}
 
     @property
     def cautions(self) -> list[str]:
-        """What makes a comparison unfair, in words."""
-        found = []
+        """Sentences on what makes the comparison unfair or incomplete."""
+        cautions = []
         if len({record.facts.get("corpus") for record in self.records}) > 1:
-            found.append("These runs were not measured on the same corpus: their accuracies are about different text.")
-        texts = {(m["max_tokens"], m["unroll"]) for m in self.measured.values()}
-        if len(texts) > 1:
-            found.append(
+            cautions.append(
+                "These runs were not measured on the same corpus: their accuracies are about different text."
+            )
+        if len({(m["max_tokens"], m["unroll"]) for m in self.measured.values()}) > 1:
+            cautions.append(
                 "The full measures read different amounts of held-out text: measure again with one --max-tokens."
             )
         if len({record.rounds for record in self.records}) > 1:
-            found.append("These runs have different numbers of rounds.")
+            cautions.append("These runs have different numbers of rounds.")
         for record in self.records:
-            asked = record.tables.get("training", {}).get("rounds")
-            if isinstance(asked, int) and record.rounds < asked:
-                found.append(f"{record.name} is at round {record.rounds:,} of {asked:,}.")
+            planned = record.tables.get("training", {}).get("rounds")
+            if isinstance(planned, int) and record.rounds < planned:
+                cautions.append(f"{record.name} is at round {record.rounds:,} of {planned:,}.")
             if not record.measures:
-                found.append(f"{record.name} has no full measures of its newest model: unheard evaluate --full.")
-        return found
+                cautions.append(f"{record.name} has no full measures of its newest model: unheard evaluate --full.")
+        return cautions
 
     def as_json(self) -> dict[str, Any]:
-        """The same as data; infinity is the word."""
+        """The comparison as plain JSON data; infinity is written as the word."""
         return plain(
             {
                 "baseline": self.baseline.name,
                 "cautions": self.cautions,
                 "runs": [_run(record) for record in self.records],
-                "reach": [vars(line) for line in self.compute_costs],
-                "hypothetical": [{**vars(one), "note": one.words} for one in self.hypotheticals],
+                "reach": [vars(cost) for cost in self.compute_costs],
+                "hypothetical": [{**vars(result), "note": result.words} for result in self.hypotheticals],
             }
         )
 

@@ -1,7 +1,11 @@
-"""What privacy cost in computation: rounds and user updates until a run is as accurate as the baseline.
+"""The computation that privacy costs: rounds and user updates until a run is as accurate as the baseline.
 
-In: records. Out: one line for each. Paper, section 1: the baseline reaches 17.5 % in 4,120 rounds of 100 users, the private
-run in 4,980 rounds of about 5,000: "a significant computational cost of roughly 60x".
+Paper, section 1: the baseline reaches 17.5 % in 4,120 rounds of 100 users, the private run in 4,980 rounds of about
+5,000: "a significant computational cost of roughly 60x".
+
+    baseline = choose_baseline(records)
+    for cost in compute_costs(records, baseline):
+        print(cost.run, cost.rounds, cost.updates, cost.times)
 """
 
 from collections.abc import Sequence
@@ -13,20 +17,26 @@ from unheard.report.run_record import RunRecord, accuracy_points, final_accuracy
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeCost:
-    """When one run first was as accurate as asked, by its smoothed AccuracyTop1; None if it has not been."""
+    """The computation of one run until its smoothed AccuracyTop1 first reached the target."""
 
     run: str
     target: float
     best: float | None
+    """The highest smoothed AccuracyTop1 of the run; None before the first evaluation."""
     rounds: int | None
+    """None if the target has not been reached."""
     updates: float | None
-    """Expected user updates up to then: rounds times the declared users a round."""
+    """Expected user updates up to that round: rounds times the declared users per round."""
     times: float | None
-    """Updates in units of the baseline's."""
+    """`updates` divided by the updates of the baseline."""
 
 
 def choose_baseline(records: Sequence[RunRecord], name: str | None = None) -> RunRecord:
-    """The run asked for; else the first without privacy; else the first."""
+    """The run with the given name or folder; by default the first run without privacy, else the first run.
+
+    Raises:
+        InvalidValue: No run has the name.
+    """
     if name is not None:
         for record in records:
             if name.rstrip("/").split("/")[-1] == record.name.split("/")[-1] or name == record.name:
@@ -38,32 +48,39 @@ def choose_baseline(records: Sequence[RunRecord], name: str | None = None) -> Ru
 def compute_costs(
     records: Sequence[RunRecord], baseline: RunRecord, accuracy: float | None = None
 ) -> list[ComputeCost]:
-    """Rounds and updates to the baseline's final accuracy, or to the one given."""
+    """Rounds and updates of each run to the same accuracy.
+
+    Args:
+        records: The runs.
+        baseline: One of the runs; its updates are the unit of `ComputeCost.times`.
+        accuracy: The target. By default the final smoothed accuracy of the baseline.
+
+    Returns:
+        One item per run; empty if there is no target because the baseline has not been evaluated.
+    """
     target = final_accuracy(baseline) if accuracy is None else accuracy
     if target is None:
         return []
-    found = {record.name: _first_round(record, target) for record in records}
-    unit = updates(baseline, found[baseline.name]) if baseline.name in found else None
-    lines = []
+    costs, unit = [], _updates(baseline, _first_round(baseline, target))
     for record in records:
-        points, spent = accuracy_points(record), updates(record, found[record.name])
-        lines.append(
+        rounds = _first_round(record, target)
+        updates = _updates(record, rounds)
+        costs.append(
             ComputeCost(
                 run=record.name,
                 target=target,
-                best=max((p["smoothed"] for p in points), default=None),
-                rounds=found[record.name],
-                updates=spent,
-                times=spent / unit if spent is not None and unit else None,
+                best=max((point["smoothed"] for point in accuracy_points(record)), default=None),
+                rounds=rounds,
+                updates=updates,
+                times=updates / unit if updates is not None and unit else None,
             )
         )
-    return lines
-
-
-def updates(record: RunRecord, rounds: int | None) -> float | None:
-    """Expected user updates of so many rounds."""
-    return None if rounds is None else rounds * record.users_per_round
+    return costs
 
 
 def _first_round(record: RunRecord, target: float) -> int | None:
-    return next((int(p["round"]) for p in accuracy_points(record) if p["smoothed"] >= target), None)
+    return next((int(point["round"]) for point in accuracy_points(record) if point["smoothed"] >= target), None)
+
+
+def _updates(record: RunRecord, rounds: int | None) -> float | None:
+    return None if rounds is None else rounds * record.users_per_round

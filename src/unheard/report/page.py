@@ -1,90 +1,78 @@
-"""One page that opens from disk: what the model learned, what privacy cost, for a product owner and for a privacy reviewer.
+"""Write the HTML report on one or several runs as a single file that loads nothing from the network.
 
-In: a Comparison. Out: index.html, whole: text, plots, their library, colours of both themes. It asks no network for anything.
-What every page has around its sections: themes, header, contents, the plots' library. It opens from disk and asks no network.
+    compared = Comparison.read(["runs/plain", "runs/private"])
+    write_page(compared, "page")            # writes page/index.html
 
-In: pieces of HTML, already escaped except the heading. Out: the page's text.
+This module prepares plain data (strings, tables, plots); the Jinja2 templates in `templates/` lay it out:
+
+    base.html       the frame of every page: themes, header, contents, plot library
+    macros.html     tables, figures, legends, lists
+    report.html     the sections of this report
+
+Templates are rendered with autoescape, so a run name, a word of the vocabulary or a setting can never become markup.
+`reproduction/page.py` renders its own page from the same frame through `environment`.
 """
 
+import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from functools import cache
-from html import escape
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from unheard.report import sections
+from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from unheard.formatting import epsilon_text, percent, shown_word, small
+from unheard.privacy.statement_text import render as statement_text
+from unheard.report import tables
 from unheard.report.comparison import Comparison
-from unheard.report.style import DARK, LIGHT, VEGALITE
+from unheard.report.plain_language import Promise, describe_promise
+from unheard.report.plots import plots
+from unheard.report.run_record import RunRecord, latest
+from unheard.report.style import DARK, LIGHT, SERIES, VEGALITE
 from unheard.run_folder import replace_file
 
-
-def document(
-    *,
-    heading: str,
-    mark: str,
-    lede: str,
-    contents: str,
-    body: str,
-    source: str,
-    styles: tuple[str, ...] = ("page.css",),
-) -> str:
-    """A whole page. `source` says what it was written from."""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="unheard {version("unheard")}">
-<title>{escape(heading)} · Unheard</title>
-<link rel="icon" href="data:,">
-<style>{_colours()}{"".join(_file(name) for name in styles)}</style>
-</head>
-<body>
-<a class="skip" href="#main">To the content</a>
-<header class="top">
-<p class="mark"><b>Unheard</b> · {escape(mark)}</p>
-<h1>{escape(heading)}</h1>
-<p class="lede">{lede}</p>
-<nav aria-label="On this page">{contents}</nav>
-</header>
-<main id="main">{body}</main>
-<footer>Written by unheard {version("unheard")} on {date.today().isoformat()} from {escape(source)} alone. This page loads nothing
-and sends nothing.</footer>
-<script>{_library()}</script>
-<script>{_file("page.js")}</script>
-</body>
-</html>
-"""
+TITLES = {
+    "privacy": "What each person is promised",
+    "accuracy": "How well it predicts",
+    "cost": "What it cost",
+    "words": "Which words",
+    "users": "For whom it works",
+    "suggestions": "What it suggests",
+    "configuration": "How it was trained",
+    "check": "Check it yourself",
+}
+"""The sections of the report in order, by anchor. `render_page` leaves out those that have no content."""
 
 
-def _colours() -> str:
-    # Dark on screens only: a printed page is light.
-    return f":root{{{_variables(LIGHT)}}}@media screen and (prefers-color-scheme: dark){{:root{{{_variables(DARK)}}}}}"
+@dataclass(frozen=True, kw_only=True)
+class PromiseCard:
+    """The guarantee of one run as a card of the page."""
 
-
-def _variables(colours: Mapping[str, str]) -> str:
-    return "".join(f"--{name}:{value};" for name, value in colours.items())
-
-
-def _file(name: str) -> str:
-    return files("unheard.report").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _library() -> str:
-    """Vega, Vega-Lite and vega-embed (BSD-3-Clause), as vl-convert carries them: 0.9 MB."""
-    import vl_convert
-
-    # A script element ends at the first closing tag, wherever it stands: inside a string it may be written with an escape.
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
-    return bundle.replace("</script", "<\\/script")
+    name: str
+    series: int
+    """Number of the run's colour, from 1."""
+    epsilon: str
+    detail: str
+    promise: Promise
+    hypotheticals: list[str]
+    statement: str
+    """The whole privacy statement as text."""
 
 
 def write_page(compared: Comparison, out: str | Path, *, title: str | None = None) -> Path:
-    """Write `out`/index.html, whole or not at all; its address comes back."""
+    """Write the report on the compared runs to `index.html` in a folder.
+
+    Args:
+        compared: The runs.
+        out: The folder. It is created if it does not exist; an existing `index.html` is replaced atomically.
+        title: The heading of the page. By default a heading that fits the number of runs.
+
+    Returns:
+        The path of the page.
+    """
     page = Path(out) / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
     replace_file(page, render_page(compared, title=title).encode())
@@ -92,18 +80,159 @@ def write_page(compared: Comparison, out: str | Path, *, title: str | None = Non
 
 
 def render_page(compared: Comparison, *, title: str | None = None) -> str:
-    """The page's text."""
-    shown = sections.all_of(compared)
-    links = "".join(f'<li><a href="#{s.anchor}">{escape(s.title)}</a></li>' for s in shown)
-    body = "".join(
-        f'<section id="{s.anchor}" aria-labelledby="{s.anchor}-h"><h2 id="{s.anchor}-h">{escape(s.title)}</h2>{s.html}</section>'
-        for s in shown
-    )
-    return document(
-        heading=title or sections.heading(compared),
+    """Return the report on the compared runs as HTML text."""
+    records, measured = compared.records, compared.measured
+    names = [record.name for record in records]
+    differ, same = tables.configuration(compared)
+    statement = records[0].statement
+    is_private = any(record.is_private for record in records)
+    suggested = _suggestions(compared)
+    absent = {"words": not measured, "users": not measured, "suggestions": not suggested}
+    if title is None:
+        title = (
+            f"What {names[0]} learned, and what it cost"
+            if len(names) == 1
+            else "What was learned, and what privacy cost"
+        )
+    return render(
+        environment(),
+        "report.html",
+        heading=title,
         mark="accuracy and privacy report",
-        lede=sections.lede(compared),
-        contents=f"<ul>{links}</ul>",
-        body=body,
         source="run folders",
+        sections={anchor: text for anchor, text in TITLES.items() if not absent.get(anchor)},
+        runs=[_summary_sentence(record) for record in records],
+        promises=[_promise_card(compared, r) for r in sorted(records, key=lambda record: not record.is_private)],
+        covered=_sentences(statement["released"]) if is_private else [],
+        not_covered=_sentences(statement["not_covered"]) if is_private else [],
+        plots={plot.name: plot for plot in plots(compared)},
+        numbers=_plot_tables(compared),
+        summary=tables.summary(compared),
+        cautions=compared.cautions,
+        accuracies=tables.accuracies(measured) if measured else None,
+        not_private=[record.name for record in records if not record.is_private],
+        computation=tables.computation(compared) if len(records) > 1 and compared.compute_costs else None,
+        head_words=tables.head_words(measured) if measured else None,
+        measured=list(measured),
+        suggestions=suggested,
+        differ=differ,
+        same=same,
+        commands=[
+            *(f"unheard statement {shlex.quote(name)}" for name in names),
+            *(f"unheard evaluate {shlex.quote(name)} --full --json" for name in names),
+        ],
     )
+
+
+def environment(*loaders: BaseLoader) -> Environment:
+    """Return a Jinja2 environment with the templates of this package.
+
+    Args:
+        loaders: Loaders that are searched before the templates of this package, for pages defined elsewhere.
+    """
+    made = Environment(
+        loader=ChoiceLoader([*loaders, PackageLoader("unheard.report", "templates")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    return made
+
+
+def render(templates: Environment, name: str, **content: Any) -> str:
+    """Render a template that extends `base.html`.
+
+    Args:
+        templates: The result of `environment`.
+        name: The template.
+        content: Variables of the template. `base.html` needs `heading`, `mark` and `source`.
+    """
+    return templates.get_template(name).render(
+        version=version("unheard"),
+        today=date.today().isoformat(),
+        light=LIGHT,
+        dark=DARK,
+        plot_library=_plot_library,
+        **content,
+    )
+
+
+@cache
+def _plot_library() -> str:
+    """Vega, Vega-Lite and vega-embed (BSD-3-Clause) as bundled by vl-convert, 0.9 MB."""
+    import vl_convert
+
+    # A script element ends at the first closing tag, even inside a string; there the slash can be escaped.
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
+    return bundle.replace("</script", "<\\/script")
+
+
+def _summary_sentence(record: RunRecord) -> dict[str, str]:
+    """The accuracy and the guarantee of one run in the first sentence of the page.
+
+    The accuracy is that of the newest model, with the digits of the summary table.
+    """
+    accuracy = latest(record, "accuracy_top1")
+    return {
+        "name": record.name,
+        "accuracy": "has not been evaluated yet"
+        if accuracy is None
+        else f"predicts {percent(accuracy)} of next words correctly",
+        "privacy": f"ε = {epsilon_text(record.epsilon)} at δ = {small(record.delta)}"
+        if record.is_private
+        else "no privacy",
+    }
+
+
+def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
+    detail = f"at δ = {small(record.delta)}, for {record.population:,} declared users"
+    return PromiseCard(
+        name=record.name,
+        series=_series(compared, record.name),
+        epsilon=epsilon_text(record.epsilon),
+        detail=detail if record.is_private else "no noise, no bound",
+        promise=describe_promise(record),
+        hypotheticals=[other.words for other in compared.hypotheticals if other.run == record.name],
+        statement=statement_text(record.statement),
+    )
+
+
+def _plot_tables(compared: Comparison) -> Mapping[str, tables.Table]:
+    """The numbers of each plot as a table, for readers who cannot see the plot."""
+    numbers = {
+        "accuracy-by-round": tables.accuracy_by_round(compared),
+        "epsilon-by-round": tables.epsilon_by_round(compared),
+    }
+    if compared.measured:
+        numbers["accuracy-by-band"] = tables.bands(compared.measured)
+        numbers["accuracy-by-user"] = tables.users(compared.measured)
+    return numbers
+
+
+def _suggestions(compared: Comparison) -> list[dict[str, Any]]:
+    """For each prompt the words that each run suggests, with their probabilities."""
+    by_text: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for name, measures in compared.measured.items():
+        for prompt in measures["prompts"]:
+            words = [(shown_word(word["word"]), f"{100 * word['probability']:.0f} %") for word in prompt["words"]]
+            by_text.setdefault(prompt["text"], {})[name] = words
+    return [
+        {
+            "text": text,
+            "runs": [
+                {"name": name, "series": _series(compared, name), "words": words.get(name, [])}
+                for name in compared.measured
+            ],
+        }
+        for text, words in by_text.items()
+    ]
+
+
+def _series(compared: Comparison, name: str) -> int:
+    return [record.name for record in compared.records].index(name) % SERIES + 1
+
+
+def _sentences(texts: list[str]) -> list[str]:
+    return [text[0].upper() + text[1:] + "." for text in texts]

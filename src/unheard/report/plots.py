@@ -1,16 +1,19 @@
-"""The plots of a page, each a Vega-Lite specification with a sentence that says what it shows.
+"""The plots of a comparison as Vega-Lite specifications.
 
-In: a Comparison. Out: `Plot`s, those that there is something to draw for. The page's tables hold the same numbers for those who
-do not see plots.
-Plots over time: accuracy and epsilon by round, with one note for all runs under the pointer, and zoom.
+    for plot in plots(Comparison.read(["runs/plain", "runs/private"])):
+        plot.name, plot.title, plot.spec
 
-In: a Comparison. Out: a `Plot` of each; None where there is nothing to draw.
-Plots of the newest models: accuracy by word frequency and by person, and the paper's head-word histograms.
+    accuracy_by_round        held-out AccuracyTop1, each evaluation and smoothed over 5, with the baselines as
+    horizontal lines epsilon_by_round         the running epsilon, with the claimed epsilon as a ring and the budget as
+    a horizontal line accuracy_by_band         AccuracyTop1 by word frequency accuracy_by_user         percentiles of
+    AccuracyTop1 over held-out users head_word_histograms     the paper's head-word histograms
 
-In: a Comparison with full measures. Out: `Plot`s.
+`tables.py` has the same numbers as tables. `page.py` shows the plots on the page, `images.py` writes them to files.
+`curve_layer`, `hover_layers` and `end_rounds` also serve the plots of `reproduction/`.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,65 +25,92 @@ from unheard.report.style import SeriesStyle, colour, colour_encoding, dash_enco
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One plot; `name` is its file's name and its anchor on the page."""
+    """One plot and its legend."""
 
     name: str
+    """File name and anchor on the page."""
     title: str
     spec: dict[str, Any]
     legend: Sequence[SeriesStyle] = ()
+    """The runs of the plot, in order."""
     zoom: tuple[int, int] | None = None
-    """First and last round, if the horizontal axis is time."""
-    is_line: bool = False
-    """Lines over another axis: the legend shows their dashes too."""
+    """First and last round, if the horizontal axis is the round; such a plot can be zoomed."""
+    has_lines: bool = False
+    """Whether the runs are drawn as lines: then the legend shows their dashes."""
 
 
-X = {
+ROUND_AXIS = {
     "field": "round",
     "type": "quantitative",
     "axis": {"title": "round", "format": "~s", "tickCount": 6, "tickMinStep": 1},
     "scale": {"nice": False, "padding": 12},
 }
-# A plain wheel scrolls the page; with Ctrl (or a pinch) it zooms. A finger scrolls; a mouse drags. Buttons and keys do the same.
 ZOOM = {
     "type": "interval",
     "encodings": ["x"],
     "zoom": "wheel![event.ctrlKey || event.metaKey]",
     "translate": "[pointerdown[event.pointerType != 'touch'], window:pointerup] > window:pointermove!",
 }
+"""The wheel zooms only with Ctrl, and only a mouse drags, so that wheel and finger still scroll the page."""
+PADDING = 20
+"""Pixels between the curves and the edge of a plot."""
+BIGRAM = "bigram with back-off"
+"""The baseline that `accuracy_by_band` shows."""
+OUTSIDE = "not in the dictionary"
+PERCENTILES = {"p5": "5th percentile", "p25": "25th", "p50": "median", "p75": "75th", "p95": "95th", "mean": "mean"}
+
+
+def plots(compared: Comparison) -> list[Plot]:
+    """All plots for which the runs have data."""
+    drawn = [accuracy_by_round(compared), epsilon_by_round(compared)]
+    if compared.measured:
+        drawn += [accuracy_by_band(compared), accuracy_by_user(compared), *head_word_histograms(compared)]
+    return [plot for plot in drawn if plot is not None]
 
 
 def accuracy_by_round(compared: Comparison) -> Plot | None:
+    """Held-out AccuracyTop1 by round; None before the first evaluation."""
     points = [point for record in compared.records for point in accuracy_points(record)]
     if not points:
         return None
-    shown = series_styles([record.name for record in compared.records])
+    styles = series_styles([record.name for record in compared.records])
     first = next(iter(compared.measured.values()), {})
-    floors = [
-        {"floor": name, "value": figures["tokens"]["accuracy_top1"]}
+    baselines = [
+        {"label": name, "value": figures["tokens"]["accuracy_top1"]}
         for name, figures in first.get("baselines", {}).items()
     ]
-    y = {"type": "quantitative", "scale": {"zero": False, "padding": 20}, "axis": {"title": None, "format": ".0%"}}
+    scale = share_scale([point["value"] for point in points] + [baseline["value"] for baseline in baselines])
+    y = {"type": "quantitative", "scale": scale, "axis": {"title": None, "format": ".0%"}}
     layers = [
-        *rule_layers(floors),
-        curve_layer({**y, "field": "value"}, shown, width=1.1, opacity=0.4),
-        curve_layer({**y, "field": "smoothed"}, shown, zoom=True),
-        *hover_layers(shown, "smoothed", ".2%"),
+        *rule_layers(baselines),
+        curve_layer({**y, "field": "value"}, styles, width=1.1, opacity=0.4),
+        curve_layer({**y, "field": "smoothed"}, styles, zoom=True),
+        *hover_layers(styles, "smoothed", ".2%"),
     ]
-    names = ", ".join(look.name for look in shown)
+    names = ", ".join(style.name for style in styles)
     spec = specification(
         {"data": {"values": points}, "layer": layers},
-        description=f"AccuracyTop1 on held-out users by round, for {names}: each evaluation thin, smoothed over 5 bold.",
+        description=f"AccuracyTop1 on held-out users by round, for {names}: each evaluation thin, smoothed over 5 "
+        "bold.",
     )
-    return Plot(name="accuracy-by-round", title="AccuracyTop1 by round", spec=spec, legend=shown, zoom=ends(points))
+    return Plot(
+        name="accuracy-by-round",
+        title="AccuracyTop1 by round",
+        spec=spec,
+        legend=styles,
+        zoom=end_rounds(points),
+        has_lines=True,
+    )
 
 
 def epsilon_by_round(compared: Comparison) -> Plot | None:
+    """Epsilon by round for the private runs; None if there are none."""
     private = [record for record in compared.records if record.is_private]
     points = [point for record in private for point in epsilon_points(record)]
     if not points:
         return None
-    everyone = series_styles([record.name for record in compared.records])
-    shown = [look for look in everyone if look.name in {record.name for record in private}]
+    all_styles = series_styles([record.name for record in compared.records])
+    styles = [style for style in all_styles if style.name in {record.name for record in private}]
     claims = [
         {"run": r.name, "round": r.rounds, "epsilon": r.epsilon, "by": r.statement["claimed"]["accountant"].upper()}
         for r in private
@@ -91,9 +121,9 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
         "data": {"values": claims},
         "mark": {"type": "point", "filled": False, "size": 120, "strokeWidth": 2.5, "opacity": 1},
         "encoding": {
-            "x": X,
+            "x": ROUND_AXIS,
             "y": y,
-            "color": colour_encoding(shown),
+            "color": colour_encoding(styles),
             "tooltip": [
                 {"field": "run"},
                 {"field": "epsilon", "type": "quantitative", "format": ".4g", "title": "ε claimed"},
@@ -102,54 +132,74 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
         },
     }
     layers = [
-        *rule_layers([{"floor": "budget", "value": budget} for budget in budgets if budget]),
-        curve_layer(y, shown, zoom=True),
-        *hover_layers(shown, "epsilon", ".4g"),
+        *rule_layers([{"label": "budget", "value": budget} for budget in budgets if budget]),
+        curve_layer(y, styles, zoom=True),
+        *hover_layers(styles, "epsilon", ".4g"),
         ring,
     ]
-    names = ", ".join(look.name for look in shown)
+    names = ", ".join(style.name for style in styles)
     spec = specification(
         {"data": {"values": points}, "layer": layers},
         description=f"Epsilon spent by round, by RDP, for {names}. Rings: the claimed bound at the end.",
     )
-    return Plot(name="epsilon-by-round", title="ε by round", spec=spec, legend=shown, zoom=ends(points))
+    return Plot(
+        name="epsilon-by-round", title="ε by round", spec=spec, legend=styles, zoom=end_rounds(points), has_lines=True
+    )
 
 
 def curve_layer(
-    y: dict[str, Any], shown: Sequence[SeriesStyle], *, width: float = 2.5, opacity: float = 1.0, zoom: bool = False
+    y: dict[str, Any], styles: Sequence[SeriesStyle], *, width: float = 2.5, opacity: float = 1.0, zoom: bool = False
 ) -> dict[str, Any]:
-    encoding = {"x": X, "y": y, "color": colour_encoding(shown), "strokeDash": dash_encoding(shown)}
+    """A layer with one curve per run.
+
+    Args:
+        y: The encoding of the vertical axis.
+        styles: The runs.
+        width: Stroke width.
+        opacity: Opacity of the curves.
+        zoom: Whether the reader can zoom this layer; one layer of a plot can be zoomed.
+    """
+    encoding = {"x": ROUND_AXIS, "y": y, "color": colour_encoding(styles), "strokeDash": dash_encoding(styles)}
     layer = {"mark": {"type": "line", "strokeWidth": width, "opacity": opacity, "clip": True}, "encoding": encoding}
     return {**layer, "params": [{"name": "view", "select": ZOOM, "bind": "scales"}]} if zoom else layer
 
 
-def hover_layers(shown: Sequence[SeriesStyle], field: str, form: str) -> list[dict[str, Any]]:
-    """A line under the pointer, dots on it, and one note with every run's figure at that round."""
+def hover_layers(styles: Sequence[SeriesStyle], field: str, number_format: str) -> list[dict[str, Any]]:
+    """Layers that show the figure of every run at the round under the pointer.
+
+    Args:
+        styles: The runs.
+        field: The field to show.
+        number_format: Its format, as in d3-format.
+    """
     near = {"type": "point", "fields": ["round"], "nearest": True, "on": "pointerover", "clear": "pointerout"}
 
     def seen(value: float) -> dict[str, Any]:
         return {"condition": {"param": "near", "empty": False, "value": value}, "value": 0}
 
-    # A run's name may hold dots and brackets, which Vega-Lite reads as a path: runs are numbered, and named in the titles.
-    names = [look.name for look in shown]
+    # Vega-Lite reads dots and brackets in a field name as a path, so columns are numbered and the titles hold the run
+    # names.
+    names = [style.name for style in styles]
     number = f"indexof({json.dumps(names)}, datum.run)"
     tips = [{"field": "round", "type": "quantitative", "format": ","}]
-    tips += [{"field": f"run{i}", "type": "quantitative", "format": form, "title": n} for i, n in enumerate(names)]
+    tips += [
+        {"field": f"run{i}", "type": "quantitative", "format": number_format, "title": n} for i, n in enumerate(names)
+    ]
     rule = {
         "transform": [
             {"calculate": f"'run' + {number}", "as": "column"},
             {"pivot": "column", "value": field, "groupby": ["round"]},
         ],
         "mark": {"type": "rule", "color": colour("soft"), "strokeWidth": 1},
-        "encoding": {"x": X, "opacity": seen(0.6), "tooltip": tips},
+        "encoding": {"x": ROUND_AXIS, "opacity": seen(0.6), "tooltip": tips},
         "params": [{"name": "near", "select": near}],
     }
     dots = {
         "mark": {"type": "point", "filled": True, "size": 70, "clip": True},
         "encoding": {
-            "x": X,
+            "x": ROUND_AXIS,
             "y": {"field": field, "type": "quantitative"},
-            "color": colour_encoding(shown),
+            "color": colour_encoding(styles),
             "opacity": seen(1),
         },
     }
@@ -157,45 +207,48 @@ def hover_layers(shown: Sequence[SeriesStyle], field: str, form: str) -> list[di
 
 
 def rule_layers(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Quiet horizontal lines with their names on them."""
+    """Horizontal lines with labels, from rows with `label` and `value`."""
     if not lines:
         return []
     y = {"field": "value", "type": "quantitative"}
     rule = {"mark": {"type": "rule", "color": colour("floor"), "strokeDash": [2, 4]}, "encoding": {"y": y}}
     text = {"type": "text", "align": "right", "baseline": "bottom", "dy": -4, "color": colour("soft"), "x": "width"}
-    label = {"mark": text, "encoding": {"y": y, "text": {"field": "floor"}}}
+    label = {"mark": text, "encoding": {"y": y, "text": {"field": "label"}}}
     return [{"data": {"values": list(lines)}, **layer} for layer in (rule, label)]
 
 
-def ends(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
+def share_scale(values: Sequence[float | None]) -> dict[str, Any]:
+    """A scale for shares that does not begin below zero.
+
+    The padding would extend an axis whose smallest value is near zero to negative shares; such an axis begins at zero
+    instead.
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)] or [0.0]
+    low, high = min(known), max(known)
+    if low < 0.15 * (high - low) or low == high:
+        return {"domainMin": 0, "nice": True}
+    return {"zero": False, "padding": PADDING}
+
+
+def end_rounds(points: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """The first and the last round of some points."""
     rounds = [int(point["round"]) for point in points]
     return min(rounds), max(rounds)
 
 
-FLOOR = "bigram with back-off"
-MISSING = "not in the dictionary"
-SPREAD = (
-    ("p5", "5th percentile"),
-    ("p25", "25th"),
-    ("p50", "median"),
-    ("p75", "75th"),
-    ("p95", "95th"),
-    ("mean", "mean"),
-)
-
-
 def accuracy_by_band(compared: Comparison) -> Plot:
+    """AccuracyTop1 by word frequency, for each run and the bigram baseline."""
     measured = compared.measured
     shown = {name: measures["bands"] for name, measures in measured.items()}
     legend = _measured_looks(compared)
-    if floor := next(iter(measured.values()))["baselines"].get(FLOOR):
-        shown[FLOOR] = floor["bands"]
-        legend = [*legend, SeriesStyle(FLOOR, colour("floor"), [1, 0])]
+    if floor := next(iter(measured.values()))["baselines"].get(BIGRAM):
+        shown[BIGRAM] = floor["bands"]
+        legend = [*legend, SeriesStyle(BIGRAM, colour("floor"), [1, 0])]
     rows = [
         {"words": band["band"], "run": name, "value": band["accuracy_top1"], "share": band["share"]}
         for name, bands in shown.items()
         for band in bands
-        if band["accuracy_top1"] is not None and band["band"] != MISSING
+        if band["accuracy_top1"] is not None and band["band"] != OUTSIDE
     ]
     order = list(dict.fromkeys(row["words"] for row in rows))
     encoding = {
@@ -219,15 +272,16 @@ def accuracy_by_band(compared: Comparison) -> Plot:
 
 
 def accuracy_by_user(compared: Comparison) -> Plot:
+    """Percentiles of AccuracyTop1 over held-out users, for each run."""
     rows = [{"run": name, **m["users"]["accuracy_top1"]} for name, m in compared.measured.items()]
     legend = _measured_looks(compared)
-    x: dict[str, Any] = {"type": "quantitative", "scale": {"zero": False, "padding": 16}}
+    x: dict[str, Any] = {"type": "quantitative", "scale": share_scale([row[p] for row in rows for p in ("p5", "p95")])}
     axis = _share_axis("AccuracyTop1 of one person")
     shared = {
         "y": {"field": "run", "type": "nominal", "sort": [row["run"] for row in rows], "axis": None},
         "color": colour_encoding(legend),
         "tooltip": [{"field": "run"}]
-        + [{"field": f, "type": "quantitative", "format": ".1%", "title": title} for f, title in SPREAD],
+        + [{"field": f, "type": "quantitative", "format": ".1%", "title": title} for f, title in PERCENTILES.items()],
     }
     layers = [
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"x": {**x, "field": "p5", "axis": axis}, "x2": {"field": "p95"}}},
@@ -236,13 +290,15 @@ def accuracy_by_user(compared: Comparison) -> Plot:
     ]  # fmt: skip
     spec = specification(
         {"data": {"values": rows}, "encoding": shared, "layer": layers},
-        description="AccuracyTop1 over held-out users: 5th to 95th percentile, the middle half, and the median of each run.",
+        description="AccuracyTop1 over held-out users: 5th to 95th percentile, the middle half, and the "
+        "median of each run.",
         height=54 * len(rows),
     )
     return Plot(name="accuracy-by-user", title="AccuracyTop1 by person", spec=spec, legend=legend)
 
 
 def head_word_histograms(compared: Comparison) -> list[Plot]:
+    """How many of the 10 best suggestions are among the 10, 50 and 100 most frequent words."""
     return [_head(compared, head) for head in ("10", "50", "100")]
 
 
@@ -253,7 +309,7 @@ def _head(compared: Comparison, head: str) -> Plot:
         rows += [{"run": name, "n": n, "count": c, "share": c / max(sum(counts), 1)} for n, c in enumerate(counts)]
     encoding = {
         "x": {"field": "n", "type": "ordinal", "axis": {"title": "of 10 suggestions", "labelAngle": 0}},
-        "xOffset": {"field": "run", "sort": [look.name for look in legend]},
+        "xOffset": {"field": "run", "sort": [style.name for style in legend]},
         "y": {"field": "share", "type": "quantitative", "axis": {"title": None, "format": ".0%", "tickCount": 4}},
         "color": colour_encoding(legend),
         "tooltip": [
@@ -265,25 +321,16 @@ def _head(compared: Comparison, head: str) -> Plot:
     }
     spec = specification(
         {"data": {"values": rows}, "mark": {"type": "bar"}, "encoding": encoding},
-        description=f"How many of the 10 suggestions are among the {head} most frequent words: share of places, for each run.",
+        description=f"How many of the 10 suggestions are among the {head} most frequent words: share of places, for "
+        "each run.",
         height=190,
     )
     return Plot(name=f"head-words-{head}", title=f"Among the {head} most frequent", spec=spec, legend=legend)
 
 
 def _measured_looks(compared: Comparison) -> list[SeriesStyle]:
-    return [look for look in series_styles([r.name for r in compared.records]) if look.name in compared.measured]
+    return [style for style in series_styles([r.name for r in compared.records]) if style.name in compared.measured]
 
 
 def _share_axis(title: str) -> dict[str, Any]:
     return {"title": title, "format": ".0%", "grid": True, "tickCount": 6}
-
-
-__all__ = ["Plot", "plots"]
-
-
-def plots(compared: Comparison) -> list[Plot]:
-    made = [accuracy_by_round(compared), epsilon_by_round(compared)]
-    if compared.measured:
-        made += [accuracy_by_band(compared), accuracy_by_user(compared), *head_word_histograms(compared)]
-    return [plot for plot in made if plot is not None]

@@ -1,6 +1,11 @@
-"""A run folder while it is being written to: where it stands, looked at as often as one likes.
+"""Report the status of a run while it is training.
 
-In: a run folder. Out: `RunStatus` objects. Reading takes no lock, passes over half-written last lines, and reads again only what changed.
+    monitor = RunMonitor("runs/private")
+    status = monitor.status()
+    status.state, status.round, status.rounds, status.epsilon        # ('training', 120, 3000, 0.84)
+
+Reading takes no lock and skips an incomplete last line, so it does not disturb the run. The ledger is read again only
+if it has grown.
 """
 
 import time
@@ -16,39 +21,49 @@ from unheard.report.run_record import RunRecord, accuracy_points
 from unheard.run_folder import RunFolder
 
 SILENT_AFTER = 120.0
-"""Seconds without a charged round after which a run is called silent: it may have been killed, or its rounds are long."""
+"""Seconds without a charged round after which a run is called silent: its process was killed, or its rounds take
+long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Where a run stands."""
+    """The status of a run at one moment."""
 
     state: str
-    """training, silent, stopped, spent (its budget allows no further round) or complete."""
+    """`training`, `silent`, `stopped`, `spent` (the budget allows no further round) or `complete`."""
     round: int
+    """Completed rounds."""
     rounds: int
+    """Planned rounds."""
     epsilon: float
+    """Epsilon of the rounds charged so far, by `accountant`."""
     delta: float
     accountant: str
     budget: float | None
+    """The epsilon at which the run stops; None: no budget."""
     points: list[dict[str, Any]]
-    """Evaluations so far, smoothed too."""
+    """The evaluations so far, from `accuracy_points`."""
     newest: dict[str, Any]
-    """The last evaluation's figures; empty before the first."""
+    """The figures of the last evaluation; empty before the first."""
     seconds_since: float
-    """Since a round was last charged."""
+    """Seconds since a round was last charged."""
     rounds_per_second: float | None
-    """As seen since the first look."""
+    """Speed since the first call of `RunMonitor.status`; None until a round has been completed since."""
 
     @property
     def seconds_left(self) -> float | None:
+        """Estimated time to the last round; None unless the run is training at a known speed."""
         if not self.rounds_per_second or self.state != "training":
             return None
         return max(0, self.rounds - self.round) / self.rounds_per_second
 
 
 class RunMonitor:
-    """Looks at one run again and again; keeps the epsilon so that only new rounds are added to it."""
+    """Reads the status of one run repeatedly. Keeps the running epsilon, so that only new rounds are added to it.
+
+    Args:
+        path: The run folder.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder.open(path)
@@ -60,10 +75,14 @@ class RunMonitor:
         self._seen = self._round = 0
         self._last: Event = NonPrivate(reason="nothing was charged yet")
         self._size = -1
-        self._began: tuple[float, int] | None = None
+        self._started: tuple[float, int] | None = None
 
     def status(self) -> RunStatus:
-        """The run as it is now."""
+        """Read the current status.
+
+        Raises:
+            LedgerError: The ledger became shorter since the last call.
+        """
         self._read_ledger()
         metrics = self.folder.read_metrics()
         record = RunRecord(
@@ -73,7 +92,7 @@ class RunMonitor:
         rounds = int(self._record.tables["training"]["rounds"])
         evaluated = int(metrics[-1]["round"]) if metrics else 0
         state = self._state(evaluated, rounds, since)
-        # A charged round is not a done one: the newest is still being computed, or was when the run was left.
+        # A round is charged before it is computed, so the newest charged round may not be complete.
         done = max(evaluated, self._round - 1 if state in ("training", "silent") else self.folder.saved_round)
         return RunStatus(
             state=state,
@@ -86,7 +105,7 @@ class RunMonitor:
             points=accuracy_points(record),
             newest=dict(metrics[-1]) if metrics else {},
             seconds_since=since,
-            rounds_per_second=self._pace(done),
+            rounds_per_second=self._rounds_per_second(done),
         )
 
     def _read_ledger(self) -> None:
@@ -103,16 +122,16 @@ class RunMonitor:
         self._seen, self._size = len(entries), size
 
     def _state(self, evaluated: int, rounds: int, since: float) -> str:
-        # The loop removes the statement when it begins and writes it when it is left, however it is left.
+        # The training loop removes the statement when it starts and writes it whenever it ends.
         if self.folder.statement.exists():
             if evaluated >= rounds:
                 return "complete"
             return "spent" if self._budget and self._running.epsilon_after(self._last) > self._budget else "stopped"
         return "training" if since < SILENT_AFTER else "silent"
 
-    def _pace(self, done: int) -> float | None:
+    def _rounds_per_second(self, done: int) -> float | None:
         now = time.monotonic()
-        if self._began is None:
-            self._began = (now, done)
-        began, first = self._began
-        return (done - first) / (now - began) if done > first and now > began else None
+        if self._started is None:
+            self._started = (now, done)
+        started, first = self._started
+        return (done - first) / (now - started) if done > first and now > started else None

@@ -1,7 +1,14 @@
-"""One run folder as a page sees it: what was configured, what it cost, what was measured.
+"""Read one run folder as plain data for tables, plots and pages.
 
-In: a run folder, finished or being written to. Out: `RunRecord`, read only from run.toml, ledger.jsonl, metrics.jsonl and
-measures.json. What it cost is worked out again from the ledger; an edited ledger is refused. No torch, no corpus, no model.
+    record = RunRecord.read("runs/private")
+    record.epsilon, record.rounds            # the claimed epsilon, computed from the ledger; the newest round
+    accuracy_points(record)                  # held-out AccuracyTop1 by round, also smoothed as in the paper
+    epsilon_points(record)                   # epsilon by round as the ledger grew
+
+Reads only `run.toml`, `ledger.jsonl`, `metrics.jsonl` and `measures.json`, of a finished run or of one that is still
+training; no torch, corpus or model. A ledger that was edited raises `LedgerError`.
+
+Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothed over 5 evaluations".
 """
 
 import math
@@ -19,20 +26,39 @@ from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.statement import statement as privacy_statement
 from unheard.run_folder import RunFolder
 
+MAX_POINTS = 200
+"""A curve of epsilon has about this many points at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What is known of one run. `name` is unique among the runs that are shown together."""
+    """The content of one run folder."""
 
     name: str
+    """Unique among the runs that are shown together."""
     tables: Mapping[str, Any]
+    """The run file."""
     facts: Mapping[str, Any]
+    """The public facts at the head of the ledger: population, delta, sampling."""
     entries: Sequence[Entry]
+    """The charged rounds."""
     metrics: Sequence[Mapping[str, Any]]
+    """The evaluations on held-out users, in order of rounds."""
     measures: Mapping[str, Any] | None = None
+    """The full measures of the newest model (`unheard evaluate --full`), if there are any."""
 
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "RunRecord":
+        """Read a run folder.
+
+        Args:
+            path: The run folder.
+            name: The name to show. By default the name of the folder.
+
+        Raises:
+            RunFolderError: The folder is not a run folder, or its run file cannot be read.
+            LedgerError: The ledger is damaged or was edited.
+        """
         folder = RunFolder.open(path)
         try:
             tables = tomllib.loads(folder.run_file.read_text(encoding="utf-8"))
@@ -50,78 +76,101 @@ class RunRecord:
 
     @cached_property
     def statement(self) -> dict[str, Any]:
-        """The privacy statement, from the ledger alone. Seconds, for the tightest accountant."""
+        """The privacy statement, computed from the ledger. The tightest accountant takes seconds."""
         return privacy_statement(self.facts, self.entries)
 
     @property
     def epsilon(self) -> float:
-        """The claimed epsilon; infinite if a round was not private."""
+        """The claimed epsilon; infinite if any round was not private."""
         return float(self.statement["claimed"]["epsilon"])
 
     @property
     def delta(self) -> float:
+        """The delta of the claim."""
         return self.statement["delta"]
 
     @property
     def is_private(self) -> bool:
+        """Whether the claimed epsilon is finite."""
         return math.isfinite(self.epsilon)
 
     @property
     def rounds(self) -> int:
-        """How far the run has come: its last evaluation, or the last round charged."""
+        """The round of the last evaluation; before the first evaluation the last round charged."""
         return int(self.metrics[-1]["round"]) if self.metrics else max((e.round + 1 for e in self.entries), default=0)
 
     @property
     def population(self) -> int:
+        """The declared number of users."""
         return int(self.facts["population"])
 
     @property
     def users_per_round(self) -> float:
-        """Expected users a round, as declared."""
+        """The expected number of users per round, as declared."""
         sampling = self.facts["sampling"]
         return float(sampling.get("users_per_round") or sampling["sampling_prob"] * self.population)
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
-    """Records of several runs, named by their folders; folders of one name by the folder above as well."""
+    """Read several run folders.
+
+    A record is named after its folder. If two folders have the same name, parent folders are added until all names
+    differ.
+
+    Raises:
+        InvalidValue: There is no path, or one folder is given twice.
+    """
     if not paths:
         raise InvalidValue("Name at least one run folder.")
-    whole = [Path(path).resolve() for path in paths]
-    if len(set(whole)) < len(whole):
+    folders = [Path(path).resolve() for path in paths]
+    if len(set(folders)) < len(folders):
         raise InvalidValue("The same run folder is named twice: name each run once.")
     depth = 1
-    while len({_tail(path, depth) for path in whole}) < len(whole):
+    while len({folder.parts[-depth:] for folder in folders}) < len(folders):
         depth += 1
-    return [RunRecord.read(path, _tail(path, depth)) for path in whole]
+    return [RunRecord.read(folder, "/".join(folder.parts[-depth:])) for folder in folders]
 
 
-def _tail(path: Path, depth: int) -> str:
-    return "/".join(path.parts[-depth:])
-
-
-MOST_POINTS = 200
+def latest(record: RunRecord, measure: str) -> float | None:
+    """A figure of the last evaluation, that is, of the newest model; None before the first evaluation."""
+    return record.metrics[-1].get(measure) if record.metrics else None
 
 
 def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[dict[str, Any]]:
-    """Round, the evaluation's figure, and the smoothed one."""
+    """A figure by round, as data for a plot.
+
+    Returns:
+        For each evaluation a dictionary with `run`, `round`, `value`, and `smoothed`: the mean over this evaluation and
+        the four before it.
+    """
     rows = [row for row in record.metrics if isinstance(row.get(measure), int | float)]
-    soft = smoothed([row[measure] for row in rows])
+    means = smoothed([row[measure] for row in rows])
     return [
-        {"run": record.name, "round": row["round"], "value": row[measure], "smoothed": s}
-        for row, s in zip(rows, soft, strict=True)
+        {"run": record.name, "round": row["round"], "value": row[measure], "smoothed": mean}
+        for row, mean in zip(rows, means, strict=True)
     ]
 
 
 def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float | None:
-    """Where a run ended: its last smoothed figure."""
+    """The last smoothed figure; None before the first evaluation."""
     points = accuracy_points(record, measure)
     return points[-1]["smoothed"] if points else None
 
 
 def epsilon_points(record: RunRecord, accountant: str = "rdp") -> list[dict[str, Any]]:
-    """Epsilon after the rounds charged so far, by an accountant that can follow a run. Rounds done again cost again."""
+    """Epsilon after the rounds charged so far, as data for a plot.
+
+    A round that was computed twice, after a crash, is charged twice.
+
+    Args:
+        record: The run.
+        accountant: An accountant that can add one round at a time.
+
+    Returns:
+        Dictionaries with `run`, `round` and `epsilon`, about 200 at most; empty if epsilon is infinite.
+    """
     running, points = RunningEpsilon(record.facts["delta"], accountant), {}
-    every = max(1, -(-len(record.entries) // MOST_POINTS))
+    every = max(1, -(-len(record.entries) // MAX_POINTS))
     for i, entry in enumerate(record.entries, start=1):
         running.charge(entry.event)
         if i % every == 0 or i in (1, len(record.entries)):

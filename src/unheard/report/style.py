@@ -1,16 +1,20 @@
-"""One look for every plot: colours of the page's light and dark themes, quiet axes, room to breathe.
+"""The appearance of every plot: colours of the light and the dark theme, axes, and the style of each run.
 
-In: a Vega-Lite layer. Out: a whole specification. On the page colours are CSS variables, so that a plot follows the reader's
-theme without being drawn again; in a PNG or SVG file they are the light theme's own values.
+    styles = series_styles(["plain", "private"])            # a colour and a dash per run
+    encoding = {"color": colour_encoding(styles), "strokeDash": dash_encoding(styles)}
+    spec = specification({"data": ..., "mark": "line", "encoding": encoding}, description="...")
+
+Colours in a specification are CSS variables, so a plot on the page follows the reader's theme without being drawn
+again. `images.py` replaces them by the values of the light theme.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name, as an XML namespace is: nothing is fetched
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # an identifier; nothing is fetched
 VEGALITE = "6.4"
+"""Version of Vega-Lite, as vl-convert names it."""
 
 LIGHT = {
     "paper": "#fbfaf7",
@@ -41,18 +45,20 @@ DARK = {
     "series-6": "#f293b0",
 }
 SERIES = 6
+"""Number of series colours."""
 DASHES = [[1, 0], [8, 3], [3, 3], [10, 3, 3, 3], [5, 5], [14, 4]]
-"""Runs differ by dash as well as by colour, for those who do not tell colours apart and for grey printers."""
+"""Runs differ by dash as well as by colour, for readers who cannot distinguish colours and for grey printers."""
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 def colour(name: str) -> str:
+    """The CSS variable of a theme colour."""
     return f"var(--{name})"
 
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one run looks, in every plot and beside its name."""
+    """The colour and dash of one run, the same in every plot and legend."""
 
     name: str
     colour: str
@@ -60,26 +66,33 @@ class SeriesStyle:
 
 
 def series_styles(names: Sequence[str]) -> list[SeriesStyle]:
-    """By the order of the runs; after the sixth the colours begin again, with other dashes."""
+    """A style for each run, in the order of the runs. After the sixth run the colours repeat with other dashes."""
     return [
         SeriesStyle(name, colour(f"series-{i % SERIES + 1}"), DASHES[(i + i // SERIES) % len(DASHES)])
         for i, name in enumerate(names)
     ]
 
 
-def colour_encoding(shown: Sequence[SeriesStyle]) -> dict[str, Any]:
-    """An encoding of the run by its colour."""
-    scale = {"domain": [look.name for look in shown], "range": [look.colour for look in shown]}
+def colour_encoding(styles: Sequence[SeriesStyle]) -> dict[str, Any]:
+    """A Vega-Lite encoding of the field `run` by colour."""
+    scale = {"domain": [style.name for style in styles], "range": [style.colour for style in styles]}
     return {"field": "run", "type": "nominal", "scale": scale}
 
 
-def dash_encoding(shown: Sequence[SeriesStyle]) -> dict[str, Any]:
-    scale = {"domain": [look.name for look in shown], "range": [look.dash for look in shown]}
+def dash_encoding(styles: Sequence[SeriesStyle]) -> dict[str, Any]:
+    """A Vega-Lite encoding of the field `run` by dash."""
+    scale = {"domain": [style.name for style in styles], "range": [style.dash for style in styles]}
     return {"field": "run", "type": "nominal", "scale": scale}
 
 
 def specification(body: dict[str, Any], *, description: str, height: int = 300) -> dict[str, Any]:
-    """The layer with everything around it."""
+    """Complete a Vega-Lite view to a specification with the common axes, fonts and colours.
+
+    Args:
+        body: The view: data, mark or layers, encoding.
+        description: What the plot shows, for screen readers.
+        height: Height in pixels; the width follows the page.
+    """
     axis = {
         "labelColor": colour("soft"),
         "titleColor": colour("soft"),
@@ -105,29 +118,9 @@ def specification(body: dict[str, Any], *, description: str, height: int = 300) 
             "view": {"stroke": None},
             "axis": axis,
             "axisX": {"grid": False},
-            "legend": {"disable": True},  # the page has its own, which wraps and can be read aloud
+            "legend": {"disable": True},  # the page has its own legend (macros.html)
             "line": {"strokeCap": "butt", "strokeJoin": "round"},
             "bar": {"cornerRadiusEnd": 2},
             "text": {"color": colour("soft"), "fontSize": 12},
         },
     }
-
-
-def for_file(spec: dict[str, Any], title: str, width: int = 720, *, is_line: bool = False) -> dict[str, Any]:
-    """The same plot for a file: a title and a legend in it, colours written out, a width of its own, a background."""
-    legend = {"orient": "top", "title": None, "labelColor": LIGHT["ink"], "labelLimit": 320, "symbolOpacity": 1}
-    # Three in a row: more run out of the picture. Lines are shown as lines, since dashes do not show on dots.
-    legend |= {"columns": 3, "columnPadding": 24, "rowPadding": 6}
-    if is_line:
-        legend |= {"symbolType": "stroke", "symbolSize": 500, "symbolStrokeWidth": 3}
-    around = {
-        "width": width,
-        "background": LIGHT["card"],
-        "padding": 24,
-        "title": {"text": title, "anchor": "start", "color": LIGHT["ink"], "fontSize": 16, "offset": 16},
-        "config": {**spec["config"], "legend": legend},
-    }
-    text = json.dumps({**spec, **around})
-    for name, value in LIGHT.items():
-        text = text.replace(f"var(--{name})", value)
-    return json.loads(text)

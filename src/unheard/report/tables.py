@@ -1,23 +1,37 @@
-"""The tables that a comparison shows, as text in cells: the terminal and the page print the same ones.
+"""Tables of a comparison, as text in cells. The terminal and the HTML page show the same tables.
 
-In: a Comparison, or full measures by run. Out: `Table`. An epsilon that does not exist is ∞; one of a run that did not happen
-stands in a row that says so.
+Each function takes a `Comparison`, or the full measures by run (`Comparison.measured`), and returns a `Table`:
+
+    summary              the runs in one table: accuracy, perplexity, epsilon, rounds, users
+    accuracies           accuracy of each model and of the baselines on the same held-out text
+    users, bands         AccuracyTop1 over users, and by word frequency
+    head_words           the paper's head-word histograms
+    predictions          suggestions after each prompt
+    computation          rounds and user updates to the baseline's accuracy
+    accuracy_by_round, epsilon_by_round     the numbers of the two plots by round
+    configuration        the run files side by side
+
+An infinite epsilon is shown as ∞, a missing value as a dash. The epsilon of a run that did not happen has a row of its
+own, labelled hypothetical.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unheard.formatting import NOTHING, epsilon_text, number, percent, shown_word, small
 from unheard.report.comparison import Comparison
-from unheard.report.run_record import RunRecord, final_accuracy
+from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points, final_accuracy, latest
 
 Measures = Mapping[str, Mapping[str, Any]]
+"""The content of `measures.json` by run name."""
+ROWS_BY_ROUND = 40
+"""A table by round shows about this many rounds at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of text; the first cell of each names the row."""
+    """A table of text. The first cell of a row is its name; two leading spaces mark it as a detail of the row above."""
 
     title: str
     columns: Sequence[str]
@@ -26,118 +40,148 @@ class Table:
 
 
 def summary(compared: Comparison) -> Table:
-    """The runs at one look."""
+    """The main figures of each run, one column per run."""
     records = compared.records
     rows = [
-        ["AccuracyTop1, held-out", *(percent(_last(r.metrics, "accuracy_top1")) for r in records)],
+        ["AccuracyTop1, held-out", *(percent(latest(r, "accuracy_top1")) for r in records)],
         ["  smoothed over 5 evaluations", *(percent(final_accuracy(r)) for r in records)],
-        ["AccuracyTop3", *(percent(_last(r.metrics, "accuracy_top3")) for r in records)],
-        ["perplexity", *(number(_last(r.metrics, "perplexity")) for r in records)],
+        ["AccuracyTop3", *(percent(latest(r, "accuracy_top3")) for r in records)],
+        ["perplexity", *(number(latest(r, "perplexity")) for r in records)],
         ["ε, claimed", *(_claim(r) for r in records)],
         ["  by the paper's accountant", *(epsilon_text(float(r.statement["epsilon"]["moments"])) for r in records)],
         ["δ", *(small(r.delta) if r.is_private else NOTHING for r in records)],
         ["rounds", *(f"{r.rounds:,}" for r in records)],
-        ["users a round, expected", *(f"{r.users_per_round:,.10g}" for r in records)],
+        ["users per round, expected", *(f"{r.users_per_round:,.10g}" for r in records)],
         ["users, declared", *(f"{r.population:,}" for r in records)],
     ]
-    would = {one.run: one for one in compared.hypotheticals}
     note = ""
-    if would:
-        some = next(iter(would.values()))
-        cells = [f"{epsilon_text(would[r.name].epsilon)}" if r.name in would else NOTHING for r in records]
-        rows.insert(7, [f"ε hypothetical, as if {some.users:,} users", *cells])
-        note = some.words if len(would) == 1 else some.words_for_several
-    return Table(title="At one look", columns=["", *(r.name for r in records)], rows=rows, note=note)
+    if would_be := {other.run: other for other in compared.hypotheticals}:
+        first = next(iter(would_be.values()))
+        cells = [epsilon_text(would_be[r.name].epsilon) if r.name in would_be else NOTHING for r in records]
+        rows.insert(7, [f"ε hypothetical, as if {first.users:,} users", *cells])
+        note = first.words if len(would_be) == 1 else first.words_for_several
+    return Table(title="Summary", columns=["", *(r.name for r in records)], rows=rows, note=note)
 
 
 def accuracies(measured: Measures) -> Table:
-    """Each model, and below them the floor: baselines on the same targets."""
-    rows = [[name, *_figures(m["tokens"])] for name, m in measured.items()]
-    fitted = set()
+    """Accuracy and perplexity of each model, and of the baselines on the same targets."""
+    rows = [[name, *_accuracy_cells(m["tokens"])] for name, m in measured.items()]
     first = next(iter(measured.values()), {})
-    for name, figures in first.get("baselines", {}).items():
-        rows.append([f"{name} (baseline)", *_figures(figures["tokens"])])
-        fitted.add(first["baselines_fitted_on"])
-    note = f"The baselines were counted in the text of {', '.join(fitted)}, never of training users." if fitted else ""
+    baselines = first.get("baselines", {})
+    rows += [[f"{name} (baseline)", *_accuracy_cells(figures["tokens"])] for name, figures in baselines.items()]
+    note = ""
+    if baselines:
+        note = (
+            f"The baselines were fitted on the text of {first['baselines_fitted_on']}, never on that of training users."
+        )
     columns = ["held-out text, by token", "top 1", "top 1, words", "top 3", "top 5", "perplexity"]
-    return Table(title="Accuracy, and the floor under it", columns=columns, rows=rows, note=note)
+    return Table(title="Accuracy beside simple baselines", columns=columns, rows=rows, note=note)
 
 
 def users(measured: Measures) -> Table:
-    """AccuracyTop1 over held-out users."""
-    shown = ("mean", "p5", "p25", "p50", "p75", "p95")
-    rows = [[name, *(percent(m["users"]["accuracy_top1"][key], 1) for key in shown)] for name, m in measured.items()]
-    names = ["mean", "5th percentile", "25th", "median", "75th", "95th"]
-    note = "Every held-out user counts once, however much they wrote."
-    return Table(title="AccuracyTop1 by user", columns=["over held-out users", *names], rows=rows, note=note)
+    """Mean and percentiles of AccuracyTop1 over held-out users."""
+    columns = {
+        "mean": "mean",
+        "p5": "5th percentile",
+        "p25": "25th",
+        "p50": "median",
+        "p75": "75th",
+        "p95": "95th",
+    }
+    rows = [[name, *(percent(m["users"]["accuracy_top1"][key], 1) for key in columns)] for name, m in measured.items()]
+    return Table(
+        title="AccuracyTop1 by user",
+        columns=["over held-out users", *columns.values()],
+        rows=rows,
+        note="Every held-out user counts once, however much they wrote.",
+    )
 
 
 def bands(measured: Measures) -> Table:
-    """AccuracyTop1 by how frequent the word is in the dictionary."""
-    names = list(measured)
+    """AccuracyTop1 by the rank of the word in the dictionary; words outside the dictionary come last."""
     by_band = {name: {band["band"]: band for band in m["bands"]} for name, m in measured.items()}
-    order = list(dict.fromkeys(band for bands in by_band.values() for band in bands))
-    last = "not in the dictionary"
+    order = list(dict.fromkeys(band for of_run in by_band.values() for band in of_run))
     rows = []
-    for band in sorted(order, key=lambda b: b == last):
-        cells = [by_band[name].get(band, {}) for name in names]
-        share = next((c["share"] for c in cells if c), None)
-        rows.append([band, percent(share, 1), *(percent(c.get("accuracy_top1"), 1) for c in cells)])
-    note = "Ranks are the dictionary's own, which is public or paid for. A word outside it is always a mistake."
+    for band in sorted(order, key=lambda name: name == "not in the dictionary"):
+        cells = [by_band[name].get(band, {}) for name in measured]
+        share = next((cell["share"] for cell in cells if cell), None)
+        rows.append([band, percent(share, 1), *(percent(cell.get("accuracy_top1"), 1) for cell in cells)])
     return Table(
-        title="AccuracyTop1 by word frequency", columns=["words", "share of text", *names], rows=rows, note=note
+        title="AccuracyTop1 by word frequency",
+        columns=["words", "share of text", *measured],
+        rows=rows,
+        note="Ranks are those of the dictionary, which is public or paid for. A word outside it always counts as wrong.",
     )
 
 
 def head_words(measured: Measures) -> Table:
-    """The paper's last table: how many of the top 10 suggestions are head words, as shares of all places in the text."""
+    """How many of the 10 best suggestions are among the most frequent words (the last table of the paper)."""
     rows = []
     for head in ("10", "50", "100"):
         for name, m in measured.items():
             counts = m["head_words"][head]
-            mean = sum(i * c for i, c in enumerate(counts)) / max(sum(counts), 1)
-            rows.append([f"{head} · {name}", *(_share(c, counts) for c in counts), f"{mean:.2f}"])
-    columns = ["among the", *map(str, range(11)), "mean"]
-    note = (
-        "How many of a model's 10 best suggestions are among the 10, 50, 100 most frequent words, in % of all places in the "
-        "text. A model that leans on frequent words has more of its mass to the right."
+            total = max(sum(counts), 1)
+            mean = sum(i * count for i, count in enumerate(counts)) / total
+            rows.append([f"{head} · {name}", *(_rounded_share(100 * count / total) for count in counts), f"{mean:.2f}"])
+    return Table(
+        title="Head words among the suggestions",
+        columns=["among the", *map(str, range(11)), "mean"],
+        rows=rows,
+        note="How many of a model's 10 best suggestions are among the 10, 50 or 100 most frequent words, in % of "
+        "all positions of the text. A model that relies on frequent words has more of its mass to the right.",
     )
-    return Table(title="Head words among the suggestions", columns=columns, rows=rows, note=note)
 
 
 def predictions(measured: Measures) -> Table:
-    """What each model would suggest."""
-    texts = list(dict.fromkeys(p["text"] for m in measured.values() for p in m["prompts"]))
-    said = {name: {p["text"]: p["words"] for p in m["prompts"]} for name, m in measured.items()}
-    rows = [[f"{text} …", *(_suggestions(said[name].get(text, [])) for name in measured)] for text in texts]
+    """The suggestions of each model after each prompt, with their probabilities."""
+    texts = list(dict.fromkeys(prompt["text"] for m in measured.values() for prompt in m["prompts"]))
+    words = {name: {prompt["text"]: prompt["words"] for prompt in m["prompts"]} for name, m in measured.items()}
+    rows = [[f"{text} …", *(_suggestion_cell(words[name].get(text, [])) for name in measured)] for text in texts]
     return Table(title="What they suggest", columns=["after", *measured], rows=rows)
 
 
 def computation(compared: Comparison) -> Table:
-    """Rounds and user updates to the baseline's accuracy."""
+    """Rounds and user updates that each run needed to reach the baseline's accuracy."""
     rows, target = [], 0.0
-    for line in compared.compute_costs:
-        target = line.target
-        rounds = "not reached" if line.rounds is None else f"{line.rounds:,}"
-        updates = NOTHING if line.updates is None else f"{line.updates:,.0f}"
-        times = NOTHING if line.times is None else f"{line.times:,.3g} ×"
-        rows.append([line.run, percent(line.best), rounds, updates, times])
+    for cost in compared.compute_costs:
+        target = cost.target
+        rounds = "not reached" if cost.rounds is None else f"{cost.rounds:,}"
+        updates = NOTHING if cost.updates is None else f"{cost.updates:,.0f}"
+        times = NOTHING if cost.times is None else f"{cost.times:,.3g} ×"
+        rows.append([cost.run, percent(cost.best), rounds, updates, times])
     if not rows:
-        target_words = "nothing was evaluated yet"
+        goal = "nothing was evaluated yet"
     elif compared.accuracy is None:
-        target_words = f"{percent(target)} AccuracyTop1, where {compared.baseline.name} ended"
+        goal = f"{percent(target)} AccuracyTop1, the final accuracy of {compared.baseline.name}"
     else:
-        target_words = f"{percent(target)} AccuracyTop1"
-    note = f"To {target_words}; smoothed over 5 evaluations. Updates are expected: rounds times the declared users a round."
-    columns = ["", "best", "rounds to it", "user updates", f"of {compared.baseline.name}"]
-    return Table(title="What it took to be as accurate", columns=columns, rows=rows, note=note)
+        goal = f"{percent(target)} AccuracyTop1"
+    return Table(
+        title="Computation to the same accuracy",
+        columns=["", "best", "rounds to it", "user updates", f"of {compared.baseline.name}"],
+        rows=rows,
+        note=f"To {goal}; smoothed over 5 evaluations. Updates are expected: rounds times the declared users "
+        "per round.",
+    )
+
+
+def accuracy_by_round(compared: Comparison) -> Table:
+    """Smoothed AccuracyTop1 at up to about forty rounds."""
+    values = {r.name: {p["round"]: p["smoothed"] for p in accuracy_points(r)} for r in compared.records}
+    return _by_round("AccuracyTop1 by round, smoothed over 5 evaluations", values, percent)
+
+
+def epsilon_by_round(compared: Comparison) -> Table:
+    """Epsilon by the RDP accountant at up to about forty rounds, for the private runs."""
+    private = [record for record in compared.records if record.is_private]
+    values = {r.name: {p["round"]: p["epsilon"] for p in epsilon_points(r)} for r in private}
+    return _by_round("ε by round, by RDP", values, epsilon_text)
 
 
 def configuration(compared: Comparison) -> tuple[Table, Table]:
-    """The run files side by side: what differs between the runs, and what is the same in all."""
-    flat = [_flat(record.tables) for record in compared.records]
-    keys = list(dict.fromkeys(key for one in flat for key in one))
-    rows = [[key, *(one.get(key, NOTHING) for one in flat)] for key in keys]
+    """The settings of the run files: those that differ between the runs, and those that are equal in all."""
+    settings = [_settings(record.tables) for record in compared.records]
+    keys = list(dict.fromkeys(key for of_run in settings for key in of_run))
+    rows = [[key, *(of_run.get(key, NOTHING) for of_run in settings)] for key in keys]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     same = [row[:2] for row in rows if len(set(row[1:])) == 1]
     names = [record.name for record in compared.records]
@@ -147,49 +191,51 @@ def configuration(compared: Comparison) -> tuple[Table, Table]:
     )
 
 
+def _by_round(title: str, values: Mapping[str, Mapping[int, float]], text: Callable[[float], str]) -> Table:
+    rounds = sorted({round_ for of_run in values.values() for round_ in of_run})
+    every = max(1, len(rounds) // ROWS_BY_ROUND)
+    shown = rounds[::-1][::every][::-1]  # counted from the end, so that the last round is shown
+    rows = [[f"{r:,}", *(text(of_run[r]) if r in of_run else NOTHING for of_run in values.values())] for r in shown]
+    return Table(title=title, columns=["round", *values], rows=rows)
+
+
 def _claim(record: RunRecord) -> str:
-    by = record.statement["claimed"]["accountant"].upper()
-    return f"{epsilon_text(record.epsilon)} by {by}" if record.is_private else "∞"
+    accountant = record.statement["claimed"]["accountant"].upper()
+    return f"{epsilon_text(record.epsilon)} by {accountant}" if record.is_private else "∞"
 
 
-def _flat(tables: Mapping[str, Any]) -> dict[str, str]:
-    """table.key and its value. A folder is named without its place, which is nobody's business."""
-    found = {}
+def _settings(tables: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a run file by `table.key`. Of a path only the last part is shown: the rest describes the
+    machine."""
+    settings = {}
     for table, keys in tables.items():
         for key, value in keys.items() if isinstance(keys, Mapping) else [("", keys)]:
             name = f"{table}.{key}" if key else table
             if name in ("corpus.path", "training.init_from"):
-                found[name] = str(value).rstrip("/").rsplit("/", 1)[-1]
+                settings[name] = str(value).rstrip("/").rsplit("/", 1)[-1]
             elif name == "training.reproducible_seed":
-                # DP: whoever knows the seed can take the noise off; a page is sent around.
-                found[name] = "set, and not shown"
+                # DP: whoever knows the seed can subtract the noise, and a page is passed on to others.
+                settings[name] = "set, and not shown"
             else:
-                found[name] = _plain(value)
-    return found
+                settings[name] = _setting(value)
+    return settings
 
 
-def _plain(value: Any) -> str:
+def _setting(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _figures(tokens: Mapping[str, Any]) -> list[str]:
+def _accuracy_cells(tokens: Mapping[str, Any]) -> list[str]:
     names = ("accuracy_top1", "accuracy_top1_words", "accuracy_top3", "accuracy_top5")
     return [*(percent(tokens[name]) for name in names), number(tokens["perplexity"])]
 
 
-def _share(count: int, counts: Sequence[int]) -> str:
-    share = 100 * count / max(sum(counts), 1)
-    return f"{share:.0f}" if share >= 0.5 or not count else "<½"
+def _rounded_share(share: float) -> str:
+    return f"{share:.0f}" if share >= 0.5 or share == 0 else "<½"
 
 
-def _suggestions(words: Sequence[Mapping[str, Any]]) -> str:
-    return (
-        ", ".join(f"{shown_word(word['word'])}\u00a0{100 * word['probability']:.0f}\u00a0%" for word in words)
-        or NOTHING
-    )
-
-
-def _last(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return metrics[-1].get(name) if metrics else None
+def _suggestion_cell(words: Sequence[Mapping[str, Any]]) -> str:
+    cells = (f"{shown_word(word['word'])}\u00a0{100 * word['probability']:.0f}\u00a0%" for word in words)
+    return ", ".join(cells) or NOTHING

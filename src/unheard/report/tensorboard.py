@@ -1,8 +1,12 @@
-"""The evaluations of a run again, as TensorBoard event files: `tensorboard --logdir runs` shows them.
+"""Copy the evaluations of a run into a TensorBoard event file: `tensorboard --logdir runs` shows them.
 
-In: metrics.jsonl. Out: RUN/tensorboard/events.out.tfevents.*, one record for each evaluation, in order. It only ever grows, so
-a TensorBoard that is watching follows it. Written by whoever shows the run (`train`, `resume`, `watch`), never by the loop
-(docs/decisions/0044-tensorboard-from-metrics.md).
+Reads `metrics.jsonl` and writes `RUN/tensorboard/events.out.tfevents.*`, one record per evaluation, in order. The file
+only grows, so a TensorBoard that is already open follows it. `train`, `resume` and `watch` call `update_event_file`;
+the training loop never does (docs/decisions/0044-tensorboard-from-metrics.md).
+
+    update_event_file(RunFolder.open("runs/private"))
+
+Format of a record: length (8 bytes), its checksum, the content (a protocol buffer), its checksum.
 """
 
 import contextlib
@@ -18,7 +22,8 @@ from unheard.run_folder import RunFolder
 from unheard.storage import FileInUse, locked
 
 FILE = "events.out.tfevents.0000000000.unheard"
-"""One name for every machine: TensorBoard reads any file with `tfevents` in it, and a run folder names no machine."""
+"""The same name on every machine: a run folder does not name the machine. TensorBoard reads any file with `tfevents` in
+its name."""
 NAMES = {
     "accuracy_top1": "held_out/AccuracyTop1",
     "accuracy_top3": "held_out/AccuracyTop3",
@@ -28,28 +33,35 @@ NAMES = {
     "perplexity": "held_out/perplexity",
     "epsilon": "privacy/epsilon",
 }
+"""Figures of an evaluation and their TensorBoard tags."""
 
 
 def update_event_file(folder: RunFolder) -> int:
-    """Write the evaluations that the event file lacks; how many they were. If another process is at it, leave it to that one."""
+    """Append the evaluations that the event file lacks.
+
+    Does nothing while another process is writing the file.
+
+    Returns:
+        The number of evaluations appended.
+    """
     if not folder.metrics.exists():
         return 0
     folder.tensorboard.mkdir(exist_ok=True)
     path = folder.tensorboard / FILE
     with contextlib.suppress(FileInUse), locked(folder.tensorboard / ".lock"), open(path, "ab+") as file:
-        whole, records = _whole_records(file)
-        file.truncate(whole)  # a record torn by a crash would stop every reader
+        end, records = _complete_records(file)
+        file.truncate(end)  # readers stop at an incomplete record, which a crash may leave
         missing = list(_rows(folder.metrics))[max(records - 1, 0) :]
         if records == 0:
-            missing = [{}, *missing]
+            file.write(_record({}))
         for row in missing:
             file.write(_record(row))
-        return len(missing) - (records == 0)
+        return len(missing)
     return 0
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line, a round that was done again too: TensorBoard takes a step back as a restart."""
+    """Every complete line, also of a round that was computed again: TensorBoard treats an earlier step as a restart."""
     for line in path.read_bytes().split(b"\n")[:-1]:
         with contextlib.suppress(ValueError):
             row = json.loads(line)
@@ -58,8 +70,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _record(row: dict[str, Any]) -> bytes:
-    """One record in its frame, as the library frames it; the first of a file has no figures and names the format."""
-    # tensorboardX needs no torch, but imports it where it finds one.
+    """One record with its length and checksums. The first record of a file has no figures and names the format."""
+    # Imported here because tensorboardX imports torch where it is installed.
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboardX.record_writer import masked_crc32c
@@ -69,7 +81,7 @@ def _record(row: dict[str, Any]) -> bytes:
         for name, tag in NAMES.items()
         if isinstance(row.get(name), int | float) and math.isfinite(row[name])
     ]
-    now = time.time()  # metrics.jsonl keeps no times; of a run that is being watched this is the right one
+    now = time.time()  # metrics.jsonl has no times; for a run that is being watched the current time is right
     if row:
         event = Event(wall_time=now, step=row["round"], summary=Summary(value=figures))
     else:
@@ -81,8 +93,8 @@ def _record(row: dict[str, Any]) -> bytes:
     )
 
 
-def _whole_records(file: BinaryIO) -> tuple[int, int]:
-    """Where the last whole record ends, and how many there are. A frame: length (8 bytes), checksum, content, checksum."""
+def _complete_records(file: BinaryIO) -> tuple[int, int]:
+    """The end of the last complete record, and the number of complete records."""
     file.seek(0)
     data = file.read()
     end, records = 0, 0

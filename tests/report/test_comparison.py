@@ -1,0 +1,21 @@
+"""Comparisons of several runs: cautions, and the comparison as data."""
+
+import shutil
+
+from tests.report.making import ROUNDS
+from unheard.report.comparison import Comparison
+from unheard.report.page import render_page
+
+
+def test_unlike_runs_are_compared_with_cautions(runs, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(runs[1], other)
+    lines = (other / "metrics.jsonl").read_text().splitlines()
+    (other / "metrics.jsonl").write_text("\n".join(lines[:3]) + '\n{"round": 9')  # three evaluations, and a torn line
+    (other / "measures.json").unlink()
+    cautions = " ".join(Comparison.read([runs[0], other]).cautions)
+    assert "different numbers of rounds" in cautions
+    assert f"other is at round 6 of {ROUNDS}" in cautions
+    assert "other has no full measures" in cautions
+    assert Comparison.read(runs).cautions == []
+    assert "other" in render_page(Comparison.read([other]))

@@ -1,0 +1,50 @@
+"""Plots: files without a browser, axes that begin at zero or above, colours with enough contrast."""
+
+import re
+
+import pytest
+
+from tests.report.making import made_up_record
+from unheard.report.comparison import Comparison
+from unheard.report.images import write_images, write_svg
+from unheard.report.plots import accuracy_by_round, share_scale
+from unheard.report.style import DARK, LIGHT
+
+
+def test_plots_are_written_as_png_without_a_browser(compared, tmp_path):
+    written = write_images(compared, tmp_path / "plots", scale=1)
+    assert len(written) == 7
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_have_contrast_on_both_backgrounds(theme):
+    """WCAG AA: 4.5 for text, 3 for lines and bars."""
+    for name, least in {"ink": 7, "soft": 4.5, "floor": 3, **{f"series-{i}": 4.5 for i in range(1, 7)}}.items():
+        for paper in ("paper", "card"):
+            pair = sorted((luminance(theme[name]), luminance(theme[paper])))
+            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, (name, paper)
+
+
+@pytest.mark.parametrize("accuracies", [[0.0, 0.05, 0.3], [0.01] * 3, [0.2, 0.21, 0.22]], ids=["low", "equal", "high"])
+def test_no_axis_of_accuracy_begins_below_zero(accuracies, tmp_path):
+    """Padding below a smallest value near zero showed an axis from -2 %."""
+    record = made_up_record("a", accuracies)
+    plot = accuracy_by_round(Comparison(records=[record], baseline=record))
+    assert plot is not None
+    drawing = write_svg(plot, tmp_path).read_text()
+    labels = re.findall(r">([−-]?[\d.]+)%</text>", drawing)
+    assert labels
+    assert not any(label.startswith(("−", "-")) for label in labels)
+
+
+def test_a_scale_leaves_out_values_that_are_missing():
+    assert share_scale([None, float("nan"), 0.5, 0.6]) == share_scale([0.5, 0.6])
+    assert share_scale([]) == share_scale([0.0])

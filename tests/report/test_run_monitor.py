@@ -1,0 +1,98 @@
+"""The status of runs that are training, stopped, silent, spent and complete."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from tests.report.making import ROUNDS
+from unheard.errors import LedgerError
+from unheard.privacy.accountants import epsilons
+from unheard.privacy.ledger import Ledger
+from unheard.report.run_monitor import SILENT_AFTER, RunMonitor
+from unheard.run_folder import RunFolder
+
+
+@pytest.fixture
+def folder(runs, tmp_path) -> RunFolder:
+    shutil.copytree(runs[1], tmp_path / "private")
+    return RunFolder(tmp_path / "private")
+
+
+def test_a_complete_run(folder):
+    status = RunMonitor(folder.path).status()
+    assert status.state == "complete"
+    assert (status.round, status.rounds) == (ROUNDS, ROUNDS)
+    ledger = Ledger.read(folder.ledger)
+    assert status.epsilon == pytest.approx(epsilons(ledger.events, ledger.facts["delta"])["rdp"])
+    assert status.newest["round"] == ROUNDS
+    assert status.seconds_left is None
+
+
+def test_a_run_is_followed_while_it_is_written(folder):
+    """The ledger and the metrics grow by halves of lines; every look is of what is whole."""
+    ledger, metrics = folder.ledger.read_bytes(), folder.metrics.read_bytes()
+    lines, rows = ledger.splitlines(keepends=True), metrics.splitlines(keepends=True)
+    folder.statement.unlink()
+    folder.ledger.write_bytes(b"".join(lines[:3]) + lines[3][:20])
+    folder.metrics.write_bytes(rows[0] + rows[1][:10])
+    monitor = RunMonitor(folder.path)
+    first = monitor.status()
+    assert first.state == "training"
+    assert [p["round"] for p in first.points] == [2]
+    assert first.round == 2  # the newest evaluation: two rounds were charged and evaluated
+    folder.ledger.write_bytes(b"".join(lines[:9]))
+    folder.metrics.write_bytes(b"".join(rows[:3]))
+    second = monitor.status()
+    assert second.round == 7  # eight are charged; the eighth is being computed
+    assert second.epsilon > first.epsilon
+    assert second.rounds_per_second
+    assert second.seconds_left
+    folder.ledger.write_bytes(ledger)
+    folder.metrics.write_bytes(metrics)
+    folder.statement.write_text("{}")
+    assert monitor.status().state == "complete"
+
+
+def test_a_run_that_was_stopped_and_one_that_fell_silent(folder):
+    rows = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(rows[:2]))
+    status = RunMonitor(folder.path).status()
+    assert status.state == "stopped"
+    assert status.round == ROUNDS  # as saved, though the last evaluation is older
+    folder.statement.unlink()
+    then = time.time() - SILENT_AFTER - 5
+    os.utime(folder.ledger, (then, then))
+    assert RunMonitor(folder.path).status().state == "silent"
+
+
+def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
+    """Ctrl-C while a round is computed: it was paid for, and the model saved is of the round before."""
+    rows = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(rows[:2]))
+    newest = sorted(folder.checkpoints.iterdir())[-1]
+    newest.rename(newest.with_name(f"round-{ROUNDS - 1:08d}.safetensors"))
+    assert RunMonitor(folder.path).status().round == ROUNDS - 1
+
+
+def test_a_run_that_its_budget_stopped_is_not_told_to_go_on(folder):
+    text, spent = folder.run_file.read_text(), RunMonitor(folder.path).status().epsilon
+    folder.run_file.write_text(text.replace("[privacy]", f"[privacy]\nbudget_epsilon = {spent + 0.01}"))
+    folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:4]))
+    assert RunMonitor(folder.path).status().state == "spent"
+
+
+def test_a_ledger_that_is_replaced_by_a_shorter_one_is_noticed(folder):
+    monitor = RunMonitor(folder.path)
+    monitor.status()
+    lines = folder.ledger.read_bytes().splitlines(keepends=True)
+    folder.ledger.write_bytes(b"".join(lines[:4]))
+    with pytest.raises(LedgerError, match="shorter"):
+        monitor.status()
+
+
+def test_the_budget_is_shown(folder):
+    text = folder.run_file.read_text()
+    folder.run_file.write_text(text.replace("[privacy]", "[privacy]\nbudget_epsilon = 99.0"))
+    assert RunMonitor(folder.path).status().budget == 99.0

@@ -1,0 +1,74 @@
+"""Reading run folders, and their curves of accuracy and epsilon by round."""
+
+import itertools
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from tests.report.making import ROUNDS, made_up_record
+from unheard.curves import smoothed
+from unheard.errors import InvalidValue
+from unheard.privacy.accountants import epsilons
+from unheard.privacy.events import NonPrivate, PoissonGaussian
+from unheard.report.comparison import Comparison
+from unheard.report.run_record import accuracy_points, epsilon_points, final_accuracy, latest, read_runs
+
+
+def test_a_record_is_what_the_folder_holds(runs):
+    compared = Comparison.read(runs)
+    plain, private = compared.records
+    assert [plain.name, private.name] == ["plain", "private"]
+    assert [plain.rounds, private.rounds] == [ROUNDS, ROUNDS]
+    assert [plain.users_per_round, private.users_per_round] == [6, 12]
+    assert math.isinf(plain.epsilon)
+    assert 0 < private.epsilon < 1000
+    assert compared.baseline is plain
+
+
+def test_runs_of_one_name_are_distinguished_and_no_run_is_shown_twice(runs, tmp_path):
+    for parent in ("monday", "tuesday"):
+        shutil.copytree(runs[1], tmp_path / parent / "run")
+    names = [r.name for r in read_runs([tmp_path / "monday" / "run", tmp_path / "tuesday" / "run"])]
+    assert names == ["monday/run", "tuesday/run"]
+    with pytest.raises(InvalidValue, match="twice"):
+        read_runs([runs[0], runs[0]])
+    with pytest.raises(InvalidValue, match="at least one"):
+        read_runs([])
+
+
+def test_smoothed_is_the_mean_of_the_last_five_and_never_of_the_future():
+    assert smoothed([1, 2, 3, 4, 5, 6, 10]) == [1, 1.5, 2, 2.5, 3, 4, 5.6]
+    assert smoothed([1, 2, 3], over=1) == [1, 2, 3]
+    assert smoothed([]) == []
+
+
+def test_final_accuracy_is_the_last_smoothed_figure():
+    run = made_up_record("a", [0.1, 0.1, 0.2, 0.2, 0.2, 0.3])
+    assert [p["round"] for p in accuracy_points(run)] == [20, 40, 60, 80, 100, 120]
+    assert final_accuracy(run) == pytest.approx(0.2)
+    assert final_accuracy(made_up_record("b", [])) is None
+    assert latest(run, "accuracy_top1") == 0.3
+    assert latest(made_up_record("b", []), "accuracy_top1") is None
+
+
+def test_epsilon_by_round_ends_where_the_accountant_says():
+    event = PoissonGaussian(sampling_prob=0.01, noise_multiplier=0.8)
+    points = epsilon_points(made_up_record("a", [], events=[event] * 450))
+    assert len(points) <= 201
+    assert [points[0]["round"], points[-1]["round"]] == [1, 450]
+    assert points[-1]["epsilon"] == pytest.approx(epsilons([(event, 450)], 1e-9)["rdp"])
+    assert all(a["epsilon"] < b["epsilon"] for a, b in itertools.pairwise(points))
+
+
+def test_rounds_done_again_cost_again():
+    event = PoissonGaussian(sampling_prob=0.01, noise_multiplier=0.8)
+    once = made_up_record("a", [], events=[event] * 4)
+    again = replace(once, entries=[*once.entries, *once.entries[2:]])
+    assert [p["round"] for p in epsilon_points(again)] == [1, 2, 3, 4]
+    assert epsilon_points(again)[-1]["epsilon"] == pytest.approx(epsilons([(event, 6)], 1e-9)["rdp"])
+
+
+def test_a_run_without_privacy_has_no_curve_of_epsilon():
+    assert epsilon_points(made_up_record("a", [], events=[NonPrivate(reason="no noise is added")])) == []

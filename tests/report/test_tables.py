@@ -1,0 +1,31 @@
+"""The cells of the tables, and how numbers are written."""
+
+import math
+
+import pytest
+
+from unheard.formatting import epsilon_text, in_points, small
+from unheard.report import tables
+
+
+def test_head_words_and_bands_hold_the_measures_own_numbers(compared):
+    heads = tables.head_words(compared.measured)
+    counts = compared.measured["private"]["head_words"]["50"]
+    (row,) = [row for row in heads.rows if row[0] == "50 · private"]
+    assert row[-1] == f"{sum(i * c for i, c in enumerate(counts)) / sum(counts):.2f}"
+    bands = tables.bands(compared.measured)
+    assert bands.rows[-1][0] == "not in the dictionary"
+    assert bands.columns[2:] == ["plain", "private"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "plain", "signed"),
+    [(0.00134, "0.13", "+0.13"), (-0.0002, "−0.02", "−0.02"), (-0.00001, "0.00", "0.00"), (None, "—", "—")],
+)
+def test_a_difference_in_points_has_a_true_minus_and_zero_no_sign(difference, plain, signed):
+    assert (in_points(difference), in_points(difference, signed=True)) == (plain, signed)
+
+
+def test_small_numbers_are_written_as_powers_of_ten():
+    assert [small(1e-9), small(2e-5), small(6.88e-4)] == ["10⁻⁹", "2 × 10⁻⁵", "6.9 × 10⁻⁴"]
+    assert [epsilon_text(e) for e in (1.0, 39.28, 108.2, 4321.0, math.inf)] == ["1.00", "39.3", "108", "4,321", "∞"]
