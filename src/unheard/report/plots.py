@@ -276,7 +276,7 @@ def accuracy_by_user(compared: Comparison) -> Plot:
     rows = [{"run": name, **m["users"]["accuracy_top1"]} for name, m in compared.measured.items()]
     legend = _measured_looks(compared)
     x: dict[str, Any] = {"type": "quantitative", "scale": share_scale([row[p] for row in rows for p in ("p5", "p95")])}
-    axis = _share_axis("AccuracyTop1 of one person")
+    axis = _share_axis("AccuracyTop1 of one user")
     shared = {
         "y": {"field": "run", "type": "nominal", "sort": [row["run"] for row in rows], "axis": None},
         "color": colour_encoding(legend),
@@ -294,7 +294,7 @@ def accuracy_by_user(compared: Comparison) -> Plot:
         "median of each run.",
         height=54 * len(rows),
     )
-    return Plot(name="accuracy-by-user", title="AccuracyTop1 by person", spec=spec, legend=legend)
+    return Plot(name="accuracy-by-user", title="AccuracyTop1 by user", spec=spec, legend=legend)
 
 
 def head_word_histograms(compared: Comparison) -> list[Plot]:
