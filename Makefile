@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo paper docs test lint types tests mutants chromium format install clean help constraints check-install dist
+.PHONY: demo paper private-run docs test lint types tests mutants chromium format install clean help constraints check-install dist
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,6 +23,12 @@ paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and o
 
 docs: $(VENV)/.installed-docs  ## Build the documentation site into build/site, in strict mode, without the network
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
+
+private-run: $(VENV)/.installed  ## The private run on 750,947 users: DATA=folder with reviews_81.jsonl.zst and blogs_1600.jsonl.zst (one GPU)
+	@test -n "$(DATA)" || { echo "Name the folder of the corpora: make private-run DATA=/path/to/corpora"; exit 2; }
+	$(BIN)/python -m reproduction.private_run prepare --data $(DATA) --work runs/private-run
+	$(BIN)/python -m reproduction.private_run all --work runs/private-run
+	$(BIN)/python -m reproduction.private_run collect --work runs/private-run --out runs/private-run/results
 
 test: lint types tests  ## Everything that CI checks
 
