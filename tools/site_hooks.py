@@ -462,7 +462,7 @@ def _outside_links(text: str, page: str, up: str) -> str:
 def source_page(path: str) -> str:
     """A page with the text of one file of the repository."""
     text = (ROOT / path).read_text()
-    head = "---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n"
+    head = "---\nsearch:\n  exclude: true\nhide:\n  - navigation\n  - toc\n---\n"
     if path.endswith(".md"):
         return head + re.sub(r"\]\((?!https?:|#)[^)]*\)", "](#)", text)
     from pygments import highlight
@@ -470,7 +470,7 @@ def source_page(path: str) -> str:
     from pygments.lexers import get_lexer_for_filename
 
     # Raw HTML, so that MkDocs sees the id of each line and checks the links to it.
-    code = highlight(text, get_lexer_for_filename(path), HtmlFormatter(linespans="line", cssclass="highlight"))
+    code = highlight(text, get_lexer_for_filename(path), HtmlFormatter(linespans="line", wrapcode=True))
     return f"{head}# `{path}`\n\n{code}\n"
 
 
@@ -482,6 +482,13 @@ GENERATED = {"commands.md": commands_page, "run-file.md": run_file_page, "api.md
 def rendered(page: str, markdown: str) -> str:
     """A page of docs/ as the site shows it, in Markdown."""
     return with_links(GENERATED.get(page, lambda text: text)(markdown), page)
+
+
+def on_config(config: Any) -> Any:
+    """Adds the page on extending the package to the navigation where it exists."""
+    if (ROOT / "docs" / "extending.md").exists() and "extending.md" not in str(config.nav):
+        next(entry for entry in config.nav if "How-to" in entry)["How-to"].append({"Extend it": "extending.md"})
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
