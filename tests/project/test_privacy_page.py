@@ -1,4 +1,7 @@
-"""Every claim of docs/privacy.md can be followed: the quoted line stands in its file, marked `# DP:`, and its tests exist."""
+"""Checks the references of docs/privacy.md: each quoted `# DP:` comment is in its file, and each named test exists.
+
+A reference is one line of the page: → `file.py` “quoted words of the comment” · `test_name`, `test_name`.
+"""
 
 import re
 from pathlib import Path
@@ -11,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 SRC = Path(unheard.__file__).parent
 PAGE = (ROOT / "docs" / "privacy.md").read_text()
 CLAIMS = re.findall(r"^→ `([\w/]+\.py)` “([^”]+)” · (.+)$", PAGE, re.MULTILINE)
-WRITTEN = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
 def dp_comments(path: Path) -> list[str]:
-    """Each `# DP:` comment of a file, its further lines joined to it."""
-    found, lines = [], path.read_text().splitlines()
+    """Return each `# DP:` comment of a file, with its continuation lines joined to it."""
+    comments, lines = [], path.read_text().splitlines()
     for i, line in enumerate(lines):
         if "# DP:" not in line:
             continue
@@ -25,23 +28,23 @@ def dp_comments(path: Path) -> list[str]:
             if not re.match(r"\s*# ", more) or "# DP:" in more:
                 break
             words.append(more.strip().removeprefix("#").strip())
-        found.append(" ".join(words))
-    return found
+        comments.append(" ".join(words))
+    return comments
 
 
-def test_the_page_has_claims():
+def test_the_page_has_references():
     assert len(CLAIMS) > 25
-    assert len(re.findall(r"^→", PAGE, re.MULTILINE)) == len(CLAIMS)  # each line with an arrow is whole
+    assert len(re.findall(r"^→", PAGE, re.MULTILINE)) == len(CLAIMS)  # no line with an arrow is malformed
 
 
 @pytest.mark.parametrize(("file", "sentence", "tests"), CLAIMS, ids=[f"{f}: {s[:40]}" for f, s, _ in CLAIMS])
-def test_the_line_that_makes_a_step_true_is_in_its_file_and_its_tests_exist(file, sentence, tests):
+def test_a_quoted_comment_is_in_its_file_and_its_tests_exist(file, sentence, tests):
     assert any(sentence in comment for comment in dp_comments(SRC / file)), f"{file} has no '# DP: ... {sentence} ...'"
     named = re.findall(r"`(test_\w+)`", tests)
     assert named
-    assert [name for name in named if f"def {name}(" not in WRITTEN] == []
+    assert [name for name in named if f"def {name}(" not in TESTS] == []
 
 
-def test_every_test_that_the_page_names_exists():
+def test_every_named_test_exists():
     named = set(re.findall(r"`(test_\w+)`", PAGE))
-    assert [name for name in named if f"def {name}(" not in WRITTEN] == []
+    assert [name for name in named if f"def {name}(" not in TESTS] == []

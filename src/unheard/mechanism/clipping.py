@@ -2,7 +2,7 @@
 
 In: how many users of a cohort were never clipped. Out: the next round's S, public. Where from: Andrew, Thakkar, McMahan and
 Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (2021). With a clip after every local step the final norm
-never exceeds S, so the bit that a user gives is "no local step of mine was clipped". The proof: docs/privacy.md, section 5a.
+never exceeds S, so the bit that a user gives is "no local step of mine was clipped". The proof: docs/privacy.md, section 7.
 How far one user may move the model: flat, per layer, or not at all.
 
 In: deltas [.., P]. Out: the same, with ||delta|| <= S. Where in the paper: FlatClip and PerLayerClip of Algorithm 1, equation 1.
