@@ -1,7 +1,22 @@
-"""Parts are their own configuration: a frozen dataclass is both the thing and the record of it that a run file keeps.
+"""Parts are their own configuration: a frozen dataclass is both the object and its record in a run file.
 
-In: tables as TOML gives them ({"kind": "flat", "norm": 15.0}). Out: checked parts (FlatClip(norm=15.0)), and back again.
-A key that no field answers to, or a value of the wrong type, is refused with the nearest right name.
+In: tables as TOML gives them, `{"kind": "flat", "norm": 15.0}`. Out: checked parts, `FlatClip(norm=15.0)`; and back
+again. Unknown keys and values of the wrong type raise an error that names the nearest right one, so that a misspelt
+option never leaves a default in force.
+
+    part_of_kind(kinds, table, where)       a part from a table, its class chosen by the table's `kind`
+    part_from_table(cls, table, where)      a part of a known class from a table
+    table_from_part(part, kinds)            the table of a part
+    require(condition, message)             for `__post_init__`: raises `InvalidValue`
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True, kw_only=True)
+... class Clip:
+...     norm: float
+>>> part_of_kind({"flat": Clip}, {"kind": "flat", "norm": 15}, "clip")
+Clip(norm=15.0)
+>>> table_from_part(Clip(norm=15.0), {"flat": Clip})
+{'kind': 'flat', 'norm': 15.0}
 """
 
 import dataclasses
@@ -16,11 +31,15 @@ from unheard.errors import InvalidValue, UnknownKey
 P = TypeVar("P")
 
 LARGEST_NUMBER = 1e15
-"""No setting needs a larger one, and every whole number up to here is exact as a float."""
+"""No setting needs a larger number, and every whole number up to here is exact as a float."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error sentence: the nearest known word if one is near, and in any case all of them."""
+    """Write the end of an error message: the nearest known word if one is similar, and the list of all known words.
+
+    >>> nearest("nois", ["noise", "clip"])
+    " Did you mean 'noise'? Known: clip, noise."
+    """
     known = sorted(known)
     if not known:
         return " It takes no keys."
@@ -30,7 +49,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:
-    """Build one part from its table; `where` is the table's name in the run file, for the error message."""
+    """Build a part of a known class from its table.
+
+    Args:
+        cls: A frozen dataclass.
+        table: Its fields; whole numbers may stand for floats, nothing else is converted. The key `kind` is ignored.
+        where: The name of the table in the run file, for error messages.
+
+    Raises:
+        UnknownKey: The class has no field of that name.
+        InvalidValue: A value has the wrong type or is out of range, or a field without a default is missing.
+    """
     if not isinstance(table, Mapping):
         raise InvalidValue(f"[{where}] must be a table of keys, not {table!r}.")
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # pyright: ignore[reportArgumentType]
@@ -51,12 +80,22 @@ def part_from_table(cls: type[P], table: Mapping[str, Any], where: str) -> P:
         raise InvalidValue(f"[{where}] lacks {', '.join(repr(m) for m in missing)}: add it to the run file.")
     try:
         return cls(**values)
-    except InvalidValue as refusal:
-        raise InvalidValue(f"[{where}] {refusal}") from None
+    except InvalidValue as error:
+        raise InvalidValue(f"[{where}] {error}") from None
 
 
 def part_of_kind(kinds: Mapping[str, type], table: Mapping[str, Any], where: str) -> Any:
-    """Build the part that the table's `kind` names."""
+    """Build the part whose class the table's `kind` names.
+
+    Args:
+        kinds: The registered classes by kind.
+        table: `kind` and the fields of the class.
+        where: The name of the table in the run file, for error messages.
+
+    Raises:
+        UnknownKey: No class is registered under the kind, or it has no field of some name.
+        InvalidValue: There is no `kind`, or a value is not allowed.
+    """
     if not isinstance(table, Mapping):
         raise InvalidValue(f"[{where}] must be a table of keys, not {table!r}.")
     kind = table.get("kind")
@@ -68,10 +107,24 @@ def part_of_kind(kinds: Mapping[str, type], table: Mapping[str, Any], where: str
 
 
 def table_from_part(part: Any, kinds: Mapping[str, type] | None = None) -> dict[str, Any]:
-    """The record of a part: its kind (if it has sisters) and every field that is not None."""
+    """Write a part as a table: its kind, and every field that is not None.
+
+    Args:
+        part: A part.
+        kinds: The registered classes by kind; None for a class that needs no kind.
+
+    Raises:
+        InvalidValue: The class of the part is not registered.
+    """
     table: dict[str, Any] = {}
     if kinds is not None:
-        table["kind"] = next(kind for kind, cls in kinds.items() if cls is type(part))
+        kind = next((kind for kind, cls in kinds.items() if cls is type(part)), None)
+        if kind is None:
+            raise InvalidValue(
+                f"{type(part).__name__} is not registered as a kind of part, so no run file can record it. "
+                f"Known kinds: {', '.join(sorted(kinds))}. Add it to the registry of its package."
+            )
+        table["kind"] = kind
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)
         if f.init and value is not None:
@@ -80,7 +133,10 @@ def table_from_part(part: Any, kinds: Mapping[str, type] | None = None) -> dict[
 
 
 def require_positive(**values: float | None) -> None:
-    """What most settings need: a number above 0, neither so small nor so large that arithmetic with it would fail."""
+    """Check that numbers are above 0, and neither so small nor so large that arithmetic with them would fail.
+
+    >>> require_positive(norm=15.0, rate=None)  # None is not checked
+    """
     for name, value in values.items():
         require(
             value is None or 1 / LARGEST_NUMBER <= value <= LARGEST_NUMBER,
@@ -89,33 +145,33 @@ def require_positive(**values: float | None) -> None:
 
 
 def require(condition: bool, message: str) -> None:
-    """What a part says in `__post_init__` about its own values."""
+    """Raise `InvalidValue` with the message unless the condition holds; parts call it in `__post_init__`."""
     if not condition:
         raise InvalidValue(message)
 
 
 def _checked(value: Any, hint: Any, name: str) -> Any:
-    """The value as its field's type, or a refusal: TOML integers may stand for floats, nothing else is converted."""
+    """Return the value as its field's type. TOML integers may stand for floats; nothing else is converted."""
     allowed = (
         typing.get_args(hint)
         if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
         else (hint,)
     )
-    for one in allowed:
-        origin = typing.get_origin(one) or one
+    for kind in allowed:
+        origin = typing.get_origin(kind) or kind
         if origin is typing.Literal:
-            if value in typing.get_args(one):
+            if value in typing.get_args(kind):
                 return value
         elif origin in (float, int) and isinstance(value, int | float) and not isinstance(value, bool):
             if abs(value) <= LARGEST_NUMBER and isinstance(value, origin | int):
                 return origin(value)
         elif origin is tuple and isinstance(value, list | tuple):
-            inner = (typing.get_args(one) or (Any,))[0]
+            inner = (typing.get_args(kind) or (Any,))[0]
             return tuple(
                 value if inner is Any else _checked(item, inner, f"{name}[{i}]") for i, item in enumerate(value)
             )
         elif origin is dict and isinstance(value, Mapping):
-            inner = (typing.get_args(one) or (str, Any))[1]
+            inner = (typing.get_args(kind) or (str, Any))[1]
             return {str(k): v if inner is Any else _checked(v, inner, f"{name}.{k}") for k, v in value.items()}
         elif (origin in (str, bool) and isinstance(value, origin)) or origin is Any:
             return value
@@ -132,9 +188,9 @@ def _in_words(allowed: tuple[Any, ...]) -> str:
         dict: "a table",
     }
     named = []
-    for one in allowed:
-        if typing.get_origin(one) is typing.Literal:
-            named.extend(repr(v) for v in typing.get_args(one))
-        elif one is not type(None):
-            named.append(words.get(typing.get_origin(one) or one, str(one)))
+    for kind in allowed:
+        if typing.get_origin(kind) is typing.Literal:
+            named.extend(repr(v) for v in typing.get_args(kind))
+        elif kind is not type(None):
+            named.append(words.get(typing.get_origin(kind) or kind, str(kind)))
     return " or ".join(named)

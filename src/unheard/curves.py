@@ -1,7 +1,7 @@
-"""Curves by round, smoothed as the paper plots them.
+"""Curves over rounds, smoothed as the paper plots them.
 
-Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothed over 5 evaluations (100 rounds)". A smoothed
-value is the mean of an evaluation and the four before it, so it does not depend on later evaluations.
+Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothed over 5 evaluations (100 rounds)". A
+smoothed value is the mean of an evaluation and the four before it, so it does not depend on later evaluations.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Getting numbers onto a device without waiting for it; and waiting for it, where a clock is read."""
+"""Copies between host memory and a torch device that do not make the host wait; and an explicit wait for timing."""
 
 import numpy as np
 import torch
@@ -6,24 +6,31 @@ from torch import Tensor
 
 
 def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """The same numbers on a device. On CUDA by way of page-locked memory, so that the copy queues behind the work that is under way
-    instead of waiting for it: the next chunk, or the next round, is prepared meanwhile."""
+    """Copy an array to a device.
+
+    On CUDA the copy goes through page-locked memory and is queued behind the work that is under way, so that the host
+    prepares the next chunk or the next round meanwhile.
+
+    Args:
+        numbers: Any shape and dtype that torch supports.
+        device: The target. On the CPU the tensor shares the array's memory if the array is contiguous.
+    """
     if device.type != "cuda":
         return torch.from_numpy(np.ascontiguousarray(numbers))
     dtype = torch.from_numpy(np.empty(0, dtype=numbers.dtype)).dtype
-    waiting = host_memory(numbers.shape, dtype, device)
-    # By this thread alone: torch's own pin_memory() shares the copy among all cores and waits for the slowest, which on a busy
-    # machine takes longer than the copy (docs/log.md, 2026-11-15).
-    np.copyto(waiting.numpy(), numbers)
-    return waiting.to(device, non_blocking=True)
+    pinned = host_memory(numbers.shape, dtype, device)
+    # numpy copies on this thread alone. torch's own pin_memory() shares the copy among all cores and waits for the
+    # slowest, which on a busy machine takes longer than the copy (docs/log.md, 2026-11-15).
+    np.copyto(pinned.numpy(), numbers)
+    return pinned.to(device, non_blocking=True)
 
 
 def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of this machine for numbers that the device is to have: page-locked for CUDA, which then fetches them by itself."""
+    """Allocate host memory for numbers that go to a device; for CUDA it is page-locked, so copies are asynchronous."""
     return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 def finish(device: torch.device) -> None:
-    """Return when the device has done all that it was given."""
+    """Wait until the device has completed all queued work; call it before a clock is read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

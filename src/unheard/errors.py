@@ -1,16 +1,16 @@
-"""Every exception that Unheard raises on purpose: each says what was asked, which rule it breaks, and what to do.
+"""The exceptions that Unheard raises. Each message says what was asked, which rule it breaks, and what to do.
 
     UnheardError
     |-- ConfigError            a run file, a part or a command-line value is not usable as given
-    |   |-- UnknownKey         a key or kind that nothing answers to; the message names the nearest right one
+    |   |-- UnknownKey         a key or kind that does not exist; the message names the nearest right one
     |   `-- InvalidValue       a value of the wrong type, or outside what the part allows
     |-- PrivacyError           the guarantee would not hold, or could not be shown to hold
-    |   |-- UnprovenCombination   parts that each work, but have no proof together: refused, never warned about
+    |   |-- UnprovenCombination   parts that each work, but have no proof together: always an error, never a warning
     |   |-- BudgetExceeded     the next round would cost more than the declared budget
     |   |-- LedgerError        a ledger that is edited, reordered, shortened or unreadable
-    |   `-- AccountingError    an accountant that cannot give a valid bound for what it was asked
+    |   `-- AccountingError    an accountant cannot give a valid bound for these events
     |-- CorpusError            text or a token store cannot be read or written
-    |   |-- CorpusMissing      nothing is where the corpus should be
+    |   |-- CorpusMissing      there is no corpus at the path
     |   |-- CorpusCorrupt      a store whose files do not agree with each other
     |   `-- InputError         raw input that cannot be used (no such column, not a known format, ...)
     |-- RunFolderError         a run folder cannot be used
@@ -18,88 +18,97 @@
     |   |-- RunFolderInUse     another process is training in it
     |   |-- RunFolderMissing   it holds no run
     |   `-- CheckpointCorrupt  a checkpoint or model file that does not read back as it was written
-    |-- RankError              one of several processes that train together is late, gone or in trouble; it is named
+    |-- RankError              one of several processes that train together is late, lost or has failed; it is named
     `-- ModelError             a model that does not fit its parameters, its vocabulary or the engine
 
-The command line prints the message and exits with status 2; a traceback is a bug.
+The command line prints the message and exits with status 2; a traceback is a bug. Catch `UnheardError` to handle them
+all:
+
+    from unheard.errors import BudgetExceeded
+
+    try:
+        for report in unheard.train(run, "runs/first"):
+            ...
+    except BudgetExceeded as error:
+        print(error)  # the model of the last completed round is in the run folder
 """
 
 
 class UnheardError(Exception):
-    """Anything that Unheard refuses or cannot do, with a message meant for a person."""
+    """The base class of all errors with a message that is meant for the user."""
 
 
 class ConfigError(UnheardError):
-    pass
+    """A run file, a part or a command-line value is not usable as given."""
 
 
 class UnknownKey(ConfigError):
-    pass
+    """A key or kind that does not exist; the message names the nearest right one."""
 
 
 class InvalidValue(ConfigError):
-    pass
+    """A value of the wrong type, or outside what the part allows."""
 
 
 class PrivacyError(UnheardError):
-    pass
+    """The guarantee would not hold, or could not be shown to hold."""
 
 
 class UnprovenCombination(PrivacyError):
-    pass
+    """Parts that each work, but whose combination has no proof of privacy."""
 
 
 class BudgetExceeded(PrivacyError):
-    pass
+    """The next round would cost more than the declared budget. Nothing of that round was drawn or charged."""
 
 
 class LedgerError(PrivacyError):
-    pass
+    """A ledger is edited, reordered, shortened, unreadable, or cannot be written."""
 
 
 class AccountingError(PrivacyError):
-    pass
+    """An accountant cannot give a valid bound for these events."""
 
 
 class CorpusError(UnheardError):
-    pass
+    """Text or a token store cannot be read or written."""
 
 
 class CorpusMissing(CorpusError):
-    pass
+    """There is no corpus at the path."""
 
 
 class CorpusCorrupt(CorpusError):
-    pass
+    """The files of a token store do not agree with each other."""
 
 
 class InputError(CorpusError):
-    pass
+    """Raw input that cannot be used: no such column, an unknown format, a torn file."""
 
 
 class RunFolderError(UnheardError):
-    pass
+    """A run folder cannot be used."""
 
 
 class RunFolderExists(RunFolderError):
-    pass
+    """The folder for a new run already holds something."""
 
 
 class RunFolderInUse(RunFolderError):
-    pass
+    """Another process is training in the run folder."""
 
 
 class RunFolderMissing(RunFolderError):
-    pass
+    """The folder holds no run, or its run lacks a file that it cannot do without."""
 
 
 class CheckpointCorrupt(RunFolderError):
-    pass
+    """A checkpoint or model file does not read back as it was written."""
 
 
 class RankError(UnheardError):
-    pass
+    """One of several processes that train together is late, lost or has failed; the message names it."""
 
 
 class ModelError(UnheardError):
-    pass
+    """A model does not fit its parameters, its vocabulary or the engine."""

@@ -1,13 +1,21 @@
-"""Layout: a model's named tensors and the one flat vector that the mechanism sees, each a view of the other.
+"""`Layout`: the correspondence between a model's named tensors and the one flat vector that the mechanism sees.
 
-The legend of shape letters, used as suffixes of tensor names throughout:
+Models compute with named tensors; clipping, averaging and noise work on one vector of all parameters. A layout
+translates in both directions without copying where it can. A "layer" is the paper's "parameter vector" (section 2,
+per-layer clipping): one named tensor.
+
+>>> layout = Layout((("embedding", (3, 2)), ("bias", (2,))))
+>>> layout.total, layout.slices["bias"]
+(8, slice(6, 8, None))
+>>> {name: tuple(tensor.shape) for name, tensor in layout.split(torch.zeros(8)).items()}
+{'embedding': (3, 2), 'bias': (2,)}
+
+Shape letters, used as suffixes of tensor names in the whole package:
 
     U  users in a chunk          B  sequences in a local batch      V  rows of the vocabulary
     P  parameters, all layers    T  tokens in an unroll             D  embedding size
     M  layers (named vectors)    K  windows (unrolls) of one user   H  hidden size
     S  local steps of one user   F  features about a user
-
-A "layer" is the paper's "parameter vector" (section 2, per-layer clipping): one named tensor.
 """
 
 import itertools
@@ -24,34 +32,48 @@ from unheard.errors import ModelError
 
 @dataclass(frozen=True)
 class Layout:
-    """The names and shapes of a model's tensors, in order."""
+    """The names and shapes of a model's tensors, in the order in which they lie in the flat vector.
+
+    Args:
+        shapes: Pairs of a name and a shape. `Layout.of(tensors)` takes them from tensors.
+    """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+        """The layout of these tensors, in their order."""
         return cls(tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items()))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """The names of the layers, in order."""
         return tuple(name for name, _ in self.shapes)
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each layer lies in the flat vector."""
+        """The part of the flat vector that each layer takes, by name."""
         sizes = [math.prod(shape) for _, shape in self.shapes]
         ends = list(itertools.accumulate(sizes))
         return {name: slice(end - size, end) for (name, _), size, end in zip(self.shapes, sizes, ends, strict=True)}
 
     @cached_property
     def total(self) -> int:
+        """The number of parameters of all layers."""
         return sum(math.prod(shape) for _, shape in self.shapes)
 
     def __len__(self) -> int:
         return len(self.shapes)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Named views of a flat vector [P], or of a stack of them [U, P]."""
+        """Split a flat vector into named tensors, which are views of it.
+
+        Args:
+            flat: A vector [P], or one per user [U, P]; the tensors then have the dimension U first.
+
+        Raises:
+            ModelError: The vector does not have as many numbers as the model has parameters.
+        """
         if flat.shape[-1] != self.total:
             raise ModelError(f"A vector of {flat.shape[-1]} numbers does not fit a model of {self.total} parameters.")
         lead = flat.shape[:-1]
@@ -63,7 +85,11 @@ class Layout:
         }
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector of named tensors, which must be exactly this layout's."""
+        """Join named tensors into one flat vector [P], a copy.
+
+        Raises:
+            ModelError: The names or shapes are not exactly this layout's.
+        """
         if list(tensors) != list(self.names) and set(tensors) != set(self.names):
             raise ModelError(f"Tensors {sorted(tensors)} are not this model's: {sorted(self.names)}.")
         for name, shape in self.shapes:

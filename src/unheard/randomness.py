@@ -1,8 +1,18 @@
-"""Who may draw: secure streams keyed by the operating system, and named reproducible ones for experiments.
+"""Random generators: secure ones keyed by the operating system, and reproducible ones keyed by a seed for experiments.
 
-In: nothing (secure), or a seed (reproducible). Out: a numpy Generator for each purpose and attempt, never used twice.
-The generator is AES-128 in counter mode (randomgen's AESCounter); its output is checked against the `cryptography` package by
-test. `torch.manual_seed` and numpy's global state move nothing here.
+In: nothing (secure) or a seed (reproducible). Out: a numpy `Generator` for each purpose and attempt, never used twice.
+The generator is AES-128 in counter mode (randomgen's `AESCounter`; NIST SP 800-90A describes the construction). A test
+compares its output with the `cryptography` package. `torch.manual_seed` and numpy's global state have no effect here.
+
+The privacy argument needs from this module that noise is unpredictable and that no two draws share noise
+(docs/privacy.md, "noise"). On why a simulation-grade generator is not enough: Garfinkel and Leclerc, "Randomness
+Concerns When Deploying Differential Privacy" (2020).
+
+>>> streams = ReproducibleStreams(seed=1)
+>>> streams.noise(attempt=0).standard_normal() == streams.noise(attempt=0).standard_normal()
+True
+>>> streams.noise(attempt=0).standard_normal() == streams.noise(attempt=1).standard_normal()
+False
 """
 
 import hashlib
@@ -17,12 +27,17 @@ GENERATOR = "AES-128 in counter mode (randomgen.AESCounter)"
 
 
 def secure_generator() -> np.random.Generator:
-    """A generator whose 128-bit key comes from the operating system and is kept nowhere else."""
+    """Make a generator whose 128-bit key comes from the operating system and is kept nowhere else."""
     return _generator(os.urandom(16))
 
 
 def reproducible_generator(seed: int, *labels: str | int) -> np.random.Generator:
-    """The same generator keyed by a hash of the seed and the labels: different labels, independent streams."""
+    """Make a generator whose key is a hash of a seed and labels.
+
+    Args:
+        seed: The seed of the run.
+        labels: What the generator is for. Different labels give independent streams.
+    """
     text = "\x1f".join([str(int(seed)), *(str(label) for label in labels)])
     return _generator(hashlib.sha256(text.encode()).digest()[:16])
 
@@ -33,22 +48,35 @@ def _generator(key: bytes) -> np.random.Generator:
 
 
 class Streams(Protocol):
-    """What a round may ask for. `attempt` counts rounds ever started in the run, so a round done again draws anew."""
+    """The generators of a run, one per purpose and attempt.
 
-    def sampling(self, attempt: int) -> np.random.Generator: ...
+    `attempt` counts the rounds ever started in the run, so a round that is repeated after a crash draws anew.
+    """
 
-    def batches(self, attempt: int) -> np.random.Generator: ...
+    def sampling(self, attempt: int) -> np.random.Generator:
+        """The generator that draws the cohort."""
+        ...
 
-    def noise(self, attempt: int) -> np.random.Generator: ...
+    def batches(self, attempt: int) -> np.random.Generator:
+        """The generator that shuffles each user's local batches."""
+        ...
 
-    def count(self, attempt: int) -> np.random.Generator: ...
+    def noise(self, attempt: int) -> np.random.Generator:
+        """The generator of the noise on the average."""
+        ...
 
-    def describe(self) -> dict[str, str]: ...
+    def count(self, attempt: int) -> np.random.Generator:
+        """The generator of the noise on the count of clipped updates (adaptive clipping)."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """The mode and the generator, as the statement prints them."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecureStreams:
-    """A fresh key for every request: nothing can be replayed, not even by whoever ran it."""
+    """A fresh key for every request: nothing can be replayed, not even by the person who ran it."""
 
     def sampling(self, attempt: int) -> np.random.Generator:
         return secure_generator()
@@ -68,7 +96,13 @@ class SecureStreams:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproducibleStreams:
-    """The same run again from the same seed. Whoever knows the seed can subtract the noise: no guarantee against them."""
+    """The same streams from the same seed, for experiments.
+
+    Anyone who knows the seed can subtract the noise, so there is no guarantee against them; the statement says so.
+
+    Args:
+        seed: Not shown by `repr`.
+    """
 
     seed: int = field(repr=False)
 

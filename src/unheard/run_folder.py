@@ -1,12 +1,19 @@
-"""What a run folder holds: the contract between training and everything after it.
+"""The run folder: the files that training writes and that every later command reads.
 
-    run.toml            the configuration, complete          ledger.jsonl      what each round cost, hash-chained
-    metrics.jsonl       held-out evaluations by round        statement.json    the privacy statement, as of the last save
+    run.toml            the configuration, complete          ledger.jsonl      the charge of each round, hash-chained
+    metrics.jsonl       held-out evaluations by round        statement.json    the privacy statement of the last save
     model.safetensors   the newest released model            vocabulary.txt    its words
     tokens.json         how text was split into tokens       checkpoints/      states to resume from
     measures.json       the newest model's full measures     tensorboard/      the evaluations again, as event files
 
-Every whole file is replaced in one step (write beside, fsync, rename), so a crash leaves the old one or the new one.
+`RunFolder` gives the paths and the operations that keep the folder consistent. All files are written through
+`storage.py`: a whole file is replaced atomically, so a crash leaves the old or the new content.
+
+    folder = RunFolder.begin("runs/first")      # a hidden folder next to its final path
+    ...                                         # write run.toml, the ledger, the first checkpoint
+    folder = folder.settle("runs/first")        # now the run exists
+    with folder.locked():
+        folder.append_metrics({"round": 20, "accuracy": 0.13})
 """
 
 import contextlib
@@ -26,73 +33,97 @@ MEASURES_FORMAT = 1
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of one run, and the few operations that keep them whole."""
+    """The paths of one run, and the operations that keep them consistent.
+
+    Args:
+        path: The folder. `RunFolder.open(path)` also checks that it holds a run.
+    """
 
     path: Path
 
     @property
     def run_file(self) -> Path:
+        """The configuration of the run, complete."""
         return self.path / "run.toml"
 
     @property
     def ledger(self) -> Path:
+        """The ledger of the run: `privacy.ledger.Ledger`."""
         return self.path / "ledger.jsonl"
 
     @property
     def metrics(self) -> Path:
+        """Held-out evaluations, one JSON line each."""
         return self.path / "metrics.jsonl"
 
     @property
     def statement(self) -> Path:
+        """The privacy statement as of the last save."""
         return self.path / "statement.json"
 
     @property
     def model(self) -> Path:
+        """The newest released model."""
         return self.path / "model.safetensors"
 
     @property
     def vocabulary(self) -> Path:
+        """The words of the model."""
         return self.path / "vocabulary.txt"
 
     @property
     def tokens(self) -> Path:
+        """How text was split into tokens."""
         return self.path / "tokens.json"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of states to resume from."""
         return self.path / "checkpoints"
 
     @property
     def saved_round(self) -> int:
-        """How far its newest checkpoint is; a checkpoint is named by its round."""
+        """The round of the newest checkpoint; 0 if there is none. A checkpoint is named by its round."""
         names = sorted(path.stem for path in self.checkpoints.glob("round-*.safetensors"))
         return int(names[-1].removeprefix("round-")) if names else 0
 
     @property
     def measures(self) -> Path:
+        """The full measures of the newest model."""
         return self.path / "measures.json"
 
     @property
     def tensorboard(self) -> Path:
+        """The folder of TensorBoard event files."""
         return self.path / "tensorboard"
 
     @classmethod
     def begin(cls, path: str | Path) -> "RunFolder":
-        """A new folder beside its place, to be filled and then moved there by `settle`: a half-made run is never a run."""
-        place = Path(path).resolve()
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        """Create a hidden folder next to `path`, to be filled and then moved to `path` by `settle`.
+
+        A run whose creation was interrupted therefore never looks like a run.
+
+        Raises:
+            RunFolderExists: Something is at `path` already.
+        """
+        target = Path(path).resolve()
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunFolderExists(
                 f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else name another folder."
             )
-        beside = storage.new_folder_beside(place)
-        (beside / "checkpoints").mkdir()
-        return cls(beside)
+        staged = storage.new_folder_beside(target)
+        (staged / "checkpoints").mkdir()
+        return cls(staged)
 
     def settle(self, path: str | Path) -> "RunFolder":
-        """Move a filled folder to its place, in one step; another run that got there first stays."""
-        place = Path(path).resolve()
+        """Move the filled folder to `path` in one step.
+
+        Raises:
+            RunFolderExists: Another run was created at `path` meanwhile. That run stays; this folder is deleted.
+        """
+        target = Path(path).resolve()
         try:
-            storage.move_into_place(self.path, place)
+            storage.move_into_place(self.path, target)
         except OSError as error:
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunFolderExists(f"{path} cannot be made here ({error.strerror}): choose another --out.") from None
@@ -100,6 +131,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
+        """Open the folder of an existing run.
+
+        Raises:
+            RunFolderMissing: It has no run file, or it has lost its ledger.
+        """
         folder = cls(Path(path))
         if not folder.run_file.exists():
             raise RunFolderMissing(f"{path} is not a run folder: it has no run.toml. Make one with `unheard train`.")
@@ -111,7 +147,11 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process trains in a folder at a time. The lock is the operating system's: it dies with its process."""
+        """Hold the lock of the folder: one process trains in it at a time. The lock ends with its process.
+
+        Raises:
+            RunFolderInUse: Another process holds the lock.
+        """
         # DP: two trainers on one folder would release models that the other's ledger position does not cover.
         with contextlib.ExitStack() as stack:
             try:
@@ -123,7 +163,7 @@ class RunFolder:
             yield
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Evaluations by round; of a round that was done again, the latest."""
+        """Read the evaluations by round; for a round that was repeated, the latest. Torn lines are skipped."""
         by_round: dict[int, dict[str, Any]] = {}
         if self.metrics.exists():
             for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -135,14 +175,14 @@ class RunFolder:
         return [by_round[r] for r in sorted(by_round)]
 
     def model_digest(self) -> str:
-        """Names the released model, so that what was measured of an older one is not shown for a newer."""
+        """Return the SHA-256 of the released model, which tells whether measures belong to it or to an older model."""
         try:
             return hashlib.sha256(self.model.read_bytes()).hexdigest()
         except OSError as error:
             raise RunFolderMissing(f"{self.model} cannot be read: {error.strerror}.") from None
 
     def read_measures(self) -> dict[str, Any] | None:
-        """The full measures of the newest model; None if it was not measured yet."""
+        """Read the full measures of the newest model; None if it was not measured yet."""
         try:
             content = json.loads(self.measures.read_text(encoding="utf-8"))
             is_current = content["model_sha256"] == self.model_digest() and content["format"] == MEASURES_FORMAT

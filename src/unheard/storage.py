@@ -1,8 +1,9 @@
 """Durable files: every file that must survive a crash is written by this module.
 
 Each function leaves the old content or the new content, never a mixture, and returns only after the bytes are on disk
-(fsync of the file, and of its folder where a name was added). Functions raise `OSError` as the operating system reports it,
-or `FileInUse` if another process holds a lock; callers turn both into errors that name the cure.
+(fsync of the file, and of its folder where a name was added). Only "charge before release" (docs/privacy.md) depends on
+this for the guarantee; everywhere else it keeps a crash from losing work. Functions raise `OSError` as the operating
+system reports it, or `FileInUse` if another process holds a lock; callers turn both into errors that name the cure.
 
     replace_file(path, content)                 atomic replace of a whole file
     create_file(path, content)                  a new file for its owner alone; fails if the path exists
@@ -83,9 +84,8 @@ def append(path: Path, content: bytes, *, expected_size: int) -> None:
     """Append bytes in one write and sync them.
 
     Args:
-        path: An existing file.
-        content: What to append.
-        expected_size: The file's size as the caller knows it. A file of another size was written by another process; it is
+        path: An existing file. content: What to append. expected_size: The file's size as the caller knows it. A file
+        of another size was written by another process; it is
             left unchanged and `OSError` (EBUSY) is raised.
     """
     _write_and_sync(os.open(path, os.O_WRONLY | os.O_APPEND), content, expected_size)
@@ -109,7 +109,13 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def truncate(path: Path, size: int, *, expected_size: int) -> None:
-    """Cut a file to `size` bytes and sync it; `expected_size` as in `append`."""
+    """Cut a file to `size` bytes and sync it.
+
+    Args:
+        path: An existing file.
+        size: The size to keep.
+        expected_size: As in `append`: a file of another size is left unchanged and `OSError` (EBUSY) is raised.
+    """
     descriptor = os.open(path, os.O_WRONLY)
     try:
         _check_size(descriptor, expected_size)
@@ -145,8 +151,17 @@ def locked(path: Path, *, wait: float = 0.0) -> Iterator[None]:
 def staged_folder(out: Path) -> Iterator[Path]:
     """Fill a new folder beside `out`, and move it to `out` in one step when the block ends without an error.
 
-    `out` may be missing or an empty folder. If the block raises, or `out` was filled by another process meanwhile, the
-    staged folder is deleted and `out` is unchanged. Only the owner may enter the staged folder.
+    If the block raises, or `out` was filled by another process meanwhile, the staged folder is deleted and `out` is
+    unchanged. Only the owner may enter the staged folder.
+
+        with staged_folder(Path("exports/model")) as folder:
+            (folder / "config.json").write_text("{}")
+
+    Args:
+        out: The final path: missing, or an empty folder. Its parents are created.
+
+    Raises:
+        OSError: `out` holds something, or cannot be written.
     """
     folder = new_folder_beside(out)
     try:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unheard.errors import BudgetExceeded, InvalidValue
-from unheard.privacy.accountants import Budget, RunningEpsilon, epsilon
+from unheard.privacy.accountants import epsilon
+from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1)

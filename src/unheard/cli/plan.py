@@ -138,10 +138,10 @@ def plan(
     """What a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical: no run has happened."""
     from unheard.config import nearest
     from unheard.errors import InvalidValue
+    from unheard.privacy.accountants import ACCOUNTANTS
     from unheard.privacy.planner import CostEstimate, default_delta
 
-    if accountant not in ("best", "pld", "rdp", "moments"):
-        known = ("best", "pld", "rdp", "moments")
+    if accountant not in (known := ("best", *ACCOUNTANTS)):
         raise InvalidValue(f"Unknown accountant '{accountant}'.{nearest(accountant, known)}")
     if users < 1:
         raise InvalidValue(f"--users must be 1 or more, not {users}.")
@@ -195,11 +195,11 @@ def _show(plan: Any, accountant: str, json: bool, solution: Any, machines: tuple
 def _print_json(plan: Any, accountant: str, solution: Any, costs: Any, efficiency: float) -> None:
     from json import dumps
 
-    from unheard.privacy.accountants import versions
+    from unheard.privacy.accountants import CLAIMED, versions
     from unheard.privacy.statement import plain
 
     found = plan.epsilons()
-    claimed = min(("pld", "rdp"), key=lambda name: found[name])
+    claimed = min(CLAIMED, key=lambda name: found[name])
     record = {
         "hypothetical": True,
         "users": plan.population,
@@ -228,6 +228,8 @@ def _print_table(plan: Any, solution: Any, costs: Any, efficiency: float) -> Non
     from rich.console import Console
     from rich.table import Table
 
+    from unheard.privacy.accountants import ACCOUNTANTS
+
     console = Console(highlight=False)
     if solution is not None:
         console.print(_answer(plan, solution))
@@ -236,14 +238,14 @@ def _print_table(plan: Any, solution: Any, costs: Any, efficiency: float) -> Non
         f"{plan.population:,} users, {plan.users_per_round:,g} expected a round, "
         f"noise multiplier {plan.noise_multiplier:g}; add or remove one user."
     )
-    table = Table("rounds", "moments (the paper's)", "RDP", "PLD")
+    table = Table("rounds", *(accountant.title for accountant in ACCOUNTANTS.values()))
     for column in table.columns:
         column.justify = "right"
     powers = [10**i for i in range(len(str(plan.rounds))) if 10**i < plan.rounds]
     found = {}
     for rounds in [*powers, plan.rounds]:
         found = plan.epsilons(rounds)
-        table.add_row(f"{rounds:,}", *(f"{found[name]:.4g}" for name in ("moments", "rdp", "pld")))
+        table.add_row(f"{rounds:,}", *(f"{found[name]:.4g}" for name in ACCOUNTANTS))
     console.print(table)
     console.print("All three are upper bounds. A run claims the smaller of PLD and RDP.")
     if math.isinf(found["pld"]) and not math.isinf(found["rdp"]):

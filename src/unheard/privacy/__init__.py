@@ -1,1 +1,22 @@
-"""Events in, epsilon out. Nothing here imports torch: an auditor runs it on a laptop."""
+"""Privacy accounting: events in, epsilon out.
+
+Nothing in this package imports torch, so an auditor can run it on a laptop. The modules follow the privacy argument
+(docs/privacy.md) from what happened to what may be claimed:
+
+    events              what one round, or one other release, does to the users' data (q and z)
+    hash_chain          the append-only file of sealed lines under both ledgers
+    ledger              what one run was charged, written before anything of a round exists
+    population_ledger   what all runs on the same users were charged; the budget over all of them
+    moments, rdp, pld   three accountants: the cost of events
+    accountants         the registry of accountants; epsilon at delta, delta at epsilon, the bound that a run claims
+    budget              epsilon while training, and the stop before the round that would exceed the budget
+    planner             what a run would cost, and which z, cohort or number of rounds meets a target
+    statement           what may be claimed about a run, as data; statement_text renders it as text
+    population_statement   the same about all runs on a population
+
+>>> from unheard.privacy.accountants import epsilon
+>>> from unheard.privacy.events import PoissonGaussian
+>>> one_round = PoissonGaussian(sampling_prob=5000 / 763_430, noise_multiplier=1.0)
+>>> round(epsilon([(one_round, 5000)], delta=1e-9, accountant="moments"), 3)  # the paper, Table 1
+4.634
+"""

@@ -1,8 +1,23 @@
-"""Events in, epsilon out, by three accountants: moments (the paper's), rdp and pld.
+"""The accountants: from the events of a ledger to epsilon at delta, delta at epsilon, and the bound that a run claims.
 
-In: events (or pairs of an event and how often it happened) and a delta, or an epsilon. Out: the other of the two, an
-upper bound under add-or-remove-one-user adjacency. `moments` is there to compare with the paper; what a run claims is
-the smaller of pld and rdp, named. Paper: Theorem 1, Table 1.
+In: events, or pairs of an event and how often it happened, and a delta (or an epsilon). Out: the other of the two, an
+upper bound under add-or-remove-one-user adjacency (paper: Definition 1 and Theorem 1; Table 1 for `moments`).
+
+    epsilon(events, delta, accountant)      by one accountant
+    epsilons(events, delta)                 by each accountant
+    best_epsilon(events, delta)             the bound that a run claims: the smaller of pld and rdp, named
+    delta_at(events, epsilon, accountant)   the delta at an epsilon
+    replace_one_epsilon(events, delta)      the bound if one user is replaced, not added or removed
+
+`ACCOUNTANTS` is the registry. To add an accountant, write a module with its functions of counted events and add one
+`Accountant` record here; commands, statements, plans and budgets read the registry.
+
+>>> from unheard.privacy.events import PoissonGaussian
+>>> rounds = (PoissonGaussian(sampling_prob=5000 / 763_430, noise_multiplier=1.0), 5000)
+>>> {name: round(value, 3) for name, value in epsilons([rounds], delta=1e-9).items()}
+{'moments': 4.634, 'rdp': 4.183, 'pld': 3.899}
+>>> best_epsilon([rounds], delta=1e-9).accountant
+'pld'
 """
 
 import math
@@ -13,77 +28,169 @@ from typing import TypeAlias
 
 from unheard.config import nearest, require
 from unheard.errors import InvalidValue
-from unheard.privacy.budget import Budget, RunningEpsilon
-from unheard.privacy.events import Event, FailureProbability, Gaussian
+from unheard.privacy.events import Counts, Event, FailureProbability, Gaussian
+from unheard.privacy.moments import MOMENTS_COST
 from unheard.privacy.pld import pld_delta, pld_epsilon
-from unheard.privacy.rdp import CURVES, Counts
+from unheard.privacy.rdp import RDP_COST, AdditiveCost
 
-ACCOUNTANTS = ("moments", "rdp", "pld")
-CLAIMED = ("pld", "rdp")  # of these the smaller is claimed
 Events: TypeAlias = Iterable[Event | tuple[Event, int]]
+"""Events, or pairs of an event and how often it happened."""
 
-__all__ = ["ACCOUNTANTS", "Bound", "Budget", "Events", "RunningEpsilon", "best_epsilon", "collapse", "delta_at"]
-__all__ += ["epsilon", "epsilons", "replace_one_epsilon", "versions"]
+
+@dataclass(frozen=True, kw_only=True)
+class Accountant:
+    """One way to bound the privacy loss of counted events.
+
+    Attributes:
+        name: Its name in run files, commands and statements.
+        title: The heading of its column in a table.
+        description: What it computes, how exact it is, and where it comes from.
+        epsilon: The epsilon at delta of counted events; infinity where it has no bound.
+        delta: The delta at epsilon of counted events.
+        additive: The cost per event, if costs add up. Only such an accountant can be asked before every round.
+        is_claimed: Whether a run may claim its bound. A run claims the smallest of these.
+        note: What a printed statement adds to its epsilon.
+    """
+
+    name: str
+    title: str
+    description: str
+    epsilon: Callable[[Counts, float], float]
+    delta: Callable[[Counts, float], float]
+    additive: AdditiveCost | None = None
+    is_claimed: bool = False
+    note: str = ""
+
+
+ACCOUNTANTS = {
+    accountant.name: accountant
+    for accountant in (
+        Accountant(
+            name="moments",
+            title="moments (the paper's)",
+            description="The moments accountant with the integer moments 1 to 32 (Abadi et al. 2016). It gives the epsilons "
+            "that the paper prints, and is there to compare with the paper.",
+            epsilon=MOMENTS_COST.epsilon_of,
+            delta=MOMENTS_COST.delta_of,
+            additive=MOMENTS_COST,
+            note="the paper's, for comparison",
+        ),
+        Accountant(
+            name="rdp",
+            title="RDP",
+            description="Rényi differential privacy of the sampled Gaussian mechanism (Mironov, Talwar and Zhang 2019), by "
+            "dp-accounting. Quick, and valid for every kind of event.",
+            epsilon=RDP_COST.epsilon_of,
+            delta=RDP_COST.delta_of,
+            additive=RDP_COST,
+            is_claimed=True,
+        ),
+        Accountant(
+            name="pld",
+            title="PLD",
+            description="Numerical composition of privacy loss distributions (Koskela, Jälkö and Honkela 2020), by "
+            "dp-accounting. The tightest of the three; takes seconds; no bound for selections or above 10^7 rounds.",
+            epsilon=pld_epsilon,
+            delta=pld_delta,
+            is_claimed=True,
+        ),
+    )
+}
+
+CLAIMED = tuple(name for name in reversed(ACCOUNTANTS) if ACCOUNTANTS[name].is_claimed)
+"""The accountants of which a run claims the smallest bound; of equal bounds the first one here is named."""
+
+CLAIM_RULE = f"the smaller of {' and '.join(CLAIMED)}"
+
+RUNNING_ACCOUNTANT = "rdp"
+"""The accountant of epsilons that are computed after every round: budgets and curves over rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """An epsilon, and by what it was shown."""
+    """An epsilon and the accountant that shows it.
+
+    Attributes:
+        epsilon: The bound; infinity if there is none.
+        accountant: The name of the accountant, in words where more was needed (`replace_one_epsilon`).
+    """
 
     epsilon: float
     accountant: str
 
 
 def epsilon(events: Events, delta: float, accountant: str) -> float:
-    """The epsilon that holds at delta: 0.0 for no events, infinity where nothing was hidden."""
-    _check(delta, accountant)
-    return _epsilon(*collapse(events), delta, accountant)
+    """Compute the epsilon that holds at delta, by one accountant.
+
+    Args:
+        events: What happened.
+        delta: Between 0 and 1.
+        accountant: A key of `ACCOUNTANTS`.
+
+    Returns:
+        An upper bound: 0.0 for no events, infinity where something was released without noise.
+
+    Raises:
+        InvalidValue: The delta is not between 0 and 1, or there is no such accountant.
+    """
+    _check_delta(delta)
+    return _epsilon(*collapse(events), delta, find_accountant(accountant))
 
 
 def delta_at(events: Events, epsilon: float, accountant: str) -> float:
-    """The delta that holds at epsilon."""
-    _check(0.5, accountant)
+    """Compute the delta that holds at epsilon, by one accountant; the arguments are as for `epsilon`."""
     require(0 <= epsilon < math.inf, f"epsilon must be a number from 0 up, not {epsilon}.")
-    return _delta(*collapse(events), epsilon, accountant)
+    return _delta(*collapse(events), epsilon, find_accountant(accountant))
 
 
 def epsilons(events: Events, delta: float) -> dict[str, float]:
-    """Epsilon by each accountant."""
-    _check(delta, "rdp")
+    """Compute epsilon at delta by each accountant, in the order of the registry."""
+    _check_delta(delta)
     counts, failure = collapse(events)
-    return {accountant: _epsilon(counts, failure, delta, accountant) for accountant in ACCOUNTANTS}
+    return {name: _epsilon(counts, failure, delta, accountant) for name, accountant in ACCOUNTANTS.items()}
 
 
 def best_epsilon(events: Events, delta: float) -> Bound:
-    """The smaller of the two modern bounds, both valid, and which one it is."""
-    _check(delta, "rdp")
+    """Compute the bound that a run claims: the smaller of pld's and rdp's, both valid, and which one it is.
+
+    The choice depends on the events alone, which are public, so choosing the smaller bound costs nothing.
+    """
+    _check_delta(delta)
     counts, failure = collapse(events)
-    return _smaller(lambda accountant: _epsilon(counts, failure, delta, accountant))
+    return _smallest(lambda accountant: _epsilon(counts, failure, delta, accountant))
 
 
 def replace_one_epsilon(events: Events, delta: float) -> Bound:
-    """Epsilon when one user's data is replaced by another's, not added or removed; the Bound says how it was found.
+    """Compute epsilon for the case that one user's data is replaced by another's, instead of added or removed.
 
     Where everybody always takes part, two vectors lie up to twice the sensitivity apart, which is half the z. For
     sampled rounds dp-accounting's PLD takes two opposite vectors as the worst case; we know of no proof of that in many
     dimensions, and take the group of two instead: to replace is to remove one user and to add one, and a guarantee of
-    (epsilon, delta) for one user is one of (2 epsilon, (1 + e^epsilon) delta) for two. A failure probability counts
-    twice either way: once for each of the two users.
+    (epsilon, delta) for one user is one of (2 epsilon, (1 + e^epsilon) delta) for two (group privacy). A
+    failure probability counts twice either way: once for each of the two users.
+
+    Returns:
+        The bound; its `accountant` says which of the two arguments was used.
     """
-    _check(delta, "rdp")
+    _check_delta(delta)
     counts, failure = collapse(events)
     if all(isinstance(event, Gaussian) for event, _ in counts):
         halved = tuple(
             (Gaussian(noise_multiplier=e.noise_multiplier / 2), n) for e, n in counts if isinstance(e, Gaussian)
         )
-        bound = _smaller(lambda accountant: _epsilon(halved, 2 * failure, delta, accountant))
+        bound = _smallest(lambda accountant: _epsilon(halved, 2 * failure, delta, accountant))
         return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} at twice the sensitivity")
-    bound = _smaller(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant))
+    bound = _smallest(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant))
     return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} for a group of two")
 
 
 def collapse(events: Events) -> tuple[Counts, float]:
-    """Equal events counted, in an order that does not depend on theirs; and the sum of the failure probabilities."""
+    """Count equal events, and sum the failure probabilities.
+
+    Returns:
+        The counted events in an order that does not depend on the order of the input, without failure probabilities;
+        and the sum of the failure probabilities.
+    """
     counted: dict[Event, int] = {}
     for item in events:
         event, count = item if isinstance(item, tuple) else (item, 1)
@@ -95,34 +202,31 @@ def collapse(events: Events) -> tuple[Counts, float]:
     return tuple(sorted(kept, key=repr)), failure
 
 
+def find_accountant(name: str) -> Accountant:
+    """Look up an accountant; raises `InvalidValue` with the nearest known name."""
+    if name not in ACCOUNTANTS:
+        raise InvalidValue(f"Unknown accountant '{name}'.{nearest(str(name), ACCOUNTANTS)}")
+    return ACCOUNTANTS[name]
+
+
 def versions() -> dict[str, str]:
-    """What computed the figures of a statement."""
+    """The versions of the packages that compute the figures of a statement."""
     return {name: version(name) for name in ("unheard", "dp-accounting", "numpy", "scipy")}
 
 
-def _epsilon(counts: Counts, failure: float, delta: float, accountant: str) -> float:
+def _epsilon(counts: Counts, failure: float, delta: float, accountant: Accountant) -> float:
     # DP: a failure probability comes off delta before the rest is composed; added after, it would not be covered.
     rest = delta - failure
     if not counts:
         return 0.0 if rest >= 0 else math.inf
-    if rest <= 0:
-        return math.inf
-    if accountant == "pld":
-        return pld_epsilon(counts, rest)
-    curve = CURVES[accountant]
-    return curve.epsilon(curve.total(counts), rest)
+    return accountant.epsilon(counts, rest) if rest > 0 else math.inf
 
 
-def _delta(counts: Counts, failure: float, epsilon: float, accountant: str) -> float:
-    if not counts:
-        return min(1.0, failure)
-    if accountant == "pld":
-        return min(1.0, failure + pld_delta(counts, epsilon))
-    curve = CURVES[accountant]
-    return min(1.0, failure + curve.delta(curve.total(counts), epsilon))
+def _delta(counts: Counts, failure: float, epsilon: float, accountant: Accountant) -> float:
+    return min(1.0, failure + (accountant.delta(counts, epsilon) if counts else 0.0))
 
 
-def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: str) -> float:
+def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: Accountant) -> float:
     """2 epsilon, for the smallest epsilon found at which (1 + e^epsilon) times its delta is no more than delta."""
     rest = delta - 2 * failure
     if rest <= 0:
@@ -146,13 +250,10 @@ def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: st
     return 2 * high
 
 
-def _smaller(epsilon_by: Callable[[str], float]) -> Bound:
-    found = {accountant: epsilon_by(accountant) for accountant in CLAIMED}
-    best = min(CLAIMED, key=lambda accountant: found[accountant])
-    return Bound(epsilon=found[best], accountant=best)
+def _smallest(epsilon_by: Callable[[Accountant], float]) -> Bound:
+    bounds = [Bound(epsilon=epsilon_by(ACCOUNTANTS[name]), accountant=name) for name in CLAIMED]
+    return min(bounds, key=lambda bound: bound.epsilon)
 
 
-def _check(delta: float, accountant: str) -> None:
+def _check_delta(delta: float) -> None:
     require(0 < delta < 1, f"delta must be between 0 and 1, not {delta}.")
-    if accountant not in ACCOUNTANTS:
-        raise InvalidValue(f"Unknown accountant '{accountant}'.{nearest(str(accountant), ACCOUNTANTS)}")

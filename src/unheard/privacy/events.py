@@ -1,7 +1,19 @@
-"""What happened to the users' data, in the few words that its privacy cost depends on.
+"""Events: what happened to the users' data, reduced to the numbers that its privacy cost depends on.
 
-In: numbers that the mechanism decided (q, z). Out: frozen events, which the ledger keeps and the accountants read.
-Paper: a round of Algorithm 1 is the sampled Gaussian mechanism with noise scale z (Theorem 1).
+In: numbers that the mechanism decided (q, z). Out: frozen events, which the ledger keeps and the accountants read. An
+event says nothing about the data: it can be written before anything is drawn.
+
+    PoissonGaussian      one round: every user takes part with probability q, noise z   (paper: Algorithm 1, Theorem 1)
+    Gaussian             one release in which every user takes part                     (private vocabulary)
+    FailureProbability   with probability delta there is no guarantee                   (private vocabulary)
+    NonPrivate           a release without noise: epsilon is infinite
+    Selection            the best of a random number of runs                            (private tuning)
+
+A round of Algorithm 1 is the sampled Gaussian mechanism with noise multiplier z (Mironov, Talwar and Zhang 2019). The
+idea of events as data, separate from the accountants, is dp-accounting's `DpEvent`.
+
+>>> to_record(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1))
+{'kind': 'poisson_gaussian', 'sampling_prob': 0.01, 'noise_multiplier': 1.0}
 """
 
 import dataclasses
@@ -16,7 +28,15 @@ from unheard.errors import InvalidValue, LedgerError
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonGaussian:
-    """One round: every user takes part with probability q; the noise has z times the sensitivity as its deviation."""
+    """One round of training (paper: Algorithm 1).
+
+    Args:
+        sampling_prob: q, in (0, 1]: every user takes part with this probability, independently of all others.
+        noise_multiplier: z, 0 or more: the standard deviation of the noise, in units of the sensitivity.
+
+    Raises:
+        InvalidValue: A value is out of range or no finite number.
+    """
 
     sampling_prob: float
     noise_multiplier: float
@@ -31,7 +51,11 @@ class PoissonGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian:
-    """One release in which everybody takes part (vocabulary discovery); noise of z times the sensitivity."""
+    """One release in which every user takes part, for example the counts of a private vocabulary.
+
+    Args:
+        noise_multiplier: z, 0 or more: the standard deviation of the noise, in units of the sensitivity.
+    """
 
     noise_multiplier: float
 
@@ -42,9 +66,12 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureProbability:
-    """With probability at most delta the guarantee fails outright (the threshold of private vocabulary discovery).
+    """A release that with probability at most delta has no guarantee: the threshold of a private vocabulary.
 
     It costs what a (0, delta)-private release costs: delta for one user, and nothing else.
+
+    Args:
+        delta: In [0, 1].
     """
 
     delta: float
@@ -56,7 +83,11 @@ class FailureProbability:
 
 @dataclass(frozen=True, kw_only=True)
 class NonPrivate:
-    """Something was released without noise: epsilon is infinite. The reason is for people."""
+    """A release without noise: epsilon is infinite.
+
+    Args:
+        reason: Why there is no privacy; statements print it.
+    """
 
     reason: str
 
@@ -66,9 +97,16 @@ class NonPrivate:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The best of a random number of runs, each of so many rounds at q and z, is released; of the others nothing, nor their number.
+    """The best of a random number of runs is released; nothing of the other runs is, nor their number.
 
-    The number is drawn from a geometric distribution (1, 2, ...) or a Poisson distribution (0, 1, ...) with this mean.
+    Literature: Papernot and Steinke, "Hyperparameter Tuning with Rényi Differential Privacy" (2022).
+
+    Args:
+        sampling_prob: q of every round of every run.
+        noise_multiplier: z of every round of every run.
+        rounds: The number of rounds of a run.
+        mean_trials: The mean of the distribution that the number of runs is drawn from, at least 1.
+        drawn_from: "geometric" (1, 2, ...) or "poisson" (0, 1, ...).
     """
 
     sampling_prob: float
@@ -94,6 +132,9 @@ class Selection:
 
 Event = PoissonGaussian | Gaussian | FailureProbability | NonPrivate | Selection
 
+Counts = tuple[tuple[Event, int], ...]
+"""Events and how often each happened, as the accountants take them."""
+
 KINDS: dict[str, type] = {
     "poisson_gaussian": PoissonGaussian,
     "gaussian": Gaussian,
@@ -106,12 +147,18 @@ _FIELDS = {kind: {f.name for f in dataclasses.fields(cls)} for kind, cls in KIND
 
 
 def to_record(event: Event) -> dict[str, Any]:
-    """The event as a plain table, its kind first."""
+    """Turn an event into a plain dictionary, its kind first, as the ledger keeps it."""
     return {"kind": _KIND_OF[type(event)], **vars(event)}
 
 
 def from_record(record: Mapping[str, Any]) -> Event:
-    """The event that a table of the ledger stands for; anything unknown in it is refused, since its cost is unknown."""
+    """Turn a record of the ledger back into its event.
+
+    Raises:
+        LedgerError: The kind or a key is unknown, a key is missing, or a value is out of range. The cost of such an
+        event
+            is unknown, so it is never skipped.
+    """
     if not isinstance(record, Mapping):
         raise LedgerError(f"An event must be a table with a 'kind', not {record!r}.")
     kind = record.get("kind")
@@ -126,8 +173,8 @@ def from_record(record: Mapping[str, Any]) -> Event:
         raise LedgerError(f"An event of kind '{kind}' has exactly the keys {sorted(_FIELDS[kind])}; check: {odd}.")
     try:
         return KINDS[kind](**values)
-    except InvalidValue as refusal:
-        raise LedgerError(f"An event of kind '{kind}' cannot be: {refusal}") from None
+    except InvalidValue as error:
+        raise LedgerError(f"An event of kind '{kind}' cannot be: {error}") from None
 
 
 def _set_number(event: Any, name: str) -> None:

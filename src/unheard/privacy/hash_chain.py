@@ -17,8 +17,8 @@ line, the header, names the kind of ledger and its public facts; the hash before
     {"round":0,"event":{"kind":"poisson_gaussian","sampling_prob":0.01,"noise_multiplier":1.0},"hash":"f301..."}
 
 A hash chain is no signature: whoever can write the file can write all of it anew. Checkpoints therefore remember a
-length and a hash, and `ChainedFile.contains(length, hash)` shows that the file has only grown since. The construction is
-the linked time-stamping of Haber and Stornetta, "How to Time-Stamp a Digital Document" (1991).
+length and a hash, and `ChainedFile.contains(length, hash)` shows that the file has only grown since. The construction
+is the linked time-stamping of Haber and Stornetta, "How to Time-Stamp a Digital Document" (1991).
 """
 
 import contextlib
@@ -96,8 +96,8 @@ class ChainedFile:
             file.repair()
             file.append([{"run": "a", "position": 0, "event": {...}}])
 
-    A method raises `LedgerError` if the content is wrong, and the operating system's `OSError` if the file cannot be read
-    or written; the two ledgers turn the latter into errors with their own advice.
+    A method raises `LedgerError` if the content is wrong, and the operating system's `OSError` if the file cannot be
+    read or written; the two ledgers turn the latter into errors with their own advice.
 
     Args:
         path: The file. It stays the same file if the working directory changes.
@@ -165,8 +165,9 @@ class ChainedFile:
     def read(self) -> list[dict[str, Any]]:
         """Read and verify what was added since the last call; the file is not touched.
 
-        A last line that is not JSON is what a power loss leaves of a line. It is left out, since `append` had not returned
-        when it was written and so nothing was released on its account. A last line that lacks only its newline counts.
+        A last line that is not JSON is what a power loss leaves of a line. It is left out, since `append` had not
+        returned when it was written and so nothing was released on its account. A last line that lacks only its newline
+        counts.
 
         Returns:
             The new records in the order of the file, without the header.
@@ -219,8 +220,8 @@ class ChainedFile:
         Call it after `read` and `repair`, and with several writers inside `locked()`.
 
         Raises:
-            LedgerError: A record is no plain JSON.
-            OSError: The write failed, or another process has written to the file. The file is as it was, or has a torn end.
+            LedgerError: A record is no plain JSON. OSError: The write failed, or another process has written to the
+            file. The file is as it was, or has a torn end.
         """
         lines, hashes = b"", [self.head]
         for record in records:
@@ -233,7 +234,7 @@ class ChainedFile:
         self._size += len(lines)
 
     def _verify(self, line: bytes, size: int) -> list[dict[str, Any]]:
-        """Check one line of `size` bytes on disk and remember its hash; returns its record, or nothing for the header."""
+        """Check one line of `size` bytes and remember its hash; returns its record, or nothing for the header."""
         is_header = not self.hashes
         try:
             record, head = unseal(line, self.head)

@@ -1,8 +1,8 @@
 """A run's ledger: the events that the run was charged for, in a hash-chained file that can only grow.
 
 This module implements "charge before release" for one run: the event of a round is on disk before the round's cohort is
-drawn (docs/privacy.md; paper: the composition over rounds of Theorem 1 counts every round that was started). A crash can
-leave an event without a model, never a model without its event. The statement of a run is computed from its ledger.
+drawn (docs/privacy.md; paper: the composition over rounds of Theorem 1 counts every round that was started). A crash
+can leave an event without a model, never a model without its event. The statement of a run is computed from its ledger.
 
     ledger = Ledger.create("runs/first/ledger.jsonl", {"population": 763_430, "delta": 1e-9})
     ledger.charge(PoissonGaussian(sampling_prob=0.0065, noise_multiplier=1.0), round=0)
@@ -192,7 +192,8 @@ class Ledger:
             round: The number of the round, from 0.
 
         Raises:
-            LedgerError: The event could not be written, or another process has written to the file. Nothing of the round
+            LedgerError: The event could not be written, or another process has written to the file. Nothing of the
+            round
                 may be released.
         """
         self.charge_all([event], round)

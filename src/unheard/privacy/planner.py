@@ -1,8 +1,14 @@
 """What a run would cost before it is run, and what to choose so that it costs no more than a target.
 
-In: declared users, users a round, z, rounds, delta; or all but one of the middle three, and a target epsilon. Out: a
-CostEstimate, and for a target the cheapest one that was found to meet it. Every epsilon here is *hypothetical*: it belongs to
-a run that has not happened. Paper: Table 1 and "Differential privacy for large datasets".
+In: the declared population, users per round, z, rounds and delta; or all but one of the middle three, and a target
+epsilon. Out: a `CostEstimate`, and for a target the cheapest estimate that was found to meet it. Every epsilon here is
+*hypothetical*: it belongs to a run that has not happened. Paper: Table 1 and "Differential privacy for large datasets".
+
+>>> paper = CostEstimate(population=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
+>>> round(paper.bound("moments").epsilon, 3)
+4.634
+>>> solve(population=763_430, users_per_round=5000, rounds=5000, delta=1e-9, epsilon=2.0, accountant="rdp").estimate
+CostEstimate(population=763430, users_per_round=5000, noise_multiplier=1.585, rounds=5000, delta=1e-09)
 """
 
 import math
@@ -11,7 +17,7 @@ from dataclasses import dataclass
 
 from unheard.config import require
 from unheard.errors import AccountingError, InvalidValue
-from unheard.privacy.accountants import Bound, best_epsilon, epsilon, epsilons
+from unheard.privacy.accountants import ACCOUNTANTS, CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon, epsilons
 from unheard.privacy.events import PoissonGaussian
 
 MOST_ROUNDS = 10**7
@@ -23,7 +29,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CostEstimate:
-    """A run that has not happened: every user is in a round with probability users_per_round / population."""
+    """A run that has not happened, and what it would cost.
+
+    Args:
+        population: The number of users that the run would declare. users_per_round: The expected size of a cohort. A
+        user is in a round with probability users_per_round / population. noise_multiplier: z: the noise, in units of
+        the sensitivity. rounds: The number of rounds. delta: Above 0 and below 1 / population.
+
+    Raises:
+        InvalidValue: A value is out of range.
+    """
 
     population: int
     users_per_round: float
@@ -53,6 +68,7 @@ class CostEstimate:
 
     @property
     def event(self) -> PoissonGaussian:
+        """The event of one of its rounds."""
         return PoissonGaussian(
             sampling_prob=self.users_per_round / self.population, noise_multiplier=self.noise_multiplier
         )
@@ -69,21 +85,30 @@ class CostEstimate:
         return Bound(epsilon=epsilon(events, self.delta, accountant), accountant=accountant)
 
     def meets(self, target: float, accountant: str = "best") -> bool:
-        """Whether epsilon is at most the target; rdp is asked first, since it is quick and valid."""
+        """Whether epsilon is at most the target. For "best" the quick accountants are asked first."""
         if accountant == "best":
-            return self.meets(target, "rdp") or self.meets(target, "pld")
+            return any(self.meets(target, name) for name in sorted(CLAIMED, key=lambda name: not _is_quick(name)))
         return self.bound(accountant).epsilon <= target
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The plan that meets the target, its bound, and the next cheaper plan tried, which does not meet it."""
+    """The answer of `solve`.
+
+    Attributes:
+        solved_for: The name of the value that was left out.
+        target: The epsilon to meet.
+        estimate: The cheapest run that was found to meet it.
+        bound: The epsilon of that run, and the accountant that shows it.
+        cheaper: The next cheaper run that was tried and does not meet the target; None where the search ended at the
+            edge of what is possible.
+    """
 
     solved_for: str
     target: float
     estimate: CostEstimate
     bound: Bound
-    cheaper: CostEstimate | None  # None where the search ended at the edge of what is possible
+    cheaper: CostEstimate | None
 
 
 def default_delta(population: int) -> float:
@@ -92,7 +117,10 @@ def default_delta(population: int) -> float:
 
 
 def caution(delta: float) -> str | None:
-    """What to say of a delta that is allowed, and so large that the guarantee is worth little: users^-1.1 is, below 66 users."""
+    """A warning about a delta that is allowed but so large that the guarantee is worth little; None for other deltas.
+
+    The default, users^-1.1, is that large below 66 users.
+    """
     if delta <= LARGE_DELTA:
         return None
     return (
@@ -113,7 +141,21 @@ def solve(
     accountant: str = "best",
     progress: Progress = lambda _: None,
 ) -> Solution:
-    """Find the one value left out: the least noise, the most users a round or the most rounds that meet the target."""
+    """Find the one value left out: the least noise, the most users per round or the most rounds that meet the target.
+
+    Args:
+        population: The number of users that the run would declare.
+        epsilon: The target.
+        users_per_round: The expected size of a cohort, or None to solve for it.
+        noise_multiplier: z, or None to solve for it.
+        rounds: The number of rounds, or None to solve for it.
+        delta: `default_delta(population)` if left out.
+        accountant: The accountant whose bound must meet the target; "best" is the smaller of pld and rdp.
+        progress: Called with a line of text before each trial, since pld takes seconds.
+
+    Raises:
+        InvalidValue: Not exactly one value is left out, a value is out of range, or no value meets the target.
+    """
     given = {"noise_multiplier": noise_multiplier, "users_per_round": users_per_round, "rounds": rounds}
     missing = [name for name in UNKNOWNS if given[name] is None]
     require(
@@ -132,9 +174,11 @@ def solve(
         progress(f"trying {unknown} = {value_at(n):g}")
         return at(n).meets(epsilon, by)
 
-    quick = "moments" if accountant == "moments" else "rdp"  # not as tight as pld, but valid and much faster
+    # The quick accountant's bound is valid, so its answer is a lower end for the search by a tighter, slower
+    # accountant.
+    quick = accountant if _is_quick(accountant) else RUNNING_ACCOUNTANT
     low, high = least, most
-    if accountant != "pld" and meets(least, quick):
+    if accountant in ("best", quick) and meets(least, quick):
         low, high = _largest(lambda n: meets(n, quick), least, most)
     elif not meets(least, accountant):
         raise InvalidValue(
@@ -154,8 +198,12 @@ def solve(
     )
 
 
+def _is_quick(accountant: str) -> bool:
+    return accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].additive is not None
+
+
 def _scale(unknown: str, population: int) -> tuple[int, int, Callable[[int], float]]:
-    """Whole numbers to search on, from the least to the most that can be spent, and the value that each stands for."""
+    """The whole numbers to search on, from the least to the most that can be spent, and the value of each number."""
     if unknown == "noise_multiplier":  # a tenth of a percent less noise at each step, in four digits
         steps = math.floor(1000 * math.log(MOST_NOISE / LEAST_NOISE))
         return 0, steps, lambda n: float(f"{MOST_NOISE * math.exp(-n / 1000):.4g}")
@@ -165,7 +213,7 @@ def _scale(unknown: str, population: int) -> tuple[int, int, Callable[[int], flo
 def _largest(meets: Callable[[int], bool], low: int, most: int) -> tuple[int, int | None]:
     """The largest number that meets the target, given that `low` does, and a slightly larger one that does not.
 
-    Ever longer steps up until one is too much, then the gap is halved; to a tenth of a percent for large numbers.
+    The step doubles until it is too large, then the gap is halved; to a tenth of a percent for large numbers.
     """
     step = max(1, low // 20)
     while low < most:

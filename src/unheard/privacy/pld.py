@@ -1,8 +1,16 @@
-"""Many rounds in, the distribution of their privacy loss out: the tightest of the three accountants (PLD).
+"""The PLD accountant: composes the distribution of the privacy loss numerically; the tightest of the three accountants.
 
-In: events with their counts. Out: epsilon at delta and delta at epsilon, both upper bounds, by dp-accounting's PLDs.
-Two things are ours: the choice of the grid that losses are rounded up to, and an allowance for the rounding errors of
-its Fourier transforms, which the library leaves out and which can put its epsilon below the truth.
+In: events with their counts. Out: epsilon at delta and delta at epsilon, both upper bounds, computed with the privacy
+loss distributions of Google's dp-accounting. This module adds two things: the choice of the grid that losses are
+rounded up to, and an allowance for the rounding errors of the library's Fourier transforms, which the library leaves
+out and which can put its epsilon below the truth.
+
+    pld_epsilon(counts, delta)      epsilon; infinity where there is no bound (no noise, a selection, over 10^7 rounds)
+    pld_delta(counts, epsilon)      delta; 1 where there is no bound
+
+Literature: Koskela, Jälkö and Honkela, "Computing Tight Differential Privacy Guarantees Using FFT" (2020); Meiser and
+Mohammadi, "Tight on Budget?" (2018); Doroshenko et al., "Connect the Dots" (2022), which dp-accounting implements. The
+test suite compares with Microsoft's independent prv-accountant (Gopi, Lee and Wutschitz 2021).
 """
 
 import functools
@@ -10,8 +18,8 @@ import math
 
 from dp_accounting.pld import PLDAccountant
 
-from unheard.privacy.events import Event, Gaussian, PoissonGaussian
-from unheard.privacy.rdp import CURVES, NO_NOISE, Counts, library_event
+from unheard.privacy.events import Counts, Event, Gaussian, PoissonGaussian
+from unheard.privacy.rdp import NO_NOISE, RDP_COST, library_event
 
 GRID = 1e-4  # dp-accounting's own default
 BINS_IN_A_USUAL_LOSS = 4  # enough for an epsilon within a few tenths of a percent of the finest grid's
@@ -24,12 +32,17 @@ MAX_KINDS = 24  # each further kind of round costs a Fourier transform more
 
 # The library raises a Fourier transform to the power of the number of rounds, and its rounding errors grow with that
 # number. Measured against the exact delta of Gaussian rounds (100 to 10^6 of them) the error stayed under 0.4 x 1.1e-16
-# a round; this is five times as much. tests/privacy/test_losses.py has a run that the library alone gets wrong.
+# a round; this is five times as much. tests/privacy/test_pld.py has a run that the library alone gets wrong.
 ERROR_PER_ROUND = 2.2e-16
 
 
 class LossDistribution:
-    """The composed privacy loss of some rounds, on one grid."""
+    """The composed privacy loss of counted events, on one grid.
+
+    Args:
+        counts: Events that have a loss distribution: rounds and Gaussian releases.
+        grid: The width of a bin of the loss. Losses are rounded up, so any width gives a valid bound.
+    """
 
     def __init__(self, counts: Counts, grid: float) -> None:
         self._accountant = PLDAccountant(value_discretization_interval=grid)
@@ -38,29 +51,33 @@ class LossDistribution:
         self._error = ERROR_PER_ROUND * sum(count for _, count in counts)
 
     def epsilon(self, delta: float) -> float:
+        """An epsilon that holds at delta; infinity if delta is below the error of the computation."""
         # DP: the transform's error is taken from delta first; without that a long run's epsilon can be too small.
         rest = delta - self._error
         return float(self._accountant.get_epsilon(rest)) if rest > 0 else math.inf
 
     def delta(self, epsilon: float) -> float:
+        """A delta that holds at epsilon."""
         return min(1.0, max(0.0, float(self._accountant.get_delta(epsilon))) + self._error)
 
 
 def pld_epsilon(counts: Counts, delta: float) -> float:
-    """An epsilon that holds at delta."""
+    """An epsilon that holds at delta; infinity where there is no bound."""
     composed = _composed(counts)
     return composed.epsilon(delta) if composed else math.inf
 
 
 def pld_delta(counts: Counts, epsilon: float) -> float:
-    """A delta that holds at epsilon."""
+    """A delta that holds at epsilon; 1 where there is no bound."""
     composed = _composed(counts)
     return composed.delta(epsilon) if composed else 1.0
 
 
 def _composed(counts: Counts) -> LossDistribution | None:
-    """The loss of all rounds on the grid that suits them; None if some had no noise, or so little that there is no grid, or if
-    there are too many."""
+    """The loss of all events on a suitable grid.
+
+    None if an event has no noise, or so little that no grid fits, or if there are more events than `MAX_ROUNDS`.
+    """
     if sum(count for _, count in counts) > MAX_ROUNDS or any(
         _noise_multiplier(event) < NO_NOISE for event, _ in counts
     ):
@@ -72,23 +89,25 @@ def _composed(counts: Counts) -> LossDistribution | None:
 
 @functools.lru_cache(maxsize=4)
 def loss_distribution(counts: Counts, grid: float) -> LossDistribution:
+    """A `LossDistribution`, cached: one curve asks for many points of one distribution."""
     return LossDistribution(counts, grid)
 
 
 @functools.lru_cache(maxsize=16)
 def _grid(counts: Counts) -> float:
-    """dp-accounting's default grid; a finer one where losses are far below it or it puts PLD above RDP (very small
-    epsilons); a wider one where little noise makes losses so large that they would not fit on it.
+    """Choose the width of a bin.
 
-    Any grid gives a valid bound. It depends on the rounds alone, so that all points of their curve agree.
+    It is dp-accounting's default, unless losses are far below it or it puts PLD above RDP (very small epsilons), where
+    a finer grid is taken, or unless little noise makes losses so large that they do not fit on it, where a wider one
+    is. Any grid gives a valid bound. The choice depends on the events alone, so all points of their curve agree.
     """
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
-    of_a_run = 4 * _rdp_epsilon(counts, 1e-15)
+    of_a_run = 4 * RDP_COST.epsilon_of(counts, 1e-15)
     grid = max(GRID, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
     if grid > WIDEST_GRID:
         return grid
     usual = min(_usual_loss(event) for event, _ in counts)
-    if grid > 10 * usual or loss_distribution(counts, grid).epsilon(TYPICAL_DELTA) > _rdp_epsilon(
+    if grid > 10 * usual or loss_distribution(counts, grid).epsilon(TYPICAL_DELTA) > RDP_COST.epsilon_of(
         counts, TYPICAL_DELTA
     ):
         finest = max(3 * of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
@@ -108,15 +127,12 @@ def _largest_loss(event: Event) -> float:
     return exponent + 1 if exponent > 0 else math.exp(exponent)
 
 
-def _rdp_epsilon(counts: Counts, delta: float) -> float:
-    return CURVES["rdp"].epsilon(CURVES["rdp"].total(counts), delta)
-
-
 def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
-    """The same loss, or a little more, from at most `limit` kinds of round (a schedule may give every round its own z).
+    """Merge similar events until at most `limit` kinds are left; the loss is the same or a little larger.
 
-    Releases in which everybody takes part are one release with the sum of their 1/z^2, exactly. Of the others, z is
-    rounded down and q up, ever more coarsely.
+    A schedule may give every round its own z, and each kind costs a Fourier transform. Releases in which everybody
+    takes part are one release with the sum of their 1/z^2, exactly. For the other events z is rounded down and q is
+    rounded up, with steps that double until few enough kinds are left.
     """
     sampled = {event: count for event, count in counts if _sampling_prob(event) < 1}
     precision = sum(count / _noise_multiplier(event) ** 2 for event, count in counts if _sampling_prob(event) == 1)

@@ -1,7 +1,7 @@
 """The ledger of a population: what all runs on the same users have been charged together.
 
-A run's statement covers that run. Training again every month on the same users composes, so every run on a store is also
-charged to a ledger that belongs to the store, or to several stores whose users overlap. This module implements the
+A run's statement covers that run. Training again every month on the same users composes, so every run on a store is
+also charged to a ledger that belongs to the store, or to several stores whose users overlap. This module implements the
 composition over runs (docs/privacy.md, "all runs compose") and, if the owner sets one, the budget over all runs. The
 design and its reasons: docs/decisions/0030-a-ledger-for-the-store.md. Adaptive composition holds for events that are
 chosen in the light of earlier results (Dwork, Rothblum and Vadhan 2010; for running stops, Feldman and Zrnic 2021).
@@ -18,9 +18,9 @@ chosen in the light of earlier results (Dwork, Rothblum and Vadhan 2010; for run
 Each line of the file (format: `hash_chain.py`) after the header is one of
 
     {"began": {"run": ..., "facts": ..., "held": n}}                  a run begins
-    {"run": ..., "position": n, "event": {...}, "once": ...}          an event of a run, at its position in the run's ledger
+    {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
     {"budget": {"epsilon": ..., "delta": ..., "accountant": ...}}     the budget of all runs; the newest one counts
-    {"moved": {"to": path}}                                           this ledger was joined to another one, which counts
+    {"moved": {"to": path}}                                           this ledger was joined to another one
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import Event, from_record, to_record
 from unheard.privacy.hash_chain import ChainedFile
@@ -151,9 +152,8 @@ class PopulationLedger:
         """Record that a run begins; does nothing if the run is known.
 
         Args:
-            run: The id of the run.
-            facts: Public facts of the run.
-            held: The number of entries at the start of the run's own ledger that belong to an earlier run and are charged
+            run: The id of the run. facts: Public facts of the run. held: The number of entries at the start of the
+            run's own ledger that belong to an earlier run and are charged
                 here under the earlier run's id.
         """
         with self._up_to_date():
@@ -204,7 +204,7 @@ class PopulationLedger:
             self._write({"budget": {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}})
 
     def join(self, other: "PopulationLedger") -> None:
-        """Declare that `other` has the same users: its charges are copied here, and it refers to this ledger from now on.
+        """Declare that `other` has the same users: copy its charges here, and let it refer to this ledger from now on.
 
         Raises:
             InvalidValue: Both are the same ledger already.
@@ -213,14 +213,15 @@ class PopulationLedger:
             raise InvalidValue(f"{self.path} already is the ledger of both stores.")
         first, second = sorted((self, other), key=lambda population: population.path)  # one lock order: no deadlock
         with first._up_to_date(), second._up_to_date():
-            # Copies of one ledger share their first lines. Every later line is a charge of its own, even for the same run.
+            # Copies of one ledger share their first lines. Every later line is a charge of its own, even for the same
+            # run.
             pairs = zip(self._file.hashes, other._file.hashes, strict=False)
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             self._write(*(record for record in other._records[max(shared - 1, 0) :] if "budget" not in record))
             # DP: from the next line on, whoever charges the other ledger is led here, runs under way among them.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
 
-    def running(self, delta: float, accountant: str = "rdp") -> RunningEpsilon:
+    def running(self, delta: float, accountant: str = RUNNING_ACCOUNTANT) -> RunningEpsilon:
         """The epsilon of all runs together at `delta`, ready for further charges."""
         return RunningEpsilon(delta, accountant, self.events)
 
@@ -281,8 +282,8 @@ class JointLedger:
     began: the error is on the safe side.
 
     Args:
-        ledger: The run's own ledger, open for charging.
-        population: The ledger of the store's population. What the run's ledger holds and this one lacks is charged to it.
+        ledger: The run's own ledger, open for charging. population: The ledger of the store's population. What the
+        run's ledger holds and this one lacks is charged to it.
     """
 
     def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:
@@ -305,7 +306,8 @@ class JointLedger:
             parent: The ledger of the run that this run begins from.
         """
         if parent is not None:
-            # DP: the earlier run had the same users, unless declared otherwise; on this very store it is charged already.
+            # DP: the earlier run had the same users, unless declared otherwise; on this very store it is charged
+            # already.
             population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
             population.settle(run_id(parent), parent.entries)
         population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger))
@@ -367,7 +369,7 @@ def new_run_id(reproducible: str | None = None) -> str:
 
 
 def run_id(ledger: Ledger) -> str:
-    """Return the id of a ledger's run. For a run begun before runs had ids it is the hash of the ledger's first line."""
+    """Return the id of a ledger's run; for a run from before runs had ids, the hash of the ledger's first line."""
     return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
 
 
@@ -380,10 +382,10 @@ def open_population_ledger(
     """Open the ledger of a store's population, and charge the store's vocabulary to it once.
 
     Args:
-        store: The folder of the token store.
-        corpus: The name of the corpus, for the header of a new ledger.
-        vocabulary_events: The records of the events that the store's vocabulary has cost; empty for a public vocabulary.
-        ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run file).
+        store: The folder of the token store. corpus: The name of the corpus, for the header of a new ledger.
+        vocabulary_events: The records of the events that the store's vocabulary has cost; empty for a public
+        vocabulary. ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run
+        file).
 
     Raises:
         LedgerError: The store is a part of another store and no ledger is named, or the ledger cannot be used.

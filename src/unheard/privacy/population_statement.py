@@ -1,7 +1,11 @@
-"""What may be said about a population after all its runs: the composed statement, as data and as a page for people.
+"""The privacy statement of a population: what may be claimed about its users after all runs on them together.
 
-In: the population's ledger. Out: epsilon of everything that was ever charged to these people, and what each run had in it.
-Composition holds for runs chosen in the light of earlier results too: each round's bound holds whatever was seen before.
+In: the population's ledger. Out: the epsilon of everything that was ever charged to these users and each run's share,
+as data (`all_runs`) and as text (`render_all_runs`). Composition holds also for runs that were chosen in the light of
+earlier results, since the bound of each round holds whatever was seen before (adaptive composition; Mironov 2017,
+Proposition 1).
+
+    print(render_all_runs(all_runs(PopulationLedger.read("corpora/posts/ledger.jsonl"))))
 """
 
 import json
@@ -12,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import InvalidValue, LedgerError
-from unheard.privacy.accountants import best_epsilon, epsilon, epsilons, versions
+from unheard.privacy.accountants import CLAIM_RULE, RUNNING_ACCOUNTANT, best_epsilon, epsilon, epsilons, versions
 from unheard.privacy.events import NonPrivate, Selection
 from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
 from unheard.privacy.statement import plain
@@ -24,7 +28,18 @@ NOT_COVERED = [
 
 
 def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dict[str, Any]:
-    """The statement about all runs on one population."""
+    """Compute the statement about all runs on one population.
+
+    Args:
+        population: The population's ledger.
+        delta: The delta of the claim; by default the budget's, else the smallest that a run declared.
+
+    Returns:
+        Plain JSON data.
+
+    Raises:
+        InvalidValue: No delta is given, set or declared.
+    """
     events = population.events
     delta = _delta(population, delta)
     best = best_epsilon(events, delta)
@@ -35,9 +50,9 @@ def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dic
             "adjacency": "add or remove one user with everything they wrote",
             "delta": delta,
             "epsilon": epsilons(events, delta),
-            "claimed": {"epsilon": best.epsilon, "accountant": best.accountant, "of": "the smaller of pld and rdp"},
+            "claimed": {"epsilon": best.epsilon, "accountant": best.accountant, "of": CLAIM_RULE},
             "charges": len(events),
-            "runs": [_one(member, delta) for member in population.members.values()],
+            "runs": [_member(member, delta) for member in population.members.values()],
             "budget": _budget(population),
             "warnings": _warnings(population),
             "not_covered": NOT_COVERED,
@@ -48,7 +63,18 @@ def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dic
 
 
 def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
-    """The population of a ledger file: the file itself if it is a store's; for a run's, if wanted, that of its store."""
+    """Read the population ledger that belongs to a ledger file.
+
+    Args:
+        path: A population's ledger, or a run's ledger in its run folder.
+        wanted: For a run's ledger, whether to look up the ledger of the run's population.
+
+    Returns:
+        The ledger at `path` if it is a population's; the ledger of the run's population if that is wanted; else None.
+
+    Raises:
+        LedgerError: The ledger of the run's population is not where the run file says, or it is damaged.
+    """
     first = _first_line(path)
     if first.get("ledger") == FORMAT:
         return PopulationLedger.read(path)
@@ -56,35 +82,36 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
         return None
     try:
         tables = tomllib.loads((path.parent / "run.toml").read_text(encoding="utf-8"))
-        place = Path(tables["privacy"].get("ledger") or Path(tables["corpus"]["path"]) / FILE)
+        ledger = Path(tables["privacy"].get("ledger") or Path(tables["corpus"]["path"]) / FILE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
             f"{path.parent / 'run.toml'} does not say where the run's store lies. Name the store itself."
         ) from None
-    place = place / FILE if place.is_dir() else place
-    if not place.is_file():
-        raise LedgerError(f"The store's ledger is not at {place}. Name the store itself: unheard statement STORE.")
-    return PopulationLedger.read(place)
+    ledger = ledger / FILE if ledger.is_dir() else ledger
+    if not ledger.is_file():
+        raise LedgerError(f"The store's ledger is not at {ledger}. Name the store itself: unheard statement STORE.")
+    return PopulationLedger.read(ledger)
 
 
 def _first_line(path: Path) -> dict[str, Any]:
-    """Enough to tell whose ledger it is; whoever reads it properly checks it."""
+    """The first line, unverified: enough to tell which kind of ledger it is. The ledger's own class verifies it."""
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.readline(1 << 24))
+            record = json.loads(file.readline(1 << 24))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
-def render_all_runs(told: Mapping[str, Any]) -> str:
-    return "\n".join(_lines(told)) + "\n"
+def render_all_runs(statement: Mapping[str, Any]) -> str:
+    """Render the statement of `all_runs` as a page of plain text."""
+    return "\n".join(_lines(statement)) + "\n"
 
 
-def _delta(population: PopulationLedger, asked: float | None) -> float:
-    """The asked-for delta, else the budget's, else the smallest that a run declared (the largest epsilon of those)."""
-    if asked is not None:
-        return asked
+def _delta(population: PopulationLedger, delta: float | None) -> float:
+    # The smallest declared delta gives the largest epsilon.
+    if delta is not None:
+        return delta
     if population.budget is not None:
         return population.budget.delta
     declared = [m.facts["delta"] for m in population.members.values() if isinstance(m.facts.get("delta"), float)]
@@ -101,12 +128,15 @@ def _claim(total: float, delta: float, accountant: str, population: PopulationLe
     return f"({total:.4g}, {delta:.3g})-differential privacy for every user over all runs together, by {accountant}"
 
 
-def _one(member: Member, delta: float) -> dict[str, Any]:
+def _member(member: Member, delta: float) -> dict[str, Any]:
     return {
         "run": member.id,
         "name": member.facts.get("name", "not named"),
         "charges": len(member.events),
-        "alone": {"epsilon": epsilon(member.events, delta, "rdp"), "accountant": "rdp"},
+        "alone": {
+            "epsilon": epsilon(member.events, delta, RUNNING_ACCOUNTANT),
+            "accountant": RUNNING_ACCOUNTANT,
+        },
         "came_with": member.facts.get("came_with", 0),
     }
 
@@ -124,47 +154,47 @@ def _is_free(member: Member) -> bool:
 
 
 def _warnings(population: PopulationLedger) -> list[str]:
-    found = []
+    warnings = []
     for member in population.members.values():
         name = member.facts.get("name", member.id)
         if (member.facts.get("randomness") or {}).get("mode") == "reproducible":
-            found.append(
+            warnings.append(
                 f"REPRODUCIBLE NOISE in run '{name}': THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
             )
         if _is_free(member):
-            found.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")
+            warnings.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")
         if any(isinstance(event, Selection) for event in member.events):
-            found.append(f"run '{name}' is the best of a secret number of runs: nothing of the others may be shown.")
+            warnings.append(f"run '{name}' is the best of a secret number of runs: nothing of the others may be shown.")
         if member.facts.get("came_with"):
-            found.append(
+            warnings.append(
                 f"run '{name}' came here with {member.facts['came_with']} charges from another ledger: whatever else that one "
                 "holds is not counted here. Declare the two stores one population (unheard budget STORE --same-people OTHER)."
             )
-    return found
+    return warnings
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield "PRIVACY STATEMENT OF A POPULATION: ALL RUNS TOGETHER"
     yield ""
-    yield f"  {told['claim']}"
-    for warning in told["warnings"]:
+    yield f"  {statement['claim']}"
+    for warning in statement["warnings"]:
         yield f"  !! {warning}"
     yield ""
-    yield f"  {'delta':<18}{told['delta']:.4g}"
-    for accountant, value in told["epsilon"].items():
-        note = "  <- claimed" if accountant == told["claimed"]["accountant"] else ""
+    yield f"  {'delta':<18}{statement['delta']:.4g}"
+    for accountant, value in statement["epsilon"].items():
+        note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
         yield f"  {'epsilon, ' + accountant:<18}{_number(value)}{note}"
-    if told["budget"]:
-        b = told["budget"]
+    if statement["budget"]:
+        b = statement["budget"]
         spent = f"{_number(b['spent'])} of {_number(b['epsilon'])}"
         yield f"  {'budget':<18}{spent} spent at delta {b['delta']:.3g}, by {b['accountant']}"
     else:
         yield f"  {'budget':<18}none set for all runs (unheard budget STORE --epsilon E)"
     yield ""
-    for i, run in enumerate(told["runs"]):
-        alone = _number(run["alone"]["epsilon"])
-        yield f"  {'runs' if i == 0 else '':<18}{run['name']}: {run['charges']} charges, epsilon {alone} alone by rdp"
-    for i, line in enumerate(told["not_covered"]):
+    for i, run in enumerate(statement["runs"]):
+        alone = f"epsilon {_number(run['alone']['epsilon'])} alone by {run['alone']['accountant']}"
+        yield f"  {'runs' if i == 0 else '':<18}{run['name']}: {run['charges']} charges, {alone}"
+    for i, line in enumerate(statement["not_covered"]):
         yield f"  {'not covered' if i == 0 else '':<18}{line}"
 
 

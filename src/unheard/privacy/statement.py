@@ -1,8 +1,18 @@
-"""What may be said about a run's privacy, and what may not: the statement, as data and as a page for people.
+"""The privacy statement of a run: what may be claimed, under which assumptions, and what the guarantee does not cover.
 
-In: the ledger's public facts and its entries. Out: `statement.json` (plain JSON; infinity is the word "infinity") and
-its printed form. It says what was claimed under which assumptions, and lists what the guarantee does not cover.
-Paper: Definition 1 (user-adjacent data sets), Theorem 1.
+In: the public facts and the entries of a run's ledger. Out: the statement as plain JSON data (`statement.json`),
+computed from what was charged and from nothing else. `render` in `statement_text.py` turns it into a page of text.
+Infinity is the word "infinity", which Python's `float()` reads. Paper: Definition 1 (user-adjacent data sets), Theorem
+1. On why statements should be published: Dwork, Kohli and Mulligan, "Differential Privacy in Practice: Expose your
+Epsilons!" (2019).
+
+    ledger = Ledger.read("runs/first/ledger.jsonl")
+    print(render(statement(ledger.facts, ledger.entries)))
+
+>>> from unheard.privacy.events import PoissonGaussian
+>>> rounds = [PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)] * 10
+>>> statement({"population": 10_000, "delta": 1e-6}, rounds)["claim"]
+'(0.5923, 1e-06)-differential privacy for every user, by pld'
 """
 
 import math
@@ -11,7 +21,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unheard.errors import InvalidValue
-from unheard.privacy.accountants import best_epsilon, collapse, delta_at, epsilons, replace_one_epsilon, versions
+from unheard.privacy.accountants import (
+    CLAIM_RULE,
+    CLAIMED,
+    best_epsilon,
+    collapse,
+    delta_at,
+    epsilons,
+    replace_one_epsilon,
+    versions,
+)
 from unheard.privacy.events import (
     Event,
     FailureProbability,
@@ -37,7 +56,20 @@ def statement(
     delta: float | None = None,
     epsilon: float | None = None,
 ) -> dict[str, Any]:
-    """The whole statement. `delta` overrides the declared one; `epsilon` asks for the delta at one more point."""
+    """Compute the statement of a run.
+
+    Args:
+        facts: The public facts of the run, from its ledger. Facts that are missing appear as "not declared".
+        events: Everything that was charged. Entries also tell which rounds were charged twice.
+        delta: The delta of the claim; by default the declared one, else users^-1.1.
+        epsilon: One more point at which the delta is wanted.
+
+    Returns:
+        Plain JSON data.
+
+    Raises:
+        InvalidValue: No delta is given, and the facts declare neither a delta nor a population.
+    """
     kept = [item.event if isinstance(item, Entry) else item for item in events]
     delta = _delta(facts, delta)
     claimed, replaced = best_epsilon(kept, delta), replace_one_epsilon(kept, delta)
@@ -51,7 +83,7 @@ def statement(
             "claimed": {
                 "epsilon": claimed.epsilon,
                 "accountant": claimed.accountant,
-                "of": "the smaller of pld and rdp",
+                "of": CLAIM_RULE,
             },
             "replace_one": {"epsilon": replaced.epsilon, "accountant": replaced.accountant},
             "curve": _curve(kept, claimed.epsilon),
@@ -78,19 +110,23 @@ def statement(
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON allows it: infinity as the word, which Python's float() reads back."""
+    """Make a value fit for strict JSON: infinity becomes the word, which Python's `float()` reads.
+
+    >>> plain({"epsilon": math.inf})
+    {'epsilon': 'infinity'}
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and math.isinf(value):
         return "infinity" if value > 0 else "-infinity"
     return value
 
 
-def _delta(facts: Mapping[str, Any], asked: float | None) -> float:
-    if asked is not None:
-        return asked
+def _delta(facts: Mapping[str, Any], delta: float | None) -> float:
+    if delta is not None:
+        return delta
     if facts.get("delta") is not None:
         return facts["delta"]
     if facts.get("population") is not None:
@@ -117,11 +153,11 @@ def _curve(events: Sequence[Event], epsilon: float) -> list[dict[str, float]]:
 def _smallest_delta(events: Sequence[Event], epsilon: float) -> float:
     counts, failure = collapse(events)
     again = [*counts, (FailureProbability(delta=min(1.0, failure)), 1)]
-    return min(delta_at(again, epsilon, accountant) for accountant in ("pld", "rdp"))
+    return min(delta_at(again, epsilon, accountant) for accountant in CLAIMED)
 
 
 def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
-    """How many rounds were charged, and how many of them for a round that had been charged before."""
+    """The number of rounds that were charged, and the number of these that had been charged before."""
     numbers = [item.round for item in events if isinstance(item, Entry) and _is_a_round(item.event)]
     kept = [item.event if isinstance(item, Entry) else item for item in events]
     charged = sum(event.rounds if isinstance(event, Selection) else _is_a_round(event) for event in kept)
@@ -129,7 +165,7 @@ def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
 
 
 def _vocabulary_cost(events: Sequence[Event], delta: float) -> dict[str, Any]:
-    """What the events outside the rounds cost by themselves; the total above includes them."""
+    """The cost of the events outside the rounds by themselves; the claim includes them."""
     outside = [event for event in events if isinstance(event, Gaussian | FailureProbability)]
     if not outside:
         return {"events": 0}
@@ -146,36 +182,36 @@ def _counted(events: Sequence[Event]) -> list[tuple[Event, int]]:
 
 
 def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
-    found = []
+    warnings = []
     start = facts.get("start")
     start = start if isinstance(start, Mapping) else {}
     for where, source in (("", facts), (" of the run that this one began from", start)):
         randomness = source.get("randomness")
         if isinstance(randomness, Mapping) and randomness.get("mode") == "reproducible":
-            found.append(
+            warnings.append(
                 f"REPRODUCIBLE NOISE: the noise{where} was drawn from a known seed. "
                 "THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
             )
         if source.get("drop_duplicates"):
-            found.append(
+            warnings.append(
                 "posts that stood under several users were dropped before training, so one user's posts could depend on "
                 "another's: the guarantee is about the corpus after dropping."
             )
     if "a model declared public" in (start.get("from"), start.get("base")):
-        found.append(
+        warnings.append(
             "it began from a model that was declared public: that no user here had a part in it is taken on trust. "
             "The people of that public corpus are not protected by this guarantee."
         )
     population = facts.get("population")
     if isinstance(population, int) and population > 0 and delta >= 1 / population:
-        found.append(
+        warnings.append(
             f"delta {delta:.3g} is not below 1/users = {1 / population:.3g}: such a guarantee says very little."
         )
-    for event in (one for one in events if isinstance(one, Selection)):
-        found.append(
+    for event in (event for event in events if isinstance(event, Selection)):
+        warnings.append(
             f"it is the best of a secret number of runs ({event.drawn_from}, {event.mean_trials:g} on average): the guarantee is "
             "about this one alone, as long as nothing of the others is shown, nor how many there were."
         )
     if any(isinstance(event, NonPrivate) for event in events):
-        found.append("not every round was private: epsilon is infinite.")
-    return found
+        warnings.append("not every round was private: epsilon is infinite.")
+    return warnings

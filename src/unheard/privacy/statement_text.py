@@ -1,10 +1,12 @@
-"""The statement's sentences: what is released, what is not covered, and the page for people.
+"""The sentences of a privacy statement: what is released, what is not covered, and the statement as a page of text.
 
-In: a statement, as statement.py makes it or as statement.json keeps it. Out: text, some 40 lines of it.
+In: a statement, as `statement.py` computes it or as `statement.json` keeps it. Out: about 40 lines of text.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from unheard.privacy.accountants import ACCOUNTANTS
 
 NOT_DECLARED = "not declared"
 MOST_ROWS = 8
@@ -22,46 +24,53 @@ NOT_COVERED = [
 
 
 def render(statement: Mapping[str, Any]) -> str:
-    """The statement as a page of plain text."""
+    """Render a statement as a page of plain text.
+
+    Args:
+        statement: The data of `statement.json`.
+    """
     return "\n".join(_lines(statement)) + "\n"
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
+def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield "PRIVACY STATEMENT"
     yield ""
-    yield f"  {told['claim']}"
-    for warning in told["warnings"]:
+    yield f"  {statement['claim']}"
+    for warning in statement["warnings"]:
         yield f"  !! {warning}"
     yield ""
-    yield _row("unit", told["unit"])
-    yield _row("adjacency", told["adjacency"])
-    yield _row("population", told["population"])
+    yield _row("unit", statement["unit"])
+    yield _row("adjacency", statement["adjacency"])
+    yield _row("population", statement["population"])
     for name in ("sampling", "weights", "estimator", "update"):
-        yield _row(name, _in_words(told[name]))
-    rounds = told["rounds"]
+        yield _row(name, _in_words(statement[name]))
+    rounds = statement["rounds"]
     again = f", {rounds['redone']} of them for rounds charged before (done again, or of the run that it began from)"
     yield _row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
-    yield from _list("phases", told["phases"])
-    yield _row("vocabulary", _in_words(told["vocabulary"]))
-    yield _row("vocabulary cost", _vocabulary_cost(told["vocabulary_cost"]))
-    yield _row("randomness", _in_words(told["randomness"]))
+    yield from _list("phases", statement["phases"])
+    yield _row("vocabulary", _in_words(statement["vocabulary"]))
+    yield _row("vocabulary cost", _vocabulary_cost(statement["vocabulary_cost"]))
+    yield _row("randomness", _in_words(statement["randomness"]))
     yield ""
-    yield _row("delta", _number(told["delta"]))
-    for accountant, epsilon in told["epsilon"].items():
-        note = "  <- claimed" if accountant == told["claimed"]["accountant"] else ""
-        note = note or ("  (the paper's, for comparison)" if accountant == "moments" else "")
+    yield _row("delta", _number(statement["delta"]))
+    for accountant, epsilon in statement["epsilon"].items():
+        note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
+        if not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
+            note = f"  ({ACCOUNTANTS[accountant].note})"
         yield _row(f"epsilon, {accountant}", _number(epsilon) + note)
-    replaced = told["replace_one"]
+    replaced = statement["replace_one"]
     yield _row("replace one user", f"{_number(replaced['epsilon'])} (by {replaced['accountant']})")
-    if told["asked"]:
-        yield _row("asked", f"delta {_number(told['asked']['delta'])} at epsilon {_number(told['asked']['epsilon'])}")
+    if statement["asked"]:
+        yield _row(
+            "asked", f"delta {_number(statement['asked']['delta'])} at epsilon {_number(statement['asked']['epsilon'])}"
+        )
     yield from _list(
-        "delta(epsilon)", [f"{_number(p['epsilon'])}: {_number(p['delta'])}" for p in told["curve"]], most=99
+        "delta(epsilon)", [f"{_number(p['epsilon'])}: {_number(p['delta'])}" for p in statement["curve"]], most=99
     )
     yield ""
-    yield from _list("covered", told["released"])
-    yield from _list("not covered", told["not_covered"])
-    yield _row("computed with", _in_words(told["versions"]))
+    yield from _list("covered", statement["released"])
+    yield from _list("not covered", statement["not_covered"])
+    yield _row("computed with", _in_words(statement["versions"]))
 
 
 def _row(name: str, value: Any) -> str:
@@ -69,7 +78,7 @@ def _row(name: str, value: Any) -> str:
 
 
 def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
-    """One row per item under one name; a long list is cut, and says so."""
+    """One row per item under one name; a long list is cut, and a last row says so."""
     if not isinstance(items, list):
         yield _row(name, _in_words(items))
         return
@@ -87,7 +96,7 @@ def _vocabulary_cost(cost: Mapping[str, Any]) -> str:
 
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_in_words(one)}" for key, one in value.items() if one is not None)
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items() if item is not None)
     return _number(value)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import LedgerError
+from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
@@ -70,7 +71,7 @@ class RunMonitor:
         self._record = RunRecord.read(path)
         privacy = self._record.tables.get("privacy", {})
         self._budget = privacy.get("budget_epsilon")
-        self._accountant = privacy.get("budget_accountant", "rdp")
+        self._accountant = privacy.get("budget_accountant", RUNNING_ACCOUNTANT)
         self._running = RunningEpsilon(self._record.facts["delta"], self._accountant)
         self._seen = self._round = 0
         self._last: Event = NonPrivate(reason="nothing was charged yet")

@@ -21,6 +21,7 @@ from typing import Any
 
 from unheard.curves import smoothed
 from unheard.errors import InvalidValue, RunFolderError
+from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.statement import statement as privacy_statement
@@ -157,7 +158,7 @@ def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float |
     return points[-1]["smoothed"] if points else None
 
 
-def epsilon_points(record: RunRecord, accountant: str = "rdp") -> list[dict[str, Any]]:
+def epsilon_points(record: RunRecord, accountant: str = RUNNING_ACCOUNTANT) -> list[dict[str, Any]]:
     """Epsilon after the rounds charged so far, as data for a plot.
 
     A round that was computed twice, after a crash, is charged twice.

@@ -29,7 +29,8 @@ from unheard.engines.distributed.process_group import Ranks
 from unheard.engines.engine import Engine
 from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.evaluation.next_word import evaluate
-from unheard.privacy.accountants import RunningEpsilon
+from unheard.privacy.accountants import RUNNING_ACCOUNTANT
+from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger
 from unheard.privacy.statement import statement
@@ -315,7 +316,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
     run, folder, store = prepared.run, prepared.folder, prepared.store
     with folder.locked():
         ledger = JointLedger(Ledger.open(folder.ledger), population_ledger_of(run, store))
-        accountant = run.budget.accountant if run.budget else "rdp"
+        accountant = run.budget.accountant if run.budget else RUNNING_ACCOUNTANT
         active = _ActiveRun(
             run=run,
             folder=folder,

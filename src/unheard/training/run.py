@@ -12,7 +12,7 @@ from unheard.errors import InvalidValue
 from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
-from unheard.privacy.accountants import Budget
+from unheard.privacy.budget import Budget
 from unheard.training.server import AddServer, Server
 
 

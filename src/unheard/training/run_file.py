@@ -24,7 +24,8 @@ from unheard.mechanism.schedule import Change
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.module import ModuleModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM
-from unheard.privacy.accountants import Budget
+from unheard.privacy.accountants import RUNNING_ACCOUNTANT
+from unheard.privacy.budget import Budget
 from unheard.training.run import Run, Training
 from unheard.training.server import SERVERS
 
@@ -75,7 +76,7 @@ class Privacy:
     population: int
     delta: float | None = None
     budget_epsilon: float | None = None
-    budget_accountant: str = "rdp"
+    budget_accountant: str = RUNNING_ACCOUNTANT
     ledger: str | None = None
     """Where all runs on these people are charged, if the store cannot be written. The same file for every run on them."""
 
@@ -162,7 +163,7 @@ def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str
         population=run.plan.population,
         delta=run.claimed_delta,
         budget_epsilon=run.budget.epsilon if run.budget else None,
-        budget_accountant=run.budget.accountant if run.budget else "rdp",
+        budget_accountant=run.budget.accountant if run.budget else RUNNING_ACCOUNTANT,
         ledger=None if run.ledger is None else str(run.ledger),
     )
     tables = {

@@ -6,11 +6,11 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from tests.privacy.test_accountants import exact_delta, exact_epsilon
-from unheard.privacy import pld as losses
+from unheard.privacy import pld
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import Gaussian, PoissonGaussian
 from unheard.privacy.pld import LossDistribution, in_few_kinds, pld_delta, pld_epsilon
-from unheard.privacy.rdp import library_event
+from unheard.privacy.rdp import RDP_COST, library_event
 
 # So close to 1 that these rounds have the exact epsilon of Gaussian ones, yet are composed as sampled rounds.
 ALMOST_ALL = 1 - 1e-12
@@ -48,8 +48,8 @@ def test_the_error_allowance_grows_with_the_rounds_and_ends_in_infinity():
 
 def test_the_grid_is_refined_where_it_puts_pld_above_rdp():
     counts = ((PoissonGaussian(sampling_prob=0.001, noise_multiplier=30), 10**5),)
-    coarse = LossDistribution(counts, losses.GRID).epsilon(1e-7)
-    rdp = losses._rdp_epsilon(counts, 1e-7)
+    coarse = LossDistribution(counts, pld.GRID).epsilon(1e-7)
+    rdp = RDP_COST.epsilon_of(counts, 1e-7)
     assert coarse > rdp
     assert pld_epsilon(counts, 1e-7) < rdp
 
@@ -77,7 +77,7 @@ def test_many_kinds_of_round_become_few_that_cost_a_little_more():
     worst = min(event.noise_multiplier for event, _ in few), max(event.sampling_prob for event, _ in few)
     assert worst[0] <= 1
     assert worst[1] >= 0.01 * (1 + 59 / 500)
-    rdp_of_many, rdp_of_few = losses._rdp_epsilon(many, 1e-6), losses._rdp_epsilon(few, 1e-6)
+    rdp_of_many, rdp_of_few = RDP_COST.epsilon_of(many, 1e-6), RDP_COST.epsilon_of(few, 1e-6)
     assert rdp_of_many <= rdp_of_few <= 1.2 * rdp_of_many
 
 
@@ -85,7 +85,7 @@ def test_many_kinds_of_round_become_few_that_cost_a_little_more():
 @pytest.mark.parametrize("step", [1e-3, 0.1, 1.0])
 def test_rounding_to_few_kinds_never_adds_noise_or_removes_sampling(q, step):
     event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.7)
-    worse = losses._a_little_worse(event, step)
+    worse = pld._a_little_worse(event, step)
     assert worse.noise_multiplier <= event.noise_multiplier
     assert event.sampling_prob <= worse.sampling_prob <= 1
 

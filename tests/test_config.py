@@ -1,0 +1,47 @@
+"""config.py: parts and their tables are the same thing in two forms, and whatever does not fit is named."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from unheard.config import part_of_kind, table_from_part
+from unheard.errors import InvalidValue, UnknownKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    norm: float
+    layers: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unregistered:
+    norm: float = 1.0
+
+
+KINDS = {"flat": Flat}
+
+
+def test_a_part_is_read_back_from_its_table():
+    for part in (Flat(norm=15.0), Flat(norm=0.5, layers=("a", "b"))):
+        assert part_of_kind(KINDS, table_from_part(part, KINDS), "clip") == part
+
+
+def test_a_part_that_is_not_registered_is_named_with_the_known_kinds():
+    with pytest.raises(InvalidValue, match=r"Unregistered is not registered.*Known kinds: flat"):
+        table_from_part(Unregistered(), KINDS)
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "words"),
+    [
+        ({"kind": "flatt", "norm": 1.0}, UnknownKey, "Did you mean 'flat'"),
+        ({"kind": "flat", "nrom": 1.0}, UnknownKey, "Did you mean 'norm'"),
+        ({"kind": "flat", "norm": "1"}, InvalidValue, "must be a number"),
+        ({"kind": "flat"}, InvalidValue, "lacks 'norm'"),
+        ({"norm": 1.0}, InvalidValue, "lacks 'kind'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_with_the_nearest_right_name(table, error, words):
+    with pytest.raises(error, match=words):
+        part_of_kind(KINDS, table, "clip")
