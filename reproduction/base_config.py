@@ -13,7 +13,7 @@ from reproduction.recipe import PaperRun
 from reproduction.scale import FULL, Scale
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.training.run import Run
-from unheard.training.run_file import as_it_was, run_from_tables, set_key, tables_from_run
+from unheard.training.run_file import fill_added_keys, run_from_tables, set_key, tables_from_run
 
 POPULATION = "POPULATION"
 """In a run's changes: the declared population of its corpus."""
@@ -82,7 +82,7 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
 
 def meaning(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings less what may differ between two sittings of one run."""
-    kept = {name: dict(table) if isinstance(table, dict) else table for name, table in as_it_was(settings).items()}
+    kept = {name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()}
     for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from"):
         kept["training"].pop(key, None)
     return kept

@@ -2,8 +2,18 @@
 
 __version__: str
 
+from . import errors as errors
 from .corpus.store import TokenStore as TokenStore
 from .engines.choice import EngineChoice as EngineChoice
+from .errors import BudgetExceeded as BudgetExceeded
+from .errors import ConfigError as ConfigError
+from .errors import CorpusError as CorpusError
+from .errors import LedgerError as LedgerError
+from .errors import ModelError as ModelError
+from .errors import PrivacyError as PrivacyError
+from .errors import RunFolderError as RunFolderError
+from .errors import UnheardError as UnheardError
+from .errors import UnprovenCombination as UnprovenCombination
 from .evaluation.next_word import Evaluation as Evaluation
 from .mechanism.clipping import AdaptiveClip as AdaptiveClip
 from .mechanism.clipping import FlatClip as FlatClip
@@ -22,12 +32,21 @@ from .models.hugging_face import HuggingFaceModel as HuggingFaceModel
 from .models.module import ModuleModel as ModuleModel
 from .models.recurrent import TiedGRU as TiedGRU
 from .models.recurrent import TiedLSTM as TiedLSTM
+from .privacy.api import epsilon as epsilon
+from .privacy.api import plan as plan
+from .privacy.api import statement as statement
 from .privacy.budget import Budget as Budget
+from .training.loop import RoundReport as RoundReport
 from .training.loop import resume as resume
 from .training.loop import train as train
+from .training.loop import train_together as train_together
 from .training.released import Released as Released
+from .training.released import evaluate as evaluate
 from .training.run import Run as Run
 from .training.run import Training as Training
+from .training.server import AdamServer as AdamServer
+from .training.server import AddServer as AddServer
+from .training.server import MomentumServer as MomentumServer
 from .updates.fedavg import FedAvg as FedAvg
 from .updates.fedsgd import FedSGD as FedSGD
 from .updates.weighting import CappedWeights as CappedWeights

@@ -101,7 +101,7 @@ def test_every_module_has_a_docstring_that_opens_with_a_sentence():
 def test_every_public_name_can_be_imported():
     assert len(unheard.__all__) > 25
     for name in unheard.__all__:
-        assert getattr(unheard, name).__name__ == name
+        assert getattr(unheard, name).__name__.removeprefix("unheard.") == name
     with pytest.raises(AttributeError):
         _ = unheard.NoSuchThing  # pyright: ignore[reportAttributeAccessIssue]
 

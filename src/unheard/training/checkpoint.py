@@ -1,6 +1,12 @@
-"""States on disk: safetensors, each written whole or not at all, with the ledger position that it had reached.
+"""Checkpoints and released models as safetensors files.
 
-In: a State and the ledger. Out: files to resume from; on the way back every byte is checked. Nothing is ever unpickled.
+    save_checkpoint(folder, model, state, ledger, keep=2)     # also writes the released model
+    checkpoint = newest_checkpoint(folder)                    # .state, .ledger_length, .ledger_head
+    params_P = load_model(folder.model, model)                # a released model
+
+A checkpoint holds the `State` after a round and the ledger position that the run had reached, so that `resume` can tell
+a ledger that was shortened from one that was charged less. Every file is replaced atomically and carries a SHA-256 of
+its tensors and its facts, which is checked when it is read. Nothing is ever unpickled.
 """
 
 import hashlib
@@ -23,19 +29,22 @@ from unheard.training.server import State
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A state, and what the ledger held when it was saved."""
+    """A state, and the positions of the ledgers when it was saved."""
 
     state: State
     ledger_length: int
+    """Entries of the run's ledger."""
     ledger_head: str
+    """The hash of its last line."""
     population_position: dict[str, Any] | None = None
-    """Where the ledger of the store's people stood, for a run that is charged to one."""
+    """The position of the population's ledger; None in a run folder's first checkpoint."""
 
 
 def save_checkpoint(
     folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | JointLedger, keep: int
 ) -> Path:
-    """Save the state and the released model; forget all but the newest `keep` checkpoints."""
+    """Save the state and the released model, and delete all but the newest `keep` checkpoints. Returns the checkpoint's
+    path."""
     path = folder.checkpoints / _name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     facts: dict[str, Any] = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
@@ -51,7 +60,11 @@ def save_checkpoint(
 
 
 def newest_checkpoint(folder: RunFolder) -> Checkpoint:
-    """The newest state; every run has one from its beginning on."""
+    """The newest checkpoint. Every run folder has one from its creation on.
+
+    Raises:
+        CheckpointCorrupt: There is no checkpoint, or the newest one is damaged.
+    """
     paths = checkpoint_files(folder)
     if not paths:
         raise CheckpointCorrupt(
@@ -61,14 +74,18 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint:
 
 
 def checkpoint_files(folder: RunFolder) -> list[Path]:
-    """Oldest first."""
+    """The paths of all checkpoints, oldest first."""
     return sorted(folder.checkpoints.glob("round-*.safetensors"))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """One checkpoint, every byte of it checked."""
-    cure = "Delete it to resume from the one before (the rounds done again are charged again)."
-    tensors, facts = _load(path, cure)
+    """Read and verify one checkpoint.
+
+    Raises:
+        CheckpointCorrupt: The file is missing, damaged, renamed or not a checkpoint.
+    """
+    remedy = "Delete it to resume from the one before (the rounds done again are charged again)."
+    tensors, facts = _load(path, remedy)
     try:
         population_position, clip_norm = facts.get("people"), facts.get("clip_norm")
         if clip_norm is not None and not 0 < float(clip_norm) < float("inf"):
@@ -92,21 +109,32 @@ def read_checkpoint(path: Path) -> Checkpoint:
             population_position=population_position,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise CheckpointCorrupt(f"{path} is not a checkpoint of this version, or has another's name. {cure}") from None
+        raise CheckpointCorrupt(
+            f"{path} is not a checkpoint of this version, or has another's name. {remedy}"
+        ) from None
 
 
 def save_model(path: Path, model: LanguageModel, params_P: Tensor, facts: dict[str, Any]) -> None:
-    """A released model: one tensor for each layer, by name."""
+    """Write a model file: one tensor for each layer, by name."""
     _save(path, model.layout.split(params_P), facts)
 
 
 def load_model(path: Path, model: LanguageModel) -> Tensor:
-    """params_P of a released model, checked against the model that it should fit."""
+    """The parameters of a model file as one vector.
+
+    Args:
+        path: A model.safetensors that Unheard wrote.
+        model: The model whose layout the file must have.
+
+    Raises:
+        CheckpointCorrupt: The file is missing or damaged.
+        ModelError: The file is of another model.
+    """
     return released_model(path, model)[0]
 
 
 def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
-    """params_P of a released model, and the round after which it was released."""
+    """The parameters of a released model, and the round after which it was released."""
     tensors, facts = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
     return model.layout.join(tensors), int(facts.get("round", 0))
 
@@ -116,30 +144,30 @@ def _name(round: int) -> str:
 
 
 def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    # safetensors wants memory of its own for each tensor: layers are views of one vector.
+    # safetensors requires that tensors share no memory, and layers are views of one vector.
     own = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
-    # One entry: safetensors writes several in an order of chance, and equal models should be equal files.
-    told = json.dumps({"facts": facts, "sha256": _digest(own, facts)}, sort_keys=True)
-    replace_file(path, safetensors.torch.save(own, {"unheard": told}))
+    # One metadata entry: safetensors writes several in a random order, and equal models should be equal files.
+    metadata = json.dumps({"facts": facts, "sha256": _digest(own, facts)}, sort_keys=True)
+    replace_file(path, safetensors.torch.save(own, {"unheard": metadata}))
 
 
-def _load(path: Path, cure: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _load(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             metadata = file.metadata() or {}
-        told = json.loads(metadata["unheard"])
-        facts = told["facts"]
-        intact = told["sha256"] == _digest(tensors, facts)
+        written = json.loads(metadata["unheard"])
+        facts = written["facts"]
+        intact = written["sha256"] == _digest(tensors, facts)
     except FileNotFoundError:
-        raise CheckpointCorrupt(f"{path} is missing. {cure}") from None
+        raise CheckpointCorrupt(f"{path} is missing. {remedy}") from None
     except (safetensors.SafetensorError, KeyError, OSError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{path} cannot be read ({str(error)[:200]}). {cure}") from None
+        raise CheckpointCorrupt(f"{path} cannot be read ({str(error)[:200]}). {remedy}") from None
     if not intact or not isinstance(facts, dict):
-        raise CheckpointCorrupt(f"{path} does not read back as it was written. {cure}")
+        raise CheckpointCorrupt(f"{path} does not read back as it was written. {remedy}")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise CheckpointCorrupt(f"{path}: '{name}' holds what is not a finite real number. {cure}")
+            raise CheckpointCorrupt(f"{path}: '{name}' holds what is not a finite real number. {remedy}")
     return tensors, facts
 
 

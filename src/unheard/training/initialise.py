@@ -1,11 +1,11 @@
-"""What happens before the first round: a new run folder is created and charged, or an existing one is checked and restored.
+"""Creates the run folder of a new run, or checks and restores an existing one, before the first round.
 
     prepared = create_run(run, "runs/first", engine_choice, engine)     # a new run
     prepared = reopen_run(run, RunFolder.open("runs/first"), engine)    # an existing one
     state = restore_state(run, folder, ledger, engine.device)           # where its rounds continue
 
-Input: a `Run` and its store. Output: a run folder whose ledger holds what these users have spent already (their vocabulary, and
-the run that this one starts from), and the first `State`.
+Input: a `Run` and its store. Output: a run folder whose ledger holds what these users have spent already (their
+vocabulary, and the run that this one starts from), and the first `State`.
 """
 
 import json
@@ -55,7 +55,8 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
         engine: The engine that will train, asked whether it can read every user.
 
     Raises:
-        UnheardError: The run cannot be trained as configured; nothing was created (`training/validate.py`, `RunFolder.begin`).
+        UnheardError: The run cannot be trained as configured; nothing was created (`training/validate.py`,
+            `RunFolder.begin`).
     """
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
@@ -72,7 +73,8 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     charge_earlier_costs(run, store, ledger)
     JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
     save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
-    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not at all.
+    # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not
+    # at all.
     return PreparedRun(run=run, folder=folder.settle(out), store=store)
 
 
@@ -98,7 +100,8 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
 
 
 def pinned(run: Run) -> Run:
-    """The run with its model pinned: its hash covers the vocabulary size of the store and the digest of pre-trained weights."""
+    """The run with its model pinned, so that its hash covers the vocabulary size and the digest of pre-trained
+    weights."""
     words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
     return replace(run, model=run.model.pinned(words))
 
@@ -167,7 +170,7 @@ def streams_of(run: Run) -> Streams:
 
 
 def population_ledger_of(run: Run, store: TokenStore) -> PopulationLedger:
-    """Open the ledger to which all runs on the store's users are charged. Raises `LedgerError` if it cannot be written."""
+    """Open the ledger to which all runs on the store's users are charged; `LedgerError` if it cannot be written."""
     return open_population_ledger(store.path, store.name, store.vocabulary_events, run.ledger)
 
 
@@ -236,7 +239,8 @@ def ledger_header(run: Run, store: TokenStore, streams: Streams) -> dict[str, An
 
 
 def _base(run: Run) -> dict[str, Any]:
-    """The declared origin of a pre-trained model's weights. It is stated whatever `init_from` says, since frozen weights stay."""
+    """The declared origin of a pre-trained model's weights. It is stated whatever `init_from` says, since frozen
+    weights stay."""
     origin = run.model.origin()
     return {} if origin is None else {"base": origin}
 
@@ -254,7 +258,8 @@ def _start(run: Run) -> dict[str, Any]:
 
 
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a statement must say about an earlier run and the runs that it started from: their noise is in this model too."""
+    """What a statement must say about an earlier run and the runs that it started from: their noise is in this model
+    too."""
     before = facts.get("start") or {}
     runs = (before, facts)
     seeded = [r["randomness"] for r in runs if (r.get("randomness") or {}).get("mode") == "reproducible"]

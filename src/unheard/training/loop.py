@@ -1,18 +1,20 @@
 """The training loop. It charges each round to the ledger before the round starts, and checkpoints regularly.
 
-    for report in unheard.train(run, "runs/first"):      # creates the run folder and trains; leaving the loop saves the state
+    for report in unheard.train(run, "runs/first"):      # creates the run folder; leaving the loop saves the state
         print(report.round, report.epsilon, report.metrics)
     for report in unheard.resume("runs/first"):          # continues from the newest checkpoint
         ...
-    for index, report in train_together([(run_a, "runs/a"), (run_b, "runs/b")]):  # several runs of one model on one engine
+    runs = [(run_a, "runs/a"), (run_b, "runs/b")]        # several runs of one model share one engine
+    for index, report in unheard.train_together(runs):
         ...
 
-Input: a `Run` (or several) and a folder. Output: an iterator of `RoundReport`, one per round; the folder's contents are described
-in run_folder.py. The round itself is training/round.py; how a run folder is created and checked is training/initialise.py.
+Input: a `Run` (or several) and a folder. Output: an iterator of `RoundReport`, one per round; the folder's contents are
+described in run_folder.py. The round itself is training/round.py; how a run folder is created and checked is
+training/initialise.py.
 
-Crash safety: the event of a round is on disk before the round reads a user's text, and checkpoints name the ledger position that
-they had reached. After a crash the rounds since the newest checkpoint run again and are charged again, so a crash can only
-over-count.
+Crash safety: the event of a round is on disk before the round reads a user's text, and checkpoints name the ledger
+position that they had reached. After a crash the rounds since the newest checkpoint run again and are charged again, so
+a crash can only over-count.
 """
 
 import json
@@ -56,19 +58,23 @@ from unheard.updates.users import User, users_in_turn
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What may be shown after a round. Nothing in it depends on training users except through the noise."""
+    """What may be shown after a round. Nothing in it depends on training users except through the noise.
+
+    Attributes:
+        round: Rounds completed.
+        rounds: Rounds that the run was configured for.
+        epsilon: The privacy spent so far, at `delta`.
+        delta: The delta of the guarantee.
+        metrics: The held-out evaluation, as `unheard.evaluate` returns it, after the rounds that have one; else None.
+        stopped: Why training ended before its last round, if it did.
+    """
 
     round: int
-    """Rounds completed."""
     rounds: int
-    """Rounds that the run was asked for."""
     epsilon: float
-    """Privacy spent so far at `delta`."""
     delta: float
     metrics: dict[str, float] | None = None
-    """Held-out evaluation (evaluation/next_word.py), on the rounds that have one."""
     stopped: str | None = None
-    """Why training ended before its last round, if it did."""
 
 
 def train(
@@ -81,11 +87,17 @@ def train(
 ) -> Generator[RoundReport, None, None]:
     """Train a run in a new folder.
 
-    Everything that can be checked beforehand is checked before this function returns and before the folder appears. The rounds
-    run while the caller iterates. Leaving the loop (`break`, an exception, Ctrl-C) saves the state; `resume` continues from it.
+    Everything that can be checked beforehand is checked before this function returns and before the folder appears. The
+    rounds run while the caller iterates. Leaving the loop (`break`, an exception, Ctrl-C) saves the state; `resume`
+    continues from it.
 
-        for report in unheard.train(run, "runs/first"):
-            print(report.round, report.epsilon, report.metrics)
+    >>> import unheard
+    >>> for report in unheard.train(run, "runs/second"):
+    ...     print("round", report.round, "of", report.rounds)
+    round 1 of 2
+    round 2 of 2
+    >>> report.metrics["tokens"] > 0
+    True
 
     Args:
         run: What to train.
@@ -103,7 +115,8 @@ def train(
         ModelError: The model does not fit the corpus.
         CorpusError: The corpus cannot be used.
         RunFolderExists: `out` holds something already.
-        BudgetExceeded: While iterating, if the first round would exceed the budget. Later, the last report has `stopped` set.
+        BudgetExceeded: While iterating, if the first round would exceed the budget. Later, the last report has
+            `stopped` set.
     """
     run = pinned(run)
     built = build_engine(engine, run.model, ranks)
@@ -122,8 +135,9 @@ def resume(
 ) -> Generator[RoundReport, None, None]:
     """Continue a run from its newest checkpoint, on this machine or another.
 
-        for report in unheard.resume("runs/first", rounds=200):
-            print(report.round, report.epsilon)
+    >>> import unheard
+    >>> [report.round for report in unheard.resume("runs/first", rounds=4)]
+    [3, 4]
 
     Args:
         out: The run folder.
@@ -160,9 +174,14 @@ def train_together(
 ) -> Generator[tuple[int, RoundReport], None, None]:
     """Train several runs of one model at the same time on one engine, each in a folder of its own.
 
-    The runs share the engine's chunks and nothing else: each gives the result that it would give alone. A run whose folder exists
-    continues from its newest checkpoint. A run that ends or reaches its budget leaves the others running. After an error in one
-    run all runs are saved, and the error is raised.
+    The runs share the engine's chunks and nothing else: each gives the result that it would give alone. A run whose
+    folder exists continues from its newest checkpoint. A run that ends or reaches its budget leaves the others running.
+    After an error in one run all runs are saved, and the error is raised.
+
+    >>> import unheard
+    >>> runs = [(run, "runs/a"), (run, "runs/b")]
+    >>> [(index, report.round) for index, report in unheard.train_together(runs)]
+    [(0, 1), (1, 1), (0, 2), (1, 2)]
 
     Args:
         runs: Pairs of a run and its folder.
@@ -170,11 +189,12 @@ def train_together(
         ranks: The processes to train on (training/worker.py); None for this process alone.
 
     Returns:
-        A generator of (index in `runs`, report). The reports of one turn follow when all runs have completed their round, so
-        that a caller who leaves the loop leaves no round half done.
+        A generator of (index in `runs`, report). The reports of one turn follow when all runs have completed their
+        round, so that a caller who leaves the loop leaves no round half done.
 
     Raises:
-        InvalidValue: There are no runs, they differ in their model, or two name one folder; and as `train` and `resume`.
+        InvalidValue: There are no runs, they differ in their model, or two name one folder; and as `train` and
+            `resume`.
     """
     if not runs:
         raise InvalidValue("There are no runs to train.")
@@ -245,15 +265,15 @@ class _ActiveRun:
         self.has_ended = self.state.round >= self.run.training.rounds
 
     def charge_round(self) -> Round:
-        """Charge the next round to the ledgers and return its input. Raises `BudgetExceeded`, and charges nothing, if the round
-        would exceed the budget of the run or of its population."""
+        """Charge the next round to the ledgers and return its input. Raises `BudgetExceeded`, and charges nothing, if
+        the round would exceed the budget of the run or of its population."""
         plan = self.run.plan.at(self.state.round, self.run.model.layout, self.state.clip_norm)
         event, attempt = plan.event(), len(self.ledger)
         if self.run.budget:
             # DP: a budget is a stop; the round that would exceed it never starts.
             self.run.budget.check(self.spent, event, self.state.round)
-        # DP: charge before release. The event is on disk, in the population's ledger and then in the run's, before a user's text
-        # is read; a crash can only over-count.
+        # DP: charge before release. The event is on disk, in the population's ledger and then in the run's, before a
+        # user's text is read; a crash can only over-count.
         self.ledger.charge(event, self.state.round)
         self.spent.charge(event)
         return Round(

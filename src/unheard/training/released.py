@@ -1,27 +1,50 @@
-"""A released model, opened for use: what evaluation, prediction and everything after training read from a run folder.
+"""A trained model for use: what evaluation, prediction, export and audits read from a run folder.
 
-In: a run folder. Out: the run, its newest released parameters, its words. No checkpoint, no ledger, no corpus is needed.
+    released = unheard.Released.open("runs/first")
+    released.predict("how are", top=3)        # [("you", 0.41), ...]
+    unheard.evaluate("runs/first")            # {"accuracy_top1": 0.17, ...} on held-out users
+
+Input: a run folder. Output: the run, its newest released parameters, its vocabulary and tokenizer. No checkpoint,
+ledger or corpus is needed.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
+from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import RunFolderError, RunFolderMissing
+from unheard.engines.distributed.process_group import Ranks
+from unheard.errors import ModelError, RunFolderError, RunFolderMissing
+from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.evaluation.next_word import predict
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run
+from unheard.training.worker import parallel_map_for
+from unheard.updates.users import users_in_turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """A model with its words."""
+    """A released model with its vocabulary.
+
+    >>> import unheard
+    >>> released = unheard.Released.open("runs/first")
+    >>> words = [word for word, probability in released.predict("how are", top=3)]
+    >>> len(words)
+    3
+
+    Args:
+        run: The run that trained the model, from its run file.
+        params_P: The parameters of the newest released model.
+        vocabulary: The words of the model's output layer.
+        tokens: How text is split into tokens.
+    """
 
     run: Run
     params_P: Tensor
@@ -30,6 +53,12 @@ class Released:
 
     @classmethod
     def open(cls, path: str | Path) -> "Released":
+        """Open the newest released model of a run folder.
+
+        Raises:
+            RunFolderMissing: `path` is not a run folder, or has released no model yet.
+            RunFolderError: A file of the folder is damaged or belongs to another model.
+        """
         folder = RunFolder.open(path)
         if not folder.model.exists():
             raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
@@ -52,5 +81,47 @@ class Released:
         )
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
-        """The most likely next words after a text, with their probabilities."""
+        """The `top` most likely next words after a text, with their probabilities, most likely first."""
         return predict(self.run.model, self.params_P, self.vocabulary, self.tokens.split(text), top)
+
+
+def evaluate(
+    model: Released | str | Path,
+    *,
+    corpus: str | Path | None = None,
+    max_tokens: int | None = None,
+    ranks: Ranks | None = None,
+) -> dict[str, float]:
+    """Evaluate a released model on the held-out users of a corpus.
+
+    >>> import unheard
+    >>> metrics = unheard.evaluate("runs/first", max_tokens=1000)
+    >>> 0 <= metrics["accuracy_top1"] <= metrics["accuracy_top3"] <= 1
+    True
+
+    Args:
+        model: A run folder, or a `Released` model.
+        corpus: A token store with the same vocabulary. None: the run's own.
+        max_tokens: Held-out tokens to use. None: as many as in training.
+        ranks: The processes to evaluate on (training/worker.py); None for this process alone.
+
+    Returns:
+        `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (without the end of a sequence), `loss`
+        (nats per token), `perplexity` and `tokens`. They are exact functions of held-out users' text, without noise.
+
+    Raises:
+        RunFolderError: The run folder cannot be used.
+        CorpusError: The corpus cannot be used.
+        ModelError: The corpus has another vocabulary.
+    """
+    released = model if isinstance(model, Released) else Released.open(model)
+    store = TokenStore.open(corpus or released.run.corpus)
+    if store.vocabulary != released.vocabulary:
+        raise ModelError(
+            f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it with "
+            "--vocab from-corpus."
+        )
+    how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
+    users = how.choose(users_in_turn(store.held_out, released.run.model))
+    spread = parallel_map_for(released.run.model, ranks)
+    return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)

@@ -1,17 +1,18 @@
 """One round of the paper's Algorithm 1: draw a cohort, sum its clipped updates, average, add noise, step the server.
 
-`run_rounds` is the round that training runs: the loop (training/loop.py) calls it for one run and for several runs at the same
-time, on one process and on many. The caller charges each round to the ledger before it calls `run_rounds`.
+`run_rounds` is the round that training runs: the loop (training/loop.py) calls it for one run and for several runs at
+the same time, on one process and on many. The caller charges each round to the ledger before it calls `run_rounds`.
 
     rounds = [Round(state=state, plan=plan, model=model, server=server, users=store.train, streams=streams, attempt=0)]
     [next_state] = run_rounds(rounds, engine)
 
-Input: for each run its public state, the plan of the round, and its private users. Output: the next public states. The types of
-the intermediate values say who may see them (mechanism/values.py): `CohortSum` and `BoundedAverage` are private, `NoisyAverage`
-and `State` are public.
+Input: for each run its public state, the plan of the round, and its private users. Output: the next public states. The
+types of the intermediate values say who may see them (mechanism/values.py): `CohortSum` and `BoundedAverage` are
+private, `NoisyAverage` and `State` are public.
 
-Paper: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR 2018), Algorithm 1.
-The same algorithm in plain torch, without this package: examples/dp_fedavg_plain.py (tests/agreement compares the two).
+Paper: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR 2018),
+Algorithm 1. The same algorithm in plain torch, without this package: examples/dp_fedavg_plain.py (tests/agreement
+compares the two).
 """
 
 from collections.abc import Sequence
@@ -40,8 +41,8 @@ class Round:
         server: What the server does with the noisy average.
         users: The users to draw from, usually `TokenStore.train`. Private.
         streams: The sources of randomness of the run.
-        attempt: The number of rounds that the run has charged before this one. A round that is repeated after a crash has
-            another attempt number and so draws another cohort and other noise.
+        attempt: The number of rounds that the run has charged before this one. A round that is repeated after a crash
+            has another attempt number and so draws another cohort and other noise.
     """
 
     state: State
@@ -56,8 +57,8 @@ class Round:
 def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
     """Run one round of Algorithm 1 for each of one or more runs.
 
-    The engine sums the cohorts of all runs in one call, which fills a GPU better than one run alone. The runs share nothing else:
-    each has its own model, cohort, noise and ledger.
+    The engine sums the cohorts of all runs in one call, which fills a GPU better than one run alone. The runs share
+    nothing else: each has its own model, cohort, noise and ledger.
 
     Args:
         rounds: One round for each run. All runs have the same model.

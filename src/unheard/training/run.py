@@ -1,6 +1,10 @@
-"""A run: everything that decides what training means, as one frozen value.
+"""The configuration of a run as one frozen value.
 
-In: parts. Out: the same, checked together; its hash names it in the ledger.
+    run = Run(corpus="corpora/posts", model=TiedLSTM(), plan=Plan(...), training=Training(rounds=100))
+
+Input: the parts (model, plan, server, evaluation). Output: the same parts, checked together. `run_file.run_toml` writes
+a run as TOML, and `run_file.run_hash` gives the hash that names the configuration in the ledger. How a run is computed
+(engine, device, processes) is not part of it.
 """
 
 import math
@@ -18,21 +22,36 @@ from unheard.training.server import AddServer, Server
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long, from where, and how often the state is saved."""
+    """How long a run trains, which model it starts from, and how often it saves its state.
+
+    >>> Training(rounds=1000, checkpoint_every=50).checkpoint_every
+    50
+
+    Args:
+        rounds: Rounds to train.
+        init_seed: Seed of the initial parameters. Runs with one seed start from the same parameters, as the paper's do.
+            The seed is public and has no part in the noise.
+        init_from: A run folder or a model.safetensors to start from instead. What an earlier run cost its users is
+            charged to this run too.
+        init_is_public: Declares that no user of this corpus contributed to `init_from`, so that starting from it costs
+            them nothing.
+        checkpoint_every: Rounds between checkpoints. After a crash at most this many rounds run again and are charged
+            again.
+        keep_checkpoints: How many of the newest checkpoints are kept.
+        reproducible_seed: For experiments only. Cohorts and noise follow from the seed, and the guarantee does not hold
+            against anyone who knows it. None, the default, uses secure randomness.
+
+    Raises:
+        InvalidValue: A value is out of its range.
+    """
 
     rounds: int
     init_seed: int = 0
-    """All runs with one seed begin from one common initialisation, as the paper's do. Public, and no part of the noise."""
     init_from: str | None = None
-    """A run folder or a model.safetensors to begin from instead. What an earlier run cost is charged to this one too."""
     init_is_public: bool = False
-    """Declares that no user of this corpus had a part in `init_from`, so that it costs them nothing."""
     checkpoint_every: int = 20
-    """Rounds between checkpoints: after a crash at most so many are done, and charged, again."""
     keep_checkpoints: int = 2
     reproducible_seed: int | None = None
-    """Set it only for experiments: cohorts and noise then follow from the seed, and the guarantee does not hold against
-    anyone who knows it. Left out, randomness is secure."""
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds must be at least 1.")
@@ -43,17 +62,47 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What `train` takes: the corpus by its folder, the model, the plan, the server, the accounting, the evaluation."""
+    """Everything that decides the result of a training run: what `train` takes.
+
+    >>> import unheard
+    >>> run = unheard.Run(
+    ...     corpus="corpora/posts",
+    ...     model=unheard.TiedLSTM(vocabulary_size=10_000),
+    ...     plan=unheard.Plan(
+    ...         population=50_000,
+    ...         sampling=unheard.PoissonSampling(users_per_round=1000),
+    ...         update=unheard.FedAvg(),
+    ...         clip=unheard.FlatClip(norm=15.0),
+    ...         noise=unheard.GaussianNoise(noise_multiplier=1.0),
+    ...     ),
+    ...     training=unheard.Training(rounds=1000),
+    ... )
+    >>> f"{run.claimed_delta:.2e}"
+    '6.78e-06'
+
+    Args:
+        corpus: The folder of a token store (`unheard prepare`).
+        model: The language model.
+        plan: The parameters of Algorithm 1: sampling, updates, clip, estimator and noise.
+        training: Rounds, initial model and checkpoints.
+        delta: The delta at which epsilon is reported and claimed. None: population^-1.1, as in the paper.
+        budget: An epsilon that the run must not exceed; training stops before the round that would.
+        ledger: The population's ledger, to which all runs on these users are charged. None: the one in the store's
+            folder.
+        server: What the server does with the noisy average of each round.
+        evaluation: How often and on how much held-out text the model is evaluated.
+
+    Raises:
+        InvalidValue: delta is not above 0 and below 1 / population.
+    """
 
     corpus: Path | str
     model: LanguageModel
     plan: Plan
     training: Training
     delta: float | None = None
-    """The delta at which epsilon is shown and claimed; None: population^-1.1, as in the paper."""
     budget: Budget | None = None
     ledger: Path | str | None = None
-    """Where all runs on these people are charged; None: in the store's own folder."""
     server: Server = AddServer()
     evaluation: Evaluation = Evaluation()
 
@@ -66,4 +115,5 @@ class Run:
 
     @property
     def claimed_delta(self) -> float:
+        """`delta`, or population^-1.1 where it is None."""
         return self.delta if self.delta is not None else math.pow(self.plan.population, -1.1)

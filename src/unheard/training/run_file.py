@@ -1,7 +1,12 @@
-"""Run files: a small TOML file that maps one to one onto the parts of a run, and back.
+"""Run files: TOML that maps one to one onto the parts of a run.
 
-In: TOML text and `key=value` overrides. Out: a Run and the choice of engine; or the complete TOML of a run, defaults written out.
-An unknown or mistyped key is an error that names the nearest right one.
+    run, engine_choice = read_run_file("run.toml", ["clip.norm=10"])     # with overrides, as `--set` takes them
+    text = run_toml(run, engine_choice)                                  # the complete file, defaults written out
+    run_hash(run)                                                        # names the configuration in the ledger
+
+Every table is one part: `[clip] kind = "flat"`, `norm = 15.0` is `FlatClip(norm=15.0)`. An unknown key or kind raises
+`UnknownKey`, whose message names the nearest right one. `unheard init` writes a commented file; docs/ describes all
+keys.
 """
 
 import dataclasses
@@ -44,7 +49,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "engine": {},
 }
 REQUIRED = ("corpus", "privacy", "model", "sampling", "update", "clip", "noise", "training")
-NOT_MEANING = (
+NOT_HASHED = (
     ("training", "rounds"),
     ("training", "checkpoint_every"),
     ("training", "keep_checkpoints"),
@@ -53,15 +58,15 @@ NOT_MEANING = (
     ("model", "path"),  # of a Hugging Face folder, which base_sha256 names
     ("privacy", "ledger"),
 )
-"""Keys that may change between a run and its resumption: they move neither a model nor its cost."""
-CAME_LATER = {("model", "tied_lstm", "keep_norm"): True, ("model", "tied_gru", "keep_norm"): True}
-"""Keys (table, kind, key) that runs were made without, and what was done then, whatever is the default today. Where that is what
-they say, a run has the hash that it had before there was such a key, and goes on."""
+"""Keys that may change between a run and its resumption: they change neither the model nor its cost."""
+ADDED_KEYS = {("model", "tied_lstm", "keep_norm"): True, ("model", "tied_gru", "keep_norm"): True}
+"""Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
+A run with that value has the hash that it had before the key existed, so that it can continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Where the token store lies."""
+    """The table [corpus]: the folder of the token store."""
 
     path: str
 
@@ -71,14 +76,21 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """What is declared and what is claimed."""
+    """The table [privacy]: what is declared in public and what is claimed.
+
+    Args:
+        population: How many users there are, as you may say in public.
+        delta: The delta of the claim; None: population^-1.1.
+        budget_epsilon: Training stops before the round that would exceed it; None: no budget.
+        budget_accountant: The accountant of the budget.
+        ledger: The population's ledger, if the store cannot be written. The same file for every run on these users.
+    """
 
     population: int
     delta: float | None = None
     budget_epsilon: float | None = None
     budget_accountant: str = RUNNING_ACCOUNTANT
     ledger: str | None = None
-    """Where all runs on these people are charged, if the store cannot be written. The same file for every run on them."""
 
     def __post_init__(self) -> None:
         require(self.population >= 1, "population must be at least 1.")
@@ -86,7 +98,19 @@ class Privacy:
 
 
 def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, EngineChoice]:
-    """The run that a file describes; a relative corpus path is relative to the working folder, as on any command line."""
+    """Read a run file.
+
+    Args:
+        path: The file. A relative corpus path in it is relative to the working folder.
+        overrides: Changes of single keys, "table.key=value" (`set_key`).
+
+    Returns:
+        The run, and which engine computes it.
+
+    Raises:
+        UnknownKey: A table, key or kind does not exist.
+        InvalidValue: The file cannot be read, is not TOML, or a value is out of its range.
+    """
     tables = _read_tables(path)
     for override in overrides:
         set_key(tables, override)
@@ -94,14 +118,14 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
 
 
 def read_saved_run(path: str | Path) -> tuple[Run, EngineChoice]:
-    """The run file in a run's own folder, where everything is written out: a key that it lacks came later."""
-    return run_from_tables(as_it_was(_read_tables(path)))
+    """Read the run file of a run folder. It is complete, so a key that it lacks was added by a later version."""
+    return run_from_tables(fill_added_keys(_read_tables(path)))
 
 
-def as_it_was(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables in which everything was written out, with what came later as it was done before."""
+def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete tables of an older version: keys that it did not have get the value that it used."""
     filled = dict(tables)
-    for (table, kind, key), before in CAME_LATER.items():
+    for (table, kind, key), before in ADDED_KEYS.items():
         part = filled.get(table)
         if isinstance(part, dict) and part.get("kind") == kind:
             filled[table] = {key: before, **part}
@@ -126,6 +150,7 @@ def _read_tables(path: str | Path) -> dict[str, Any]:
 
 
 def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
+    """The run that the tables of a run file describe; raises as `read_run_file`."""
     known = {*REQUIRED, *DEFAULTS, "schedule"}
     for name in tables:
         if name not in known:
@@ -158,7 +183,7 @@ def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
 
 
 def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str, Any]:
-    """The complete tables of a run: what was left out is written out."""
+    """The complete tables of a run, defaults included."""
     privacy = Privacy(
         population=run.plan.population,
         delta=run.claimed_delta,
@@ -182,39 +207,41 @@ def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str
 
 
 def run_toml(run: Run, engine: EngineChoice = EngineChoice()) -> str:
+    """The complete run file of a run, as TOML."""
     return tomli_w.dumps(tables_from_run(run, engine))
 
 
 def run_hash(run: Run) -> str:
-    """Names what a run means: equal for runs that may continue each other."""
+    """A SHA-256 of everything that decides the result and the cost of a run. Equal hashes may continue each other."""
     tables = tables_from_run(run)
-    for table, *key in NOT_MEANING:
+    for table, *key in NOT_HASHED:
         if key:
             tables[table].pop(key[0], None)
         else:
             del tables[table]
-    for (table, kind, key), before in CAME_LATER.items():
+    for (table, kind, key), before in ADDED_KEYS.items():
         if (tables[table].get("kind"), tables[table].get(key)) == (kind, before):
             del tables[table][key]
     return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
 
 
-def hint_for_older_run(run: Run, begun: str) -> str:
-    """What to change in this run, if a folder's hash is that of the same run as it was before a key came; empty if of another."""
-    for (table, kind, key), before in CAME_LATER.items():
+def hint_for_older_run(run: Run, folder_hash: str) -> str:
+    """The override that makes this run continue a folder of an older version; empty if the folder is of another run."""
+    for (table, kind, key), before in ADDED_KEYS.items():
         tables = tables_from_run(run)
         if tables[table].get("kind") == kind:
             tables[table][key] = before
-            if run_hash(run_from_tables(tables)[0]) == begun:
-                said = f"{table}.{key}={json.dumps(before)}"
+            if run_hash(run_from_tables(tables)[0]) == folder_hash:
+                override = f"{table}.{key}={json.dumps(before)}"
                 return (
-                    f" It was begun with {said}, as all were before there was that key: --set {said} goes on with it."
+                    f" It was begun with {override}, as all were before there was that key: --set {override} goes on "
+                    "with it."
                 )
     return ""
 
 
 def _plain(value: Any) -> Any:
-    """One spelling for each value: 20 in Python and 20.0 read back from TOML are the same number."""
+    """One form for each value, to be hashed: 20 in Python and 20.0 read back from TOML are the same number."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -223,7 +250,21 @@ def _plain(value: Any) -> Any:
 
 
 def set_key(tables: dict[str, Any], override: str) -> None:
-    """--set clip.norm=10: a dotted key and a TOML value; a bare word is text."""
+    """Apply an override to the tables of a run file.
+
+    >>> tables = {"clip": {"kind": "flat", "norm": 15.0}}
+    >>> set_key(tables, "clip.norm=10")
+    >>> tables
+    {'clip': {'kind': 'flat', 'norm': 10}}
+
+    Args:
+        tables: The tables, changed in place.
+        override: "table.key=value" with a TOML value; a bare word is text. Another `kind` drops the keys that only the
+            old kind had.
+
+    Raises:
+        InvalidValue: The override has another form, or names something that is not a table.
+    """
     key, equals, text = override.partition("=")
     table, dot, name = key.strip().partition(".")
     if not (equals and dot and table and name):
@@ -232,14 +273,14 @@ def set_key(tables: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    place = tables.setdefault(table, {})
+    target = tables.setdefault(table, {})
     *outer, last = name.split(".")
     for step in outer:
-        place = place.setdefault(step, {}) if isinstance(place, dict) else None
-    if not isinstance(place, dict):
+        target = target.setdefault(step, {}) if isinstance(target, dict) else None
+    if not isinstance(target, dict):
         raise InvalidValue(f"--set {override}: [{table}] is not a table of keys.")
-    place[last] = value
+    target[last] = value
     kinds = {**KINDS, "model": MODELS, "server": SERVERS}.get(table, {})
-    if last == "kind" and isinstance(value, str) and value in kinds:  # another kind: what only the old one had goes
+    if last == "kind" and isinstance(value, str) and value in kinds:  # drop the keys of the old kind
         kept = {field.name for field in dataclasses.fields(kinds[value])} | {"kind"}
-        tables[table] = {key: item for key, item in place.items() if key in kept}
+        tables[table] = {key: item for key, item in target.items() if key in kept}

@@ -1,9 +1,11 @@
-"""What the server does with a noisy average: the paper adds it; momentum and Adam are post-processing of the same.
+"""The server's step: what happens to the model with the noisy average of a round.
 
-In: a State and a NoisyAverage, and nothing else: un-noised user data cannot be spelled into a model. Out: the next State.
-What training carries from one round to the next: the model, and the server's memory of earlier noisy averages.
+The paper adds the average (`AddServer`). `MomentumServer` and `AdamServer` are post-processing of the same noisy
+averages, so they cost no privacy. A server is its own configuration: `[server] kind = "momentum"` in a run file.
 
-Everything in a State is public: it was computed from noisy averages alone.
+Input: a `State` and a `NoisyAverage`, and nothing else, so that data of users without noise cannot get into a model.
+Output: the next `State`. Literature: Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), for momentum and Adam
+on the server.
 """
 
 from dataclasses import dataclass, field
@@ -18,26 +20,42 @@ from unheard.models.model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """After `round` rounds."""
+    """What training carries from one round to the next. Public: it was computed from noisy averages alone."""
 
     round: int
+    """Rounds completed."""
     params_P: Tensor = field(repr=False)
+    """The model's parameters as one vector."""
     server_memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """The server's moving averages, by name; empty for `AddServer`."""
     clip_norm: float | None = None
-    """S of the next round, where it follows the users: counted under noise, and so public like all else here."""
+    """The clip norm S of the next round for an adaptive clip, which was estimated under noise; else None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddServer:
-    """theta <- theta + average: the paper's."""
+    """theta <- theta + average, the paper's server.
+
+    >>> AddServer()
+    AddServer()
+    """
 
     def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to add to the parameters, and the server's next memory."""
         return average_P, memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class MomentumServer:
-    """v <- momentum * v + average; theta <- theta + learning_rate * v."""
+    """v <- momentum * v + average; theta <- theta + learning_rate * v.
+
+    >>> MomentumServer(momentum=0.8).learning_rate
+    1.0
+
+    Args:
+        learning_rate: Factor of the step, above 0.
+        momentum: Factor of the velocity of the rounds before, in [0, 1).
+    """
 
     learning_rate: float = 1.0
     momentum: float = 0.9
@@ -47,13 +65,24 @@ class MomentumServer:
         require(0 <= self.momentum < 1, "momentum must be in [0, 1).")
 
     def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to add to the parameters, and the server's next memory."""
         velocity_P = self.momentum * memory.get("velocity", torch.zeros_like(average_P)) + average_P
         return self.learning_rate * velocity_P, {"velocity": velocity_P}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamServer:
-    """Adam on the noisy average (FedAdam), with bias correction."""
+    """Adam on the noisy average (FedAdam), with bias correction.
+
+    >>> AdamServer(learning_rate=0.02).beta2
+    0.99
+
+    Args:
+        learning_rate: Factor of the step, above 0.
+        beta1: Decay of the moving average of the updates, in [0, 1).
+        beta2: Decay of the moving average of their squares, in [0, 1).
+        epsilon: Added to the denominator, above 0. Not a privacy parameter.
+    """
 
     learning_rate: float = 0.01
     beta1: float = 0.9
@@ -67,6 +96,7 @@ class AdamServer:
         require(self.epsilon > 0, "epsilon must be above 0.")
 
     def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to add to the parameters, and the server's next memory."""
         zero_P = torch.zeros_like(average_P)
         steps = memory.get("steps", torch.zeros((), dtype=torch.float64)) + 1
         first_P = self.beta1 * memory.get("first", zero_P) + (1 - self.beta1) * average_P
@@ -79,10 +109,21 @@ class AdamServer:
 
 Server = AddServer | MomentumServer | AdamServer
 SERVERS: dict[str, type] = {"add": AddServer, "momentum": MomentumServer, "adam": AdamServer}
+"""The name of each server in a run file."""
 
 
 def step(server: Server, model: LanguageModel, state: State, noisy: NoisyAverage) -> State:
-    """The next model."""
+    """Step the server: the state after one more round.
+
+    Args:
+        server: What to do with the average.
+        model: Projects the parameters after the step (for example, embeddings back to norm 1).
+        state: The state before the round.
+        noisy: The noisy average of the round.
+
+    Raises:
+        TypeError: `noisy` is not a `NoisyAverage`.
+    """
     # DP: only a NoisyAverage gets past here; the projection comes after the noise.
     if not isinstance(noisy, NoisyAverage):
         raise TypeError(f"the server takes a NoisyAverage, not {type(noisy).__name__}")

@@ -1,6 +1,7 @@
-"""Whether a run fits its corpus and its model: what would fail later, or has no proof, is refused before anything is charged.
+"""Checks that a run fits its corpus and its model, before anything is charged.
 
-In: a Run and its store. Out: nothing, or an error that says the cure.
+Input: a `Run` and its store. Output: nothing, or an error that names the rule and the remedy. Combinations of parts
+without a privacy proof are refused earlier, when the `Plan` is built (mechanism/plan.py).
 """
 
 import torch
@@ -13,7 +14,13 @@ from unheard.training.run import Run
 
 
 def check_run(run: Run, store: TokenStore) -> None:
-    """Refuse now what would fail later."""
+    """Check everything that would otherwise fail during training.
+
+    Raises:
+        ModelError: The model does not fit the vocabulary or the user features, or keeps a state between calls.
+        CorpusError: The store has no training users or no held-out users, or its boundaries are damaged.
+        UnprovenCombination: A round of the schedule has no privacy event, or the model's weights are of unknown origin.
+    """
     run.model.check_store(
         store.info.get("tokens", {}),
         store.vocabulary,
@@ -26,27 +33,25 @@ def check_run(run: Run, store: TokenStore) -> None:
         )
     for split in (store.train, store.held_out):
         split.check_boundaries()
-    if run.model.user_features:
-        for split in (store.train, store.held_out):
-            if split.num_features != run.model.user_features:
-                raise ModelError(
-                    f"The model takes {run.model.user_features} features of each user, the corpus has {split.num_features}. "
-                    f"Set model.user_features = {split.num_features}."
-                )
-    check_forgets(run.model)
+        if run.model.user_features and split.num_features != run.model.user_features:
+            raise ModelError(
+                f"The model takes {run.model.user_features} features of each user, the corpus has {split.num_features}. "
+                f"Set model.user_features = {split.num_features}."
+            )
+    check_is_pure(run.model)
     for _, plan in run.plan.phases(run.model.layout):
         plan.event()
 
 
-def check_forgets(model: LanguageModel) -> None:
-    """A model that draws (dropout that is always on) or remembers (a state kept from call to call) is refused."""
+def check_is_pure(model: LanguageModel) -> None:
+    """Raise `ModelError` if the model draws random numbers (active dropout) or keeps a state between calls."""
     params = model.layout.split(model.initial(0))
     features_F = torch.zeros(model.user_features) if model.user_features else None
-    one_14, other_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
-    before = model.logits(params, one_14, features_F).clone()
-    model.logits(params, other_14, features_F)
+    first_14, second_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
+    before = model.logits(params, first_14, features_F).clone()
+    model.logits(params, second_14, features_F)
     # DP: what one user adds must be a function of the parameters and their own text, not of who came before them.
-    if not torch.equal(before, model.logits(params, one_14, features_F)):
+    if not torch.equal(before, model.logits(params, first_14, features_F)):
         raise ModelError(
             "The model gives different scores for the same words: it draws random numbers, or keeps something from call to call, "
             "which would carry one user's text into another's update. Make it a function of parameters and tokens alone."

@@ -1,8 +1,8 @@
 """Training on several processes: the leader's engine, and the loop of the worker processes.
 
-Rank 0, the leader, runs the whole of training; every other rank waits for requests, computes and answers. Sampling, noise, ledger,
-checkpoints and the run folder belong to the leader alone (docs/decisions/0050-one-leader.md): a worker has no ledger to write and
-no noise to draw. Every process runs the same program:
+Rank 0, the leader, runs the whole of training; every other rank waits for requests, computes and answers. Sampling,
+noise, ledger, checkpoints and the run folder belong to the leader alone (docs/decisions/0050-one-leader.md): a worker
+has no ledger to write and no noise to draw. Every process runs the same program:
 
     ranks = Ranks.join()                       # None for a process that is alone
     if ranks is None or ranks.is_leader:
@@ -11,8 +11,8 @@ no noise to draw. Every process runs the same program:
     else:
         serve(ranks)
 
-The leader uses `build_engine`, `check_all_users_reachable` and `parallel_map_of`; they also work for a process that is alone.
-Messages between ranks: engines/distributed/protocol.py.
+The leader uses `build_engine`, `check_all_users_reachable` and `parallel_map_of`; they also work for a process that is
+alone. Messages between ranks: engines/distributed/protocol.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,8 @@ def choice_at_rank(choice: EngineChoice, ranks: Ranks) -> EngineChoice:
 
 
 def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
-    """Check, before anything is charged, that every training user's text can be read by this process or by one of the ranks.
+    """Check, before anything is charged, that every training user's text can be read by this process or by one of the
+    ranks.
 
     Raises:
         CorpusError: Some users' text is on no rank, or a rank has another corpus.
