@@ -63,7 +63,7 @@ def segments(source: Path, target: Path, words: int = WORDS) -> int:
     lines = duckdb.connect().execute(
         'SELECT "user", "text" FROM read_json(?, format = \'newline_delimited\') ORDER BY "user", "time"', [str(source)]
     )
-    count, user, left = 0, None, []
+    count, number, user, left = 0, 0, None, []
     with open(target, "w", encoding="utf-8") as file:
         for name, text in _rows(lines):
             if name != user:
@@ -296,7 +296,7 @@ def measure(folder: Path, device: str) -> None:
     released = Released.open(folder)
     store = TokenStore.open(released.run.corpus)
     counts = per_user(released, store, device)
-    np.savez_compressed(folder / "per_user.npz", **counts)
+    np.savez_compressed(folder / "per_user.npz", **counts)  # pyright: ignore[reportArgumentType]
     total = {name: int(value.sum()) for name, value in counts.items()}
     described = {
         "commit": commit(),

@@ -32,9 +32,9 @@ def documentation_lines(source: str, tree: ast.Module) -> tuple[set[int], set[in
         if not isinstance(body, list):
             continue
         for statement in body:  # a string after an attribute documents the attribute
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    docstrings.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docstrings.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
     comments = {
         token.start[0]
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -85,7 +85,7 @@ def measure(folder: Path) -> dict[str, str]:
                     with_args += "Args:" in text or "Parameters" in text
         imported_by.update(targets - {stems[path]})
     once = sum(1 for name, defined in private.items() if words[name] - defined == 1)
-    documents = [path for path in (folder.parent.parent / "docs").rglob("*.md")] if folder.name == "unheard" else []
+    documents = list((folder.parent.parent / "docs").rglob("*.md")) if folder.name == "unheard" else []
     long_lines = sum(
         len(line) > LONG_LINE and not line.startswith("|")
         for path in documents
