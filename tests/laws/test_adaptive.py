@@ -99,12 +99,12 @@ def test_the_shares_of_update_and_count_are_the_whole(z, sigma_b):
     clip = AdaptiveClip(initial_norm=1.0)
     if z >= 2 * sigma_b:
         with pytest.raises(UnprovenCombination, match="2 \\* count_noise_std"):
-            clip.share_for_the_update(z, sigma_b)
+            clip.update_multiplier(z, sigma_b)
         return
-    z_delta = clip.share_for_the_update(z, sigma_b)
+    z_delta = clip.update_multiplier(z, sigma_b)
     assert z_delta >= z
     if z < 1.99 * sigma_b:
-        assert clip.together(z_delta, sigma_b) == pytest.approx(z, rel=1e-9)
+        assert clip.joint_multiplier(z_delta, sigma_b) == pytest.approx(z, rel=1e-9)
 
 
 def test_the_event_is_the_same_for_every_s_so_the_cost_does_not_follow_the_users():

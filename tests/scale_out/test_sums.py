@@ -147,7 +147,7 @@ def test_a_plan_travels_whole(model, plan, name):
     made = PLANS[name](plan).at(0, model.layout)
     again = plan_from_table(plan_table(made), model.layout)
     assert again == made
-    assert (again.contribution, again.following) == (made.contribution, made.following)
+    assert (again.contribution, again.adaptive_clip) == (made.contribution, made.adaptive_clip)
 
 
 def test_users_of_no_store_are_summed_by_the_leader_alone(store, model, plan):

@@ -1,13 +1,12 @@
 """The choice of engine: which engine sums the updates, on which device, in which precision.
 
-`EngineChoice` is the `[engine]` table of a run file. It is no part of what a run means: a run may be resumed with another engine on
-another machine, and gives the same model within the rounding that tests/agreement states.
+`EngineChoice` is the `[engine]` table of a run file. It is no part of what a run means: a run may be resumed with
+another engine on another machine, and gives the same model within the rounding that tests/agreement states.
 
     engine = EngineChoice(kind="reference", device="cpu").build(model)
 
-`ENGINES` is the registry. A new engine is a class with `sum_updates`, `sum_cohorts` (the protocol in engines/engine.py), the two
-class methods of `EngineClass` below, and a line in `ENGINES`.
-"""
+`ENGINES` is the registry. A new engine is a class with `sum_updates`, `sum_cohorts` (the protocol in
+engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`. """
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,7 +39,10 @@ ENGINES: dict[str, EngineClass] = {
     "vectorised": VectorisedEngine,
     "reference": ReferenceEngine,
 }
-"""The engines by their name in a run file. `kind = "auto"` takes the first that supports the model: faster ones come first."""
+"""The engines by their name in a run file.
+
+`kind = "auto"` takes the first that supports the model: faster ones come first.
+"""
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -52,14 +54,16 @@ class EngineChoice:
     The choice is never part of what a run means, so a resumed run may choose anew.
 
     Args:
-        kind: "auto", or a name of `ENGINES`.
-        device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
+        kind: "auto", or a name of `ENGINES`. device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
         users_at_once: users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
-        precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). The clip of the
+        precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). The
+        clip of the
             returned delta and the sum are exact in either case, so the guarantee does not depend on the precision.
         rank_timeout: seconds that ranks wait for each other at the end of a task before the late rank is named.
-        corpus_part: where each rank finds its part of the corpus, on machines without a shared disk: {rank}, {local_rank}
-            and {node} are filled in. None: every rank reads the corpus at the path of the run file. A single process refuses it.
+        corpus_part: where each rank finds its part of the corpus, on machines without a shared disk: {rank},
+        {local_rank}
+            and {node} are filled in. None: every rank reads the corpus at the path of the run file. A single process
+            refuses it.
 
     Raises:
         InvalidValue: for an unknown engine or precision, or a number out of range.

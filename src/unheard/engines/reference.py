@@ -44,7 +44,7 @@ class ReferenceEngine:
         seed = int(rng.integers(2**63))
         each = []
         for user in users:
-            unclipped = torch.tensor(True, device=self.device) if plan.following else None
+            unclipped = torch.tensor(True, device=self.device) if plan.adaptive_clip else None
             delta_P = self.user_update(params_P, user, plan, seed, unclipped)
             weight_units = plan.weights.units(np.array([len(user.tokens)]))
             each.append(plan.contribution.of_users(delta_P[None], weight_units, unclipped))

@@ -114,7 +114,7 @@ class VectorisedEngine:
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
 
         def chunk_sum(chunk: list[int]) -> CohortSum:
-            unclipped_U = torch.ones(len(chunk), dtype=torch.bool, device=self.device) if plan.following else None
+            unclipped_U = torch.ones(len(chunk), dtype=torch.bool, device=self.device) if plan.adaptive_clip else None
             delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan, unclipped_U)
             weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in chunk]))
             return plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)

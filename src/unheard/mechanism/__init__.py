@@ -1,1 +1,2 @@
-"""Many deltas in, one noisy average out."""
+"""The mechanism: many users' deltas in, one noisy average out (sampling, clipping, aggregation, estimators, noise,
+plan)."""

@@ -1,10 +1,20 @@
-"""The narrow door: every user's delta passes here, and what comes out is bounded, weighted, whole numbers.
+"""Aggregation: clips, weights and sums the users' deltas as integers on a public grid.
 
-In: deltas [U, P] as the engines computed them, and fixed-point weights. Out: a CohortSum.
-For each user n_k = trunc(w_k * Clip(delta_k) / g), towards zero, with a public grid g that is a power of two. Truncation cannot
-raise a norm, so g * ||n_k|| <= w_k * S holds without correction; it is checked on the integers. Integers add exactly, so the sum
-is the same in any order and on any number of workers, and its low bits say nothing of how floats were rounded.
-The argument in full: docs/privacy.md. Where in the paper: the sum of w_k * Delta_k in Algorithm 1.
+Every user's delta goes through `Contribution.of_users`, whichever engine computed it. Input: deltas [U, P] and
+fixed-point weights. Output: a `CohortSum`. In the paper: the sum of w_k * Delta_k in Algorithm 1.
+
+For each user n_k = trunc(w_k * Clip(delta_k) / g), rounded towards zero, with a public grid g that is a power of two.
+Truncation cannot raise a norm, so g * ||n_k|| <= w_k * S holds without a correction, and it is checked on the integers.
+Integers add exactly, so the sum is the same in any order and on any number of workers, and its low bits do not depend
+on how floats were rounded. The whole argument is in docs/privacy.md.
+
+    >>> from unheard.mechanism.clipping import Ball
+    >>> each = Contribution(balls=(Ball(slice(0, 2), 1.0),), l2_bound=1.0, grid=noised_grid(1.0), is_noised=True)
+    >>> total = each.of_users(torch.tensor([[3.0, 4.0]]), np.array([ONE]))
+    >>> (total.units_P * total.grid).tolist()  # scaled to norm 1, then truncated to the grid
+    [0.5999994277954102, 0.7999992370605469]
+
+On CUDA the same computation runs as Triton kernels (aggregation_kernels.py); tests compare the two.
 """
 
 import importlib.util
@@ -23,19 +33,23 @@ from unheard.mechanism.values import CohortSum
 from unheard.updates.weighting import ONE
 
 GRID_BITS = 20
-"""A noised sum lies on a grid of about S / 2^20: far below the noise, and coarse enough for float64 normals to fill evenly."""
+"""A noised sum lies on a grid of about S / 2^20: far below the noise, and coarse enough for float64 normals to fill
+evenly."""
 
 UNNOISED_GRID = 2.0**-30
 """Without noise there is nothing to protect; the grid only makes sums exact, so it is absolute and fine."""
 
 LARGEST_UNNOISED_UNITS = 2.0**42
-"""Without a clip a coordinate may be anything: one beyond 2^12 is treated as not finite, so that no int64 sum overflows."""
+"""Without a clip a coordinate may be anything: one beyond 2^12 is treated as not finite, so that no int64 sum
+overflows."""
 
 LARGEST_COHORT = 2**40
-"""A noised user adds at most 2^21 units a coordinate, so a sum over this many, and its noise, stays within int64."""
+"""A noised user adds at most 2^21 units per coordinate, so a sum over this many users, with its noise, stays within
+int64."""
 
 NUMBERS_AT_ONCE = 2**21
-"""Coordinates whose float64 copies exist at once, 16 MB: one user of the paper's model, many of a small one."""
+"""Coordinates whose float64 copies exist at the same time, 16 MB: one user of the paper's model, many of a small
+model."""
 
 
 def noised_grid(l2_bound: float) -> float:
@@ -45,7 +59,14 @@ def noised_grid(l2_bound: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What each user may add to the sum: the balls of the clip, its bound S, the grid. Public, and the same for every user."""
+    """What each user may add to the sum. Public, and the same for every user.
+
+    Args:
+        balls: of the clip; none for a baseline without a clip.
+        l2_bound: S.
+        grid: the size of one unit.
+        is_noised: whether noise will be added; then the bound is enforced on the integers.
+    """
 
     balls: tuple[Ball, ...]
     l2_bound: float
@@ -53,8 +74,10 @@ class Contribution:
     is_noised: bool
 
     def sum(self, chunks: Iterable[CohortSum], num_parameters: int) -> CohortSum:
-        """The sum of chunks, in any order; of none, a sum of nothing (an empty cohort still takes a full noised step). Chunks are
-        taken one by one as they come, so that a large cohort needs no more memory than a small one."""
+        """The sum of the sums of chunks, in any order.
+
+        Without chunks the sum is zero: an empty cohort still takes a full noised step. Chunks are added one by one as
+        they arrive, so that a large cohort needs no more memory than a small one. """
         total: CohortSum | None = None
         for chunk in chunks:
             total = self.add(total, chunk)
@@ -62,7 +85,7 @@ class Contribution:
         return total or CohortSum(units_P=torch.zeros(num_parameters, dtype=torch.int64), **nothing)
 
     def add(self, total: CohortSum | None, chunk: CohortSum) -> CohortSum:
-        """One chunk more, in the memory of the total, which is used up."""
+        """Adds one chunk to the total, in the memory of the total, which must not be used afterwards."""
         if total is None:
             return replace(chunk, units_P=chunk.units_P.clone(), grid=self.grid, l2_bound=self.l2_bound)
         counted = total.balance is not None and chunk.balance is not None
@@ -75,7 +98,13 @@ class Contribution:
 
     @torch.no_grad()
     def of_users(self, delta_UP: Tensor, weight_units_U: np.ndarray, unclipped_U: Tensor | None = None) -> CohortSum:
-        """Bound, weigh and add a chunk of users; and, if an engine says which of them were never clipped, count them."""
+        """Clips, weights and adds the deltas of a chunk of users.
+
+        Args:
+            delta_UP: one delta per row, as the engine computed it, in any float type.
+            weight_units_U: fixed-point weights from updates/weighting.py.
+            unclipped_U: for an adaptive clip, which users had no local step clipped; they are counted in the result.
+        """
         # DP: weights are in [0, 1] whatever was asked for.
         weight_units_U = np.clip(weight_units_U, 0, ONE)
         weight_U = to_device(weight_units_U / ONE, delta_UP.device)
@@ -100,29 +129,35 @@ class Contribution:
         )
 
     def _whole_units(self, delta_UP: Tensor, weight_U: Tensor, largest_U: Tensor) -> Tensor:
-        """n_k for each user, int64 [U, P]. In place where it can be: on a CPU, memory touched for the first time is what costs."""
+        """n_k for each user, int64 [U, P].
+
+        In place where possible: on a CPU most of the time goes into first touching memory.
+        """
         units_UP = delta_UP.to(torch.float64, copy=True)
-        # DP: the clip of what is returned, after the last cast, in float64 so that the check below finds nothing to drop.
+        # DP: the clip of what is returned, after the last cast, in float64 so that the check below finds nothing to
+        # drop.
         for ball in self.balls:
             norm_U1 = torch.linalg.vector_norm(units_UP[:, ball.where], dim=1, keepdim=True)
             units_UP[:, ball.where] *= torch.where(norm_U1 > ball.radius, ball.radius / norm_U1, 1.0)
         # DP: towards zero, after weighting: truncation cannot raise a norm.
         units_UP.mul_(weight_U[:, None]).div_(self.grid, rounding_mode="trunc")
-        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so put, never multiply). By number, not
-        # by a mask: that would go through everybody's coordinates to change nothing.
+        # DP: who does not fit, or is not finite, contributes exactly zero (0 * NaN is NaN, so assign, never multiply).
+        # By index: a mask would pass over every user's coordinates, and almost always change nothing.
         units_UP[torch.nonzero(~self._fits(units_UP, largest_U))[:, 0]] = 0.0
         return units_UP.to(torch.int64)
 
     def _fits(self, units_UP: Tensor, largest_U: Tensor) -> Tensor:
-        """A NaN or an infinity anywhere makes the comparison false."""
+        """Whether each user is within the bound, bool [U]. A NaN or an infinity anywhere makes the comparison false."""
         if not self.is_noised:
             return torch.linalg.vector_norm(units_UP, ord=math.inf, dim=1) <= largest_U
         # DP: the bound is checked on the integers themselves.
         return torch.linalg.vecdot(units_UP, units_UP) <= largest_U
 
     def _largest(self, weight_units_U: np.ndarray) -> np.ndarray:
-        """The largest g^-2 ||w_k n_k||^2 allowed to each user, float64, decided without rounding: g * ||n_k|| <= w_k * S, and
-        squares below 2^53 are exact. Without noise, the largest coordinate."""
+        """The largest ||n_k||^2 allowed to each user, float64 [U]; without noise, the largest coordinate.
+
+        From g * ||n_k|| <= w_k * S, computed in rational numbers without rounding; squares below 2^53 are exact in
+        float64. """
         if not self.is_noised:
             return np.full(len(weight_units_U), LARGEST_UNNOISED_UNITS)
         # DP: with the user's own weight.
@@ -133,10 +168,10 @@ class Contribution:
 
 
 def _added(units_UP: Tensor) -> Tensor:
-    """Their sum over users; of one user, themselves, where torch would fill and add once more."""
+    """The sum over users. A single row is returned as it is, which saves a pass over memory."""
     return units_UP[0] if len(units_UP) == 1 else units_UP.sum(dim=0)
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels can run there."""
+    """Whether the Triton kernels can run on this device."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None

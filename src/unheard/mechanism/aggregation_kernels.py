@@ -1,8 +1,21 @@
-"""The narrow door in Triton: bound, weigh, truncate and add a chunk of users without ever holding their float64 copies.
+"""Aggregation in Triton: clips, weights, truncates and sums a chunk of users without storing float64 copies of their
+deltas.
 
-In: deltas [U, P] on a GPU, weights, balls, the grid. Out: the integer sum [P]. Its plain twin is `Contribution.of_users` in
-aggregation.py, which says why each line is there; the marks below are the same lines again. A user's numbers are computed block
-by block in one order, whoever else is in the chunk, and integers are added, so the sum does not depend on chunks.
+Input: deltas [U, P] on a GPU, weights, balls, the grid. Output: the integer sum [P]. The reference implementation is
+`Contribution.of_users` in aggregation.py, which explains each step; comments marked DP are on the same steps in both. A
+user's numbers are computed block by block in a fixed order, whoever else is in the chunk, and integers are added, so
+the sum does not depend on how users are divided into chunks.
+
+Five kernels, launched by `sum_users`. K is the number of blocks (of at most `BLOCK` coordinates), J the number of
+balls:
+
+| kernel | grid | computes |
+| --- | --- | --- |
+| `_squares` | (K, U) | part[u, k]: the squared norm of a block |
+| `_scales` | (J, U) | scale[u, j] = min(1, radius / norm) |
+| `_measures` | (K, U) | part[u, k]: the squared norm of the block's integers (without noise: their largest) |
+| `_fits` | (U,) | fits[u]: whether the integers are within the bound |
+| `_sum` | (K,) | units[p]: the sum over the users that fit |
 """
 
 import itertools
@@ -18,13 +31,16 @@ from torch import Tensor
 from unheard.mechanism.clipping import Ball
 
 BLOCK = 2048
-"""Coordinates of a program."""
+"""Coordinates per program."""
 
 
 def sum_users(
     delta_UP: Tensor, weight_U: Tensor, balls: Sequence[Ball], grid: float, largest_U: Tensor, is_noised: bool
 ) -> Tensor:
-    """n_k for each user, added over users, int64 [P]. `largest_U` is the largest square (noised) or coordinate allowed to each."""
+    """The sum of n_k over users, int64 [P].
+
+    `largest_U` is the largest square (noised) or coordinate allowed to each user.
+    """
     U, P = delta_UP.shape
     device = delta_UP.device
     assert delta_UP.stride(1) == 1
@@ -47,8 +63,10 @@ def sum_users(
 
 @lru_cache
 def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks that do not cross from one ball into the next, so that each has one norm and one radius: where each begins and ends,
-    and its ball, [3, blocks]; each ball's first block; each ball's radius."""
+    """Blocks that do not cross from one ball into the next, so that each block has one norm and one radius.
+
+    Returns the start, the end and the ball of each block, [3, K]; the first block of each ball, [J + 1]; the radii,
+    [J]. """
     balls = balls or ((0, P, math.inf),)
     assert balls[0][0] == 0
     assert balls[-1][1] == P
@@ -66,7 +84,7 @@ def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.dev
 
 @triton.jit
 def _squares(delta, table, part, blocks, ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """The square of the norm of a block, float64."""
+    """The squared norm of a block, float64."""
     k, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
     i = tl.load(table + k) + tl.arange(0, BLOCK)
     x = tl.load(delta + u * ROW + i, mask=i < tl.load(table + blocks + k), other=0.0).to(tl.float64)
@@ -75,7 +93,7 @@ def _squares(delta, table, part, blocks, ROW: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def _scales(part, first_block, radius, scale, blocks, BLOCK: tl.constexpr):
-    """min(1, S / norm) of a ball."""
+    """min(1, S / norm) of one ball of one user."""
     ball, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
     begin, end = tl.load(first_block + ball), tl.load(first_block + ball + 1)
     k = tl.arange(0, BLOCK)
@@ -92,7 +110,7 @@ def _scales(part, first_block, radius, scale, blocks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _whole_units(delta, table, scale, weight, per_unit, blocks, balls, u, k, ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """n_k of a block, as float64; what is not finite stays so."""
+    """n_k of a block, as float64; a value that is not finite stays so."""
     i = tl.load(table + k) + tl.arange(0, BLOCK)
     inside = i < tl.load(table + blocks + k)
     x = tl.load(delta + u * ROW + i, mask=inside, other=0.0).to(tl.float64)
@@ -107,7 +125,7 @@ def _measures(
     delta, table, scale, weight, part, per_unit, blocks, balls,
     NOISED: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The square of a block's integers, or without noise the largest of them. A NaN makes either a NaN."""
+    """The squared norm of a block's integers, or without noise the largest of them. A NaN makes either result a NaN."""
     k, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n, _, _ = _whole_units(delta, table, scale, weight, per_unit, blocks, balls, u, k, ROW, BLOCK)
     if NOISED:
@@ -141,7 +159,7 @@ def _fits(part, largest, fits, blocks, NOISED: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _sum(delta, table, scale, weight, fits, units, per_unit, blocks, balls, U, ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of the sum over users."""
+    """The sum over users of one block."""
     k = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.int64)
     u = tl.full([], 0, tl.int64)

@@ -1,17 +1,27 @@
-"""NOISE: the one place where a private average becomes a public one.
+"""Noise: the one place where a private average becomes a public one.
 
-In: a BoundedAverage and a stream of randomness. Out: a NoisyAverage. Where in the paper: theta + Delta + N(0, I sigma^2),
-sigma = z * sensitivity. The noise is drawn in float64 from a secure generator, rounded to the average's own public grid and added
-there to whole numbers, so what is released is a rounding of the continuous Gaussian mechanism and its accountants apply.
-The standard normals that noise is made of: drawn when they are asked for, or ahead of that, on another thread.
+Input: a `BoundedAverage` and a stream of randomness. Output: a `NoisyAverage`. In the paper: theta + Delta + N(0, I
+sigma^2) of Algorithm 1, with sigma = z * sensitivity.
 
-In: a generator of randomness.py. Out: float64 normals on a device. What they are added to, and how wide: noise.py.
+The noise is drawn in float64 from a secure generator, rounded to the average's own public grid and added there to
+integers. What is released is therefore a rounding of the continuous Gaussian mechanism, so its accountants apply
+(docs/privacy.md).
+
+    >>> GaussianNoise(noise_multiplier=1.0).std(sensitivity=0.15)
+    0.15
+    >>> GaussianNoise(noise_std=0.3).multiplier(sensitivity=0.15)
+    2.0
+    >>> NoNoise().std(sensitivity=0.15)
+    0.0
+
+`NormalsAhead` draws the standard normals of a round on another thread while the engine sums the updates.
 """
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,52 +32,58 @@ from unheard.devices import host_memory
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
 
-
-class NormalsAhead:
-    """A generator's first normals, drawn on another thread from now on (drawing lets other threads run). They are given once."""
-
-    def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
-        # Drawn to where the device fetches them from, so that nobody has to copy them.
-        normals_P = host_memory((count,), torch.float64, device)
-        drawn = _threads().submit(rng.standard_normal, out=normals_P.numpy())
-        self._ahead: tuple[Tensor, Future[np.ndarray]] | None = (normals_P, drawn)
-
-    def take(self, count: int) -> Tensor:
-        ahead, self._ahead = self._ahead, None
-        # DP: noise that was given once is never given again.
-        if ahead is None or count != len(ahead[0]):
-            raise RuntimeError("These normals were given already, or another number of them was drawn.")
-        normals_P, drawn = ahead
-        # DP: nor before all of it is drawn: what the memory held until then is no noise.
-        drawn.result()
-        return normals_P
-
-
-Normals = np.random.Generator | NormalsAhead
-"""Where normals come from: a generator, or what was drawn from one on another thread."""
-
-
-def standard_normals(source: Normals, count: int, device: torch.device) -> Tensor:
-    """So many of them on the device, in float64."""
-    if isinstance(source, NormalsAhead):
-        normals_P = source.take(count)
-    else:
-        normals_P = host_memory((count,), torch.float64, device)
-        source.standard_normal(out=normals_P.numpy())
-    return normals_P.to(device, non_blocking=True)
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="normals")
-
-
 LARGEST_MULTIPLIER = 2.0**19
+"""The largest z: with wider noise the integers could overflow, or their low bits would not be covered."""
+
+
+class Noise(Protocol):
+    """What the plan and the round need of a noise.
+
+    Only `NoNoise` is taken for none: every other class must be private noise.
+    """
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """z, if it is declared."""
+        ...
+
+    @property
+    def noise_std(self) -> float | None:
+        """sigma, if it is declared."""
+        ...
+
+    def multiplier(self, sensitivity: float) -> float:
+        """z, the standard deviation in units of the sensitivity;
+
+        0 for no noise. The round's event is charged at this value.
+        """
+        ...
+
+    def std(self, sensitivity: float) -> float:
+        """sigma, the standard deviation in units of the model's parameters."""
+        ...
+
+    def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "Noise":
+        """The noise from a change of the schedule on, which sets one of the two."""
+        ...
+
+    def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
+        """The average with noise: the value that a round releases."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianNoise:
-    """Give z = noise_multiplier, or sigma = noise_std (then z = sigma / sensitivity, and is what the ledger records)."""
+    """Gaussian noise on every coordinate of the average.
+
+    Args:
+        noise_multiplier: z; sigma is then z times the sensitivity.
+        noise_std: sigma itself; then z = sigma / sensitivity, which is what the ledger records.
+
+    Raises:
+        InvalidValue: unless exactly one of the two is given, or z is above 2^19.
+        UnprovenCombination: if the average has no bounded sensitivity.
+    """
 
     noise_multiplier: float | None = None
     noise_std: float | None = None
@@ -85,8 +101,8 @@ class GaussianNoise:
                 "[estimator] kind = 'fixed_denominator' or 'clipped_denominator'."
             )
         z = self.noise_multiplier if self.noise_multiplier is not None else (self.noise_std or 0.0) / sensitivity
-        # DP: with the grid at 2^-21 of the sensitivity or coarser, wider noise would overflow the integers or leave their low
-        # bits bare; float64 fills 2^40 units evenly.
+        # DP: with the grid at 2^-21 of the sensitivity or coarser, wider noise would overflow the integers or leave
+        # their low bits bare; float64 fills 2^40 units evenly.
         if not 0 < z <= LARGEST_MULTIPLIER:
             raise InvalidValue(
                 f"The noise is {z:g} times the sensitivity; at most 2^19 can be added exactly. Lower it."
@@ -97,7 +113,10 @@ class GaussianNoise:
         """sigma, the noise in units of the model's parameters."""
         return self.multiplier(sensitivity) * sensitivity
 
-    def add(self, average: BoundedAverage, rng: Normals) -> NoisyAverage:
+    def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "GaussianNoise":
+        return GaussianNoise(noise_multiplier=noise_multiplier, noise_std=noise_std)
+
+    def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
         # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
@@ -110,7 +129,10 @@ class GaussianNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class NoNoise:
-    """The non-private baseline, spelled out: its event is NonPrivate and its epsilon prints as infinity."""
+    """No noise, for a non-private baseline: its event is `NonPrivate`, and its epsilon prints as infinity."""
+
+    noise_multiplier = None
+    noise_std = None
 
     def multiplier(self, sensitivity: float) -> float:
         return 0.0
@@ -118,8 +140,56 @@ class NoNoise:
     def std(self, sensitivity: float) -> float:
         return 0.0
 
-    def add(self, average: BoundedAverage, rng: Normals) -> NoisyAverage:
+    def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "NoNoise":
+        raise InvalidValue(
+            "The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout."
+        )
+
+    def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
         return NoisyAverage(average_P=average.average_P, noise_std=0.0)
 
 
-Noise = GaussianNoise | NoNoise
+class NormalsAhead:
+    """The first normals of a generator, drawn on another thread while the engine works. They can be taken once.
+
+    Args:
+        rng: the stream of the round's noise.
+        count: how many normals to draw.
+        device: where they will be used; the memory is pinned for a GPU.
+    """
+
+    def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
+        # Drawn into the memory that the device reads from, which saves a copy.
+        normals_P = host_memory((count,), torch.float64, device)
+        drawn = _threads().submit(rng.standard_normal, out=normals_P.numpy())
+        self._ahead: tuple[Tensor, Future[np.ndarray]] | None = (normals_P, drawn)
+
+    def take(self, count: int) -> Tensor:
+        """The normals, once all of them are drawn; raises `RuntimeError` at the second call."""
+        ahead, self._ahead = self._ahead, None
+        # DP: noise that was given once is never given again.
+        if ahead is None or count != len(ahead[0]):
+            raise RuntimeError("These normals were given already, or another number of them was drawn.")
+        normals_P, drawn = ahead
+        # DP: nor before all of it is drawn: what the memory held until then is no noise.
+        drawn.result()
+        return normals_P
+
+
+Normals = np.random.Generator | NormalsAhead
+"""A source of standard normals: a generator, or normals that are drawn from one on another thread."""
+
+
+def standard_normals(source: Normals, count: int, device: torch.device) -> Tensor:
+    """`count` standard normals on the device, in float64."""
+    if isinstance(source, NormalsAhead):
+        normals_P = source.take(count)
+    else:
+        normals_P = host_memory((count,), torch.float64, device)
+        source.standard_normal(out=normals_P.numpy())
+    return normals_P.to(device, non_blocking=True)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="normals")

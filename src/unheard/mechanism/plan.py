@@ -1,8 +1,25 @@
-"""The plan: Algorithm 1's parameters in one place, checked together, resolved for any round, and what each round costs.
+"""The plan: the parameters of Algorithm 1, checked together, resolved for any round, and what each round costs.
 
-In: the parts. Out: RoundPlan objects, which hold everything a round needs and say which privacy event it is.
-This is the meeting point of privacy: combinations without a proof are refused here, before anything runs.
-"""
+`Plan` holds the parts as a run file declares them. `Plan.at(round, layout)` resolves them for one round as a
+`RoundPlan`, which has everything that the round needs and states its privacy event. Combinations without a proof are
+refused when a plan is made, before anything runs.
+
+    >>> from unheard.parameters import Layout
+    >>> plan = Plan(
+    ...     population=10_000,
+    ...     sampling=PoissonSampling(users_per_round=100),
+    ...     update=FedAvg(),
+    ...     clip=FlatClip(norm=15.0),
+    ...     noise=GaussianNoise(noise_multiplier=1.0),
+    ... )
+    >>> now = plan.at(0, Layout((("weight", (3, 4)),)))
+    >>> now.sensitivity  # S / (q W)
+    0.15
+    >>> now.event()
+    PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
+
+`KINDS` is the registry: the name of each part in a run file. A new part is a class in its own module, a line in
+`KINDS`, and a line in `unheard/__init__.pyi` (docs/extending.md). """
 
 import math
 from collections.abc import Iterator
@@ -13,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from unheard.config import table_from_part
-from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.errors import InvalidValue
 from unheard.mechanism.aggregation import LARGEST_COHORT, UNNOISED_GRID, Contribution, noised_grid
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
@@ -47,7 +64,7 @@ KINDS: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """What one round does, with every number resolved."""
+    """What one round does, with every number resolved. `Plan.at` makes it; engines and the round read it."""
 
     population: int
     sampling: Sampling
@@ -57,8 +74,8 @@ class RoundPlan:
     estimator: Estimator
     noise: Noise
     layout: Layout
-    following: AdaptiveClip | None = None
-    """Where S comes from, if it follows the users; `clip` is then the flat clip of this round."""
+    adaptive_clip: AdaptiveClip | None = None
+    """The rule by which S follows the users, if it does; `clip` is then the flat clip of this round."""
 
     @cached_property
     def expected_weight(self) -> float:
@@ -69,8 +86,9 @@ class RoundPlan:
 
     @cached_property
     def contribution(self) -> Contribution:
+        """What each user may add to the sum: bound, weight and grid."""
         l2_bound = self.clip.l2_bound(self.layout)
-        is_noised = isinstance(self.noise, GaussianNoise)
+        is_noised = not isinstance(self.noise, NoNoise)
         return Contribution(
             balls=tuple(self.clip.balls(self.layout)),
             l2_bound=l2_bound,
@@ -80,50 +98,70 @@ class RoundPlan:
 
     @cached_property
     def sensitivity(self) -> float:
+        """The sensitivity of the round's average, before anything is summed."""
         return self.estimator.sensitivity(self.clip.l2_bound(self.layout), self.expected_weight, self.layout.total)
 
     def average(self, total: CohortSum) -> BoundedAverage:
+        """The cohort's average by the estimator, with its sensitivity."""
         return self.estimator.average(total, self.expected_weight)
 
     def event(self) -> Event:
-        """What this round costs: the sampler's own word for it, at the noise that is really added."""
+        """What this round costs: the sampler's event, at the noise that is really added."""
         if isinstance(self.noise, NoNoise):
             return NonPrivate(reason="no noise is added")
         z = self.noise.multiplier(self.sensitivity)
-        if self.following is not None:
-            z = self.following.together(z, self.count_noise_std)
+        if self.adaptive_clip is not None:
+            z = self.adaptive_clip.joint_multiplier(z, self.count_noise_std)
         return self.sampling.event(self.population, z)
 
     @cached_property
     def count_noise_std(self) -> float:
-        """sigma_b of a clip that follows the users; a baseline counts without noise, as it does all else."""
-        if self.following is None or isinstance(self.noise, NoNoise):
+        """sigma_b of an adaptive clip; 0 for a baseline, which counts without noise."""
+        if self.adaptive_clip is None or isinstance(self.noise, NoNoise):
             return 0.0
-        return self.following.noise_on_the_count(self.expected_users)
+        return self.adaptive_clip.count_noise(self.expected_users)
 
     @property
     def expected_users(self) -> float:
+        """q K, from declared numbers only."""
         return self.sampling.probability(self.population) * self.population
 
     def next_norm(self, total: CohortSum, rng: np.random.Generator) -> float | None:
-        """S of the next round, if it follows the users."""
-        if self.following is None:
+        """S of the next round of an adaptive clip; None for a fixed clip."""
+        if self.adaptive_clip is None:
             return None
         assert isinstance(self.clip, FlatClip)
-        assert total.balance is not None, "an engine counts who was clipped when the clip follows the users"
-        return self.following.next_norm(self.clip.norm, total.balance, self.expected_users, self.count_noise_std, rng)
+        assert total.balance is not None, "an engine counts the clipped users when the clip is adaptive"
+        norm, users = self.clip.norm, self.expected_users
+        return self.adaptive_clip.next_norm(norm, total.balance, users, self.count_noise_std, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The parameters of Algorithm 1, and how they change over time."""
+    """The parameters of Algorithm 1, and how they change over time.
+
+    Args:
+        population: K as declared: how many users there are, as you may say in public. q, W and delta come from it,
+        never from
+            the store.
+        sampling: who takes part in a round.
+        weights: how much a user counts.
+        update: what a user computes: FedAvg or FedSGD.
+        clip: how far a user may move the model.
+        estimator: how the sum becomes an average.
+        noise: what is added to the average.
+        schedule: changes of S, sigma, z or eta, by increasing round.
+
+    Raises:
+        InvalidValue: for numbers that contradict each other.
+        UnprovenCombination: for private noise with parts for which there is no proof.
+    """
 
     population: int
-    """K as declared: how many users there are, as you may say in public. q, W and delta come from it, never from the store."""
     sampling: Sampling
     weights: Weighting = EqualWeights()
     update: Update
-    clip: Clip | AdaptiveClip
+    clip: Clip
     estimator: Estimator = FixedDenominator()
     noise: Noise
     schedule: tuple[Change, ...] = ()
@@ -135,43 +173,30 @@ class Plan:
             raise InvalidValue("population must be at most 2^40, so that no cohort's integer sum can overflow.")
         in_order(self.schedule)
         self.sampling.probability(self.population)
-        if isinstance(self.noise, GaussianNoise):
-            self._refuse_what_has_no_proof()
-        elif any(c.noise_std or c.noise_multiplier for c in self.schedule):
-            raise InvalidValue(
-                "The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout."
-            )
-        if isinstance(self.clip, NoClip | AdaptiveClip) and any(c.clip_norm for c in self.schedule):
-            self.clip.at_norm(1.0)
+        noises = [self.noise]
+        for change in self.schedule:
+            if change.clip_norm:
+                self.clip.at_norm(change.clip_norm)
+            if change.noise_std or change.noise_multiplier:
+                noises.append(self.noise.changed(change.noise_multiplier, change.noise_std))
+        if not isinstance(self.noise, NoNoise):
+            # Each part refuses what it has no proof for; the sampler refuses by having no event.
+            self.sampling.event(self.population, 1.0)
+            self.estimator.check_private()
+            self.clip.check_private(noises, self._expected_users)
 
-    def _refuse_what_has_no_proof(self) -> None:
-        self.sampling.event(self.population, 1.0)
-        if isinstance(self.clip, NoClip):
-            raise UnprovenCombination(
-                "Noise without a clip proves nothing: no noise is large enough. Set [clip] kind = 'flat'."
-            )
-        if isinstance(self.estimator, TrueAverage):
-            raise UnprovenCombination(
-                "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "
-                "Set [estimator] kind = 'fixed_denominator', or 'clipped_denominator' with min_total_weight."
-            )
-        if isinstance(self.clip, AdaptiveClip):
-            self._refuse_what_cannot_follow(self.clip)
-
-    def _refuse_what_cannot_follow(self, clip: AdaptiveClip) -> None:
-        given = [self.noise, *(change for change in self.schedule)]
-        if any(one.noise_std is not None for one in given if not isinstance(one, NoNoise)):
-            # DP: with sigma fixed, z would follow S and so the users; composition with a cost chosen by them has no proof here.
-            raise UnprovenCombination(
-                "Adaptive clipping needs noise that grows and shrinks with S: give noise_multiplier (z), not noise_std (sigma)."
-            )
-        expected = self.sampling.probability(self.population) * self.population
-        for one in given:
-            if not isinstance(one, NoNoise) and one.noise_multiplier is not None:
-                clip.share_for_the_update(one.noise_multiplier, clip.noise_on_the_count(expected))
+    @property
+    def _expected_users(self) -> float:
+        return self.sampling.probability(self.population) * self.population
 
     def at(self, round: int, layout: Layout, clip_norm: float | None = None) -> RoundPlan:
-        """The plan of one round: every change up to it, in order. `clip_norm` is where a clip that follows the users has got to."""
+        """The plan of one round, with every change of the schedule up to it.
+
+        Args:
+            round: the round, counted from 0.
+            layout: of the model.
+            clip_norm: the S that an adaptive clip has reached; None: its initial norm.
+        """
         clip, noise, update = self.clip, self.noise, self.update
         for change in self.schedule:
             if change.from_round > round:
@@ -179,14 +204,13 @@ class Plan:
             clip = clip.at_norm(change.clip_norm) if change.clip_norm else clip
             update = update.at_learning_rate(change.learning_rate) if change.learning_rate else update
             if change.noise_std or change.noise_multiplier:
-                noise = GaussianNoise(noise_std=change.noise_std, noise_multiplier=change.noise_multiplier)
-        following = None
-        if isinstance(clip, AdaptiveClip):
-            following, clip = clip, FlatClip(norm=clip_norm or clip.initial_norm)
-            if isinstance(noise, GaussianNoise) and noise.noise_multiplier is not None:
-                expected = self.sampling.probability(self.population) * self.population
-                sigma_b = following.noise_on_the_count(expected)
-                noise = GaussianNoise(noise_multiplier=following.share_for_the_update(noise.noise_multiplier, sigma_b))
+                noise = noise.changed(change.noise_multiplier, change.noise_std)
+        adaptive = clip.adaptive
+        if adaptive is not None:
+            clip = adaptive.at_round(clip_norm)
+            if noise.noise_multiplier is not None:
+                sigma_b = adaptive.count_noise(self._expected_users)
+                noise = noise.changed(adaptive.update_multiplier(noise.noise_multiplier, sigma_b), None)
         return RoundPlan(
             population=self.population,
             sampling=self.sampling,
@@ -196,16 +220,17 @@ class Plan:
             estimator=self.estimator,
             noise=noise,
             layout=layout,
-            following=following,
+            adaptive_clip=adaptive,
         )
 
     def phases(self, layout: Layout) -> Iterator[tuple[int, RoundPlan]]:
-        """The rounds at which something changes, the first included."""
+        """The rounds at which something changes, the first included, each with its plan."""
         for from_round in (0, *(change.from_round for change in self.schedule)):
             yield from_round, self.at(from_round, layout)
 
     def facts(self, layout: Layout) -> dict[str, Any]:
-        """The public facts that a ledger's header keeps."""
+        """The public facts that the header of a ledger keeps: declared numbers, resolved for each phase of the
+        schedule."""
         parts = {name: table_from_part(getattr(self, name), KINDS[name]) for name in KINDS}
         parts["sampling"]["sampling_prob"] = self.sampling.probability(self.population)
         parts["weights"]["total_weight"] = self.weights.total(self.population)
@@ -223,18 +248,20 @@ class Plan:
                     "expected_weight": plan.expected_weight,
                     "grid": plan.contribution.grid,
                     "learning_rate": plan.update.learning_rate,
-                    **_follows(plan),
+                    **_adaptive_facts(plan),
                 }
                 for from_round, plan in self.phases(layout)
             ],
         }
 
 
-def _follows(plan: RoundPlan) -> dict[str, Any]:
-    """What a header says beside the first S where S follows the users; the multiplier above is then the update's share."""
-    if plan.following is None:
+def _adaptive_facts(plan: RoundPlan) -> dict[str, Any]:
+    """What the header states besides the first S of an adaptive clip; the multiplier in the header is then the update's
+    share."""
+    if plan.adaptive_clip is None:
         return {}
-    return {"clip": str(plan.following), "quantile": plan.following.quantile, "count_noise_std": plan.count_noise_std}
+    rule = plan.adaptive_clip
+    return {"clip": str(rule), "quantile": rule.quantile, "count_noise_std": plan.count_noise_std}
 
 
 def _or_none(bound: float) -> float | None:

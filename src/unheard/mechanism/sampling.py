@@ -1,10 +1,20 @@
-"""Who takes part in a round: the sampler that draws the cohort is the object that says what drawing it so is worth.
+"""Samplers: which users take part in a round. The sampler that draws a cohort also states the privacy event of drawing
+it so.
 
-In: how many users the store has, and the declared population. Out: a cohort of user numbers; the round's privacy event.
-Where in the paper: section 2, modification A, "select users independently with probability q".
+Input: the number of users of the store, and the declared population. Output: a cohort of user numbers, and the round's
+privacy event. In the paper: section 2, modification A, "select users independently with probability q".
+
+    >>> sampler = PoissonSampling(users_per_round=100)
+    >>> sampler.probability(population=10_000)
+    0.01
+    >>> sampler.event(population=10_000, noise_multiplier=1.0)
+    PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
+
+A sampler without a proved event for its noise raises `UnprovenCombination` in `event`.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,9 +23,43 @@ from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
 
 
+class Sampling(Protocol):
+    """What the plan and the round need of a sampler."""
+
+    def probability(self, population: int) -> float:
+        """q, the probability that a given user takes part in a round, from declared numbers only."""
+        ...
+
+    def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
+        """The cohort: sorted user numbers, each below `num_users` and at most once.
+
+        Args:
+            num_users: how many users the store really has. Private: it may decide who is drawn, never q.
+            population: the declared number of users.
+            rng: the stream of the round.
+        """
+        ...
+
+    def event(self, population: int, noise_multiplier: float) -> Event:
+        """What a round costs that draws its cohort so and adds noise with this multiplier.
+
+        Raises:
+            UnprovenCombination: if there is no proof for that combination.
+        """
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampling:
-    """Every user is in with probability q, independently, every round. Give q, or C = users_per_round (then q = C / population)."""
+    """Every user takes part in every round with probability q, independently of all others.
+
+    Args:
+        users_per_round: C, the expected number of users; then q = C / population.
+        sampling_prob: q itself, instead of `users_per_round`.
+
+    Raises:
+        InvalidValue: unless exactly one of the two is given and in range.
+    """
 
     users_per_round: float | None = None
     sampling_prob: float | None = None
@@ -39,8 +83,8 @@ class PoissonSampling:
         return self.users_per_round / population
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """The cohort, sorted. A binomial count and then a uniform subset is the same distribution as a coin for every user,
-        and costs what the cohort costs, not what the population does."""
+        """The cohort, sorted. A binomial count and then a uniform subset has the same distribution as one coin per
+        user, and its cost grows with the cohort instead of the population."""
         # DP: q is the one that the event below charges for, and the number of users drawn is random, zero included.
         count = rng.binomial(num_users, self.probability(population))
         return np.sort(rng.choice(num_users, size=count, replace=False, shuffle=False))
@@ -51,7 +95,11 @@ class PoissonSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeSampling:
-    """Exactly C users a round, without replacement: the paper's non-private baseline."""
+    """Exactly C users per round, without replacement: the paper's non-private baseline. A plan with noise refuses it.
+
+    Args:
+        users_per_round: C.
+    """
 
     users_per_round: int
 
@@ -75,6 +123,3 @@ class FixedSizeSampling:
                 "for it. Use [sampling] kind = 'poisson' for a private run, or [noise] kind = 'none' for a baseline."
             )
         return NonPrivate(reason="fixed-size sampling, no noise")
-
-
-Sampling = PoissonSampling | FixedSizeSampling

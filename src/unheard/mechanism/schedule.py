@@ -1,8 +1,10 @@
-"""What changes during training, fixed before it begins.
+"""The schedule: changes of S, sigma, z or eta during training, fixed before it begins.
 
-In: a list of changes, each from a stated round on. Out: for any round, the changes in force. A schedule chosen from private
-results would need a proof of its own; this one cannot see any.
-Where in the paper: section 3, "Adjusting noise and clipping as training progresses".
+In the paper: section 3, "Adjusting noise and clipping as training progresses". A schedule that is chosen from private
+results would need a proof of its own; this one is declared in the run file and cannot depend on any.
+
+    >>> Change(from_round=100, clip_norm=10.0).clip_norm
+    10.0
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,18 @@ from unheard.errors import InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """From this round on (the first round is 0): another S, sigma, z or eta. What is left out stays as it was."""
+    """New values from a round on. What is left out keeps its value.
+
+    Args:
+        from_round: the first round with the new values; the first round of training is 0.
+        clip_norm: S.
+        noise_std: sigma.
+        noise_multiplier: z, instead of `noise_std`.
+        learning_rate: eta of the user's local steps.
+
+    Raises:
+        InvalidValue: if nothing changes, both kinds of noise are given, or a number is out of range.
+    """
 
     from_round: int
     clip_norm: float | None = None
@@ -38,7 +51,7 @@ class Change:
 
 
 def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """Changes as a schedule: strictly increasing rounds."""
+    """The changes as a tuple; raises `InvalidValue` unless their rounds strictly increase."""
     for before, after in pairwise(changes):
         if after.from_round <= before.from_round:
             raise InvalidValue(

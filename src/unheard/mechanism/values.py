@@ -1,8 +1,11 @@
-"""The wall is a type: CohortSum and BoundedAverage are private, NoisyAverage is public, and the server takes only the last.
+"""The privacy boundary as types: `CohortSum` and `BoundedAverage` are private, `NoisyAverage` is public.
 
-All three hold integers on a public grid, or what becomes of them. The sensitivity travels with the value: the sum knows the
-bound of each user in it, the average knows its own sensitivity, and the noise takes its scale from there and nowhere else.
-"""
+    CohortSum --estimator--> BoundedAverage --noise--> NoisyAverage --> server
+
+The server accepts a `NoisyAverage` only, so nothing computed from users can reach the model without the noise. All
+three values hold integers on a public grid, or what is computed from those integers. The sensitivity travels with the
+value: the sum carries the bound of each user in it, the average carries its own sensitivity, and the noise takes its
+scale from there and from nowhere else. """
 
 from dataclasses import dataclass, field
 
@@ -11,18 +14,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class CohortSum:
-    """PRIVATE. The sum over a cohort of w_k * delta_k, in units of a public grid. Never print or save one."""
+    """PRIVATE. The sum over a cohort of w_k * delta_k, in units of a public grid. Never print or save it."""
 
     units_P: Tensor = field(repr=False)
-    """int64: the same in any order, on any number of workers."""
+    """int64: the same in any order of summation, on any number of workers."""
     grid: float
     """The size of one unit, public."""
     weight: float = field(repr=False)
-    """The weight drawn: sum of w_k over the cohort."""
+    """The weight drawn: the sum of w_k over the cohort."""
     l2_bound: float
-    """S: no user's delta has a larger norm, and none's w_k * delta_k a larger one than w_k * S. Infinite without a clip."""
+    """S: no user's delta has a larger norm, and no user's w_k * delta_k a larger norm than w_k * S.
+
+    Infinite without a clip.
+    """
     balance: int | None = field(default=None, repr=False)
-    """How many more users were never clipped than were; only counted when the clip follows the users."""
+    """How many more users were never clipped than were clipped; counted for an adaptive clip only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,7 @@ class BoundedAverage:
     unit: float
     """The size of one unit of the average. Public, unless the sensitivity is infinite."""
     sensitivity: float
+    """The largest L2 distance between the averages of two cohorts that differ by one user."""
 
     @property
     def average_P(self) -> Tensor:
@@ -46,4 +53,4 @@ class NoisyAverage:
 
     average_P: Tensor
     noise_std: float
-    """sigma, the standard deviation of the noise in each coordinate (0 when a run adds none)."""
+    """sigma, the standard deviation of the noise in each coordinate; 0 for a run without noise."""

@@ -1,17 +1,16 @@
 """The protocol of a language model, and the loss of a batch.
 
-A model is a frozen dataclass that describes an architecture. It holds no parameters: they are passed as named tensors, so that the
-logits are a pure function of parameters and tokens, and one model object serves every user of every round.
+A model is a frozen dataclass that describes an architecture. It holds no parameters: they are passed as named tensors,
+so that the logits are a pure function of parameters and tokens, and one model object serves every user of every round.
 
     params_P = model.initial(seed=0)                                  # [P]
     params = model.layout.split(params_P)                             # named tensors
     logits_BTV = model.logits(params, tokens_BT, None)                # [B, T, V]
     loss = mean_loss(model, params, window_BW, None)                  # the paper's l(theta; b)
 
-`LanguageModel` is the protocol. `BaseModel` has default behaviour for those of its methods with which a run examines its model: a
-model whose record in the run file is complete and whose first parameters come from the seed inherits them. Nothing in this package
-depends on users, clipping or noise.
-"""
+`LanguageModel` is the protocol. `BaseModel` has default behaviour for those of its methods with which a run examines
+its model: a model whose record in the run file is complete and whose first parameters come from the seed inherits them.
+Nothing in this package depends on users, clipping or noise. """
 
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
@@ -31,8 +30,8 @@ PAD = -1
 class LanguageModel(Protocol):
     """What training, evaluation and export need of a model.
 
-    Implementations: `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module), `HuggingFaceModel`; docs/extending.md shows another.
-    """
+    Implementations: `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module), `HuggingFaceModel`; docs/extending.md
+    shows another. """
 
     @property
     def layout(self) -> Layout:
@@ -41,7 +40,10 @@ class LanguageModel(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """V, the number of words that the model scores. A model may take it from the store: it is then None until `pinned`."""
+        """V, the number of words that the model scores.
+
+        A model may take it from the store: it is then None until `pinned`.
+        """
         ...
 
     @property
@@ -58,16 +60,21 @@ class LanguageModel(Protocol):
         ...
 
     def project(self, params_P: Tensor) -> Tensor:
-        """The parameters projected onto the model's set (e.g. embeddings of norm 1). The server calls it after the noise."""
+        """The parameters projected onto the model's set (e.g. embeddings of norm 1).
+
+        The server calls it after the noise.
+        """
         ...
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
         """The model with every value that its meaning depends on and that its configuration leaves out.
 
-        A run is hashed and written to run.toml with the pinned model, so neither depends on the store or on files elsewhere.
+        A run is hashed and written to run.toml with the pinned model, so neither depends on the store or on files
+        elsewhere.
 
         Args:
-            vocabulary_size: the number of words of the store, for a model that takes it from there. None: it is known already.
+            vocabulary_size: the number of words of the store, for a model that takes it from there. None: it is known
+            already.
         """
         ...
 
@@ -89,7 +96,8 @@ class LanguageModel(Protocol):
         ...
 
     def origin(self) -> str | None:
-        """Where the weights come from, for the ledger's header, if `initial` does not draw them from its seed alone; else None."""
+        """Where the weights come from, for the ledger's header, if `initial` does not draw them from its seed alone;
+        else None."""
         ...
 
     def activations_per_token(self, unroll: int) -> int:
@@ -100,7 +108,10 @@ class LanguageModel(Protocol):
 
 
 class BaseModel:
-    """Defaults for the methods of `LanguageModel` with which a run examines its model. A new model inherits from this class."""
+    """Defaults for the methods of `LanguageModel` with which a run examines its model.
+
+    A new model inherits from this class.
+    """
 
     def project(self, params_P: Tensor) -> Tensor:
         return params_P
@@ -138,7 +149,10 @@ def window_targets(window_BW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def mean_loss(
     model: LanguageModel, params: Mapping[str, Tensor], window_BW: Tensor, features_F: Tensor | None
 ) -> Tensor:
-    """The paper's l(theta; b): cross-entropy of the next word, averaged over the targets in the batch. 0 if there are none."""
+    """The paper's l(theta; b): cross-entropy of the next word, averaged over the targets in the batch.
+
+    0 if there are none.
+    """
     input_BT, target_BT, counts_BT = window_targets(window_BW)
     logits_BTV = model.logits(params, input_BT, features_F)
     loss_N = nnf.cross_entropy(logits_BTV.flatten(0, -2), target_BT.flatten(), reduction="none")

@@ -240,19 +240,19 @@ def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortS
         grid=plan.contribution.grid,
         weight=weight_units / ONE,
         l2_bound=plan.contribution.l2_bound,
-        balance=None if plan.following is None else balance,
+        balance=None if plan.adaptive_clip is None else balance,
     )
 
 
 def plan_table(plan: RoundPlan) -> dict[str, Any]:
     """A round's plan as a message: the parts as a run file has them."""
     parts = {name: table_from_part(getattr(plan, name), kinds) for name, kinds in KINDS.items()}
-    follows = None if plan.following is None else table_from_part(plan.following)
-    return {"population": plan.population, "parts": parts, "following": follows}
+    rule = None if plan.adaptive_clip is None else table_from_part(plan.adaptive_clip)
+    return {"population": plan.population, "parts": parts, "adaptive_clip": rule}
 
 
 def plan_from_table(table: Mapping[str, Any], layout: Layout) -> RoundPlan:
     parts = {name: part_of_kind(kinds, table["parts"][name], name) for name, kinds in KINDS.items()}
-    follows = table["following"]
-    following = None if follows is None else part_from_table(AdaptiveClip, follows, "clip")
-    return RoundPlan(population=table["population"], **parts, layout=layout, following=following)
+    rule = table["adaptive_clip"]
+    adaptive = None if rule is None else part_from_table(AdaptiveClip, rule, "clip")
+    return RoundPlan(population=table["population"], **parts, layout=layout, adaptive_clip=adaptive)

@@ -152,7 +152,7 @@ class StackedEngine:
             plan, mine = cohorts[c].plan, [(task, k) for task, k in members if task.cohort == c]
             rows = slice(row, row + len(mine))
             weight_units_U = plan.weights.units(np.array([len(cohorts[c].users[k].tokens) for _, k in mine]))
-            unclipped_U = chunk.buffers.unclipped_U[rows] if plan.following else None
+            unclipped_U = chunk.buffers.unclipped_U[rows] if plan.adaptive_clip else None
             sums.append((c, plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U)))
             row += len(mine)
         self._idle[chunk.key].append(chunk)
