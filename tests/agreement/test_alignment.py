@@ -65,7 +65,7 @@ def test_how_much_others_wrote_does_not_move_what_one_user_adds_in_one_batch(eng
 
 
 @pytest.mark.parametrize("users_at_once", [1, 3, 20])
-def test_rows_are_filled_up_to_no_more_than_a_chunk_may_have(model, users_at_once, monkeypatch):
+def test_rows_are_padded_batches_to_no_more_than_a_chunk_may_have(model, users_at_once, monkeypatch):
     """As on a GPU: who asks for one user at a time, for want of memory, gets one."""
     monkeypatch.setitem(ROWS_AT_ONCE, "cpu", 16)
     seen, engine = [], ManyAtOnce(model, users_at_once=users_at_once)

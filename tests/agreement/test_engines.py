@@ -14,7 +14,7 @@ from unheard.engines.stacked.chunk import Task
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
 from unheard.errors import InvalidValue
-from unheard.mechanism.clipping import Ball
+from unheard.mechanism.clipping import Ball, BaseClip
 from unheard.parameters import Layout
 from unheard.randomness import reproducible_generator
 from unheard.updates.users import User
@@ -222,7 +222,7 @@ def test_a_user_or_a_cohort_that_is_printed_shows_nothing_private(model, plan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalvesClip:
+class HalvesClip(BaseClip):
     """A clip that no engine was written for: each half of the vector has a ball of its own."""
 
     norm: float

@@ -12,7 +12,7 @@ from unheard.corpus.tokenizers import HuggingFaceTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, UNK
 from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
 from unheard.errors import ModelError
-from unheard.models.hugging_face import UNSAID, InWordsOfTheStore, rows_of
+from unheard.models.hugging_face import UNSAID, StoreVocabularyModel, rows_of
 
 
 class Scores(nn.Module):
@@ -55,12 +55,12 @@ def test_a_tokenizer_with_more_pieces_than_rows_or_a_model_without_an_end_is_ref
 @pytest.mark.parametrize("rows", [[4, 5, 3, 0, 1, 2], [4, 5, 3, 2, 0, 1]])
 def test_where_every_word_has_a_row_the_scores_are_the_models_own(rows):
     base = Scores(6)
-    logits = InWordsOfTheStore(base, rows)(torch.tensor([[3, EOS]]))
+    logits = StoreVocabularyModel(base, rows)(torch.tensor([[3, EOS]]))
     assert torch.equal(logits, base.table[[rows[3], 5]][None][..., rows])
 
 
 def test_a_word_without_a_row_has_a_fixed_share_and_teaches_nothing():
-    module = InWordsOfTheStore(Scores(6), [5, 5, 5, 0, 1, 2])
+    module = StoreVocabularyModel(Scores(6), [5, 5, 5, 0, 1, 2])
     logits = module(torch.tensor([[3]]))[0, 0]
     share = logits.softmax(-1)
     assert share[BOS].item() == share[UNK].item() == pytest.approx(torch.tensor(-UNSAID).exp().item(), rel=1e-4)
@@ -71,5 +71,5 @@ def test_a_word_without_a_row_has_a_fixed_share_and_teaches_nothing():
 
 
 def test_a_piece_that_is_the_end_of_the_text_gives_its_row_to_eos():
-    module = InWordsOfTheStore(Scores(4), [0, 0, 0, 0, 1, 2])
+    module = StoreVocabularyModel(Scores(4), [0, 0, 0, 0, 1, 2])
     assert module.is_said_V.tolist() == [False, True, False, False, True, True]

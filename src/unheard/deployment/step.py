@@ -15,7 +15,7 @@ from torch import Tensor
 from unheard.deployment.model import Stepper
 from unheard.errors import ModelError
 from unheard.models.model import LanguageModel
-from unheard.models.recurrent import TiedGRU, TiedLSTM, word_vectors
+from unheard.models.recurrent import TiedGRU, TiedLSTM
 
 CELLS: dict[type, str] = {TiedLSTM: "lstm", TiedGRU: "gru"}
 STATES = {"lstm": ("state", "cell"), "gru": ("state",)}
@@ -58,11 +58,11 @@ def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
     params = {name: tensor.cpu() for name, tensor in model.layout.split(params_P.float()).items()}
     weight_YG = torch.cat([params[f"{gate}_weight"] for gate in model.gates], dim=-1)
     input_size = model.embedding_size + model.user_features
-    words_DV = _array(word_vectors(model, params["embedding"]).mT)
+    words_DV = _array(model.word_vectors(params["embedding"]).mT)
     return StepArrays(
         cell=CELLS[type(model)],
         words_DV=words_DV,
-        output_DV=words_DV if model.tied else _array(word_vectors(model, params["output_embedding"]).mT),
+        output_DV=words_DV if model.tied else _array(model.word_vectors(params["output_embedding"]).mT),
         from_input_XG=_array(weight_YG[:input_size]),
         from_state_HG=_array(weight_YG[input_size:]),
         bias_G=_array(torch.cat([params[f"{gate}_bias"] for gate in model.gates])),

@@ -6,7 +6,7 @@ another engine on another machine, and gives the same model within the rounding 
     engine = EngineChoice(kind="reference", device="cpu").build(model)
 
 `ENGINES` is the registry. A new engine is a class with `sum_updates`, `sum_cohorts` (the protocol in
-engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`. """
+engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`."""
 
 from dataclasses import dataclass
 from typing import Protocol

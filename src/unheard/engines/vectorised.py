@@ -26,7 +26,7 @@ from unheard.errors import ModelError
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
-from unheard.updates.batching import filled_up
+from unheard.updates.batching import padded_batches
 from unheard.updates.users import User
 
 Layers = dict[str, Tensor]
@@ -149,7 +149,7 @@ class VectorisedEngine:
         rows = _whole(len(users), multiple)
         num_steps_U = np.array([len(b) for b in batches])
         shape = (rows, int(num_steps_U.max()), *batches[0].shape[1:])
-        window_USBW = to_device(filled_up(batches, shape, np.int64), self.device)
+        window_USBW = to_device(padded_batches(batches, shape, np.int64), self.device)
         features_UF = self._features(users, rows)
         delta_UP = torch.zeros(rows, theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
         eta = plan.update.learning_rate

@@ -1,2 +1,1 @@
-"""The mechanism: many users' deltas in, one noisy average out (sampling, clipping, aggregation, estimators, noise,
-plan)."""
+"""The mechanism: many users' deltas in, one noisy average out."""

@@ -77,7 +77,7 @@ class Contribution:
         """The sum of the sums of chunks, in any order.
 
         Without chunks the sum is zero: an empty cohort still takes a full noised step. Chunks are added one by one as
-        they arrive, so that a large cohort needs no more memory than a small one. """
+        they arrive, so that a large cohort needs no more memory than a small one."""
         total: CohortSum | None = None
         for chunk in chunks:
             total = self.add(total, chunk)
@@ -157,7 +157,7 @@ class Contribution:
         """The largest ||n_k||^2 allowed to each user, float64 [U]; without noise, the largest coordinate.
 
         From g * ||n_k|| <= w_k * S, computed in rational numbers without rounding; squares below 2^53 are exact in
-        float64. """
+        float64."""
         if not self.is_noised:
             return np.full(len(weight_units_U), LARGEST_UNNOISED_UNITS)
         # DP: with the user's own weight.

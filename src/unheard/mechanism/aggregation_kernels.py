@@ -1,5 +1,4 @@
-"""Aggregation in Triton: clips, weights, truncates and sums a chunk of users without storing float64 copies of their
-deltas.
+"""Aggregation in Triton: clips, weights, truncates and sums users' deltas without float64 copies of them.
 
 Input: deltas [U, P] on a GPU, weights, balls, the grid. Output: the integer sum [P]. The reference implementation is
 `Contribution.of_users` in aggregation.py, which explains each step; comments marked DP are on the same steps in both. A
@@ -66,7 +65,7 @@ def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.dev
     """Blocks that do not cross from one ball into the next, so that each block has one norm and one radius.
 
     Returns the start, the end and the ball of each block, [3, K]; the first block of each ball, [J + 1]; the radii,
-    [J]. """
+    [J]."""
     balls = balls or ((0, P, math.inf),)
     assert balls[0][0] == 0
     assert balls[-1][1] == P

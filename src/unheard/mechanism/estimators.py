@@ -113,7 +113,7 @@ class ClippedDenominator(BaseEstimator):
 
         Rounding each of d coordinates to a grid h can add h sqrt(d) to the distance of two averages. The last factor
         covers the float64 error of the division, which stays far below it for any cohort of fewer than 2^10 sqrt(d)
-        users. """
+        users."""
         if math.isinf(l2_bound):
             return math.inf
         rounding = self._quotient_grid(l2_bound, expected_weight) * math.sqrt(num_parameters) * (1 + 2.0**-20)

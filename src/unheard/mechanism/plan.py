@@ -19,7 +19,7 @@ refused when a plan is made, before anything runs.
     PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 
 `KINDS` is the registry: the name of each part in a run file. A new part is a class in its own module, a line in
-`KINDS`, and a line in `unheard/__init__.pyi` (docs/extending.md). """
+`KINDS`, and a line in `unheard/__init__.pyi` (docs/extending.md)."""
 
 import math
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Samplers: which users take part in a round. The sampler that draws a cohort also states the privacy event of drawing
-it so.
+"""Samplers: which users take part in a round, and the privacy event of drawing them so.
 
 Input: the number of users of the store, and the declared population. Output: a cohort of user numbers, and the round's
 privacy event. In the paper: section 2, modification A, "select users independently with probability q".

@@ -5,7 +5,7 @@
 The server accepts a `NoisyAverage` only, so nothing computed from users can reach the model without the noise. All
 three values hold integers on a public grid, or what is computed from those integers. The sensitivity travels with the
 value: the sum carries the bound of each user in it, the average carries its own sensitivity, and the noise takes its
-scale from there and from nowhere else. """
+scale from there and from nowhere else."""
 
 from dataclasses import dataclass, field
 

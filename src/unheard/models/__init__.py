@@ -1,1 +1,1 @@
-"""Parameters and tokens in, losses out."""
+"""Language models: parameters and tokens in, logits and losses out."""

@@ -1,16 +1,21 @@
-"""A causal language model of Hugging Face's, from a folder on disk, trained whole or through LoRA alone.
+"""A Hugging Face causal language model from a folder on disk, trained whole or through LoRA.
 
-In: a folder with config.json, tokenizer.json and *.safetensors. Out: a LanguageModel. Only what is trained is in the layout, and so
-in updates, clip, noise, checkpoints and the released file; the rest are constants, never copied, named by a digest in the run file.
-Words are the model's own: a store prepared with its tokenizer.json has the same pieces, behind BOS, EOS and UNK.
-A Hugging Face model as a folder on disk: what must be in it, what names it, how it is read. Nothing is fetched or unpickled.
+    model = HuggingFaceModel(path="models/gpt2", train="lora", lora_rank=8, base_is_public=True)
 
-In: a folder as `save_pretrained` writes it: config.json, tokenizer.json, *.safetensors. Out: module, tokenizer, one digest of all.
-Between a store's numbers and a model's rows: tokens of the store in, scores over the store's words out.
+**The folder** is one that `save_pretrained` writes: config.json, tokenizer.json and *.safetensors. Nothing is
+downloaded, unpickled or executed from it. `base_digest` is one SHA-256 over these files; a run records it and refuses
+other weights (`base_sha256`).
 
-A store counts BOS, EOS and UNK first and then the tokenizer's pieces in their order; a model has its pieces at its own numbers, and
-its special tokens where its config says, sometimes one for all three. Where a row would count twice, the first of EOS, BOS, UNK
-and the words has it, and the others keep a fixed small share: as targets they teach nothing, and they are never guessed.
+**What is trained** is what the layout holds, and so what updates, clip, noise, checkpoints and the released file hold:
+all parameters, or the LoRA matrices (peft). The rest of the weights are constants and are never copied.
+
+**Words.** A store that was prepared with the model's tokenizer.json numbers BOS, EOS and UNK first and then the
+tokenizer's pieces in their order. A model has its pieces at its own row numbers, and its special tokens where
+config.json says, sometimes one token for all three. `StoreVocabularyModel` translates between both. If one row stands
+for several words, the first of EOS, BOS, UNK and the pieces has it, and the others keep a fixed small probability: as
+targets they teach nothing, and they are never predicted.
+
+Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
 """
 
 import hashlib
@@ -40,7 +45,12 @@ _CHUNK = 2**22
 
 
 def base_files(path: Path) -> list[Path]:
-    """What a base model is: its shape, its tokenizer, its weights. Other files of the folder decide nothing here."""
+    """The files that define a base model: config.json, tokenizer.json, weights and their index. Other files have no
+    effect.
+
+    Raises:
+        ModelError: if a file is missing, or weights would be read from elsewhere.
+    """
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} is no Hugging Face model: it has no config.json. Give a folder of `save_pretrained`.")
@@ -59,7 +69,8 @@ def base_files(path: Path) -> list[Path]:
 
 
 def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[str]) -> None:
-    """transformers also takes weights from where an index or config.json says, and puts on an adapter that it finds."""
+    """Refuses folders from which transformers would read other weights: by an index, by config.json, or as an
+    adapter."""
     if (path / "adapter_config.json").exists():
         raise ModelError(
             f"{path} holds an adapter beside the model. Merge it into the weights (peft: merge_and_unload) and save the whole, or "
@@ -69,7 +80,8 @@ def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[st
     for index in indexes:
         parts = _table(index).get("weight_map")
         named += list(parts.values()) if isinstance(parts, dict) else [index.name]
-    # DP: weights that lie elsewhere would be under no digest: others could stand in their place, and nobody would notice.
+    # DP: weights that lie elsewhere would be under no digest: others could stand in their place, and nobody would
+    # notice.
     if outside := [name for name in named if name is not None and name not in weights]:
         raise ModelError(
             f"{path} takes weights from {str(outside[0])[:100]!r}, which is none of its own *.safetensors. Load the model with "
@@ -78,6 +90,7 @@ def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[st
 
 
 def _table(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -88,7 +101,8 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def base_digest(path: Path) -> str:
-    """One name for exactly these files, wherever the folder lies."""
+    """The SHA-256 of the names, sizes and contents of the model's files; it does not depend on the path of the
+    folder."""
     digest = hashlib.sha256()
     for file in base_files(path):
         digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
@@ -102,12 +116,12 @@ def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
     base_files(path)
     try:
         return HuggingFaceTokenizer.read(path / "tokenizer.json")
-    except InputError as refusal:
-        raise ModelError(str(refusal)) from None
+    except InputError as error:
+        raise ModelError(str(error)) from None
 
 
 def read_base(path: Path) -> nn.Module:
-    """The causal language model in float32, as it was saved: a weight that is missing is refused, never drawn at random."""
+    """The causal language model in float32. A missing weight is an error, never drawn at random."""
     base_files(path)
     try:
         from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
@@ -115,8 +129,8 @@ def read_base(path: Path) -> nn.Module:
         raise ModelError(INSTALL) from None
     try:
         with _quietly():
-            # Code that a folder brings along is never run; plain attention is what torch.func can follow.
-            found: Any = AutoModelForCausalLM.from_pretrained(
+            # Code in the folder is never run; torch.func can only differentiate the eager attention.
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -125,16 +139,16 @@ def read_base(path: Path) -> nn.Module:
                 attn_implementation="eager",
                 output_loading_info=True,
             )
-    except Exception as error:  # whatever the library says of what it finds
+    except Exception as error:  # loading can raise anything
         raise ModelError(f"{path} cannot be read as a causal language model: {str(error)[:300]}.") from None
-    base, told = found
-    if lacking := sorted(told["missing_keys"]) + sorted(map(str, told["mismatched_keys"])):
+    base, info = loaded
+    if lacking := sorted(info["missing_keys"]) + sorted(map(str, info["mismatched_keys"])):
         raise ModelError(f"{path} lacks weights of its own model, {lacking[0]!r} among them. Save it whole.")
     return base
 
 
 def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ...]) -> nn.Module:
-    """The base with low-rank matrices (peft's LoRA) beside its layers; only those are for training."""
+    """The base with low-rank matrices (peft's LoRA) added to its layers; only those matrices are trained."""
     try:
         from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -151,7 +165,7 @@ def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ..
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the library's own bars and remarks, which would stand in the middle of ours."""
+    """Without the progress bars and warnings of transformers, which would interrupt the display of training."""
     from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -168,11 +182,16 @@ def _quietly() -> Iterator[None]:
 
 
 UNSAID = 20.0
-"""A word without a row of its own has e^-20 of the probability, whatever the model says."""
+"""A word without a row of its own has e^-20 of the total probability, whatever the model predicts."""
 
 
-class InWordsOfTheStore(nn.Module):
-    """A causal language model around which the store's vocabulary stands in place of its own."""
+class StoreVocabularyModel(nn.Module):
+    """A causal language model that takes token numbers of the store and returns scores over the store's words.
+
+    Args:
+        base: a transformers model: row numbers [B, T] in, `.logits` [B, T, rows] out.
+        rows: for each word of the store, the model's row (`rows_of`).
+    """
 
     def __init__(self, base: nn.Module, rows: list[int]) -> None:
         super().__init__()
@@ -181,11 +200,13 @@ class InWordsOfTheStore(nn.Module):
         first = _first_owners(rows)
         self.register_buffer("is_said_V", torch.tensor([first[row] == word for word, row in enumerate(rows)]))
         self.all_are_said = len(first) == len(rows)
-        # The pieces stand in order from row 0 on, as they do in most models: a slice's gradient is a copy, a gather's a scatter.
+        # In most models the pieces are in order from row 0 on. Then a slice is enough, whose gradient is a copy instead
+        # of a scatter.
         self.num_words = len(rows) - len(SPECIALS)
         self.in_order = rows[len(SPECIALS) :] == list(range(self.num_words))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits over the store's words, [B, T, V]."""
         row_V, is_said_V = self.get_buffer("row_V"), self.get_buffer("is_said_V")
         scores_BTR = self.base(row_V[tokens_BT], use_cache=False).logits
         special_BT3 = scores_BTR[..., row_V[: len(SPECIALS)]]
@@ -198,7 +219,11 @@ class InWordsOfTheStore(nn.Module):
 
 
 def rows_of(words: Vocabulary, tokenizer: HuggingFaceTokenizer, config: Any) -> list[int]:
-    """For each word of the store, the model's number for it."""
+    """For each word of the store, the model's row number.
+
+    Raises:
+        ModelError: if config.json has no end-of-text token, or the tokenizer has more pieces than the model has rows.
+    """
     own: Any = tokenizer.tokenizer
     eos = _first(getattr(config, "eos_token_id", None))
     if eos is None:
@@ -217,7 +242,10 @@ def rows_of(words: Vocabulary, tokenizer: HuggingFaceTokenizer, config: Any) -> 
 
 
 def _first_owners(rows: list[int]) -> dict[int, int]:
-    """Which word has each row. BOS is never a target, so it gives way to EOS; UNK is not a word, so it gives way to both."""
+    """The word that owns each row.
+
+    BOS is never a target, so EOS comes first; UNK is not a word, so it comes after both.
+    """
     owner: dict[int, int] = {}
     for word in (EOS, BOS, UNK, *range(len(SPECIALS), len(rows))):
         owner.setdefault(rows[word], word)
@@ -225,24 +253,40 @@ def _first_owners(rows: list[int]) -> dict[int, int]:
 
 
 def _first(number: int | list[int] | None) -> int | None:
-    """Some configs name several ends of a text."""
+    """The first of several end-of-text tokens, which some configs have."""
     return number[0] if isinstance(number, list) else number
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceModel(BaseModel):
-    """Which folder, and what of it is trained. Dropout is off: what a user adds is a function of parameters and tokens alone."""
+    """A causal language model from a folder of `save_pretrained`, trained whole or through LoRA.
+
+    Dropout is off: what a user adds is a function of parameters and tokens alone. The store must be prepared with the
+    model's own tokenizer (`unheard prepare --tokens PATH/tokenizer.json`).
+
+    Args:
+        path: the folder. train: "all" parameters, or the "lora" matrices only. lora_rank: the rank of the LoRA
+        matrices. lora_alpha: their scale: alpha / rank. lora_layers: names of the layers to adapt; none: those that
+        peft chooses for this kind of model. base_is_public: declares that no user of the corpus contributed to the
+        weights of the folder. Training with noise needs it. base_sha256: the digest of the folder's files. A run fills
+        it in when it begins, and refuses other weights from then on.
+
+    Raises:
+        InvalidValue: for an empty path or a number out of range.
+        ModelError: when the folder is first read, if it is incomplete or has changed.
+        UnprovenCombination: by a run with noise, if `base_is_public` is not set.
+
+    Example:
+        model = unheard.HuggingFaceModel(path="models/gpt2", train="lora", base_is_public=True)
+    """
 
     path: str
     train: Literal["all", "lora"] = "all"
     lora_rank: int = 8
     lora_alpha: float = 16.0
     lora_layers: tuple[str, ...] = ()
-    """Names of the layers to adapt; none: those that peft chooses for this kind of model."""
     base_is_public: bool = False
-    """Declares that no user of the corpus had a part in the weights of the folder. Training with noise needs it."""
     base_sha256: str | None = None
-    """Names the folder's files. Written when a run begins; other weights are then refused."""
 
     user_features = 0
 
@@ -252,7 +296,7 @@ class HuggingFaceModel(BaseModel):
         require_positive(lora_alpha=self.lora_alpha)
 
     def pinned(self, vocabulary_size: int | None = None) -> "HuggingFaceModel":
-        """The same with its digest, which is part of what a run means; the path is not."""
+        """The model with its absolute path and its digest. The digest is part of the run's hash, the path is not."""
         if self.base_sha256 is None or not Path(self.path).is_absolute():
             folder = Path(self.path).resolve()
             model = replace(self, path=str(folder), base_sha256=self.base_sha256 or base_digest(folder))
@@ -280,7 +324,7 @@ class HuggingFaceModel(BaseModel):
         return len(self.words)
 
     @cached_property
-    def _module(self) -> InWordsOfTheStore:
+    def _module(self) -> StoreVocabularyModel:
         folder = Path(self.path)
         # DP: what was declared public is exactly these files, and an update was paid for on them.
         if self.base_sha256 is not None and base_digest(folder) != self.base_sha256:
@@ -292,7 +336,7 @@ class HuggingFaceModel(BaseModel):
         rows = rows_of(self.words, self._tokenizer, base.config)
         if self.train == "lora":
             base = with_lora(base, rank=self.lora_rank, alpha=self.lora_alpha, layers=self.lora_layers)
-        return InWordsOfTheStore(base, rows)
+        return StoreVocabularyModel(base, rows)
 
     @property
     def layout(self) -> Layout:
@@ -300,7 +344,7 @@ class HuggingFaceModel(BaseModel):
 
     @cached_property
     def _layout(self) -> Layout:
-        """What is trained, by the names that transformers or peft have for it."""
+        """The trained parameters, by the names that transformers or peft give them."""
         return Layout.of({name: p for name, p in self._module.base.named_parameters() if p.requires_grad})
 
     @cached_property
@@ -310,19 +354,20 @@ class HuggingFaceModel(BaseModel):
 
     @cached_property
     def context(self) -> int | None:
-        """The most tokens that the model can look at; None if its config sets no limit."""
+        """The largest number of tokens that the model takes; None if its config sets no limit."""
         config: Any = self._module.base.config
         return getattr(config, "max_position_embeddings", None)
 
     def activations_per_token(self, unroll: int) -> int:
-        """About how many numbers a backward pass keeps for each token, beside the scores: in a layer some thirty of its width, and
-        the attention's, which plain attention writes out four times."""
+        """An estimate: per layer about 32 times its width, and the attention weights, which eager attention stores four
+        times."""
         config: Any = self._module.base.config
         layers, width, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
         return layers * (32 * width + 4 * heads * unroll)
 
     def initial(self, seed: int) -> Tensor:
-        """The folder's own weights; of LoRA, matrices from the seed beside matrices of zeros, so that nothing is changed yet."""
+        """The folder's weights; of LoRA the usual initialisation, drawn from the seed, which leaves the model's output
+        unchanged."""
         fresh = shell_of(self._pure.module, own=[f"base.{name}" for name in self.layout.names]).get_submodule("base")
         if self.train == "lora":
             with torch.random.fork_rng(devices=[]):
@@ -364,7 +409,7 @@ class HuggingFaceModel(BaseModel):
         return "a model declared public" if self.base_is_public else "a model of unknown cost"
 
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        """Refuse a corpus whose numbers are not this model's words."""
+        """Raises `ModelError` unless the store was prepared with this model's tokenizer."""
         cure = f"Prepare the corpus with --tokens {Path(self.path) / 'tokenizer.json'} (and no --vocab)."
         made_with = tokenizer_from_table(tokens) if tokens else None
         if not isinstance(made_with, HuggingFaceTokenizer):

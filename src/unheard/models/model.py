@@ -10,7 +10,7 @@ so that the logits are a pure function of parameters and tokens, and one model o
 
 `LanguageModel` is the protocol. `BaseModel` has default behaviour for those of its methods with which a run examines
 its model: a model whose record in the run file is complete and whose first parameters come from the seed inherits them.
-Nothing in this package depends on users, clipping or noise. """
+Nothing in this package depends on users, clipping or noise."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
@@ -31,7 +31,7 @@ class LanguageModel(Protocol):
     """What training, evaluation and export need of a model.
 
     Implementations: `TiedLSTM`, `TiedGRU`, `ModuleModel` (any torch module), `HuggingFaceModel`; docs/extending.md
-    shows another. """
+    shows another."""
 
     @property
     def layout(self) -> Layout:

@@ -1,11 +1,14 @@
-"""Any torch.nn.Module from tokens [B, T] to logits [B, T, V], made into a pure function by torch.func.
+"""Any `torch.nn.Module` from tokens [B, T] to logits [B, T, V] as a language model.
 
-In: the module as you wrote it, by name or in hand. Out: a LanguageModel for either engine.
-A torch module as a pure function: parameters and inputs in, outputs out, the same from every thread.
+`ModuleModel` names a module class with its arguments, or wraps a module object. `PureModule` makes a module a pure
+function of parameters and inputs that several threads can call.
 
-torch.func.functional_call puts the parameters into the module while it runs, and takes them out again. Two threads that call one
-module would meet in it, and one chunk of users would be computed with another's parameters. So every call in flight has a shell
-of its own: the same structure around the same frozen tensors, which take no memory twice.
+    model = ModuleModel(module="my_package.models:Transformer", arguments={"width": 64}, vocabulary_size=10_000)
+    model = ModuleModel.wrap(Transformer(width=64), vocabulary_size=10_000)
+
+`torch.func.functional_call` puts the parameters into the module while it runs and takes them out again. If two threads
+called the same module object, one chunk of users would be computed with the parameters of another. Therefore every
+concurrent call has a copy of the module's structure that shares the frozen tensors, so that they are in memory once.
 """
 
 import copy
@@ -31,7 +34,11 @@ from unheard.parameters import Layout
 
 
 class PureModule:
-    """The module in eval mode, without gradients of its own: nothing draws, nothing is remembered, nothing is trained in place."""
+    """A module as a pure function: in eval mode and without gradients of its own parameters.
+
+    Args:
+        module: put into eval mode and frozen.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval().requires_grad_(False)
@@ -40,19 +47,20 @@ class PureModule:
         self._free: deque[nn.Module] = deque()
 
     def __call__(self, params: Mapping[str, Tensor], *args: Any, device: torch.device, **kwargs: Any) -> Any:
-        """The module's output with `params` in place of its own; what they do not name stays as it is, on `device`."""
+        """The module's output with `params` in place of its own parameters; those not in `params` keep their values."""
         if torch.compiler.is_compiling():  # on CUDA, where one thread does all the work
             return torch.func.functional_call(self.module, dict(params), args, kwargs)
         if device != self._device:
             self._move(device)
         # DP: a shell for each call in flight, so that no user's step is computed with the parameters of another's.
         shell = self._borrow()
-        answer = torch.func.functional_call(shell, dict(params), args, kwargs)
-        self._free.append(shell)  # after an error it is not given back: parameters may be left in it
-        return answer
+        output = torch.func.functional_call(shell, dict(params), args, kwargs)
+        self._free.append(shell)  # not after an error, which may leave parameters in the shell
+        return output
 
     def _move(self, device: torch.device) -> None:
-        """Never within a torch.func transform, where a moved tensor would belong to the transform: engines call plainly first."""
+        """Moves the module. Never within a torch.func transform, where a moved tensor would belong to the transform:
+        engines call the model once outside of any transform first."""
         with self._moving:
             if device != self._device:
                 self._free.clear()
@@ -60,6 +68,7 @@ class PureModule:
                 self._device = device
 
     def _borrow(self) -> nn.Module:
+        """A shell that no other call uses."""
         try:
             return self._free.pop()
         except IndexError:
@@ -67,18 +76,35 @@ class PureModule:
 
 
 def shell_of(module: nn.Module, own: Collection[str] = ()) -> nn.Module:
-    """The module's structure copied and its tensors shared, except the parameters named in `own`, which are copied too."""
+    """A copy of the module's structure that shares its tensors, except the parameters named in `own`, which are copied
+    too."""
     copied = {id(tensor) for name, tensor in module.named_parameters() if name in own}
     held = [*module.parameters(), *module.buffers()]
-    for part in module.modules():  # tensors that a module keeps beside its parameters and buffers
+    for part in module.modules():  # tensors that are neither parameters nor buffers
         held += [value for value in vars(part).values() if isinstance(value, Tensor)]
     return copy.deepcopy(module, {id(tensor): tensor for tensor in held if id(tensor) not in copied})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleModel(BaseModel):
-    """A module class by name, `package.file:Class`, with its arguments. It is built once and then only called, in eval mode:
-    what a private round computes must be a function of parameters and tokens alone (no dropout, no running statistics)."""
+    """A torch module class by name, with its arguments.
+
+    The module is built once and then only called, in eval mode: what a private round computes must be a function of
+    parameters and tokens alone (no dropout, no running statistics). A run checks that before it begins.
+
+    Args:
+        module: "package.file:Class"; the class must be importable, or lie in the working folder.
+        arguments: keyword arguments of the class.
+        vocabulary_size: V, the last dimension of the logits.
+        user_features: must be 0; a torch module takes tokens only.
+
+    Raises:
+        InvalidValue: for a malformed `module`.
+        ModelError: when the module is first used, if it cannot be imported, built or called.
+
+    Example:
+        model = unheard.ModuleModel(module="small_transformer:SmallTransformer", vocabulary_size=10_000)
+    """
 
     module: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +120,10 @@ class ModuleModel(BaseModel):
 
     @classmethod
     def wrap(cls, module: nn.Module, *, vocabulary_size: int) -> "ModuleModel":
-        """A module that you already have in your hands. A run folder records its class; to resume, it must be importable."""
+        """The model of a module object. Its parameters are the first parameters of a run.
+
+        The run folder records the module's class; to resume, the class must be importable and buildable without
+        arguments."""
         kind = type(module)
         model = cls(module=f"{kind.__module__}:{kind.__qualname__}", vocabulary_size=vocabulary_size)
         model.__dict__["_module"] = copy.deepcopy(module).eval().requires_grad_(False)
@@ -107,18 +136,19 @@ class ModuleModel(BaseModel):
         try:
             with _working_folder_importable():
                 cls = getattr(importlib.import_module(path), name)
-        except Exception as error:  # whatever the file does when it is imported
+        except Exception as error:  # importing a file can raise anything
             raise ModelError(
                 f"No module class at {self.module!r} ({error}). Install it, or run from its folder."
             ) from None
-        # A run file names code to call; only module classes may be called, so that a hostile file cannot name os:system.
+        # A run file names code to call. Only module classes may be called, so that a hostile file cannot name
+        # os:system.
         if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
             raise ModelError(f"{self.module!r} is not a torch.nn.Module class.")
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 return cls(**self.arguments).eval().requires_grad_(False)
-        except Exception as error:  # whatever the class does with its arguments
+        except Exception as error:  # building a class can raise anything
             raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
 
     @cached_property
@@ -137,8 +167,11 @@ class ModuleModel(BaseModel):
         return Layout.of(parameters)
 
     def initial(self, seed: int) -> Tensor:
-        """Of a module in hand, its parameters as they are. Of one by name, its own initialisation, drawn from the seed by each
-        layer that has `reset_parameters` (all of torch's have); other parameters start as the class makes them."""
+        """The first parameters: of a wrapped module object its own, else the initialisation of its layers, drawn from
+        the seed.
+
+        Every layer with `reset_parameters` (all of torch's layers have it) is drawn; other parameters keep the values
+        that the class gives them."""
         fresh = copy.deepcopy(self._module)
         if "_begins_as_it_is" in self.__dict__:
             return self.layout.join(dict(fresh.named_parameters())).detach()
@@ -164,7 +197,7 @@ class ModuleModel(BaseModel):
 
 @contextmanager
 def _working_folder_importable() -> Iterator[None]:
-    """As `python -m` would have it; an installed script starts without."""
+    """Makes the working folder importable, as `python -m` does and an installed script does not."""
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

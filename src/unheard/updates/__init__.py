@@ -1,1 +1,1 @@
-"""One user in, one delta out."""
+"""User updates: one user's data in, the batches and the weight of that user out."""

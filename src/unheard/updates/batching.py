@@ -1,9 +1,8 @@
-"""The batches of many users as one array, made in a few operations instead of a few for each user.
+"""The batches of many users as one array, computed in a few array operations.
 
-In: users and how they are updated. Out: windows [U, S, B, T + 1] padded with PAD, and how many of the S batches each user has. The
-same windows as `update.batches(user, seed)`, user by user, which is its plain twin (a test holds them together); only what fills up
-a user's last batches may differ, where nothing is predicted.
-"""
+Input: users and their update. Output: windows [U, S, B, T + 1] padded with PAD, and how many of the S batches each user
+has. The windows are those of `update.batches(user, seed)`, user by user (a test compares them); only the padding of a
+user's last batches may differ, where nothing is predicted."""
 
 from collections.abc import Sequence
 
@@ -15,20 +14,23 @@ from unheard.updates.fedsgd import FedSGD
 from unheard.updates.users import User
 
 
-def batches_together(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -> tuple[np.ndarray, np.ndarray]:
+def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Windows int32 [U, S, B, T + 1], and the number of batches of each user, int64 [U]."""
     if isinstance(update, FedAvg):
         return _consecutive(update, users)
     batches = [update.batches(user, seed) for user in users]
     S = max((len(b) for b in batches), default=0)
-    # An empty cohort has the shape of any other: runs beside it, and parts of it on other ranks, go the same way as without it.
+    # An empty cohort has the shape of any other, so that it does not change how other runs, or other ranks, are
+    # processed.
     B = update.batch_size or max((b.shape[1] for b in batches), default=0)
-    windows_USBW = filled_up(batches, (len(users), S, B, update.unroll + 1), np.int32)
+    windows_USBW = padded_batches(batches, (len(users), S, B, update.unroll + 1), np.int32)
     return windows_USBW, np.array([len(b) for b in batches], dtype=np.int64)
 
 
-def filled_up(batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], dtype: type[np.integer]) -> np.ndarray:
-    """Users' batches as one array [U, S, B, W], each filled up with PAD; rows beyond the last user's are nobody's."""
+def padded_batches(
+    batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], dtype: type[np.integer]
+) -> np.ndarray:
+    """Users' batches as one array [U, S, B, W], padded with PAD. The shape may have more rows than there are users."""
     windows_USBW = np.full(shape, PAD, dtype=dtype)
     for row, b in zip(windows_USBW, batches, strict=False):
         row[: b.shape[0], : b.shape[1]] = b
@@ -36,7 +38,7 @@ def filled_up(batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], d
 
 
 def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
-    """FedAvg's windows lie one after the other in a user's text, so they are a view of it."""
+    """The batches of FedAvg. Its windows are consecutive in a user's text, so they are a view of it."""
     B, T = update.batch_size, update.unroll
     lengths_U = np.array([len(user.tokens) for user in users], dtype=np.int64)
     once_U = -(-np.maximum(lengths_U - 1, 0) // (B * T))
@@ -48,6 +50,6 @@ def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.
     windows_USBW = np.array(view_UKW).reshape(len(users), S, B, T + 1)
     if update.epochs == 1:
         return windows_USBW, once_U
-    # A user's further passes begin where their own first one ends, whatever others have.
+    # A user's further passes begin where the user's own first pass ends, however many batches other users have.
     which_US = np.arange(S * update.epochs)[None] % np.maximum(once_U, 1)[:, None]
     return np.take_along_axis(windows_USBW, which_US[:, :, None, None], axis=1), once_U * update.epochs

@@ -1,12 +1,18 @@
-"""Users of a store who are read when somebody looks at them: a round knows who was drawn, whoever sums them reads what they wrote.
+"""Users as a round reads them, and how one user's tokens are divided into windows and batches.
 
-In: a split of a store, and numbers of its users. Out: a sequence of `User`, read in one pass at the first look; how much each wrote
-is known without reading (from the offsets), so that work can be dealt out to those who will read.
-One user's data as a round sees it, and how it is laid out in windows and batches.
+`StoredUsers` is a cohort: a sequence of `User` that reads the text of its users from the store when they are first
+accessed. How many tokens each user has is known without reading (`lengths`), so that a cohort can be divided among
+ranks before any of them reads.
 
-In: a user's token stream. Out: windows of T + 1 tokens, [K, T + 1], and batches of them, [S, B, T + 1], padded with PAD.
-Where in the paper: section 3, "a local batch size of B = 8, an unroll size of 10 tokens": 80 tokens a batch, a user's 1,600
-tokens in 20 batches. What the paper leaves open is decided in docs/decisions/0003-batches-of-a-user.md.
+`windows_of` and `batches_of` divide a token stream into windows of T + 1 tokens, [K, T + 1], and batches, [S, B, T +
+1], padded with PAD. In the paper: section 3, "a local batch size of B = 8, an unroll size of 10 tokens": 80 tokens per
+batch, so a user's 1,600 tokens are 20 batches. docs/decisions/0003-batches-of-a-user.md decides what the paper leaves
+open.
+
+    >>> windows_of(np.arange(6), unroll=2)
+    array([[ 0,  1,  2],
+           [ 2,  3,  4],
+           [ 4,  5, -1]])
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,17 +28,18 @@ from unheard.models.model import PAD, LanguageModel
 
 @dataclass(frozen=True)
 class User:
-    """What one user brings to a round: tokens in the order written, and, if the model asks for them, features."""
+    """The data of one user: tokens in the order written, and features if the model takes them."""
 
     # DP: what a user wrote does not show when a User, or what holds one, is printed or ends up in a message.
     tokens: np.ndarray = field(repr=False)
     features: np.ndarray | None = field(default=None, repr=False)
     number: int = field(default=0, repr=False)
-    """Which user of the store this is."""
+    """The number of the user in the store."""
 
 
 def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
-    """Consecutive windows [K, unroll + 1]; each begins with the last token of the one before, which is input there, target here."""
+    """Consecutive windows [K, unroll + 1]. Each begins with the last token of the window before, so that every token
+    but the first is a target exactly once."""
     num_targets = max(len(tokens) - 1, 0)
     num_windows = -(-num_targets // unroll)
     padded = np.full(num_windows * unroll + 1, PAD, dtype=np.int64)
@@ -43,7 +50,7 @@ def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
 
 
 def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
-    """Consecutive batches [S, batch_size, W]; the last one is filled up with empty windows."""
+    """Consecutive batches [S, batch_size, W]; the last batch is padded with empty windows."""
     num_batches = -(-len(windows_KW) // batch_size)
     filled = np.full((num_batches * batch_size, windows_KW.shape[1]), PAD, dtype=np.int64)
     filled[: len(windows_KW)] = windows_KW
@@ -51,9 +58,16 @@ def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 class StoredUsers(Sequence[User]):
-    """Some users of one split. A part of them (`users[2:5]`, `chosen`) is read apart, and only if it is looked at."""
+    """Some users of one split, read at the first access. A part of them (`users[2:5]`, `chosen`) is read separately.
 
-    # DP: no repr of its own: who was drawn, and how many, does not show when a cohort is printed or ends up in a message.
+    Args:
+        source: the split of a store.
+        numbers_U: the numbers of the users.
+        with_features: whether to read the users' features as well.
+    """
+
+    # DP: no repr of its own: who was drawn, and how many, does not show when a cohort is printed or ends up in a
+    # message.
     def __init__(self, source: UserTokens, numbers_U: np.ndarray, *, with_features: bool) -> None:
         self.source = source
         self.numbers_U = np.asarray(numbers_U, dtype=np.int64)
@@ -64,33 +78,33 @@ class StoredUsers(Sequence[User]):
         return read_users(self.source, self.numbers_U, self.with_features)
 
     def lengths(self) -> np.ndarray:
-        """How many tokens each has; nothing is read but offsets."""
+        """The number of tokens of each user; only offsets are read."""
         return self.source.lengths(self.numbers_U)
 
     def chosen(self, which_U: np.ndarray) -> "StoredUsers":
-        """Some of them, by a mask or by places."""
+        """Some of the users, by a mask or by positions."""
         return StoredUsers(self.source, self.numbers_U[which_U], with_features=self.with_features)
 
     def __len__(self) -> int:
         return len(self.numbers_U)
 
     @overload
-    def __getitem__(self, place: int) -> User: ...
+    def __getitem__(self, index: int) -> User: ...
 
     @overload
-    def __getitem__(self, place: slice) -> "StoredUsers": ...
+    def __getitem__(self, index: slice) -> "StoredUsers": ...
 
-    def __getitem__(self, place: int | slice) -> "User | StoredUsers":
-        if isinstance(place, slice):
-            return StoredUsers(self.source, self.numbers_U[place], with_features=self.with_features)
-        return self._read[place]
+    def __getitem__(self, index: int | slice) -> "User | StoredUsers":
+        if isinstance(index, slice):
+            return StoredUsers(self.source, self.numbers_U[index], with_features=self.with_features)
+        return self._read[index]
 
     def __iter__(self) -> Iterator[User]:
         return iter(self._read)
 
 
 def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -> list[User]:
-    """What they wrote, and what is known about them if a model takes it."""
+    """The users with their tokens, and with their features if asked for."""
     tokens = source.users(numbers_U)
     if not with_features:
         return [User(t, None, int(k)) for t, k in zip(tokens, numbers_U, strict=True)]
@@ -98,7 +112,7 @@ def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -
 
 
 def users_in_turn(source: UserTokens, model: LanguageModel) -> Iterator[User]:
-    """All users of a split in order, a few at a time."""
+    """All users of a split in order, read 64 at a time."""
     for start in range(0, source.num_users, 64):
         numbers_U = np.arange(start, min(start + 64, source.num_users))
         yield from read_users(source, numbers_U, bool(model.user_features))

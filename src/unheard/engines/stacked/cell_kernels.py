@@ -1,9 +1,14 @@
-"""The recurrent cell in Triton: inputs at once, states step by step with their gates fused, and the way back.
+"""The recurrent cell in Triton, forward and backward, with the gates of a time step fused.
 
-In: chunk buffers (buffers.py). Out: the same, written. `gates` [U, N, 4, H] holds in turn what the gates get from the input,
-the gates themselves, and the gradients with respect to what went into them. The GRU uses its fourth place for the state's part of
-the new gate, whose gradient differs from the input's part. Plain twins of the same names: plain.py.
-"""
+Kernels read and write the tensors of kernels.py. Their arguments are pointers; the letters are those of
+stacked/__init__.py. `gates` [U, N, 4, H] holds one after the other: the gates' input from the words (read_inputs), the
+gates' values (cell_forward), and the gradients with respect to the gates' sums (cell_backward). The GRU has three gates
+and uses the fourth entry for the state's part of the new gate, whose gradient differs from that of the input's part.
+plain.py computes the same in torch.
+
+LSTM (gates i, f, g, o; section 3 of the paper):    c_t = sigmoid(f) c_(t-1) + sigmoid(i) tanh(g),    h_t = sigmoid(o)
+tanh(c_t) GRU (gates r, z, n; Cho et al. 2014):               n = tanh(x W + b + r * (h U)),                    h_t = (1
+- z) n + z h_(t-1)"""
 
 import triton
 import triton.language as tl
@@ -18,7 +23,9 @@ def read_inputs(
     R: tl.constexpr, MIDDLE: tl.constexpr, XB: tl.constexpr, NB: tl.constexpr, BJ: tl.constexpr,
     UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The words' vectors (and the user's features), and what BJ columns of one gate get from them."""
+    """Inputs x [N, X] of one user (word vectors and features), and x W + b for BJ columns of one gate, [N, BJ].
+
+    Also stores x and 1 / norm of the word vectors, for the backward pass. Grid: (G * blocks of columns, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -56,8 +63,10 @@ def cell_forward(
     MIDDLE: tl.constexpr, BB: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
     GRU: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Step t of the cell for BJ columns of the state. Users are walked to and fro, so that each step begins with the weights
-    that the last one left in the cache."""
+    """Time step t of the cell for BJ columns of the state: h_t and c_t [B, BJ], and the values of the gates.
+
+    Alternates the order of users between time steps, so that the weights last used are still in L2. Grid: (blocks of
+    columns, U)."""
     u = tl.program_id(1)
     u = tl.where(t % 2 == 0, u, U - 1 - u).to(tl.int64)
     if not at_work(step, num_steps, u):
@@ -116,8 +125,11 @@ def cell_backward(
     MIDDLE: tl.constexpr, BB: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
     GRU: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Step t of the way back for BJ columns: gates become gradients in place. `carried` is what step t + 1 left for t: the cell's
-    gradient (LSTM), or what of the state's own passes by the gates (GRU)."""
+    """Time step t of the backward pass for BJ columns: the gates' values become the gradients of their sums, in place.
+
+    dl/dh_t [B, BJ] is the gradient from the output plus that of step t + 1 through the gates' weights on the state.
+    `carried` [U, B, H] is what step t + 1 passes to t directly: dl/dc (LSTM), or z * dl/dh (GRU). Grid: (blocks of
+    columns, U)."""
     u = tl.program_id(1)
     u = tl.where(t % 2 == 0, u, U - 1 - u).to(tl.int64)
     if not at_work(step, num_steps, u):
@@ -135,7 +147,7 @@ def cell_backward(
         for block in range(G * blocks):
             gate = block // blocks
             place = gate
-            if GRU:  # the state's part of the new gate has a gradient of its own
+            if GRU:  # the state's part of the new gate has its own gradient
                 place = tl.where(gate == 2, 3, gate)
             column = (block % blocks) * BK + k
             later = tl.load(
@@ -185,7 +197,8 @@ def input_gradients(
     MIDDLE: tl.constexpr, DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """What BN places' word vectors would like to be: the gates' gradients through the input weights, and through the sphere."""
+    """dl/dx [BN, D] of the word vectors at BN positions: the gates' gradients times the input weights, then through the
+    normalisation: d = (d - (d . x) x) / norm. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return

@@ -1,8 +1,10 @@
-"""A chunk of users: their batches and settings put into the buffers that the steps work on.
+"""A chunk of users: fills the buffers that the steps work on with users' batches and the settings of their runs.
 
-In: cohorts, and who of each belongs to the chunk. Out: filled buffers. A chunk is used again and again; nothing of those who were
-in it is left when the next come.
-"""
+Input: cohorts, and which users of each belong to the chunk. Output: filled `Buffers`. The memory of a chunk is reused
+for the next users; everything of the users before is overwritten.
+
+`clip_kind` states which clips the steps can apply. The engine delegates plans with any other clip; `Chunk.fill` raises
+for them."""
 
 import itertools
 import math
@@ -19,32 +21,35 @@ from unheard.engines.stacked.sizes import Buffers
 from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import window_targets
-from unheard.updates.batching import batches_together
+from unheard.updates.batching import stacked_batches
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    """The batches of one cohort's users."""
+    """The batches of one cohort's users:
+
+    `cohort` is its number in the call, `windows_USBW` as from updates/batching.py.
+    """
 
     cohort: int
     windows_USBW: np.ndarray
     num_steps_U: np.ndarray
 
     def chosen(self, users: np.ndarray) -> np.ndarray:
-        """The batches of some users, copied only if they do not lie together."""
+        """The batches of some users: a view if the users are consecutive, else a copy."""
         if users[-1] - users[0] + 1 == len(users) and (np.diff(users) == 1).all():
             return self.windows_USBW[users[0] : users[-1] + 1]
         return self.windows_USBW[users]
 
     @classmethod
     def of(cls, c: int, cohort: Cohort) -> "Task":
-        windows_USBW, num_steps_U = batches_together(cohort.plan.update, cohort.users, cohort.seed)
+        windows_USBW, num_steps_U = stacked_batches(cohort.plan.update, cohort.users, cohort.seed)
         return cls(c, windows_USBW, num_steps_U)
 
 
 @dataclass(frozen=True, repr=False)
 class Chunk:
-    """Buffers and the steps on them."""
+    """Buffers, the step that works on them, and the key under which the engine keeps them for reuse."""
 
     key: tuple[int, ...]
     buffers: Buffers
@@ -52,7 +57,15 @@ class Chunk:
 
     @torch.no_grad()
     def fill(self, cohorts: Sequence[Cohort], members: list[tuple[Task, int]]) -> int:
-        """Put users into the buffers; how many steps the longest has."""
+        """Writes users into the buffers. Returns the largest number of local steps.
+
+        Args:
+            cohorts: all cohorts of the call; theta0 and settings of each are written.
+            members: the users of this chunk as (task of their cohort, number within the cohort), ordered by cohort.
+
+        Raises:
+            InvalidValue: for a clip that the steps cannot apply.
+        """
         b = self.buffers
         device, U = b.delta_UP.device, len(members)
         # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
@@ -86,13 +99,14 @@ class Chunk:
         return steps
 
 
-def _by_time(places_USBT: torch.Tensor) -> torch.Tensor:
-    """[U, S, B, T] -> [S, U, T * B]: places of one time lie together."""
-    return places_USBT.permute(1, 0, 3, 2).flatten(2)
+def _by_time(values_USBT: torch.Tensor) -> torch.Tensor:
+    """[U, S, B, T] -> [S, U, T * B]: the positions of one time step are adjacent."""
+    return values_USBT.permute(1, 0, 3, 2).flatten(2)
 
 
 NONE, FLAT, PER_LAYER = 0, 1, 2
-"""The clips that the kernels can apply after a local step: none, one ball around the whole delta, one ball around each layer."""
+"""The clips that the kernels can apply after a local step: none, one ball around the whole delta, one ball around each
+layer."""
 
 
 def clip_kind(plan: RoundPlan) -> int | None:
@@ -110,7 +124,8 @@ def clip_kind(plan: RoundPlan) -> int | None:
 
 
 def _clip_of(plan: RoundPlan, M: int) -> tuple[float, float, int, list[float]]:
-    """Learning rate, what the penalty leaves, the kind of clip, its radii: as the kernels want them."""
+    """The settings of a run as the buffers hold them: eta, 1 - eta * lambda, the kind of clip, a radius for each
+    layer."""
     eta = plan.update.learning_rate
     kind = clip_kind(plan)
     if kind is None:

@@ -1,9 +1,12 @@
-"""Many users at once, of one run or of several: chunks of users through their local steps, and through the narrow door.
+"""The stacked engine: divides users into chunks, takes their local steps, and sums the deltas.
 
-In: cohorts, each with its own model, plan and users. Out: the bounded sum of each. Users are sorted by how many steps they take, so
-that a chunk holds users of like length; who has finished costs nothing. Its plain twin is engines/reference.py; on a CPU the steps
-are plain.py's, on CUDA those of the Triton kernels.
-"""
+Input: cohorts, each with its own parameters, plan and users. Output: the bounded sum of each cohort. Users are sorted
+by their number of local steps, so that a chunk holds users of similar length; a user who has finished costs nothing. On
+a CPU the steps are those of plain.py, on CUDA those of the Triton kernels. tests/agreement compares the engine with
+engines/reference.py.
+
+The kernels handle the paper's models, batches of up to `LARGEST_BATCH` positions, and three kinds of clip (chunk.py).
+Every other combination is delegated to the engine for any model, engines/vectorised.py."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,19 +30,25 @@ from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.updates.users import User
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
-"""Users beyond which a chunk grows no faster, only larger."""
+"""The chunk size beyond which the engine is no faster, by type of device."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class StackedEngine:
-    """Chunks of users of the paper's models, each with a delta of its own."""
+    """The engine for `TiedLSTM` and `TiedGRU`: chunks of users, each with a delta of its own.
+
+    Args:
+        model: the paper's model, with its vocabulary size known. device: "cpu" or "cuda". users_at_once: users in a
+        chunk; None: as many as fit the free memory, up to `LARGEST_CHUNK`. precision: of deltas and of products within
+        a user's own steps. The clip of the returned delta and the sum are exact
+            in any precision.
+    """
 
     model: LanguageModel
     device: torch.device = torch.device("cpu")
     users_at_once: int | None = None
     precision: str = "auto"
-    """That of deltas and products within a user's own steps. The clip of what is returned and the sum are exact either way."""
     _idle: dict[tuple[int, ...], list[Chunk]] = field(default_factory=dict, compare=False, repr=False)
     _sizes: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
 
@@ -61,18 +70,21 @@ class StackedEngine:
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """Users of all cohorts share chunks; each user's sum goes to their own cohort's."""
+        """The sum of each cohort.
+
+        Users of all cohorts share chunks; each user's delta is added to their own cohort's sum.
+        """
         if any(cohort.plan.update.batch_size is None for cohort in cohorts):
-            # DP: a batch of all of a user's data has a size of its own, and products of another size round differently: filled up
-            # to the largest in the chunk, one user would move what another adds.
-            return [self._alone(cohort) for cohort in cohorts]
+            # DP: a batch of all of a user's data has a size of its own, and products of another size round differently:
+            # filled up to the largest in the chunk, one user would change what another adds.
+            return [self._delegate(cohort) for cohort in cohorts]
         if any(clip_kind(cohort.plan) is None for cohort in cohorts):
             # The kernels do not know this clip; the engine for any model applies every clip.
-            return [self._alone(cohort) for cohort in cohorts]
+            return [self._delegate(cohort) for cohort in cohorts]
         work = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
         shapes = {task.windows_USBW.shape[2:] for task in work}
         if len(shapes) > 1 or not self._fits(next(iter(shapes))):
-            return [self._alone(cohort) for cohort in cohorts]
+            return [self._delegate(cohort) for cohort in cohorts]
         dtype = self._dtype(cohorts[0])
         tasks = [(task, k) for task in work for k in range(len(task.num_steps_U))]
         tasks.sort(key=lambda member: -member[0].num_steps_U[member[1]])
@@ -83,7 +95,7 @@ class StackedEngine:
         totals: dict[int, CohortSum] = {}
         with one_thread_a_chunk(self.device) as run_all:
             for sums in run_all(chunk_sums, list(self._chunks(tasks, work, dtype))):
-                for c, part in sums:  # each added as it comes: kept until the end, they would fill the memory
+                for c, part in sums:  # added at once: kept until the end, the sums would fill the memory
                     totals[c] = cohorts[c].plan.contribution.add(totals.get(c), part)
         nobody = self.model.layout.total
         return [totals.get(c) or cohort.plan.contribution.sum([], nobody) for c, cohort in enumerate(cohorts)]
@@ -96,7 +108,7 @@ class StackedEngine:
         return cohort.params_P.dtype
 
     def _fits(self, batch: tuple[int, ...]) -> bool:
-        """On CUDA the kernels hold a whole batch at once; a longer one goes by the engine for any model."""
+        """Whether the kernels can hold a whole batch; a larger one is delegated to the engine for any model."""
         if self.device.type != "cuda":
             return True
         if not has_kernels(self.device):
@@ -106,12 +118,12 @@ class StackedEngine:
         sizes = Sizes.of(self.model, batch[0], batch[1] - 1)
         return sizes.N <= LARGEST_BATCH and max(sizes.X, sizes.H) <= LARGEST_WIDTH
 
-    def _alone(self, cohort: Cohort) -> CohortSum:
+    def _delegate(self, cohort: Cohort) -> CohortSum:
         return self._any_model.sum_updates(cohort.params_P, cohort.users, cohort.plan, Drawn(cohort.seed))
 
     @cached_property
     def _any_model(self) -> VectorisedEngine:
-        """For what the kernels do not take. One for all rounds: what it compiles is its own."""
+        """The engine for what the kernels do not support. One for all rounds, since it caches what it compiles."""
         return VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
 
     def _chunks(
@@ -129,6 +141,7 @@ class StackedEngine:
             yield [tasks[m] for m in members]
 
     def _users_that_fit(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """How many users fit into 60 % of the memory that is free or reserved by idle chunks."""
         largest = LARGEST_CHUNK[self.device.type]
         if self.device.type != "cuda":
             return largest
@@ -144,6 +157,7 @@ class StackedEngine:
     def _chunk_sums(
         self, cohorts: Sequence[Cohort], members: list[tuple[Task, int]], dtype: torch.dtype
     ) -> list[tuple[int, CohortSum]]:
+        """The sum of one chunk's users for each cohort that has users in it, with the number of the cohort."""
         chunk = self._take_chunk(members, dtype, len(cohorts))
         steps = chunk.fill(cohorts, members)
         chunk.step.run(steps)
@@ -159,8 +173,8 @@ class StackedEngine:
         return sums
 
     def _take_chunk(self, members: list[tuple[Task, int]], dtype: torch.dtype, R: int) -> Chunk:
-        """A chunk that is not at work, with room for so many users, or a new one. Rounded up, so that cohorts of nearly equal size
-        find the same."""
+        """An idle chunk with capacity for the members, or a new one. Capacities are rounded up, so that cohorts of
+        similar size reuse the same chunk."""
         S, B, W = members[0][0].windows_USBW.shape[1:]
         S = max(task.windows_USBW.shape[1] for task, _ in members)
         U = -(-len(members) // 32) * 32 if self.device.type == "cuda" else len(members)
@@ -168,7 +182,7 @@ class StackedEngine:
         waiting = self._idle.setdefault(key, [])
         if waiting:
             return waiting.pop()
-        if self.device.type == "cuda":  # what other sizes hold is better used here
+        if self.device.type == "cuda":  # free the memory of chunks of other sizes
             for other, idle in self._idle.items():
                 if other != key and len(self._idle) > 4:
                     idle.clear()

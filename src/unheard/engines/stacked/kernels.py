@@ -1,6 +1,13 @@
 """One local step of a chunk as a sequence of Triton kernels; on CUDA recorded once as a graph and replayed.
 
-In: Buffers. Out: the same, one step on. Block sizes were chosen on an H200 (docs/log.md); they change speed, never meaning.
+Input: `Buffers`. Output: the same buffers, one local step later. `KernelStep.take` launches the kernels in the order of
+the equations in stacked/__init__.py:
+
+    middle_weights, read_inputs, cell_forward (T times), project, attend,              forward
+    project_back, cell_backward (T times), input_gradients,                            backward
+    update_matrix (gates, projection), update_table, update_read, clip_scale           step and clip
+
+Block sizes were chosen on an H200 (docs/log.md); they change the speed and never the meaning.
 """
 
 from collections.abc import Callable
@@ -14,13 +21,18 @@ from unheard.engines.stacked import table_kernels as embedding
 from unheard.engines.stacked.sizes import Buffers
 
 LARGEST_BATCH = 128
-"""Places of a local batch (B * T) that a kernel holds at once; longer batches go the plain way."""
+"""The most positions of a local batch (B * T) that a kernel holds; the engine delegates larger batches."""
 LARGEST_WIDTH = 256
-"""Of a word vector with features, or of the state: what a kernel holds of a row."""
+"""The largest X (word vector and features) or H (state) that a kernel holds."""
 
 
 class KernelStep:
-    """The kernels of one local step, with their block sizes and what they need beside the buffers."""
+    """The kernels of one local step, their block sizes and their intermediate tensors.
+
+    Args:
+        buffers: of the chunk.
+        tuning: block sizes to override, by name (`_blocks`).
+    """
 
     def __init__(self, buffers: Buffers, **tuning: int) -> None:
         self.b = buffers
@@ -30,8 +42,8 @@ class KernelStep:
         tables = -(-s.V // (k["table_words"] * k["table_tiles"]))
         gate_blocks = s.G * -(-s.R // k["matrix_rows"]) * -(-s.H // k["matrix_cols"])
         projection_blocks = -(-(s.H + 1) // k["matrix_rows"]) * -(-s.D // k["matrix_cols"])
-        # Where each program leaves the square of its part of the norm, and which layer that is: sums without atomics are the
-        # same every time.
+        # Each program writes the square of its part of the norm into a slot of its own, and slot_layer names the slot's
+        # layer: sums without atomics are the same every time.
         layers = [0] * tables
         self.slot_gates = len(layers)
         for gate in range(s.G):
@@ -46,7 +58,7 @@ class KernelStep:
         self.grid_table, self.grid_gates, self.grid_projection = tables, gate_blocks, projection_blocks
         self.slot_layer = torch.tensor(layers, dtype=torch.int32, device=device)
         self.squares = torch.zeros(buffers.U, self.slots, device=device)
-        # What a step leaves for its later kernels: what is multiplied in the deltas' precision, the rest in float32.
+        # Intermediate tensors of a step: factors of products in the deltas' precision, the rest in float32.
         U, D, H, N, dtype = buffers.U, s.D, s.H, s.N, buffers.delta_UP.dtype
         self.middle_UW = torch.zeros(U, s.middle, dtype=dtype, device=device)
         self.input_UNX = torch.zeros(U, N, s.X, dtype=dtype, device=device)
@@ -68,13 +80,13 @@ class KernelStep:
 
     @torch.no_grad()
     def run(self, num_steps: int) -> None:
-        """Steps for everybody who has them; on CUDA from the second chunk on as replays of one recording."""
+        """Takes `num_steps` local steps of all users; on CUDA all but the first as replays of one recorded graph."""
         if self.b.delta_UP.device.type != "cuda":
             for _ in range(num_steps):
                 self.take()
             return
         if self.graph is None and num_steps:
-            self.take()  # compiles what is new, which a recording may not
+            self.take()  # compiles the kernels, which is not possible while recording
             num_steps -= 1
             self.graph = _recorded(self.take)
         for _ in range(num_steps):
@@ -82,7 +94,7 @@ class KernelStep:
             self.graph.replay()
 
     def take(self) -> None:
-        """Forward, backward, step, clip."""
+        """One local step: forward, backward, step, clip."""
         b, s, k = self.b, self.b.sizes, self.blocks
         U, table = b.U, 0 if s.tied else 3 + 2 * s.G
         how = dict(PRECISION="tf32x3", UPCAST=b.delta_UP.device.type == "cpu")
@@ -167,6 +179,7 @@ class KernelStep:
 
 
 def _recorded(take: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of one local step."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -175,7 +188,10 @@ def _recorded(take: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 def _two_blocks(size: int) -> tuple[int, int]:
-    """A size as the sum of two powers of two of at least 16, the second of which may be 0: 96 = 64 + 32, 80 = 64 + 16."""
+    """A size as the sum of two powers of two of at least 16, the second of which may be 0:
+
+    96 = 64 + 32, 80 = 64 + 16.
+    """
     whole = max(16, triton.next_power_of_2(size))
     if size == whole or size <= 32:
         return whole, 0
@@ -184,7 +200,7 @@ def _two_blocks(size: int) -> tuple[int, int]:
 
 
 def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
-    """Block sizes, by what an H200 liked best; smaller where the model is."""
+    """Block sizes that were fastest on an H200; smaller for a small model."""
     s = buffers.sizes
     fine = buffers.delta_UP.dtype == torch.float32
     H, D = (max(16, triton.next_power_of_2(size)) for size in (s.H, s.D))

@@ -1,7 +1,7 @@
-"""The matrices between the word tables in Triton: what they are now, the projection and its way back, their step, and the clip.
+"""The matrices between the word tables in Triton: their values, the projection, their update, and the clip.
 
-In: chunk buffers (buffers.py). Out: the same, written. Plain twins of the same names: plain.py.
-"""
+Kernels read and write the tensors of kernels.py. Their arguments are pointers; the letters are those of
+stacked/__init__.py. plain.py computes the same in torch."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,10 @@ def middle_weights(
     P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
     MIDDLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """theta0 + c * delta for gates and projection, in the precision of the products. Read twenty times a step, so made once."""
+    """theta = theta0 + c * delta for gates and projection, [L], in the precision of the products; c is the layer's
+    pending clip.
+
+    The values are read about twenty times per local step, so they are computed once. Grid: (blocks of L, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -35,7 +38,7 @@ def project(
     D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, AT: tl.constexpr, MIDDLE: tl.constexpr,
     DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """output = states @ weight + bias, for BN places."""
+    """o = h projection + bias, [BN, D], for BN positions. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -62,8 +65,10 @@ def project_back(
     DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
     UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The splits of `attend` joined, for BN places: the log of the sum of exponentials, the gradient of the projected state
-    (the expected word vector less the true one), and that of the state."""
+    """Joins the splits of `attend` for BN positions and computes the gradients of the outputs.
+
+    log_sum [BN] = log of the sum of exponentials; dl/do [BN, D] = share * (expected word vector - vector of the
+    target); and dl/dh [BN, H] = dl/do projection^T. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -109,8 +114,12 @@ def update_matrix(
     N: tl.constexpr, X: tl.constexpr, K: tl.constexpr, C: tl.constexpr, STRIDE: tl.constexpr, SHIFT: tl.constexpr,
     NB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, GRU: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """A block of a matrix [X + K + 1, C]: its rows meet X inputs, K states of SHIFT places before, and a constant 1. The outer
-    product of those with the gradients, as a step on the delta in place; and the squares of its new norm, weight and bias apart."""
+    """Updates a block of a matrix [X + K + 1, C] of one user: delta <- c * keep * delta - eta * z^T gradients.
+
+    z [N, X + K + 1] is the input of the matrix: X inputs, K states of SHIFT positions before, and a constant 1 for the
+    bias. The gates have X = input of the cell, K = C = H and SHIFT = B; the projection has X = 0, K = H, C = D and
+    SHIFT = 0. Also writes the squared norms of the new delta, weight and bias separately. Grid: (gates * blocks of rows
+    * blocks of columns, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -164,7 +173,11 @@ def clip_scale(
     squares, slot_layer, radius, clip_kind, run, step, num_steps, scale, unclipped,
     SLOTS: tl.constexpr, SB: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
-    """min(1, S / norm) for each layer: the clip, to be applied when the delta is next read. A NaN gives 1, and is found later."""
+    """scale [M] = min(1, S_m / norm of layer m), from the squares that the update kernels left; flat: the same for
+    every layer.
+
+    The scale is applied when the delta is next read. A NaN gives scale 1; the aggregation gives such a user exactly
+    zero. Also clears `unclipped` of a user who was clipped. Grid: (U,)."""
     u = tl.program_id(0)
     if not at_work(step, num_steps, u):
         return

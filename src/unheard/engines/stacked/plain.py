@@ -1,17 +1,18 @@
-"""One local step of one user in plain torch: the twin of every kernel, and the engine's way on a CPU.
+"""One local step in torch operations: the engine's step on a CPU, and the reference of every kernel.
 
-In: Buffers. Out: the same, one step on. Gradients are written out by hand, so nothing is kept that is not needed, and steps on
-weights are the products themselves. plain_cells.py has the cells, plain_table.py the softmax over all words.
-The paper's cells in plain torch, for one user's local batch: states from words, and gradients from states.
+Input: `Buffers`. Output: the same buffers, one local step later. The equations and the shape letters are in
+stacked/__init__.py. Gradients are written out by hand, so that nothing is stored that is not needed, and the update of
+a weight is the product itself.
 
-In: the words' vectors, written into `input_NX`, and the gates' weights. Out: states, then gradients. All memory is taken once, and
-the views of each step of time are made once, so that a step is a handful of operations on what lies in the cache. What a step of
-time need not know of the one before is done for all steps together. Plain twins of cell_kernels.py.
-The output's word table in plain torch, for one user's local batch: the softmax over all words, and the step on them.
-
-In: the shared table, the user's delta and what the places say. Out: sums over words, then the delta one step on. The table goes
-through the cache twice a step, some words at a time: once to be normalised, multiplied and exponentiated, once to be stepped on.
-Exponentials are never divided by their sum (the 80 rows that they meet are). Plain twins of embedding_kernels.py.
+- `PlainLSTM` and `PlainGRU` compute the states from the word vectors (`forward`), the gradients of the gates
+  (`backward`), and the update of the gates' weights (`step`). They work in a `CellWorkspace`: all memory and the views
+  of each time step are allocated once, so that a time step is a few operations on cached data. Everything that does
+  not depend on the previous time step is computed for all time steps together. In Triton: cell_kernels.py.
+- `PlainTable` computes the softmax over all words and the update of the word table. The table passes through the cache
+  twice per local step, `WORDS_AT_ONCE` words at a time: once to normalise, multiply and exponentiate, once to update.
+  Exponentials are never divided by their sum; the N rows that they are multiplied with are divided instead. In Triton:
+  table_kernels.py.
+- `PlainStep` combines them to the local steps of a chunk. In Triton: kernels.py.
 """
 
 import math
@@ -23,11 +24,11 @@ from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.models.recurrent import SMALLEST_SQUARE
 
 ALIGNMENT = 16
-"""Numbers to a line of the cache: rows that begin with one multiply faster."""
+"""float32 numbers per cache line; products of rows that begin at a cache line are faster."""
 
 
 class GateWeights:
-    """What the gates are multiplied with: the gates side by side for all inputs at once, one by one for the states of one step."""
+    """theta of the gates: for the inputs as one matrix of all gates, for the states as one matrix per gate."""
 
     def __init__(self, s: Sizes, like: Tensor) -> None:
         self.s = s
@@ -37,19 +38,20 @@ class GateWeights:
         self.bias_GH = like.new_empty(s.G, s.H)
 
     def set(self, theta0_GRH: Tensor, delta_GRH: Tensor, scale: float) -> None:
+        """theta = theta0 + scale * delta."""
         X = self.s.X
         torch.add(theta0_GRH[:, :X].transpose(0, 1), delta_GRH[:, :X].transpose(0, 1), alpha=scale, out=self.input_XGH)
         torch.add(theta0_GRH[:, X:-1], delta_GRH[:, X:-1], alpha=scale, out=self.state_GHH)
         torch.add(theta0_GRH[:, -1], delta_GRH[:, -1], alpha=scale, out=self.bias_GH)
 
 
-class Room:
-    """What both cells need: what the gates saw, [X inputs, H states of the step before, 1] at each place; gates and gradients,
-    those of one step of time together."""
+class CellWorkspace:
+    """The memory that both cells share: the gates' inputs [x_n, h_(n - B), 1] at each position, the gates, and their
+    gradients."""
 
     def __init__(self, s: Sizes, like: Tensor) -> None:
         N, B, width = s.N, s.B, -(-s.R // ALIGNMENT) * ALIGNMENT
-        # B rows more than places: the states that the last step leaves. Those before the first step are zeros, and stay so.
+        # B rows more than positions: the states of the last time step. The states before the first time step stay zero.
         seen = like.new_zeros(N + B, width)[:, : s.R]
         seen[:, -1] = 1
         self.s = s
@@ -60,45 +62,48 @@ class Room:
         self.through_GBH = like.new_empty(s.G, B, s.H)
 
     def read(self, weights: GateWeights) -> None:
-        """What the gates get from the inputs."""
+        """The gates' sums from the inputs, x W + b."""
         s = self.s
         given_NC = torch.addmm(weights.bias_GH.view(-1), self.input_NX, weights.input_XGH.flatten(1))
         self.gate_TGBH.copy_(given_NC.view(s.T, s.B, s.G, s.H).transpose(1, 2))
 
     def to_state(self, grad_GBH: Tensor, weights: GateWeights) -> Tensor:
-        """A step's gradient through the gates' weights on the state, [B, H]."""
+        """dl/dh [B, H] of the previous time step: the gates' gradients times their weights on the state."""
         return torch.bmm(grad_GBH, weights.from_gates_GHH, out=self.through_GBH).sum(0)
 
-    def by_place(self) -> None:
+    def by_position(self) -> None:
+        """Copies the gates' gradients from [T, G, B, H] to [N, G, H]."""
         self.grad_NGH.view(self.s.T, self.s.B, self.s.G, self.s.H).copy_(self.grad_TGBH.transpose(1, 2))
 
     def input_gradients(self, weights: GateWeights) -> Tensor:
-        """What the word vectors read would like to be, [N, D]."""
+        """dl/dx [N, D] of the word vectors that were read."""
         return torch.mm(self.grad_NGH.flatten(1), weights.input_XGH[: self.s.D].flatten(1).T)
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
-        """delta <- left * delta - eta * seen^T gradients: weights and biases of all gates are one product."""
+        """delta <- left * delta - eta * inputs^T gradients; weights and biases of all gates are one product."""
         seen_GRN = self.seen_NR.T.expand(self.s.G, -1, -1)
         delta_GRH.baddbmm_(seen_GRN, self.grad_NGH.transpose(0, 1), beta=left, alpha=-eta)
 
 
 class PlainLSTM:
-    """Gates i, f, g, o."""
+    """The LSTM cell, gates i, f, g, o: c_t = f c_(t-1) + i tanh(g), h_t = o tanh(c_t)."""
 
     def __init__(self, s: Sizes, like: Tensor) -> None:
-        self.room = room = Room(s, like)
+        self.workspace = workspace = CellWorkspace(s, like)
         self.new_TBH, self.cell_TBH, self.squashed_TBH, self.through_TBH = like.new_empty(4, s.T, s.B, s.H)
         self.cell_grad_BH, self.carried_BH = like.new_empty(2, s.B, s.H)
-        self.gates_T = [(gate, *gate) for gate in room.gate_TGBH]
-        self.grads_T = [(grad, grad[:3], grad[3]) for grad in room.grad_TGBH]
-        before_T = [before.expand(s.G, -1, -1) for before in room.before_T]
-        self.cells_T = list(zip(self.new_TBH, self.cell_TBH, self.squashed_TBH, room.state_T, before_T, strict=True))
+        self.gates_T = [(gate, *gate) for gate in workspace.gate_TGBH]
+        self.grads_T = [(grad, grad[:3], grad[3]) for grad in workspace.grad_TGBH]
+        before_T = [before.expand(s.G, -1, -1) for before in workspace.before_T]
+        self.cells_T = list(
+            zip(self.new_TBH, self.cell_TBH, self.squashed_TBH, workspace.state_T, before_T, strict=True)
+        )
         self.through_T = list(self.through_TBH)
 
     def forward(self, weights: GateWeights) -> Tensor:
         """States [N, H]."""
-        room = self.room
-        room.read(weights)
+        workspace = self.workspace
+        workspace.read(weights)
         cell_before = None
         for (gate, i, f, g, o), (new, cell, squashed, state, before) in zip(self.gates_T, self.cells_T, strict=True):
             if cell_before is not None:
@@ -111,12 +116,12 @@ class PlainLSTM:
             torch.tanh(cell, out=squashed)
             torch.mul(o, squashed, out=state)
             cell_before = cell
-        return room.state_NH
+        return workspace.state_NH
 
     def backward(self, state_grad_NH: Tensor, weights: GateWeights) -> None:
-        """The room's grad becomes the gradient with respect to what the gates were given."""
+        """Writes the gradients of the gates' sums into the workspace, from dl/dh [N, H] of the output."""
         self._slopes()
-        dh_T, cell_grad, carried = state_grad_NH.split(self.room.s.B), self.cell_grad_BH, self.carried_BH.zero_()
+        dh_T, cell_grad, carried = state_grad_NH.split(self.workspace.s.B), self.cell_grad_BH, self.carried_BH.zero_()
         for t in reversed(range(len(dh_T))):
             grad, of_cell, of_output = self.grads_T[t]
             torch.addcmul(carried, dh_T[t], self.through_T[t], out=cell_grad)
@@ -124,12 +129,13 @@ class PlainLSTM:
             of_output.mul_(dh_T[t])
             if t:
                 torch.mul(cell_grad, self.gates_T[t][2], out=carried)
-                dh_T[t - 1].add_(self.room.to_state(grad, weights))
-        self.room.by_place()
+                dh_T[t - 1].add_(self.workspace.to_state(grad, weights))
+        self.workspace.by_position()
 
     def _slopes(self) -> None:
-        """The room's grad becomes what each gate's is a multiple of: of the cell's gradient i, f and g, of the state's o."""
-        gate_TGBH, slope_TGBH, new = self.room.gate_TGBH, self.room.grad_TGBH, self.new_TBH
+        """Writes the factor of each gate's gradient: those of i, f and g are multiplied with dl/dc later, that of o
+        with dl/dh."""
+        gate_TGBH, slope_TGBH, new = self.workspace.gate_TGBH, self.workspace.grad_TGBH, self.new_TBH
         torch.addcmul(gate_TGBH, gate_TGBH, gate_TGBH, value=-1, out=slope_TGBH)  # of a sigmoid y: y - y^2
         of_i, of_f, of_g, of_o = slope_TGBH.unbind(1)
         i, _, _, o = gate_TGBH.unbind(1)
@@ -141,70 +147,76 @@ class PlainLSTM:
         torch.addcmul(o, o * self.squashed_TBH, self.squashed_TBH, value=-1, out=self.through_TBH)
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
-        self.room.step(delta_GRH, eta, left)
+        self.workspace.step(delta_GRH, eta, left)
 
 
 class PlainGRU:
-    """Gates r, z, n; what n gets from the state passes r first."""
+    """The GRU cell, gates r, z, n: n = tanh(x W + b + r * (h U)), h_t = (1 - z) n + z h_(t-1)."""
 
     def __init__(self, s: Sizes, like: Tensor) -> None:
-        self.room = Room(s, like)
-        self.of_state_TGBH = like.new_zeros(s.T, s.G, s.B, s.H)  # at the first step zeros, which stay so
+        self.workspace = CellWorkspace(s, like)
+        self.of_state_TGBH = like.new_zeros(s.T, s.G, s.B, s.H)  # stays zero at the first time step
         self.slope_TBH = like.new_empty(s.T, s.B, s.H)
 
     def forward(self, weights: GateWeights) -> Tensor:
         """States [N, H]."""
-        room = self.room
-        room.read(weights)
-        for t, (gate, of_state) in enumerate(zip(room.gate_TGBH, self.of_state_TGBH, strict=True)):
+        workspace = self.workspace
+        workspace.read(weights)
+        for t, (gate, of_state) in enumerate(zip(workspace.gate_TGBH, self.of_state_TGBH, strict=True)):
             if t:
-                torch.matmul(room.before_T[t], weights.state_GHH, out=of_state)
+                torch.matmul(workspace.before_T[t], weights.state_GHH, out=of_state)
                 gate[:2].add_(of_state[:2])
             gate[:2].sigmoid_()
             reset, keep, new = gate
             new.addcmul_(reset, of_state[2]).tanh_()
-            torch.lerp(new, room.before_T[t], keep, out=room.state_T[t])
-        return room.state_NH
+            torch.lerp(new, workspace.before_T[t], keep, out=workspace.state_T[t])
+        return workspace.state_NH
 
     def backward(self, state_grad_NH: Tensor, weights: GateWeights) -> None:
-        """The room's grad becomes the gradient with respect to what the gates got from the state; grad_NGH, from the input."""
-        room, (reset, keep, new) = self.room, self.room.gate_TGBH.unbind(1)
-        of_reset, of_keep, of_new = room.grad_TGBH.unbind(1)
+        """Writes the gradients of the gates' sums: grad_TGBH with respect to the state's part, grad_NGH to the input's
+        part."""
+        workspace, (reset, keep, new) = self.workspace, self.workspace.gate_TGBH.unbind(1)
+        of_reset, of_keep, of_new = workspace.grad_TGBH.unbind(1)
         torch.mul(1 - keep, 1 - new * new, out=self.slope_TBH)
         torch.mul(self.slope_TBH, reset, out=of_new)
         torch.mul(of_new * (1 - reset), self.of_state_TGBH[:, 2], out=of_reset)
-        torch.mul(keep * (1 - keep), torch.stack(room.before_T) - new, out=of_keep)
-        dh_T = state_grad_NH.split(room.s.B)
+        torch.mul(keep * (1 - keep), torch.stack(workspace.before_T) - new, out=of_keep)
+        dh_T = state_grad_NH.split(workspace.s.B)
         for t in reversed(range(len(dh_T))):
-            room.grad_TGBH[t].mul_(dh_T[t])
+            workspace.grad_TGBH[t].mul_(dh_T[t])
             if t:
-                dh_T[t - 1].add_(room.to_state(room.grad_TGBH[t], weights)).addcmul_(dh_T[t], keep[t])
-        room.by_place()
-        torch.mul(state_grad_NH, self.slope_TBH.flatten(0, 1), out=room.grad_NGH[:, 2])
+                dh_T[t - 1].add_(workspace.to_state(workspace.grad_TGBH[t], weights)).addcmul_(dh_T[t], keep[t])
+        workspace.by_position()
+        torch.mul(state_grad_NH, self.slope_TBH.flatten(0, 1), out=workspace.grad_NGH[:, 2])
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
-        """For n's weights on the state, the gradient is the state's part."""
-        room, X = self.room, self.room.s.X
+        """As CellWorkspace.step; the gradient of n's weights on the state is that of the state's part."""
+        workspace, X = self.workspace, self.workspace.s.X
         of_n_HH = delta_GRH[2, X:-1] * left
-        room.step(delta_GRH, eta, left)
-        delta_GRH[2, X:-1] = of_n_HH.addmm_(room.seen_NR[:, X:-1].T, room.grad_TGBH[:, 2].flatten(0, 1), alpha=-eta)
+        workspace.step(delta_GRH, eta, left)
+        delta_GRH[2, X:-1] = of_n_HH.addmm_(
+            workspace.seen_NR[:, X:-1].T, workspace.grad_TGBH[:, 2].flatten(0, 1), alpha=-eta
+        )
 
 
 WORDS_AT_ONCE = 3400
-"""Rows of a word table taken at a time: few enough for the caches, and so many that two threads seldom wait for each other between
+"""Words per tile of a table: few enough for the caches, and enough that two threads seldom wait for each other between
 operations."""
 
 SAFE_LOGIT = 60.0
-"""e^60 times any vocabulary is far from overflow, and e^-60 from nothing: below it no maximum need be found first."""
+"""Logits below this bound need no maximum subtracted: e^60 times any vocabulary does not overflow, and e^-60 does not
+vanish."""
 
 BITS = math.log2(math.e)
-"""e^x = 2^(BITS x), at a third of the price."""
+"""e^x = 2^(BITS x); exp2 takes a third of the time of exp."""
 
 
 class PlainTable:
-    """What is remembered of the softmax between the two passes: exponentials, and their products with the logits. On the sphere the
-    table is multiplied as it is, and logits and exponentials are divided by the words' norms: so no word vector is written twice,
-    and the second pass finds exponentials ready for its product."""
+    """The softmax over all words and the update of the output table of one user.
+
+    Between the two passes it keeps the exponentials and their products with the logits, [V, N]. With unit-norm vectors
+    the table is multiplied as it is, and logits and exponentials are divided by the words' norms: no normalised vector
+    is written, and the second pass can use the exponentials in its product as they are."""
 
     def __init__(self, s: Sizes, like: Tensor) -> None:
         self.unit_norm = s.unit_norm
@@ -216,12 +228,17 @@ class PlainTable:
         self.place_N = torch.arange(s.N, device=like.device)
 
     def begin(self, theta0_VD: Tensor, delta_VD: Tensor) -> None:
-        """A new user. Views are made here, once: two threads wait for each other at each that is made in a step."""
+        """Prepares for a user.
+
+        Views are made once here: making one takes the interpreter lock, for which threads wait.
+        """
         self.delta_VD, self.tables = delta_VD, _tiles(theta0_VD, delta_VD, self.along_V1, self.left_V1)
 
     def attend(self, output_ND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Sums of exponentials [N, 1], and of word vectors weighted by them [N, D]. The exponentials, on the sphere over the words'
-        norms, stay in power_VN; the logits (in bits; on the sphere, times their exponentials) in logit_VN."""
+        """The sums over words of exponentials [N, 1], and of word vectors weighted by them [N, D].
+
+        Keeps for `step`: the exponentials (with unit norms, divided by the words' norms) in power_VN, and the base-2
+        logits (with unit norms, times their exponentials) in logit_VN."""
         is_safe = self.unit_norm and float(torch.linalg.vector_norm(output_ND, dim=1).max()) < SAFE_LOGIT
         bits_DN = (output_ND * BITS).T
         total_N, expected_ND = output_ND.new_zeros(len(output_ND)), torch.zeros_like(output_ND)
@@ -272,9 +289,9 @@ class PlainTable:
         scale: float,
         keep: float,
     ) -> None:
-        """delta <- c * keep * delta - eta * gradient. On the sphere the gradient is divided by the word's norm, and what of it
-        points outward, `outward` times the word's vector, has no effect. The vector is (theta0 + c * delta) / norm: so it is theta0
-        and delta that are added."""
+        """delta <- c * keep * delta - eta * gradient. On the sphere the gradient is divided by the word's norm, and
+        what of it points outward, `outward` times the word's vector, has no effect. The vector is (theta0 + c * delta)
+        / norm: so it is theta0 and delta that are added."""
         # e^logit - total where true: the softmax's gradient, but for the total, by which the outputs are divided here.
         self.power_VN[target_N, self.place_N] -= total_N1[:, 0] * self.inverse_V1[target_N, 0]
         pull_ND = output_ND * (share_N1 / total_N1)
@@ -285,7 +302,7 @@ class PlainTable:
         outward_V.index_add_(0, target_N, (output_ND * true_ND * share_N1).sum(1), alpha=-1)
         torch.mul(self.inverse_V1, self.inverse_V1, out=self.along_V1).mul_(outward_V[:, None]).mul_(eta)
         torch.mul(self.along_V1, scale, out=self.left_V1).add_(scale * keep)
-        # From the last words to the first: those are still in the cache, and these are what the next step begins with.
+        # From the last tile to the first: the last is still in the cache, and the next step begins with the first.
         for (theta0_WD, delta_WD, along_W1, left_W1), (_, _, power_WN) in zip(
             reversed(self.tables), reversed(self.tiles), strict=True
         ):
@@ -349,16 +366,16 @@ class PlainStep:
         self.middle_weights(theta0_L, delta_L, middle_scale)
         read_ND, inverse_N1 = self.word_vectors(*reading, token_N, input_scale)
         true_ND, _ = self.word_vectors(*writing, target_N, output_scale)
-        cell.room.input_NX[:, : s.D] = read_ND
+        cell.workspace.input_NX[:, : s.D] = read_ND
         if s.F:
-            cell.room.input_NX[:, s.D :] = b.features_UF[u]
+            cell.workspace.input_NX[:, s.D :] = b.features_UF[u]
         state_NH = cell.forward(self.weights)
         output_ND = torch.addmm(self.projection_YD[-1], state_NH, self.projection_YD[:-1])
         total_N1, expected_ND = self.table.attend(output_ND, output_scale)
 
         output_grad_ND = (expected_ND / total_N1 - true_ND) * share_N1
         cell.backward(output_grad_ND @ self.projection_YD[:-1].T, self.weights)
-        input_grad_ND = cell.room.input_gradients(self.weights)
+        input_grad_ND = cell.workspace.input_gradients(self.weights)
         if s.unit_norm:
             outward_N1 = (input_grad_ND * read_ND).sum(1, keepdim=True)
             input_grad_ND.addcmul_(read_ND, outward_N1, value=-1).mul_(inverse_N1)
@@ -423,7 +440,10 @@ def _norm(layer_L: Tensor) -> float:
 
 
 def clip_scale(b: Buffers, u: int, run: int) -> None:
-    """min(1, S / norm) for each layer: the clip, to be applied when the delta is next read. A NaN gives 1, and is found later."""
+    """min(1, S / norm) for each layer: the clip, to be applied when the delta is next read.
+
+    A NaN gives 1, and is found later.
+    """
     s, kind, delta_P = b.sizes, int(b.clip_kind_R[run]), b.delta_UP[u]
     if kind == 0:
         return

@@ -1,14 +1,16 @@
-"""What a chunk of users is given, and what it carries from one local step to the next. Allocated once, used for every chunk.
+"""The shapes of a model and of its batches, and the tensors of a chunk of users.
 
-In: sizes. Out: tensors by name. `delta` is the only thing of a user that outlives a local step; what a step needs for itself
-belongs to the step (kernels.py, plain.py). Places n run over time first: those of one step of the cell lie together.
-Where everything lies: the numbers of a model of the paper's family and of its users' batches, by the legend's letters.
+`Sizes` has the shapes (letters: stacked/__init__.py) and the offsets of the layers in the flat vector:
 
-In: a model and the shape of a local batch. Out: sizes and offsets in the flat vector. The layers stand in it as tables: the
-embedding [V, D]; for each gate its weight and, right behind it, its bias, together [R, H] with R = X + H + 1; the projection with
-its bias, [H + 1, D]; the output embedding [V, D] if it is not tied. So a bias is the last row of its matrix, the one whose input
-is always 1, and a matrix and its bias are one product.
-"""
+    embedding [V, D] | for each gate: weight [X + H, H] and bias [H] | projection [H, D] and bias [D] | output embedding
+    [V, D]
+
+(the last only if the model is not tied). A bias directly follows its weight, so it is the last row of one matrix, [R,
+H] with R = X + H + 1, whose input is always 1: a matrix and its bias are one product.
+
+`Buffers` has the tensors that a chunk is given and those that live from one local step to the next; delta and the
+pending clip are the only values of a user that outlive a step. They are allocated once and reused for every chunk. What
+a step needs for itself belongs to the step (plain.py, kernels.py)."""
 
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ from unheard.models.recurrent import TiedGRU, TiedLSTM
 
 @dataclass(frozen=True)
 class Sizes:
-    """V, D, H, F as in the legend; G gates; X what a gate sees of the input; N places in a local batch, in order of time."""
+    """The shapes of a model and of a local batch, by the letters of the legend, and offsets in the flat vector [P]."""
 
     V: int
     D: int
@@ -52,10 +54,12 @@ class Sizes:
 
     @property
     def X(self) -> int:
+        """The length of the cell's input: a word vector and the user's features."""
         return self.D + self.F
 
     @property
     def N(self) -> int:
+        """Positions in a local batch, ordered by time."""
         return self.B * self.T
 
     @property
@@ -65,10 +69,12 @@ class Sizes:
 
     @property
     def gates_at(self) -> int:
+        """The offset of the first gate's weight."""
         return self.V * self.D
 
     @property
     def projection_at(self) -> int:
+        """The offset of the projection's weight."""
         return self.gates_at + self.G * self.R * self.H
 
     @property
@@ -78,11 +84,12 @@ class Sizes:
 
     @property
     def output_at(self) -> int:
-        """Where the table of output embeddings begins: the input's own, if tied."""
+        """The offset of the output table: that of the input table, if tied."""
         return 0 if self.tied else self.gates_at + self.middle
 
     @property
     def P(self) -> int:
+        """All parameters."""
         return self.gates_at + self.middle + (0 if self.tied else self.V * self.D)
 
     @property
@@ -93,17 +100,17 @@ class Sizes:
 
 @dataclass(frozen=True, repr=False)
 class Buffers:
-    """Of U users in R runs, for up to S local steps."""
+    """The tensors of U users of R runs, for up to S local steps."""
 
     sizes: Sizes
     U: int
     S: int
     R: int
-    # what the chunk is given
+    # set by Chunk.fill
     theta0_RP: Tensor
     rate_R: Tensor
     keep_R: Tensor
-    """1 - eta * lambda: what the penalty on the update leaves of a delta at each step."""
+    """1 - eta * lambda: the factor by which the penalty on the update shrinks a delta in each step."""
     radius_RM: Tensor
     clip_kind_R: Tensor
     """0: none, 1: flat (the same radius for every layer), 2: per layer."""
@@ -112,19 +119,23 @@ class Buffers:
     features_UF: Tensor
     token_SUN: Tensor
     target_SUN: Tensor
-    """The next word's number, or -1 where there is nothing to predict."""
+    """The number of the next word, or -1 at positions without a target."""
     share_SU: Tensor
     """1 / the number of targets of a batch."""
-    # what it carries from step to step
+    # changed by the steps
     step: Tensor
     delta_UP: Tensor
     scale_UM: Tensor
-    """The clip, still to be applied: a delta is scale * delta."""
+    """The pending clip: the true delta of layer m is scale[m] * delta. It is applied when the delta is next read."""
     unclipped_U: Tensor
+    """1 until a local step of the user is clipped, then 0."""
 
     @classmethod
     def allocate(cls, sizes: Sizes, *, U: int, S: int, R: int, device: torch.device, dtype: torch.dtype) -> "Buffers":
-        """`dtype` is that of deltas and of what is multiplied; learning rates, clips and shares are float32 at least."""
+        """Zeroed buffers.
+
+        `dtype` is that of deltas and factors of products; learning rates, clips and shares are at least float32.
+        """
         N, M, P = sizes.N, sizes.M, sizes.P
         wide = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -132,8 +143,8 @@ class Buffers:
             return torch.zeros(shape, dtype=of, device=device)
 
         def rows(count: int, length: int) -> Tensor:
-            # Each begins at a multiple of 64 bytes: products on a CPU can differ in their last bit by where numbers lie, and a
-            # user's must not differ by who else is in the chunk.
+            # Each row begins at a multiple of 64 bytes: on a CPU the last bit of a product can depend on the alignment,
+            # and a user's result must not depend on who else is in the chunk.
             return floats(count, -(-length // 32) * 32, of=dtype)[:, :length]
 
         def numbers(*shape: int) -> Tensor:

@@ -1,8 +1,9 @@
-"""The word tables in Triton: softmax over every word without ever holding the logits, and the step on the table in place.
+"""The word tables in Triton: the softmax over all words, and the update of the table in place.
 
-In: chunk buffers (buffers.py). Out: the same, written. Logits [N, V] and dense gradients [V, D] never reach memory: a tile of
-words is read, normalised, multiplied, and forgotten. Plain twins of the same names: plain.py.
-"""
+Kernels read and write the tensors of kernels.py. Their arguments are pointers; the letters are those of
+stacked/__init__.py. Logits [N, V] and dense gradients [V, D] are never written to memory: each program reads a tile of
+BV words, normalises and multiplies it. The running maximum over tiles is that of attention kernels (Milakov and
+Gimelshein 2018, Dao et al. 2022). plain.py computes the same in torch."""
 
 import triton
 import triton.language as tl
@@ -20,9 +21,11 @@ def attend(
     D1: tl.constexpr, D2: tl.constexpr, NB: tl.constexpr, BV: tl.constexpr, SPLITS: tl.constexpr,
     UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """One split of the words, for one user: the largest logit, the sum of exponentials, and the sum of word vectors weighted by
-    them, each for N places. The running maximum is that of attention kernels: nothing is read twice. A word vector is taken in two
-    blocks, D1 + D2 (96 is 64 + 32), so that no column is multiplied in vain."""
+    """The softmax of one user over one split of the words, for all N positions.
+
+    Writes the largest logit [N], the sum of exponentials [N], and the sum of word vectors weighted by them [N, D];
+    `project_back` joins the splits. The word vectors are read once. Their columns are taken in two blocks, D1 + D2 (96
+    = 64 + 32), which wastes fewer products than one block of the next power of two. Grid: (splits, U)."""
     split, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -54,7 +57,7 @@ def attend(
         if D2 > 0:
             w2 = (e2 * inverse[:, None]).to(output.dtype.element_ty)
             logit += dot(o2, tl.trans(w2), PRECISION, UPCAST)
-        # in units of log 2, whose exponential is an instruction
+        # base 2, since exp2 is an instruction
         logit = tl.where((v < V)[None, :], logit * LOG2_E, -float("inf"))
         higher = tl.maximum(peak, tl.max(logit, 1))
         p = tl.exp2(logit - higher[:, None])
@@ -83,9 +86,12 @@ def update_table(
     D1: tl.constexpr, D2: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
     DENSE: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """TILES tiles of a word table, for one user: the softmax's gradient, through the sphere, as a step on the delta in place; and
-    the square of its new norm. Places too are taken in two blocks, N1 + N2 (80 is 64 + 16). Without DENSE (an input table that is
-    not tied) only what the clip and the penalty leave."""
+    """Updates TILES tiles of a word table of one user: delta <- c * keep * delta - eta * gradient, [BV, D] per tile.
+
+    The gradient of the softmax is (p - 1 at the target)^T o, taken through the normalisation of the rows. Also writes
+    the squared norm of the new delta. Positions are taken in two blocks as well, N1 + N2 (80 = 64 + 16). Without DENSE
+    (an input table that is not tied) the delta is only scaled by the pending clip and the penalty. Grid: (groups of
+    tiles, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -129,7 +135,7 @@ def update_table(
             if UNIT:
                 inverse = tl.sum(w1 * w1, 1)
                 if D2 > 0:
-                    # twice the same sum, so that each block of columns has it in its own arrangement of threads
+                    # the same sum twice, so that each block of columns has it in its own layout of threads
                     square2 = tl.sum(w2 * w2, 1)
                     inverse2 = inverse_root(square2 + inverse)
                     inverse += square2
@@ -147,7 +153,7 @@ def update_table(
                 dlogit2, more = _softmax_gradient(logit, lse2, target2, v, output.dtype.element_ty)
                 outward += more
             pace = eta * inverse
-            # one block of columns is finished before the next begins: both at once would spill
+            # one block of columns after the other: both at once would spill registers
             gradient = dot(dlogit1, o11, PRECISION, UPCAST)
             if N2 > 0:
                 gradient += dot(dlogit2, o21, PRECISION, UPCAST)
@@ -174,8 +180,11 @@ def update_read(
     P: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
     DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """The words read at BN places, for one user: the step on their rows, each word once, at the first place that has it; and what
-    that adds to the square of the norm. Their gradient has been through the sphere already."""
+    """Updates the rows of the words read at BN positions of one user: delta[word] -= eta * sum of dl/dx over its
+    positions.
+
+    A word is updated once, by its first position. Also writes what the update adds to the squared norm. dl/dx has been
+    taken through the normalisation already (`input_gradients`). Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
@@ -200,13 +209,14 @@ def update_read(
 
 @triton.jit
 def _rows(table, n, d, N: tl.constexpr, D: tl.constexpr):
+    """Rows n and columns d of a table [N, D]."""
     return tl.load(table + n[:, None] * D + d[None, :], mask=(n < N)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def _predicted(of_batch, log_sum, n, N: tl.constexpr):
-    """Log of the sum of exponentials, and target, of some places. Where nothing is predicted the sum is infinite, so that every
-    probability is 0."""
+    """The log of the sum of exponentials and the target of some positions. At positions without a target the log is
+    infinite, so that every probability is 0."""
     target = tl.load(of_batch + n, mask=n < N, other=-1)
     lse = tl.load(log_sum + n, mask=n < N, other=0.0)
     return tl.where(target >= 0, lse * LOG2_E, float("inf")), target
@@ -214,8 +224,8 @@ def _predicted(of_batch, log_sum, n, N: tl.constexpr):
 
 @triton.jit
 def _softmax_gradient(logit, lse, target, v, dtype: tl.constexpr):
-    """p - 1 where true, for a tile of words and some places; and its inner product with the logits: how far each word's gradient
-    points outward from the sphere, sum over n of dlogit * (o . e)."""
+    """dl/dlogit (p, minus 1 at the target) for a tile of words and some positions; and sum over n of dlogit * (o . e),
+    the radial part of each word's gradient, which the normalisation removes."""
     p = tl.exp2(logit * LOG2_E - lse[None, :])
     dlogit = tl.where(target[None, :] == v[:, None], p - 1.0, p)
     return dlogit.to(dtype), tl.sum(dlogit * logit, 1)
@@ -223,7 +233,7 @@ def _softmax_gradient(logit, lse, target, v, dtype: tl.constexpr):
 
 @triton.jit
 def _put(at, here, new):
-    """Store a tile of a delta; the square of what was stored, by rows."""
+    """Stores a tile of a delta. Returns the squared norms of the stored rows."""
     stored = new.to(at.dtype.element_ty)
     tl.store(at, stored, mask=here)
     kept = tl.where(here, stored.to(tl.float32), 0.0)

@@ -5,7 +5,7 @@ import pytest
 
 import unheard
 from unheard.models.model import PAD
-from unheard.updates.batching import batches_together
+from unheard.updates.batching import stacked_batches
 from unheard.updates.users import User
 
 UPDATES = [
@@ -27,7 +27,7 @@ def counted(windows: np.ndarray) -> np.ndarray:
 def test_the_same_windows_as_one_by_one(update):
     rng = np.random.default_rng(3)
     users = [User(rng.integers(3, 900, size=n), None, k) for k, n in enumerate((90, 1, 0, 2, 33, 61, 12, 13))]
-    windows_USBW, num_steps_U = batches_together(update, users, 5)
+    windows_USBW, num_steps_U = stacked_batches(update, users, 5)
     for user, windows_SBW, steps in zip(users, windows_USBW, num_steps_U, strict=True):
         alone = update.batches(user, 5)
         assert steps == len(alone)
@@ -39,6 +39,6 @@ def test_the_same_windows_as_one_by_one(update):
 @pytest.mark.parametrize("lengths", [(), (0,), (1, 1)])
 def test_nobody_and_people_without_a_target_have_no_batches(update, lengths):
     users = [User(np.full(n, 7), None, k) for k, n in enumerate(lengths)]
-    windows_USBW, num_steps_U = batches_together(update, users, 5)
+    windows_USBW, num_steps_U = stacked_batches(update, users, 5)
     assert len(windows_USBW) == len(lengths)
     assert num_steps_U.tolist() == [0] * len(lengths)
