@@ -54,16 +54,16 @@ class EngineChoice:
     The choice is never part of what a run means, so a resumed run may choose anew.
 
     Args:
-        kind: "auto", or a name of `ENGINES`. device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
+        kind: "auto", or a name of `ENGINES`.
+        device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
         users_at_once: users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
         precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). The
-        clip of the
-            returned delta and the sum are exact in either case, so the guarantee does not depend on the precision.
+            clip of the returned delta and the sum are exact in either case, so the guarantee does not depend on the
+            precision.
         rank_timeout: seconds that ranks wait for each other at the end of a task before the late rank is named.
         corpus_part: where each rank finds its part of the corpus, on machines without a shared disk: {rank},
-        {local_rank}
-            and {node} are filled in. None: every rank reads the corpus at the path of the run file. A single process
-            refuses it.
+            {local_rank} and {node} are filled in. None: every rank reads the corpus at the path of the run file. A
+            single process refuses it.
 
     Raises:
         InvalidValue: for an unknown engine or precision, or a number out of range.

@@ -227,9 +227,11 @@ class AdaptiveClip:
     update is noised with z_delta > z.
 
     Args:
-        initial_norm: S of the first round. quantile: the share of users whose updates should stay unclipped; 0.5 is the
-        median of their norms. learning_rate: how fast S moves, above 0 and at most 1. count_noise_std: sigma_b, the
-        noise on the count of unclipped users. None: a twentieth of the expected users per round.
+        initial_norm: S of the first round.
+        quantile: the share of users whose updates should stay unclipped; 0.5 is the median of their norms.
+        learning_rate: how fast S moves, above 0 and at most 1.
+        count_noise_std: sigma_b, the noise on the count of unclipped users. None: a twentieth of the expected users per
+            round.
 
     Raises:
         InvalidValue: for a number out of range.

@@ -265,11 +265,15 @@ class HuggingFaceModel(BaseModel):
     model's own tokenizer (`unheard prepare --tokens PATH/tokenizer.json`).
 
     Args:
-        path: the folder. train: "all" parameters, or the "lora" matrices only. lora_rank: the rank of the LoRA
-        matrices. lora_alpha: their scale: alpha / rank. lora_layers: names of the layers to adapt; none: those that
-        peft chooses for this kind of model. base_is_public: declares that no user of the corpus contributed to the
-        weights of the folder. Training with noise needs it. base_sha256: the digest of the folder's files. A run fills
-        it in when it begins, and refuses other weights from then on.
+        path: the folder.
+        train: "all" parameters, or the "lora" matrices only.
+        lora_rank: the rank of the LoRA matrices.
+        lora_alpha: their scale: alpha / rank.
+        lora_layers: names of the layers to adapt; none: those that peft chooses for this kind of model.
+        base_is_public: declares that no user of the corpus contributed to the weights of the folder. Training with
+            noise needs it.
+        base_sha256: the digest of the folder's files. A run fills it in when it begins, and refuses other weights from
+            then on.
 
     Raises:
         InvalidValue: for an empty path or a number out of range.

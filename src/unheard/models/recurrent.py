@@ -39,17 +39,17 @@ class TiedModel(BaseModel):
 
     Args:
         vocabulary_size: V. Left out: the number of words of the store, taken from it when a run begins (`pinned`).
-        embedding_size: D. hidden_size: H. tied: False gives the output layer an embedding of its own: a 70 % larger
-        model for a little accuracy (appendix). unit_norm: word vectors of norm 1.0, which the paper found to converge
-        faster. They are normalised in the forward pass, so
-            that a user's clipped delta needs no projection.
+        embedding_size: D.
+        hidden_size: H.
+        tied: False gives the output layer an embedding of its own: a 70 % larger model for a little accuracy
+            (appendix).
+        unit_norm: word vectors of norm 1.0, which the paper found to converge faster. They are normalised in the
+            forward pass, so that a user's clipped delta needs no projection.
         keep_norm: with `unit_norm`, the server also projects the stored word vectors to norm 1 after the noise.
-        Otherwise their
-            length is whatever training gives, and only their direction counts: the longer a vector, the less gradients
-            and noise turn it.
+            Otherwise their length is whatever training gives, and only their direction counts: the longer a vector, the
+            less gradients and noise turn it.
         user_features: F, the length of an optional vector about the user that is an input of the cell with each word
-        (appendix,
-            personalization).
+            (appendix, personalization).
 
     Raises:
         InvalidValue: for sizes out of range.

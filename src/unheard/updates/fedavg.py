@@ -22,10 +22,12 @@ class FedAvg:
     """The local training of a user by FederatedAveraging. The defaults are the paper's.
 
     Args:
-        batch_size: B, sequences per local batch. unroll: T, tokens per sequence. epochs: E, passes over the user's
-        text. learning_rate: eta of the local steps. update_penalty: lambda of an L2 penalty lambda/2 ||theta -
-        theta0||^2 on the update, which the paper tried without effect
-            (appendix).
+        batch_size: B, sequences per local batch.
+        unroll: T, tokens per sequence.
+        epochs: E, passes over the user's text.
+        learning_rate: eta of the local steps.
+        update_penalty: lambda of an L2 penalty lambda/2 ||theta - theta0||^2 on the update, which the paper tried
+            without effect (appendix).
 
     Raises:
         InvalidValue: for a number out of range.

@@ -36,9 +36,9 @@ class CappedWeights:
     """w_k = min(n_k / weight_cap, 1), where n_k is the number of the user's tokens.
 
     Args:
-        weight_cap: w-hat, the number of tokens from which on a user has weight 1. total_weight: W as declared: your
-        estimate of the sum of all users' weights, from public knowledge or from a count that was
-            charged to a ledger.
+        weight_cap: w-hat, the number of tokens from which on a user has weight 1.
+        total_weight: W as declared: your estimate of the sum of all users' weights, from public knowledge or from a
+            count that was charged to a ledger.
 
     Raises:
         InvalidValue: unless both are above 0.

@@ -39,10 +39,11 @@ class StackedEngine:
     """The engine for `TiedLSTM` and `TiedGRU`: chunks of users, each with a delta of its own.
 
     Args:
-        model: the paper's model, with its vocabulary size known. device: "cpu" or "cuda". users_at_once: users in a
-        chunk; None: as many as fit the free memory, up to `LARGEST_CHUNK`. precision: of deltas and of products within
-        a user's own steps. The clip of the returned delta and the sum are exact
-            in any precision.
+        model: the paper's model, with its vocabulary size known.
+        device: "cpu" or "cuda".
+        users_at_once: users in a chunk; None: as many as fit the free memory, up to `LARGEST_CHUNK`.
+        precision: of deltas and of products within a user's own steps. The clip of the returned delta and the sum are
+            exact in any precision.
     """
 
     model: LanguageModel
