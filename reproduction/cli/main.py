@@ -78,10 +78,10 @@ def page(
     """One page that opens from disk: every table and figure of the paper, from results alone; what was not run says so."""
     from reproduction.cli.display import say_if_missing
     from reproduction.page import write_pages
-    from unheard.cli.display import bar, say
+    from unheard.cli.display import say, step_bars
 
     say_if_missing(results)
-    with bar() as progress:
+    with step_bars() as progress:
         written = write_pages(results, out, pictures=pictures, progress=progress)
     for path in written:
         say(f"The page is written: {path.resolve().as_uri()}")

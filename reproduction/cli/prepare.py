@@ -96,7 +96,7 @@ def _make_words(
     """The largest dictionary is prepared; the others are narrowed from it, which gives the same bytes."""
     from dataclasses import replace
 
-    from unheard.cli.display import bar
+    from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
     from unheard.corpus.vocabulary_sources import PublicVocabulary
@@ -112,7 +112,7 @@ def _make_words(
         largest = missing.pop(0)
         _make(sources, out / largest, choice(largest))
     for role in missing:
-        with bar() as progress:
+        with step_bars() as progress:
             shrink_vocabulary(
                 TokenStore.open(out / largest), out / role, vocabulary_size=WORDS[role], progress=progress
             )
@@ -143,13 +143,13 @@ def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", 
 
 
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
-    from unheard.cli.display import bar
-    from unheard.cli.preparing import report
+    from unheard.cli.display import step_bars
+    from unheard.cli.prepare import print_counts
     from unheard.corpus.pipeline import build_store
 
-    with bar() as progress:
+    with step_bars() as progress:
         done = build_store(sources, out, preparation, progress=progress)
-    report(done)
+    print_counts(done)
 
 
 def _is_there(path: Path, wanted: "Preparation") -> bool:

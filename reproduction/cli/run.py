@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.processes import MaxRestarts, Processes, RankTimeout, lead
+from unheard.cli.options import MaxRestarts, Processes, RankTimeout
+from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +140,7 @@ def run(
         if not went_well:
             raise typer.Exit(1)
 
-    lead(work_with, processes, max_restarts)
+    run_on_processes(work_with, processes, max_restarts)
 
 
 def _corpora(given: list[str], population: list[str] | None, name: str | None) -> "Mapping[str, Corpus]":

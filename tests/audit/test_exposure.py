@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import unheard
-from unheard.audit.exposure import exposures, learned_by_heart, log_probability, read_canaries
+from unheard.audit.exposure import exposures, log_probability, memorized
+from unheard.audit.planted_phrases import read_canaries
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
@@ -94,8 +95,8 @@ def test_without_privacy_secrets_of_many_are_learned_by_heart_and_controls_are_n
     planted = record(*SECRETS, *CONTROLS, users=[1, 8, 30, 0])
     found = list(exposures(released.run.model, released.params_P, planted, np.random.default_rng(1), candidates=4000))
     assert found[2].exposure > 11
-    assert 2 in {one.number for one in learned_by_heart(found)}
-    assert 3 not in {one.number for one in learned_by_heart(found)}
+    assert 2 in {one.number for one in memorized(found)}
+    assert 3 not in {one.number for one in memorized(found)}
     assert found[2].exposure >= found[0].exposure
 
 
@@ -104,7 +105,7 @@ def test_with_privacy_no_single_users_secret_is(tmp_path):
     released = trained(tmp_path, noise, unheard.FlatClip(norm=2.0), 10, carriers=(1, 1, 1))
     planted = record(*SECRETS, users=[1, 1, 1])
     found = list(exposures(released.run.model, released.params_P, planted, np.random.default_rng(1), candidates=4000))
-    assert learned_by_heart(found) == []
+    assert memorized(found) == []
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import unheard
-from unheard.audit.background_users import Company
+from unheard.audit.background_users import BackgroundUsers
 from unheard.audit.canary_users import CanaryUsers
 from unheard.audit.lower_bound import best_guesses, lower_bound, p_value
-from unheard.audit.one_run import OneRunAudit, one_run
-from unheard.audit.summary import as_data, score_plot, verdict
+from unheard.audit.one_run import OneRunResult, audit_one_run
+from unheard.audit.summary import AuditResult
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.mechanism.noise import GaussianNoise
@@ -21,10 +21,10 @@ from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.updates.weighting import ONE
 
 
-def audited(run: unheard.Run, seed=1, **more) -> OneRunAudit:
-    *rounds, audit = one_run(run, ReproducibleStreams(seed=seed), **more)
+def audited(run: unheard.Run, seed=1, **more) -> OneRunResult:
+    *rounds, audit = audit_one_run(run, ReproducibleStreams(seed=seed), **more)
     assert rounds == list(range(1, len(rounds) + 1))
-    assert isinstance(audit, OneRunAudit)
+    assert isinstance(audit, OneRunResult)
     return audit
 
 
@@ -68,9 +68,9 @@ def test_every_canary_has_a_direction_of_its_own_at_the_full_norm(run):
     plan = run.plan.at(0, run.model.layout)
     users = CanaryUsers.draw(20, run.model.layout, np.random.default_rng(1))
     units_P = users.units(plan)
-    assert users.loudness(units_P) * plan.contribution.grid == pytest.approx(np.full(20, 2.0), rel=0.05)
+    assert users.norms(units_P) * plan.contribution.grid == pytest.approx(np.full(20, 2.0), rel=0.05)
     alone = users.cohort(np.array([3]), units_P, plan)
-    heard = users.heard(alone.units_P.double().numpy() * plan.contribution.grid, units_P, users.loudness(units_P))
+    heard = users.projections(alone.units_P.double().numpy() * plan.contribution.grid, units_P, users.norms(units_P))
     assert heard[3] == pytest.approx(2.0, rel=0.05)
     assert np.abs(np.delete(heard, 3)).max() == 0
 
@@ -92,7 +92,7 @@ def test_what_canaries_add_has_gone_through_the_door(run):
 def test_without_noise_every_canary_that_took_part_is_found(run, clip):
     free = with_plan(run, noise=unheard.NoNoise(), clip=clip, sampling=EVERYBODY)
     audit = audited(free, canaries=60)
-    assert audit.guesses.right == audit.guesses.made
+    assert audit.guesses.correct == audit.guesses.count
     assert audit.bound > 2
     assert audit.estimate == math.inf
     assert audit.claimed == math.inf
@@ -132,7 +132,7 @@ def test_noise_at_a_fortieth_of_what_is_charged_is_refuted(run, monkeypatch):
     monkeypatch.setattr(GaussianNoise, "add", quieter)
     audit = audited(private, canaries=200, rounds=3)
     assert not audit.holds
-    assert any("REFUTED" in sentence for sentence in verdict(None, audit))
+    assert any("REFUTED" in sentence for sentence in AuditResult(exposures=None, one_run=audit).sentences())
 
 
 def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, tmp_path):
@@ -140,13 +140,13 @@ def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, t
     streams = ReproducibleStreams(seed=3)
     free = with_plan(run, noise=unheard.NoNoise(), sampling=EVERYBODY)
     engine = EngineChoice(kind="reference").build(run.model)
-    company = Company(free, store, engine, streams, people, "r")
-    *_, audit = one_run(free, streams, canaries=12, rounds=2, company=company)
-    assert isinstance(audit, OneRunAudit)
-    assert audit.score_M[audit.was_in_M].mean() > audit.score_M[~audit.was_in_M].max()  # heard among sixty others
+    background = BackgroundUsers(free, store, engine, streams, people, "r")
+    *_, audit = audit_one_run(free, streams, canaries=12, rounds=2, background=background)
+    assert isinstance(audit, OneRunResult)
+    assert audit.score_M[audit.included_M].mean() > audit.score_M[~audit.included_M].max()  # heard among sixty others
     charged = PopulationLedger.read(tmp_path / "ledger.jsonl")
     assert len(charged.events) == 2
-    assert not torch.equal(company.state.params_P, run.model.initial(0))
+    assert not torch.equal(background.state.params_P, run.model.initial(0))
 
 
 def test_too_few_canaries_or_too_many_are_refused(run):
@@ -158,10 +158,12 @@ def test_too_few_canaries_or_too_many_are_refused(run):
 
 def test_the_result_is_plain_data_and_a_picture(run):
     audit = audited(run, canaries=20, rounds=1)
-    told = as_data(None, audit)
+    result = AuditResult(exposures=None, one_run=audit)
+    told = result.record()
     assert told["one_run"]["canaries"] == 20
     assert told["holds"] is True
-    picture = score_plot(audit, "a run")
+    picture = result.score_plot("a run")
+    assert picture is not None
     assert picture.startswith("<svg")
     assert "canary users" in picture
 

@@ -99,9 +99,6 @@ def test_files_of_excluded_users_and_canaries_are_read(run, tmp_path):
     ("words", "kind", "message"),
     [
         (("posts.jsonl",), InputError, "--user-field"),
-        (("posts.jsonl", *FIELDS, "--engine", "dask"), InvalidValue, "duckdb or spark"),
-        (("posts.jsonl", *FIELDS, "--sequence", "line"), InvalidValue, "post or sentence"),
-        (("posts.jsonl", *FIELDS, "--punctuation", "maybe"), InvalidValue, "tokens or drop"),
         (("posts.jsonl", *FIELDS, "--vocab", "private"), InvalidValue, "--vocab-epsilon"),
         (("posts.jsonl", *FIELDS, "--vocab-epsilon", "1"), InvalidValue, "--vocab private"),
         (("posts.jsonl", *FIELDS, "--vocab", "from-corpus"), InvalidValue, "--vocab-corpus"),
@@ -123,9 +120,9 @@ def test_flags_that_do_not_fit_are_refused_with_the_cure(run, tmp_path, words, k
 
 def test_a_store_that_training_will_refuse_is_told(run):
     few = run("prepare", "posts.jsonl", *FIELDS, "--out", "store")
-    assert "nobody is held out" in few.stderr
+    assert "no user is held out" in few.stderr
     enough = run("prepare", "posts.jsonl", *FIELDS, "--held-out", "0.5", "--out", "half")
-    assert "nobody is held out" not in enough.stderr
+    assert "no user is held out" not in enough.stderr
 
 
 def test_the_users_own_text_is_not_taken_for_a_public_corpus(run):

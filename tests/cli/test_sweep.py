@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
-from unheard.cli.display import show_together
+from unheard.cli.display import show_runs
 from unheard.cli.main import app
-from unheard.cli.sweep import combinations
+from unheard.cli.options import parse_vary
 from unheard.errors import InvalidValue
 from unheard.training.loop import RoundReport
 from unheard.training.run_file import run_toml
@@ -52,7 +52,7 @@ def test_a_sweep_out_of_time_ends_its_turn_tells_of_every_run_and_goes_on(run_fi
     sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary", "clip.norm=1,2,3"]
     stopped = CliRunner().invoke(app, [*sweep, "--stop-after", "0"], catch_exceptions=False).output
     assert "was complete" not in stopped
-    assert "the same command goes on" in stopped
+    assert "the same command continues" in stopped
     assert [line.split()[3] for line in stopped.splitlines() if line.startswith("│ norm=")] == ["1", "1", "1"]
     ended = CliRunner().invoke(app, sweep, catch_exceptions=False).output
     assert "goes on" not in ended
@@ -65,16 +65,16 @@ def test_time_is_up_also_when_the_last_run_has_fewer_rounds_or_was_complete():
                 if turn <= rounds:
                     yield place, RoundReport(round=turn, rounds=rounds, epsilon=1.0, delta=1e-5)
 
-    first_two = show_together(reports([(0, 8), (1, 1)]), ["a", "b"], stop_after=0)
+    first_two = show_runs(reports([(0, 8), (1, 1)]), ["a", "b"], stop_after=0)
     assert {place: report.round for place, report in first_two.items()} == {0: 1, 1: 1}
-    without_last = show_together(reports([(0, 8), (1, 8)]), ["a", "b", "complete"], stop_after=0)
+    without_last = show_runs(reports([(0, 8), (1, 8)]), ["a", "b", "complete"], stop_after=0)
     assert {place: report.round for place, report in without_last.items()} == {0: 2, 1: 2}
 
 
 @pytest.mark.parametrize("bad", ["clip.norm", "norm=1,2", "clip.norm=", "clip.norm=1,1"])
 def test_what_cannot_be_varied_is_refused(bad):
     with pytest.raises(InvalidValue, match="--vary"):
-        combinations([bad])
+        parse_vary([bad])
 
 
 def test_the_benchmark_times_engines_and_rounds(run_file):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unheard.cli.display import show, show_together
+from unheard.cli.display import show_rounds, show_runs
 from unheard.cli.main import main
 from unheard.privacy.ledger import Ledger
 from unheard.training.loop import RoundReport
@@ -138,7 +138,7 @@ def test_a_plain_kill_saves_what_was_done_as_ctrl_c_does(run_file, tmp_path):
     process.terminate()
     _, rest = process.communicate()
     assert process.returncode == 130, said + rest
-    assert f"Stopped. What was done is saved: unheard resume {tmp_path / 'r'} goes on." in rest
+    assert f"Stopped. What was done is saved: unheard resume {tmp_path / 'r'} continues." in rest
     charged = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))
     saved = int(sorted((tmp_path / "r" / "checkpoints").iterdir())[-1].name[len("round-") : -len(".safetensors")])
     assert saved >= 3
@@ -264,8 +264,8 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(capsys):
 
     report = RoundReport(round=1, rounds=2, epsilon=1.0, delta=1e-5)
     with pytest.raises(KeyboardInterrupt):
-        show(interrupted(report), "first", folder=Path("runs/first"))
-    assert "Stopped. What was done is saved: unheard resume runs/first goes on." in capsys.readouterr().err
+        show_rounds(interrupted(report), "first", folder=Path("runs/first"))
+    assert "Stopped. What was done is saved: unheard resume runs/first continues." in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):
-        show_together(interrupted((0, report)), ["first"])
-    assert "Stopped. What was done is saved: the same command goes on." in capsys.readouterr().err
+        show_runs(interrupted((0, report)), ["first"])
+    assert "Stopped. What was done is saved: the same command continues." in capsys.readouterr().err

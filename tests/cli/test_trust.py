@@ -60,7 +60,7 @@ def test_verify_says_what_fits_and_exits_with_2_if_something_does_not(unheard, p
     assert json.loads(out)["fits"] is False
     status, out, _ = unheard("verify", place / "r")
     assert status == 2
-    assert "cannot be believed" in out
+    assert "cannot be trusted" in out
 
 
 def test_two_runs_on_one_store_compose_by_either_name(unheard, place):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import unheard
-from unheard.cli.measuring import measured
+from unheard.cli.evaluate import full_measures_of
 from unheard.privacy.ledger import Entry
 from unheard.report.run_record import RunRecord
 
@@ -31,7 +31,7 @@ def make_runs(run: unheard.Run, out: Path) -> list[Path]:
         )
         for _ in unheard.train(configured, out / name):
             pass
-        measured(out / name, prompts=["w1 w2", "w7"])
+        full_measures_of(out / name, prompts=["w1 w2", "w7"])
         folders.append(out / name)
     return folders
 

@@ -9,7 +9,7 @@ import torch
 
 import unheard
 from tests.scale_out.forks import on_ranks
-from unheard.audit.background_users import Company
+from unheard.audit.background_users import BackgroundUsers
 from unheard.audit.exposure import log_probability, phrases
 from unheard.engines.choice import EngineChoice
 from unheard.evaluation.next_word import evaluate
@@ -146,7 +146,9 @@ def test_an_audit_among_people_on_ranks_sums_what_one_process_sums(seeded, store
         built = worker.build_engine(CPU, model, ranks)
         worker.check_all_users_reachable(built, store)
         run = replace(seeded, ledger=tmp_path / f"people-{0 if ranks is None else ranks.size}.jsonl")
-        company = Company(run, store, built, ReproducibleStreams(seed=1), population_ledger_of(run, store), "a run")
+        company = BackgroundUsers(
+            run, store, built, ReproducibleStreams(seed=1), population_ledger_of(run, store), "a run"
+        )
         plan = run.plan.at(0, model.layout)
         nobody = plan.contribution.sum([], model.layout.total)
         return np.stack([company.join(nobody, plan, plan.event(), r).units_P.numpy() for r in range(2)])

@@ -11,7 +11,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.estimators import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.events import PoissonGaussian
-from unheard.tuning.projected_plan import outlook, planned, users_for
+from unheard.tuning.projected_plan import private_run, project_plan, users_for
 from unheard.updates.weighting import CappedWeights
 
 
@@ -32,7 +32,7 @@ def paper(model, plan):
     [(15, 0.003, 5000, 4.634), (10, 0.006, 1667, 2.314), (15, 0.012, 1250, 2.038)],
 )
 def test_the_papers_choices_give_the_papers_users_and_epsilons(paper, norm, noise_std, users, epsilon):
-    found = outlook(paper, norm, noise_std, 1.0)
+    found = project_plan(paper, norm, noise_std, 1.0)
     assert found.users_per_round == users
     assert found.epsilon["moments"] == pytest.approx(epsilon, abs=6e-4)
     assert found.epsilon[found.claimed] < found.epsilon["moments"]
@@ -54,7 +54,7 @@ def test_the_plan_has_the_asked_z_and_no_more_noise_than_was_tried(paper, norm, 
     users = users_for(run, norm, noise_std, z)
     if users > run.plan.population:
         return
-    chosen = planned(run, norm, users, z).plan.at(0, run.model.layout)
+    chosen = private_run(run, norm, users, z).plan.at(0, run.model.layout)
     assert chosen.event() == PoissonGaussian(sampling_prob=users / 763_430, noise_multiplier=z)
     std = chosen.noise.std(chosen.sensitivity)
     assert std <= noise_std * (1 + 1e-9)
@@ -64,8 +64,8 @@ def test_the_plan_has_the_asked_z_and_no_more_noise_than_was_tried(paper, norm, 
 
 def test_a_population_too_small_for_the_noise_is_told_so_with_the_z_that_it_could_have(paper):
     small = replace(paper, plan=replace(paper.plan, population=2500), delta=1e-5)
-    with pytest.raises(InvalidValue, match=r"need 5,000 users a round.*z would be 0\.5"):
-        outlook(small, 15, 0.003, 1.0)
+    with pytest.raises(InvalidValue, match=r"need 5,000 users per round.*z would be 0\.5"):
+        project_plan(small, 15, 0.003, 1.0)
 
 
 def test_a_run_without_clip_or_noise_is_planned_with_a_flat_clip_and_a_private_estimator(paper):
@@ -76,7 +76,7 @@ def test_a_run_without_clip_or_noise_is_planned_with_a_flat_clip_and_a_private_e
         estimator=TrueAverage(),
         noise=NoNoise(),
     )
-    chosen = outlook(replace(paper, plan=plain), 15, 0.012, 1.0).run.plan
+    chosen = project_plan(replace(paper, plan=plain), 15, 0.012, 1.0).run.plan
     assert chosen.clip == unheard.FlatClip(norm=15)
     assert chosen.estimator == unheard.FixedDenominator()
     assert chosen.sampling == unheard.PoissonSampling(users_per_round=1250)
@@ -85,7 +85,7 @@ def test_a_run_without_clip_or_noise_is_planned_with_a_flat_clip_and_a_private_e
 def test_layers_keep_their_shares_at_another_s(paper, model):
     shares = {name: float(i + 1) for i, name in enumerate(model.layout.names)}
     run = replace(paper, plan=replace(paper.plan, clip=unheard.PerLayerClip(norms=shares)))
-    chosen = planned(run, 12.0, 1000, 1.0).plan.clip
+    chosen = private_run(run, 12.0, 1000, 1.0).plan.clip
     assert chosen.l2_bound(model.layout) == pytest.approx(12.0)
     assert chosen.norms["embedding"] * shares["projection_bias"] == pytest.approx(
         chosen.norms["projection_bias"] * shares["embedding"]

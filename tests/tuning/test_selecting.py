@@ -152,7 +152,7 @@ def test_what_a_killed_selection_left_is_deleted_by_the_next_one(candidates, tmp
     (left,) = tmp_path.glob(".best.*.new")
     assert left.stat().st_mode & 0o077 == 0
     with RunFolder(left / "trials").locked():
-        selecting.clear_away(tmp_path / "best")  # of one that is going on nothing is touched
+        selecting.delete_killed_selections(tmp_path / "best")  # of one that is going on nothing is touched
     assert left.exists()
     select(candidates, tmp_path / "best", Drawn(mean=1))
     assert not left.exists()

@@ -16,7 +16,7 @@ from unheard.errors import InvalidValue, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run_file import read_run_file, run_toml
-from unheard.tuning.pipeline import Allowance, road_map
+from unheard.tuning.pipeline import Allowance, run_stages
 from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
 
 QUICK = ["--rounds", "4", "--users-per-round", "10", "--norms", "1,4", "--noise-stds", "0.001,0.002"]
@@ -99,7 +99,7 @@ SMALL = ["--set", "privacy.population=60", "--set", "privacy.delta=1e-3"]
 def test_on_the_runs_own_people_it_says_that_they_have_no_guarantee_left(run_file, tmp_path):
     done = tune(run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.05", *SMALL)
     assert done.exit_code == 0
-    warned = f"over all runs on the people of {tmp_path / 'private'}, for good"  # while it can still be stopped
+    warned = f"over all runs on the users of {tmp_path / 'private'}, for good"  # while it can still be stopped
     assert warned in done.stderr
     assert done.stderr.index(warned) < done.stderr.index("Baseline, and clipping")
     assert "ε = infinity" in done.output
@@ -118,7 +118,7 @@ def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run
     shown = capsys.readouterr()
     assert "baseline" in shown.out
     assert "ε = infinity" in shown.out
-    assert "need 1,000 users a round" in shown.err
+    assert "need 1,000 users per round" in shown.err
     assert json.loads((tmp_path / "t" / "tuning.json").read_text())["plan"] is None
     assert not (tmp_path / "t" / "chosen.toml").exists()
 
@@ -128,7 +128,7 @@ def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
     tried = replace(
         run, training=replace(run.training, rounds=2), evaluation=unheard.Evaluation(every=1, max_tokens=50)
     )
-    stages = road_map(tried, Grid(norms=(2.0,), users_per_round=5), Allowance(clip_loss=-99.0), tmp_path / "t")
+    stages = run_stages(tried, Grid(norms=(2.0,), users_per_round=5), Allowance(clip_loss=-99.0), tmp_path / "t")
     names = []
     while True:
         try:
@@ -147,7 +147,7 @@ def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
 def test_stopped_it_goes_on_where_it_was(run_file, tmp_path, proxy):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
     done = tune(*asked, "--stop-after", 0)
-    assert "goes on where it was" in done.output
+    assert "The same command continues" in done.output
     assert not (tmp_path / "t" / "chosen.toml").exists()
     ledgers = sorted((tmp_path / "t").glob("*/*/ledger.jsonl"))
     assert [len(Ledger.read(path)) for path in ledgers] == [1, 1, 1]
@@ -191,14 +191,14 @@ def test_the_same_people_under_another_name_are_no_proxy(run_file, proxy, tmp_pa
     """A copy of their text; and a store that was declared to hold them, or made from theirs."""
     asked = [run_file, "--out", tmp_path / "t", "--population", 60, *QUICK, "--corpus"]
     shutil.copytree(tmp_path / "private", tmp_path / "copy")
-    with pytest.raises(InvalidValue, match="same people, and no proxy"):
+    with pytest.raises(InvalidValue, match="same users, and no proxy"):
         tune(*asked, tmp_path / "copy")
     shrink_vocabulary(TokenStore.open(tmp_path / "private"), tmp_path / "narrow", vocabulary_size=20)
-    with pytest.raises(InvalidValue, match="same people, and no proxy"):
+    with pytest.raises(InvalidValue, match="same users, and no proxy"):
         tune(*asked, tmp_path / "narrow")
     people = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]
     people[0].join(people[1])
-    with pytest.raises(InvalidValue, match="same people, and no proxy"):
+    with pytest.raises(InvalidValue, match="same users, and no proxy"):
         tune(*asked, proxy)
     assert not (tmp_path / "t").exists()
 

@@ -1,9 +1,21 @@
-"""Users who only shout: each adds the same vector of full length every time they are drawn, in a direction of their own.
+"""Canary users of the one-run audit: each adds the same vector of maximal norm in every round in which it is drawn.
 
-In: a round's plan. Out: what each canary user adds, through the same door as everybody (mechanism/aggregation.py), and how loud
-each can be heard in a released average. A direction is random signs on a random share of the coordinates; no two shares overlap,
-so canaries do not drown each other. The noise is the same in every direction, so for the guarantee one is as good as another.
-Where from: Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023).
+`CanaryUsers` divides the coordinates of the model among the canaries. The vector of a canary has random signs on its
+own coordinates and zeros elsewhere, so canaries are orthogonal and do not mask each other. Gaussian noise is the same
+in every direction, so for the guarantee any direction is as good as another; these are the easiest to detect. The
+vectors go through the same clip, grid and weights as the update of any user (`mechanism/aggregation.py`).
+
+    canaries = CanaryUsers.draw(1000, run.model.layout, rng)
+    units_P = canaries.units(plan)                           # the vectors of all canaries, on the integer grid
+    norm_M = canaries.norms(units_P)
+    cohort = canaries.cohort(drawn, units_P, plan)           # the sum over the canaries that were drawn
+    ...                                                      # average and noise, as in training
+    canaries.projections(average_P, units_P, norm_M)         # the test statistic of each canary
+
+The parameter axis is P, the canary axis M, the coordinates of one canary N.
+
+Reference: Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning", ICLR 2024,
+https://arxiv.org/abs/2302.03098.
 """
 
 import math
@@ -20,28 +32,46 @@ from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
 from unheard.updates.weighting import ONE
 
-ENOUGH = 4000
+DEFAULT_COUNT = 4000
 UNBOUNDED_NORM = 10.0
-"""How loud a canary is where nothing bounds it."""
+"""The norm of a canary's vector where the plan has no clip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryUsers:
-    """`owner_P` says whose each coordinate is (-1: nobody's), `sign_P` which way."""
+    """A set of canary users, described by the coordinates that each of them owns.
+
+    Attributes:
+        count: The number of canaries.
+        owner_P: The canary that owns each coordinate, or -1 where no canary does.
+        sign_P: The sign of its owner's vector at each coordinate.
+    """
 
     count: int
     owner_P: np.ndarray
     sign_P: np.ndarray
 
     @staticmethod
-    def enough(layout: Layout) -> int:
-        """As many as say something, and no more than have a few coordinates each in the largest layer."""
+    def default_count(layout: Layout) -> int:
+        """Returns a count that gives a strong audit and leaves each canary a few coordinates in the largest layer."""
         largest = max(where.stop - where.start for where in layout.slices.values())
-        return max(2, min(ENOUGH, largest // 4))
+        return max(2, min(DEFAULT_COUNT, largest // 4))
 
     @classmethod
     def draw(cls, count: int, layout: Layout, rng: np.random.Generator) -> "CanaryUsers":
-        """Each gets an equal share of every layer that is large enough, so that per-layer clips leave them all as loud."""
+        """Draws coordinates and signs for each canary.
+
+        Every canary gets an equal share of each layer that is large enough, so that a per-layer clip bounds all
+        canaries alike.
+
+        Args:
+            count: The number of canaries, at least 2.
+            layout: The layout of the model's parameters.
+            rng: The source of randomness.
+
+        Raises:
+            InvalidValue: Fewer than 2 canaries, or more than the model has coordinates for.
+        """
         if count < 2:
             raise InvalidValue("An audit needs at least 2 canaries; hundreds say more.")
         owner_P = np.full(layout.total, -1, dtype=np.int64)
@@ -58,47 +88,51 @@ class CanaryUsers:
         return cls(count=count, owner_P=owner_P, sign_P=rng.choice([-1.0, 1.0], size=layout.total))
 
     def units(self, plan: RoundPlan) -> Tensor:
-        """What each adds, as whole units on its own coordinates. Each goes through the door with its own coordinates only: the rest
-        are zeros, which no norm or rounding sees."""
+        """Returns the contributions of all canaries in integer units of the grid, each on its own coordinates, [P].
+
+        Each canary's vector passes through the plan's clip, weight and grid. Only the canary's own coordinates are
+        given to them: the others are zero, and zeros change neither a norm nor the rounding.
+        """
         units_P = torch.zeros(plan.layout.total, dtype=torch.int64)
-        shout_P = torch.from_numpy(self._shout(plan))
+        delta_P = torch.from_numpy(self._deltas(plan))
         own_MN = np.argsort(self.owner_P, kind="stable")[(self.owner_P < 0).sum() :].reshape(self.count, -1)
         balls, begin = [], 0
-        for ball in plan.contribution.balls:  # in the same order, cut down to the share that a canary has of each
+        for ball in plan.contribution.balls:  # the same balls in the same order, restricted to one canary's coordinates
             share = int((self.owner_P[ball.where] == 0).sum())
             balls.append(Ball(slice(begin, begin + share), ball.radius))
             begin += share
-        door = replace(plan.contribution, balls=tuple(balls))
+        contribution = replace(plan.contribution, balls=tuple(balls))
         for own_N in own_MN:
-            units_P[own_N] = door.of_users(shout_P[own_N][None], np.array([ONE])).units_P
+            units_P[own_N] = contribution.of_users(delta_P[own_N][None], np.array([ONE])).units_P
         return units_P
 
-    def _shout(self, plan: RoundPlan) -> np.ndarray:
-        """As loud as the clip lets them be, ball by ball."""
+    def _deltas(self, plan: RoundPlan) -> np.ndarray:
+        """Returns the vectors of all canaries before the clip, with the largest norm that each ball of the clip
+        allows."""
         balls = plan.contribution.balls
-        shout_P = np.zeros(plan.layout.total)
-        for where, radius in [(b.where, b.radius) for b in balls] or [(slice(0, len(shout_P)), UNBOUNDED_NORM)]:
+        delta_P = np.zeros(plan.layout.total)
+        for where, radius in [(b.where, b.radius) for b in balls] or [(slice(0, len(delta_P)), UNBOUNDED_NORM)]:
             share = max(int((self.owner_P[where] == 0).sum()), 1)
-            shout_P[where] = self.sign_P[where] * radius / math.sqrt(share)
-        return np.where(self.owner_P >= 0, shout_P, 0.0)
+            delta_P[where] = self.sign_P[where] * radius / math.sqrt(share)
+        return np.where(self.owner_P >= 0, delta_P, 0.0)
 
     def cohort(self, drawn: np.ndarray, units_P: Tensor, plan: RoundPlan) -> CohortSum:
-        """The sum over the drawn canaries; their shares do not overlap, so it is a selection."""
-        is_drawn = np.append(np.isin(np.arange(self.count), drawn), False)  # the last: coordinates that are nobody's
+        """Sums the contributions of the drawn canaries. Their coordinates do not overlap, so the sum is a selection."""
+        is_drawn = np.append(np.isin(np.arange(self.count), drawn), False)  # the last entry serves the owner -1
         selected_P = torch.where(torch.from_numpy(is_drawn[self.owner_P]), units_P, 0)
         contribution = plan.contribution
         return CohortSum(
             units_P=selected_P, grid=contribution.grid, weight=float(len(drawn)), l2_bound=contribution.l2_bound
         )
 
-    def loudness(self, units_P: Tensor) -> np.ndarray:
-        """The norm of what each adds, in units of the grid, [count]."""
-        return np.sqrt(self._by_owner(units_P.double().numpy() ** 2))
+    def norms(self, units_P: Tensor) -> np.ndarray:
+        """Returns the norm of each canary's contribution in units of the grid, [M]."""
+        return np.sqrt(self._sum_by_owner(units_P.double().numpy() ** 2))
 
-    def heard(self, average_P: np.ndarray, units_P: Tensor, loud_M: np.ndarray) -> np.ndarray:
-        """How far an average goes along each canary's own direction, [count]."""
-        return self._by_owner(units_P.numpy() * average_P) / np.maximum(loud_M, 1e-300)
+    def projections(self, average_P: np.ndarray, units_P: Tensor, norm_M: np.ndarray) -> np.ndarray:
+        """Returns the component of an average along the direction of each canary, [M]."""
+        return self._sum_by_owner(units_P.numpy() * average_P) / np.maximum(norm_M, 1e-300)
 
-    def _by_owner(self, value_P: np.ndarray) -> np.ndarray:
-        mine_P = self.owner_P >= 0
-        return np.bincount(self.owner_P[mine_P], weights=value_P[mine_P], minlength=self.count)
+    def _sum_by_owner(self, value_P: np.ndarray) -> np.ndarray:
+        owned_P = self.owner_P >= 0
+        return np.bincount(self.owner_P[owned_P], weights=value_P[owned_P], minlength=self.count)

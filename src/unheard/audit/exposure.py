@@ -1,16 +1,22 @@
-"""Has the model learned a planted secret by heart: the rank of each canary among random phrases of its length.
+"""Measures whether a model has memorized planted phrases: the rank of each phrase among random phrases of its length.
 
-In: a released model, its vocabulary, and the record of canaries that `unheard prepare --canaries` left with the store. Out: the
-exposure of each, log2(candidates) - log2(rank): 0 for the least likely phrase, the most for the likeliest. Of a phrase that was
-never seen it exceeds x with probability 2^-x, if its words were drawn at random (`unheard canaries` draws such).
-Where from: Carlini et al., "The Secret Sharer" (2019); for federated training Ramaswamy et al. (2020).
+The exposure of a phrase is log2(candidates + 1) - log2(rank), where `rank` is its position when it and the random
+candidates are sorted by their probability under the model. The least likely phrase has exposure 0. A phrase that the
+model never saw, and whose words were drawn at random, exceeds an exposure of x with probability 2^-x; that turns
+exposure into a test.
+
+    planted = read_canaries(store, model.vocabulary_size)              # audit/planted_phrases.py
+    results = list(exposures(model, params_P, planted, secure_generator()))
+    memorized(results)                                                 # those that chance does not explain
+
+References: Carlini et al., "The Secret Sharer: Evaluating and Testing Unintended Memorization in Neural Networks",
+USENIX Security 2019, https://arxiv.org/abs/1802.08232. For federated training: Ramaswamy et al., "Training Production
+Language Models without Memorizing User Data", 2020, https://arxiv.org/abs/2009.10031.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,23 +24,34 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
+from unheard.audit.planted_phrases import FIRST_WORD
 from unheard.corpus.vocabulary import BOS
 from unheard.engines.distributed.parallel_map import Batch, Spread, in_turn
-from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
+from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel
 
-FIRST_WORD = 3
-"""Ids below are BOS, EOS and UNK."""
-PHRASES_AT_ONCE = 256
+PHRASES_PER_BATCH = 256
+FEWEST_CANDIDATES = 100
 ROUNDING = 1e-4
-"""Of log probabilities, by which the same phrase may differ in another batch; who is as likely as that ranks before."""
-SURPRISE = 0.05
-"""How unlikely the highest of all exposures must be, by chance, before we say that something was learned by heart."""
+"""The log probability of one phrase may differ by so much between batches. Candidates within this distance rank before
+the phrase, so that rounding never raises an exposure."""
+SIGNIFICANCE = 0.05
+"""Phrases count as memorized if chance explains their exposures, all carried phrases together, with less than this
+probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """One canary: how many users carried it, how often each, and how exposed it is. Not what it says."""
+    """The exposure of one planted phrase. It does not hold the phrase itself.
+
+    Attributes:
+        number: The position of the phrase in the record, from 0.
+        users: How many users carried the phrase.
+        repeats: How often each of them wrote it.
+        rank: Its rank among the candidates, 1 for the most likely.
+        exposure: log2(candidates + 1) - log2(rank), in bits.
+        most: The largest exposure that so many candidates can show.
+    """
 
     number: int
     users: int
@@ -42,27 +59,6 @@ class Exposure:
     rank: int
     exposure: float
     most: float
-    """What the likeliest of all candidates would have."""
-
-
-def read_canaries(store: Path, vocabulary_size: int) -> list[dict[str, Any]]:
-    """The record of who carries what; private, and read only here."""
-    file = store / "canaries.json"
-    if not file.is_file():
-        raise CorpusMissing(
-            f"{store} has no canaries: none were planted. Draw some with `unheard canaries`, then `unheard prepare --canaries`."
-        )
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        for canary in found:
-            tokens = [int(t) for t in canary["tokens"]]
-            if not tokens or len(tokens) > 10_000 or not all(0 <= t < vocabulary_size for t in tokens):
-                raise ValueError
-            canary["tokens"], canary["carriers"] = tokens, len(canary["users"])
-            canary["repeats"] = int(canary["repeats"])
-    except (ValueError, TypeError, KeyError, OSError):
-        raise CorpusCorrupt(f"{file} does not read back as written: prepare the store again.") from None
-    return found
 
 
 def exposures(
@@ -74,20 +70,33 @@ def exposures(
     candidates: int = 10_000,
     spread: Spread = in_turn,
 ) -> Iterator[Exposure]:
-    """One at a time, so that a caller can show how far it is. Canaries of one length share their candidates."""
-    if candidates < 100:
+    """Yields the exposure of each planted phrase, one at a time, so that a caller can show progress.
+
+    Args:
+        model: The language model.
+        params_P: Its parameters.
+        canaries: The record of planted phrases (`planted_phrases.read_canaries`).
+        rng: Draws the candidates. Phrases of one length share their candidates.
+        candidates: The number of random phrases to rank among, at least 100.
+        spread: How batches are computed: in this process, or on all ranks (`engines/distributed/parallel_map.py`).
+
+    Raises:
+        InvalidValue: Too few candidates, or a phrase without words.
+    """
+    if candidates < FEWEST_CANDIDATES:
         raise InvalidValue("Exposure needs at least 100 candidate phrases to rank among.")
-    drawn: dict[int, np.ndarray] = {}
+    most = math.log2(candidates + 1)
+    candidate_scores: dict[int, np.ndarray] = {}
     for number, canary in enumerate(canaries):
         words = [t for t in canary["tokens"] if t >= FIRST_WORD]
+        length = len(words)
         if not words:
             raise InvalidValue(f"Canary {number} has no words to rank.")
-        if len(words) not in drawn:
-            phrases_NL = rng.integers(FIRST_WORD, model.vocabulary_size, size=(candidates, len(words)))
-            drawn[len(words)] = log_probability(model, params_P, phrases_NL, spread=spread)
-        mine = log_probability(model, params_P, np.array([words]), spread=spread)[0]
-        rank = 1 + int((drawn[len(words)] >= mine - ROUNDING).sum())
-        most = math.log2(candidates + 1)
+        if length not in candidate_scores:
+            phrases_NL = rng.integers(FIRST_WORD, model.vocabulary_size, size=(candidates, length))
+            candidate_scores[length] = log_probability(model, params_P, phrases_NL, spread=spread)
+        score = log_probability(model, params_P, np.array([words]), spread=spread)[0]
+        rank = 1 + int((candidate_scores[length] >= score - ROUNDING).sum())
         yield Exposure(
             number=number,
             users=canary["carriers"],
@@ -101,11 +110,11 @@ def exposures(
 def log_probability(
     model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, spread: Spread = in_turn
 ) -> np.ndarray:
-    """log P(phrase | the beginning of a post), in nats, for phrases of one length."""
+    """Returns log P(phrase | beginning of a post) in nats for N phrases of L words each, [N]."""
     features_F = np.zeros(model.user_features, dtype=np.float32) if model.user_features else None
     batches = [
-        Batch(words_NL[start : start + PHRASES_AT_ONCE], features_F)
-        for start in range(0, len(words_NL), PHRASES_AT_ONCE)
+        Batch(words_NL[start : start + PHRASES_PER_BATCH], features_F)
+        for start in range(0, len(words_NL), PHRASES_PER_BATCH)
     ]
     return np.concatenate(list(spread(phrases, model, params_P, batches)))
 
@@ -113,14 +122,21 @@ def log_probability(
 def phrases(
     model: LanguageModel, params: Mapping[str, Tensor], target_BT: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """One batch of them."""
+    """Returns the log probability of each phrase of one batch, [B].
+
+    This is the job that `log_probability` gives to other ranks, which know it by the name of this function.
+    """
     begin_B1 = torch.full((len(target_BT), 1), BOS, device=target_BT.device)
     logits_BTV = model.logits(params, torch.cat([begin_B1, target_BT[:, :-1]], dim=1), features_F)
     loss_N = nnf.cross_entropy(logits_BTV.flatten(0, 1).double(), target_BT.flatten(), reduction="none")
     return -loss_N.view_as(target_BT).sum(dim=1).cpu().numpy()
 
 
-def learned_by_heart(found: Sequence[Exposure]) -> list[Exposure]:
-    """Those whose exposure chance does not explain, all canaries that somebody carried taken together."""
-    carried = [one for one in found if one.users > 0]
-    return [one for one in carried if len(carried) * 2.0**-one.exposure < SURPRISE]
+def memorized(results: Sequence[Exposure]) -> list[Exposure]:
+    """Returns the phrases whose exposure chance does not explain, with Bonferroni's correction over all carried
+    phrases.
+
+    Controls, which no user carried, are never returned.
+    """
+    carried = [result for result in results if result.users > 0]
+    return [result for result in carried if len(carried) * 2.0**-result.exposure < SIGNIFICANCE]

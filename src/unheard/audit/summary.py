@@ -1,49 +1,161 @@
-"""The picture of an audit: how the scores of canaries that were in and of those that were not lie over each other.
+"""Runs both audits on one trained run, and presents the result as sentences, as JSON and as a plot.
 
-In: the scores. Out: an SVG that stands by itself, drawn by Vega-Lite. Where the two heaps lie on each other, nothing was heard.
-What an audit means, in plain words and as plain data.
+    result = audit_run(released, store, engine, name="first")
+    result.record()           everything as strict JSON, with the sentences under "verdict"
+    result.holds              False if the claimed epsilon is refuted
+    result.score_plot("first")
 
-In: exposures and the one-run audit, either of which may be missing. Out: sentences; a table for JSON; whether the claim survived.
+`unheard audit` prints the sentences and writes `audit.json` and `scores.svg`.
 """
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from unheard.audit.exposure import Exposure, learned_by_heart
-from unheard.audit.one_run import OneRunAudit
+from unheard.audit.background_users import BackgroundUsers
+from unheard.audit.canary_users import CanaryUsers
+from unheard.audit.exposure import Exposure, exposures, memorized
+from unheard.audit.one_run import OneRunResult, audit_one_run
+from unheard.audit.planted_phrases import has_canaries, read_canaries
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import Engine
 from unheard.privacy.statement import plain
+from unheard.randomness import SecureStreams, secure_generator
+from unheard.training.initialise import population_ledger_of
+from unheard.training.released import Released
+from unheard.training.worker import check_all_users_reachable, parallel_map_of
+
+BINS = 60
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a step, how much of it is done, and how much there is."""
 
 
-def verdict(found: Sequence[Exposure] | None, audit: OneRunAudit | None) -> Iterator[str]:
-    """One sentence or two for each part."""
-    if found is not None:
-        yield from _about_exposures(found)
-    if audit is not None:
-        yield from _about_one_run(audit)
+def no_progress(step: str, done: int, total: int) -> None:
+    """Shows nothing."""
 
 
-def as_data(found: Sequence[Exposure] | None, audit: OneRunAudit | None) -> dict[str, Any]:
-    return plain(
-        {
-            "verdict": list(verdict(found, audit)),
-            "exposure": None if found is None else [vars(one) for one in found],
-            "learned_by_heart": None if found is None else [one.number for one in learned_by_heart(found)],
-            "one_run": None if audit is None else _one_run(audit),
-            "holds": audit is None or audit.holds,
-        }
-    )
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """The results of both audits; either is None if it was not made.
+
+    Attributes:
+        exposures: The exposure of each phrase that was planted in the store.
+        one_run: The result of the run with canary users.
+    """
+
+    exposures: Sequence[Exposure] | None
+    one_run: OneRunResult | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claimed epsilon survived."""
+        return self.one_run is None or self.one_run.holds
+
+    def sentences(self) -> Iterator[str]:
+        """Yields the result in plain words, one or two sentences for each audit."""
+        if self.exposures is not None:
+            yield from _about_exposures(self.exposures)
+        if self.one_run is not None:
+            yield from _about_one_run(self.one_run)
+
+    def record(self) -> dict[str, Any]:
+        """Returns the result as strict JSON: the content of `audit.json`."""
+        results = self.exposures
+        return plain(
+            {
+                "verdict": list(self.sentences()),
+                "exposure": None if results is None else [vars(result) for result in results],
+                "learned_by_heart": None if results is None else [result.number for result in memorized(results)],
+                "one_run": None if self.one_run is None else _one_run_record(self.one_run),
+                "holds": self.holds,
+            }
+        )
+
+    def score_plot(self, title: str) -> str | None:
+        """Returns an SVG of the canaries' scores, included against excluded; None without a one-run audit.
+
+        The more the two histograms overlap, the less the run reveals.
+        """
+        if self.one_run is None:
+            return None
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(json.dumps(_histograms(self.one_run, title)))
 
 
-def _one_run(audit: OneRunAudit) -> dict[str, Any]:
+def audit_run(
+    released: Released,
+    store: Path,
+    engine: Engine,
+    *,
+    name: str,
+    canaries: int | None = None,
+    rounds: int | None = None,
+    candidates: int = 10_000,
+    with_users: bool = False,
+    skip_one_run: bool = False,
+    progress: Progress = no_progress,
+) -> AuditResult:
+    """Ranks the phrases that were planted in the store, if any, and simulates one run with canary users.
+
+    Args:
+        released: The model and run to audit.
+        store: The folder of the run's token store.
+        engine: Computes updates and log probabilities, here or on all ranks.
+        name: The name of the run, for the population's ledger.
+        canaries: The number of canary users; None for as many as the model can tell apart, at most 4,000.
+        rounds: The number of simulated rounds; None for the rounds of the run.
+        candidates: The number of random phrases to rank each planted phrase among.
+        with_users: Let the users of the store take part in the simulated run. They are charged for it.
+        skip_one_run: Only rank planted phrases.
+        progress: Called as the work proceeds.
+
+    Returns:
+        Both results.
+    """
+    ranked: list[Exposure] | None = None
+    if has_canaries(store):
+        planted = read_canaries(store, released.run.model.vocabulary_size)
+        ranked = []
+        for result in exposures(
+            released.run.model,
+            released.params_P,
+            planted,
+            secure_generator(),
+            candidates=candidates,
+            spread=parallel_map_of(engine),
+        ):
+            ranked.append(result)
+            progress("Ranking planted phrases", len(ranked), len(planted))
+    if skip_one_run:
+        return AuditResult(exposures=ranked, one_run=None)
+    run, streams, background = released.run, SecureStreams(), None
+    if with_users:
+        opened = TokenStore.open(store)
+        check_all_users_reachable(engine, opened)
+        background = BackgroundUsers(run, opened, engine, streams, population_ledger_of(run, opened), name)
+    count = canaries or CanaryUsers.default_count(run.model.layout)
+    result = None
+    for step in audit_one_run(run, streams, canaries=count, rounds=rounds, background=background):
+        if isinstance(step, OneRunResult):
+            result = step
+        else:
+            progress("One run with canary users", step, rounds or run.training.rounds)
+    return AuditResult(exposures=ranked, one_run=result)
+
+
+def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
     return {
         "canaries": len(audit.score_M),
         "rounds": audit.rounds,
-        "guesses": audit.guesses.made,
-        "right": audit.guesses.right,
+        "guesses": audit.guesses.count,
+        "right": audit.guesses.correct,
         "epsilon_at_least": audit.bound,
         "confidence": audit.confidence,
         "epsilon_estimate": audit.estimate if math.isfinite(audit.estimate) else str(audit.estimate),
@@ -53,51 +165,41 @@ def _one_run(audit: OneRunAudit) -> dict[str, Any]:
     }
 
 
-def _about_exposures(found: Sequence[Exposure]) -> Iterator[str]:
-    learned = learned_by_heart(found)
-    most = found[0].most if found else 0.0
-    if learned:
-        who = ", ".join(f"{one.number} (carried by {one.users}: {one.exposure:.1f} bits)" for one in learned[:10])
-        yield f"Secrets: {len(learned)} of {len(found)} canaries were learned by heart: number {who}."
-        yield f"(Among so many candidates {most:.1f} bits are the most that can be seen.)"
+def _about_exposures(results: Sequence[Exposure]) -> Iterator[str]:
+    found = memorized(results)
+    if found:
+        numbers = ", ".join(f"{r.number} (carried by {r.users}: {r.exposure:.1f} bits)" for r in found[:10])
+        yield f"Planted phrases: {len(found)} of {len(results)} canaries were memorized: number {numbers}."
+        yield f"({found[0].most:.1f} bits are the most that so many candidates can show.)"
     else:
-        yield f"Secrets: none of {len(found)} canaries is more exposed than chance explains."
+        yield f"Planted phrases: none of {len(results)} canaries is more exposed than chance explains."
 
 
-def _about_one_run(audit: OneRunAudit) -> Iterator[str]:
+def _about_one_run(audit: OneRunResult) -> Iterator[str]:
     yield (
-        f"One run: {audit.guesses.right} of {audit.guesses.made} guesses about {len(audit.score_M)} canary users were right. "
+        f"One run: {audit.guesses.correct} of {audit.guesses.count} guesses about {len(audit.score_M)} canary users were right. "
         f"So epsilon is at least {audit.bound:.3g} at delta {audit.delta:.2g}, with {100 * audit.confidence:.0f} % confidence."
     )
     if math.isinf(audit.claimed):
-        yield "The run claims no guarantee (epsilon is infinite), and the audit is what that looks like."
+        yield "The run claims no guarantee (its epsilon is infinite), and the audit shows what that means."
     elif audit.holds:
-        yield f"The claim of {audit.claimed:.3g} for these rounds stands: an audit can refute it, not prove it."
+        yield f"The claim of {audit.claimed:.3g} for these rounds stands: an audit can refute a claim, not prove it."
     else:
         yield (
             f"THE CLAIM IS REFUTED: {audit.claimed:.3g} was claimed for these rounds. Release nothing of this run, and look for "
-            "the fault: by chance this happens less than once in 20 audits, so repeat it once."
+            "the fault. By chance this happens in fewer than one of 20 audits, so repeat the audit once."
         )
 
 
-BINS = 60
-
-
-def score_plot(audit: OneRunAudit, title: str) -> str:
-    """One SVG."""
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(json.dumps(_picture(audit, title)))
-
-
-def _picture(audit: OneRunAudit, title: str) -> dict[str, Any]:
+def _histograms(audit: OneRunResult, title: str) -> dict[str, Any]:
+    """Returns a Vega-Lite specification of the scores of included and excluded canaries."""
     low, high = float(audit.score_M.min()), float(audit.score_M.max())
     edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
     rows = []
-    for words, mine in (("in the run", audit.was_in_M), ("not in it", ~audit.was_in_M)):
-        counts = np.histogram(audit.score_M[mine], bins=edges)[0]
+    for label, group_M in (("in the run", audit.included_M), ("not in it", ~audit.included_M)):
+        counts = np.histogram(audit.score_M[group_M], bins=edges)[0]
         rows += [
-            {"canaries": words, "from": float(a), "to": float(b), "count": int(n)}
+            {"canaries": label, "from": float(a), "to": float(b), "count": int(n)}
             for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
         ]
     return {

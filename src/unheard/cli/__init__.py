@@ -1,1 +1,10 @@
-"""Words in, calls out: one file per verb, heavy imports inside the verb."""
+"""The command line: one module for each command, which parses options, calls the packages below, and prints the result.
+
+    main.py        the application: registers the commands, turns expected errors into one line and exit status 2
+    options.py     options that several commands share
+    display.py     what commands print: progress bars, tables, curves, warnings
+    processes.py   --processes: the same command in several processes
+
+Modules of commands import only Typer at module level, so that `unheard --help` answers quickly; a command imports what
+it needs when it runs.
+"""

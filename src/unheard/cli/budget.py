@@ -1,9 +1,11 @@
-"""`unheard budget`: what all runs on a store together have spent, what they may spend, and which stores are the same people."""
+"""`unheard budget`: show or limit what all runs on a store together spend, and join stores that hold the same users."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from unheard.cli.options import AsJson
 
 EXAMPLES = """Examples:
 
@@ -16,42 +18,49 @@ EXAMPLES = """Examples:
 
 
 def budget(
-    store: Annotated[Path, typer.Argument(help="A store made by `unheard prepare`.", metavar="STORE")],
+    store: Annotated[Path, typer.Argument(help="A token store, made by `unheard prepare`.", metavar="STORE")],
     epsilon: Annotated[
-        float | None, typer.Option(help="What all runs together may spend from now on.", show_default=False)
+        float | None,
+        typer.Option(help="The epsilon that all runs together may reach.", show_default="no budget is set"),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="At which delta; needed with --epsilon.", show_default=False)
+        float | None,
+        typer.Option(help="The delta of --epsilon, or of what is shown.", show_default="that of the present budget"),
     ] = None,
-    accountant: Annotated[str, typer.Option(help="rdp or moments.")] = "rdp",
+    accountant: Annotated[
+        str, typer.Option(help="The accountant that checks the budget: rdp or moments.", metavar="NAME")
+    ] = "rdp",
     same_people: Annotated[
-        list[Path] | None, typer.Option(help="Another store with (some of) the same users. May be repeated.")
+        list[Path] | None,
+        typer.Option(
+            help="Another store with (some of) the same users. May be repeated.", metavar="STORE", show_default="none"
+        ),
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Where the ledger lies, if not in the store: the run files' [privacy] ledger.")
+        Path | None,
+        typer.Option(help="The ledger that the run files name at [privacy] ledger.", show_default="the store's own"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show or set the privacy budget of all runs on a store together. A run that would exceed it stops before the round."""
+    """Show or set the privacy budget of all runs on a store together. A run stops before the round that would exceed
+    it."""
     from json import dumps
 
-    from unheard.cli.display import notes
+    from unheard.cli.display import note
     from unheard.corpus.store import TokenStore
     from unheard.errors import InvalidValue
     from unheard.privacy.budget import Budget
     from unheard.privacy.population_ledger import open_population_ledger
     from unheard.privacy.population_statement import all_runs, render_all_runs
 
-    def population_ledger_of(path: Path, at: Path | None = None):
+    def open_ledger(path: Path, at: Path | None = None):
         opened = TokenStore.open(path)
         return open_population_ledger(opened.path, opened.name, opened.vocabulary_events, at)
 
-    population = population_ledger_of(store, ledger)
+    population = open_ledger(store, ledger)
     for other in same_people or []:
-        population.join(population_ledger_of(other))
-        notes.print(
-            f"{other} and {store} are one population from now on: {population.path}", highlight=False, markup=False
-        )
+        population.join(open_ledger(other))
+        note(f"{other} and {store} are one population from now on: {population.path}")
     if epsilon is not None:
         known = delta if delta is not None else population.budget.delta if population.budget else None
         if known is None:
@@ -62,5 +71,5 @@ def budget(
     if not population.events and population.budget is None:
         typer.echo("{}" if as_json else f"Nothing was charged to {population.path} yet, and no budget is set.")
         return
-    told = all_runs(population, delta=delta)
-    typer.echo(dumps(told, allow_nan=False, indent=2) if as_json else render_all_runs(told), nl=as_json)
+    statement = all_runs(population, delta=delta)
+    typer.echo(dumps(statement, allow_nan=False, indent=2) if as_json else render_all_runs(statement), nl=as_json)

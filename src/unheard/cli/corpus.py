@@ -1,9 +1,14 @@
-"""`unheard corpus`: look at a token store, or make a synthetic one of any size."""
+"""`unheard corpus`: show a token store, make a smaller one from it, or make a synthetic one of any size."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unheard.cli.options import StoreDir, Workers
+
+if TYPE_CHECKING:
+    from unheard.corpus.store_stats import SplitStatistics
 
 SHOW_EXAMPLES = """Examples:
 
@@ -32,40 +37,95 @@ PART_EXAMPLES = """Examples:
 """
 
 app = typer.Typer(
-    help="Look at a token store, cut its dictionary or its users, or make a synthetic one of any size.",
+    help="Show a token store, reduce its vocabulary or its users, or make a synthetic one of any size.",
     no_args_is_help=True,
 )
 
 
 @app.command("show", epilog=SHOW_EXAMPLES)
 def show(
-    store: Annotated[Path, typer.Argument(metavar="DIR", help="A token store, made by `unheard prepare`.")],
-    weight_cap: Annotated[int | None, typer.Option(min=1, help="Show what this weight cap would do.")] = None,
+    store: StoreDir,
+    weight_cap: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Also show the effect of this weight cap.", show_default="none"),
+    ] = None,
 ) -> None:
-    """Exact counts of a store, for its owner: users, tokens a user, out-of-dictionary rate, what a weight cap does."""
-    from unheard.cli.corpus_display import print_store
+    """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate, effect of a weight
+    cap."""
+    from unheard.cli.display import console
     from unheard.corpus.store import TokenStore
+    from unheard.corpus.store_stats import cap_effect, split_statistics
 
-    print_store(TokenStore.open(store), weight_cap)
+    opened = TokenStore.open(store)
+    info = opened.info
+    words = info["vocabulary"]
+    source = f" ({words['source']})" if words.get("source") else ""
+    synthetic = "  (synthetic)" if info.get("synthetic") else ""
+    console.print(f"[bold]{info.get('name', opened.path.name)}[/]{synthetic}", highlight=False)
+    console.print(f"vocabulary: {words['size']} words, {words['kind']}{source}", highlight=False)
+    console.print(f"tokens: {info.get('tokens', {}).get('kind', 'not recorded')}", highlight=False)
+    console.print("\n[bold red]Exact statistics of private users: for the owner of the data, unsafe to publish.[/]\n")
+    for name in ("train", "held_out", "public", "test_posts"):
+        users = getattr(opened, name)
+        if users is not None and users.num_users:
+            _print_split(name, split_statistics(users))
+    if weight_cap is not None:
+        effect = cap_effect(opened, weight_cap)
+        console.print(
+            f"[bold]weight cap {weight_cap}[/]: {100 * effect.users_at_cap:.1f} % of training users reach it; "
+            f"mean weight {effect.mean_weight:.3f}, total weight {effect.total_weight:,.1f}",
+            highlight=False,
+        )
+
+
+def _print_split(name: str, split: "SplitStatistics") -> None:
+    """Prints the counts of one split, percentiles of its users' lengths, and a histogram of them."""
+    from rich.table import Table
+
+    from unheard.cli.display import console
+    from unheard.corpus.store_stats import PERCENTILES
+
+    unit = "post" if name == "test_posts" else "user"
+    console.print(
+        f"[bold]{name}[/]: {split.users:,} {unit}s, {split.tokens:,} tokens, {split.posts:,} sequences, "
+        f"{100 * split.out_of_dictionary:.2f} % of words out of the vocabulary, "
+        f"largest {unit} {100 * split.largest_user_share:.2f} %",
+        highlight=False,
+    )
+    table = Table(title=f"tokens per {unit}", title_justify="left", show_edge=False)
+    for percent in PERCENTILES:
+        table.add_column(f"{percent} %", justify="right")
+    table.add_row(*(f"{value:,}" for value in split.percentiles))
+    console.print(table)
+    most = max((n for _, _, n in split.histogram), default=0)
+    for begin, end, number in split.histogram:
+        if number:
+            length = max(1, round(40 * number / most))
+            console.print(f"  {begin:>9,} - {end:>9,} {number:>11,} {'█' * length}", highlight=False)
+    console.print()
 
 
 @app.command("synth", epilog=SYNTH_EXAMPLES)
 def synth(
-    like: Annotated[Path, typer.Option(help="The store whose word statistics to follow.")],
-    users: Annotated[int, typer.Option(min=1, help="How many training users.")],
-    tokens_per_user: Annotated[int, typer.Option(min=1, help="Exactly how many tokens each has.")],
-    out: Annotated[Path, typer.Option(help="The folder to make for the store.")],
-    held_out: Annotated[int | None, typer.Option(min=1, help="How many held-out users; 1 in 100 unless given.")] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.")] = 0,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0 is one for each core.")] = 0,
+    like: Annotated[Path, typer.Option(help="The store whose word statistics to imitate.")],
+    users: Annotated[int, typer.Option(min=1, metavar="N", help="The number of training users.")],
+    tokens_per_user: Annotated[int, typer.Option(min=1, metavar="N", help="The exact number of tokens of each user.")],
+    out: Annotated[Path, typer.Option(help="The store to create.")],
+    held_out: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The number of held-out users.", show_default="1 in 100"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.", metavar="N")] = 0,
+    workers: Workers = 0,
 ) -> None:
-    """A corpus of any size for load tests, with the word statistics of a real one. Marked synthetic for ever."""
-    from unheard.cli.display import bar
+    """Make a corpus of any size for load tests, with the word statistics of a real one. It stays marked as
+    synthetic."""
+    from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
-    with bar() as progress:
-        made = synthesise(
+    with step_bars() as progress:
+        created = synthesise(
             TokenStore.open(like),
             out,
             users=users,
@@ -75,34 +135,34 @@ def synth(
             workers=workers,
             progress=progress,
         )
-    print(made.path)
+    print(created.path)
 
 
 @app.command("narrow", epilog=NARROW_EXAMPLES)
 def narrow(
-    store: Annotated[Path, typer.Argument(metavar="DIR", help="A token store, made by `unheard prepare`.")],
-    vocab_size: Annotated[int, typer.Option(min=4, help="Words to keep, BOS, EOS and UNK among them.")],
-    out: Annotated[Path, typer.Option(help="The folder to make for the narrower store.")],
+    store: StoreDir,
+    vocab_size: Annotated[int, typer.Option(min=4, metavar="N", help="Words to keep, including BOS, EOS and UNK.")],
+    out: Annotated[Path, typer.Option(help="The store to create.")],
 ) -> None:
-    """The same users with a smaller dictionary: words beyond its first ranks become UNK. No text is needed."""
-    from unheard.cli.display import bar
+    """Make a store of the same users with a smaller vocabulary: rarer words become UNK. No text is needed."""
+    from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
-    with bar() as progress:
-        made = shrink_vocabulary(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
-    print(made.path)
+    with step_bars() as progress:
+        created = shrink_vocabulary(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
+    print(created.path)
 
 
 @app.command("part", epilog=PART_EXAMPLES)
 def part(
-    store: Annotated[Path, typer.Argument(metavar="DIR", help="A whole token store.")],
+    store: StoreDir,
     part: Annotated[str, typer.Option(help="Which part of how many: 1/8 to 8/8.", metavar="K/N")],
-    out: Annotated[Path, typer.Option(help="The folder to make for the part.")],
+    out: Annotated[Path, typer.Option(help="The part to create.")],
 ) -> None:
-    """One machine's part of a store, for machines without a shared disk: some training users' text, and all that describes the
-    store. The people's ledger is not copied: there is one, with the whole store."""
-    from unheard.cli.display import bar
+    """Make one machine's part of a store, for machines without a shared disk: the text of some training users, and
+    everything that describes the store. The ledger is not copied: there is only one, with the whole store."""
+    from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store
     from unheard.errors import InvalidValue
@@ -110,6 +170,6 @@ def part(
     number, slash, of = part.partition("/")
     if not (slash and number.strip().isdecimal() and of.strip().isdecimal()):
         raise InvalidValue(f"--part {part}: write which part of how many, for example --part 2/8.")
-    with bar() as progress:
-        made = split_store(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
-    print(made.path)
+    with step_bars() as progress:
+        created = split_store(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
+    print(created.path)

@@ -1,4 +1,4 @@
-"""`unheard demo`: the whole road on a small real corpus, twice, in a few minutes: plain FedAvg, then DP-FedAvg."""
+"""`unheard demo`: prepare a small chat corpus, train with and without privacy, and compare, in a few minutes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from unheard.mechanism.plan import Plan
     from unheard.training.run import Run
 
 EXAMPLES = """Examples:
@@ -17,40 +18,39 @@ EXAMPLES = """Examples:
 
 WORDS, TOKENS_PER_USER = 3_000, 320
 POPULATION = 750
-"""Declared, from what the corpus's authors publish (1,315 users) and that about six in ten wrote enough: not counted."""
+"""Declared and not counted: the authors of the corpus publish 1,315 users, and about six in ten wrote enough."""
 USERS_PER_ROUND = 100
-A_MILLION = 1_000_000
-
-
-def demo(
-    out: Annotated[Path, typer.Option(help="Where the two run folders and the page go.")] = Path("runs/demo"),
-    corpus: Annotated[Path, typer.Option(help="Where the corpus is prepared.")] = Path("corpora/chitchat-demo"),
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1)] = 50,
-) -> None:
-    """Prepare a small chat corpus, train with and without privacy, compare on a page. Stopped half-way, it goes on."""
-    from unheard.cli.display import notes, show
-    from unheard.training.loop import resume, train
-
-    _prepare(corpus)
-    for name, run in (("plain", _plain(corpus, rounds)), ("private", _private(corpus, rounds))):
-        folder = out / name
-        notes.print(f"\n[bold]{name}[/]: {_IN_WORDS[name]}")
-        reports = resume(folder, rounds=rounds) if (folder / "ledger.jsonl").exists() else train(run, folder)
-        show(reports, name, folder=folder)
-    _compare(out)
-
-
-_IN_WORDS = {
-    "plain": "FedAvg as in the paper's baseline: 50 users a round, no clip, no noise.",
-    "private": "DP-FedAvg: about 100 users a round, each clipped after every local step, Gaussian noise on the average.",
+AS_IF_USERS = 1_000_000
+ABOUT = {
+    "plain": "FedAvg as in the paper's baseline: 50 users per round, no clip, no noise.",
+    "private": "DP-FedAvg: about 100 users per round, each clipped after every local step, Gaussian noise on the average.",
 }
 
 
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for the two run folders and the page.")] = Path("runs/demo"),
+    corpus: Annotated[Path, typer.Option(help="The store to create.")] = Path("corpora/chitchat-demo"),
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1, metavar="N")] = 50,
+) -> None:
+    """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
+    from unheard.cli.display import notes, show_rounds
+    from unheard.training.loop import resume, train
+
+    _prepare(corpus)
+    for name, plan in (("plain", _plain_plan()), ("private", _private_plan())):
+        folder = out / name
+        notes.print(f"\n[bold]{name}[/]: {ABOUT[name]}")
+        is_begun = (folder / "ledger.jsonl").exists()
+        reports = resume(folder, rounds=rounds) if is_begun else train(_run(corpus, rounds, plan), folder)
+        show_rounds(reports, name, folder=folder)
+    _compare(out)
+
+
 def _prepare(corpus: Path) -> None:
+    """Prepares the corpus that comes with the demo, with a small vocabulary and short users."""
     from dataclasses import replace
 
-    from unheard.cli.display import notes
-    from unheard.cli.preparing import bar
+    from unheard.cli.display import notes, step_bars
     from unheard.corpus.conversion import find_chitchat
     from unheard.corpus.pipeline import CHITCHAT, build_store
     from unheard.corpus.vocabulary_sources import PublicVocabulary
@@ -63,14 +63,14 @@ def _prepare(corpus: Path) -> None:
         vocabulary=PublicVocabulary(size=WORDS),
         encoding=replace(CHITCHAT.encoding, tokens_per_user=TOKENS_PER_USER),
     )
-    with bar() as progress:
+    with step_bars() as progress:
         build_store([find_chitchat()], corpus, small, progress=progress)
 
 
-def _plain(corpus: Path, rounds: int) -> "Run":
+def _plain_plan() -> "Plan":
     import unheard
 
-    plan = unheard.Plan(
+    return unheard.Plan(
         population=POPULATION,
         sampling=unheard.FixedSizeSampling(users_per_round=50),
         update=unheard.FedAvg(),
@@ -78,23 +78,21 @@ def _plain(corpus: Path, rounds: int) -> "Run":
         estimator=unheard.TrueAverage(),
         noise=unheard.NoNoise(),
     )
-    return _run(corpus, rounds, plan)
 
 
-def _private(corpus: Path, rounds: int) -> "Run":
+def _private_plan() -> "Plan":
     import unheard
 
-    plan = unheard.Plan(
+    return unheard.Plan(
         population=POPULATION,
         sampling=unheard.PoissonSampling(users_per_round=USERS_PER_ROUND),
         update=unheard.FedAvg(),
         clip=unheard.FlatClip(norm=8.0),
         noise=unheard.GaussianNoise(noise_multiplier=0.5),
     )
-    return _run(corpus, rounds, plan)
 
 
-def _run(corpus: Path, rounds: int, plan) -> "Run":
+def _run(corpus: Path, rounds: int, plan: "Plan") -> "Run":
     import unheard
 
     return unheard.Run(
@@ -107,30 +105,26 @@ def _run(corpus: Path, rounds: int, plan) -> "Run":
 
 
 def _compare(out: Path) -> None:
-    """The closing tables and the page, from what the two run folders hold."""
+    """Prints the closing tables and writes the page, from the two run folders."""
     from unheard.cli.display import notes, print_table, say
-    from unheard.cli.measuring import measured
+    from unheard.cli.evaluate import full_measures_of
     from unheard.report import tables
     from unheard.report.comparison import Comparison
     from unheard.report.page import write_page
 
     folders = [out / "plain", out / "private"]
     for folder in folders:
-        measured(folder)
-    with notes.status("Working out what each run cost, and writing the page"):
-        compared = Comparison.read(folders, as_if_users=A_MILLION)
-        page = write_page(compared, out / "page")
-    for table in (
-        tables.summary(compared),
-        tables.accuracies(compared.measured),
-        tables.predictions(compared.measured),
-    ):
-        print_table(table)
-    for line in (
-        f"\nHonestly: with about {POPULATION} users this ε is too large to promise anybody much. That is not the noise's fault "
-        "but the crowd's: see the hypothetical ε above. Try your own numbers: unheard plan --help",
-        f"\nRun folders: {folders[0]}  {folders[1]}",
-        f"What the private one guarantees, in full:  unheard statement {folders[1]}",
-        f"The same as a page, to open in a browser:  {page.resolve().as_uri()}",
-    ):
-        say(line)
+        full_measures_of(folder)
+    with notes.status("Computing what each run cost, and writing the page"):
+        comparison = Comparison.read(folders, as_if_users=AS_IF_USERS)
+        page = write_page(comparison, out / "page")
+    print_table(tables.summary(comparison))
+    print_table(tables.accuracies(comparison.measured))
+    print_table(tables.predictions(comparison.measured))
+    say(
+        f"\nWith about {POPULATION} users this ε is too large to promise anybody much. The cause is the small population, not the "
+        "noise: see the hypothetical ε above. Try your own numbers: unheard plan --help"
+    )
+    say(f"\nRun folders: {folders[0]}  {folders[1]}")
+    say(f"What the private one guarantees, in full:  unheard statement {folders[1]}")
+    say(f"The same as a page, to open in a browser:  {page.resolve().as_uri()}")

@@ -1,13 +1,20 @@
-"""The report's tables and plots, in a terminal.
-Bars for work in named steps, on stderr, so that what is printed can be piped.
-What training looks like in a terminal: one bar with the round, held-out accuracy and the epsilon spent so far.
+"""What commands print: sentences and warnings, progress bars, tables, and curves drawn with characters.
+
+Results go to `console` (standard output), everything else to `notes` (standard error), so that results can be piped. A
+progress bar in a log file would only appear at its end; there `log` prints a line for each evaluation instead.
+
+    say(sentence)                                 one sentence on standard output
+    warn_of_delta(delta), warn_of_no_noise(...)   warnings before a run begins
+    with step_bars() as progress: ...             one bar for each named step: progress(step, fraction)
+    with counted_bar() as progress: ...           the same for counted steps: progress(step, done, total)
+    show_rounds(reports, title), show_runs(...)   the bars of one training run, or of several side by side
+    print_table(table), print_curves(...)         tables and curves of `report/`
 """
 
 import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +23,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TaskProgressColumn,
     TextColumn,
@@ -23,83 +31,114 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-steps_console = Console(stderr=True, soft_wrap=True)
-
-
-@contextmanager
-def bar() -> Iterator[Callable[[str, float], None]]:
-    """One bar for each step, on stderr, with an estimate of the time left."""
-    columns = (
-        TextColumn("[bold]{task.description:<14}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=steps_console) as display:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(step: str, fraction: float) -> None:
-            if step not in tasks:
-                tasks[step] = display.add_task(step, total=1.0)
-            display.update(tasks[step], completed=fraction)
-
-        yield progress
-
-
 if TYPE_CHECKING:
+    from unheard.report.tables import Table
     from unheard.training.loop import RoundReport
 
 console = Console()
 notes = Console(stderr=True)
 
+FIGURE_WIDTH = 16
+"""A table cell of at most so many characters is a figure and is never broken over two lines."""
+COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
+
 
 def say(sentence: str) -> None:
-    """A sentence, as it is: never broken at a column, so that paths and commands in it can be copied and searched for."""
+    """Prints a sentence without breaking lines, so that paths and commands in it can be copied and searched for."""
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
+def note(sentence: str, style: str = "") -> None:
+    """Prints a sentence on standard error."""
+    notes.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def warn_of_delta(delta: float) -> None:
-    """Beside the bar or the table, before anybody's text is read: a delta that promises little."""
+    """Warns, before any text is read, of a delta so large that the guarantee is worth little."""
     from unheard.privacy.planner import caution
 
     if sentence := caution(delta):
-        notes.print(sentence, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+        note(sentence, style="bold yellow")
 
 
 def warn_of_no_noise(corpus: Path | str) -> None:
-    """Before the first round, when it can still be stopped: what is charged without noise can never be taken back."""
-    sentence = (
-        f"Without noise epsilon is infinite, and from the first round on it is so over all runs on the people of {corpus}, for "
-        "good (unheard statement --all-runs). Right for public text, or for people who agreed: if these are not, press Ctrl-C now."
+    """Warns before the first round of a run without noise, which can never be taken back once it is charged."""
+    note(
+        "Without noise epsilon is infinite. From the first round on it is infinite over all runs on the users of "
+        f"{corpus}, for good (unheard statement --all-runs). That is right for public text, or for users who agreed; if these did "
+        "not, press Ctrl-C now.",
+        style="bold yellow",
     )
-    notes.print(sentence, style="bold yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def if_interrupted(sentence: str) -> Iterator[None]:
-    """Ctrl-C ends a command with a word on what is saved and how to go on, never in silence."""
+    """Prints what is saved and how to continue if Ctrl-C ends the block."""
     try:
         yield
     except KeyboardInterrupt:
-        notes.print(f"Stopped. {sentence}", markup=False, highlight=False, soft_wrap=True)
+        note(f"Stopped. {sentence}")
         raise
 
 
 def epsilon_text(epsilon: float | None) -> str:
+    """Returns an epsilon with three digits; ∞ for one that is infinite or missing."""
     if epsilon is None or math.isinf(epsilon):
         return "∞"
     return f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:.0f}"
 
 
-def show(
+def log(line: str) -> None:
+    """Prints a line on standard error if that is not a terminal: in a log file a progress bar only appears at its
+    end."""
+    if not notes.is_terminal:
+        note(line)
+
+
+@contextlib.contextmanager
+def step_bars() -> Iterator[Callable[[str, float], None]]:
+    """Shows one bar for each named step; the block calls `progress(step, fraction)`."""
+    columns = (TextColumn("[bold]{task.description:<14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with _bars(*columns, TimeRemainingColumn()) as update:
+        yield lambda step, fraction: update(step, fraction, 1.0)
+
+
+@contextlib.contextmanager
+def counted_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows one bar for each named step; the block calls `progress(step, done, total)`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _bars(*columns) as update:
+        yield update
+
+
+@contextlib.contextmanager
+def _bars(*columns: ProgressColumn) -> Iterator[Callable[[str, float, float], None]]:
+    with Progress(*columns, console=notes, refresh_per_second=4) as display:
+        tasks: dict[str, TaskID] = {}
+
+        def update(step: str, done: float, total: float) -> None:
+            if step not in tasks:
+                tasks[step] = display.add_task(step, total=total)
+            display.update(tasks[step], completed=done, total=total)
+
+        yield update
+
+
+def show_rounds(
     reports: Iterator["RoundReport"], title: str, stop_after: float | None = None, *, folder: Path | None = None
 ) -> "RoundReport | None":
-    """Draw the bar while the rounds go by; leave at a round's end when the time is up. The last report comes back.
+    """Shows the progress of one training run: round, held-out accuracy and the epsilon spent so far.
 
-    With the run's `folder`, TensorBoard's event files follow each evaluation.
+    Args:
+        reports: The reports that `train` or `resume` yields. They are closed at the end, which saves the run.
+        title: The name on the bar.
+        stop_after: Seconds after which to stop, at the end of a round.
+        folder: The run folder; TensorBoard's event files in it are updated after each evaluation.
+
+    Returns:
+        The last report, None if there was none.
     """
-    began, last, accuracy = time.monotonic(), None, None
+    start, last, accuracy = time.monotonic(), None, None
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=None),
@@ -109,75 +148,78 @@ def show(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    stopped = if_interrupted(f"What was done is saved: unheard resume {folder or 'DIR'} goes on.")
-    # The generator is closed when we leave it, which saves its state; `with` makes sure that this happens now, not later.
-    with stopped, Progress(*columns, console=notes, refresh_per_second=4) as bar:
+    interrupted = if_interrupted(f"What was done is saved: unheard resume {folder or 'DIR'} continues.")
+    with interrupted, Progress(*columns, console=notes, refresh_per_second=4) as bar:
         task = bar.add_task(title, total=None, figures="starting")
-        try:
-            for last in reports:
+        # Closing the generator saves the state of the run; `closing` does it now and not when the generator is
+        # collected.
+        with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
+            for last in open_reports:
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
-                shown = "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
-                figures = f"{shown}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
+                figures = f"{_accuracy_text(accuracy)}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
                 if last.metrics:
                     log(f"{title}: round {last.round} of {last.rounds}, {figures}")
                     if folder:
-                        _follow(folder)
+                        _update_tensorboard(folder)
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
-                if stop_after is not None and time.monotonic() - began >= stop_after:
+                if stop_after is not None and time.monotonic() - start >= stop_after:
                     break
-        finally:
-            reports.close()  # pyright: ignore[reportAttributeAccessIssue]
     return last
 
 
-def show_together(
+def show_runs(
     reports: Iterator[tuple[int, "RoundReport"]], names: list[str], stop_after: float | None = None
 ) -> dict[int, "RoundReport"]:
-    """A bar for each of several runs; the last report of each comes back."""
-    began, last, before = time.monotonic(), {}, -1
-    going = set(range(len(names)))
+    """Shows the progress of several runs side by side, a bar for each.
+
+    Args:
+        reports: Pairs of a run's index and its report, as `train_together` yields them. They are closed at the end.
+        names: The name of each run.
+        stop_after: Seconds after which to stop, when every run has finished its round.
+
+    Returns:
+        The last report of each run that reported, by its index.
+    """
+    start, last, previous = time.monotonic(), {}, -1
+    active = set(range(len(names)))
+    accuracy: dict[int, float] = {}
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
     )
-    stopped = if_interrupted("What was done is saved: the same command goes on.")
-    with stopped, Progress(*columns, TimeRemainingColumn(), console=notes, refresh_per_second=4) as bar:
+    interrupted = if_interrupted("What was done is saved: the same command continues.")
+    with interrupted, Progress(*columns, console=notes, refresh_per_second=4) as bar:
         tasks = [bar.add_task(name, total=None, figures="starting") for name in names]
-        accuracy: dict[int, float] = {}
-        try:
-            for place, report in reports:
-                last[place] = report
+        with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
+            for index, report in open_reports:
+                last[index] = report
                 if report.metrics:
-                    accuracy[place] = report.metrics["accuracy_top1"]
-                shown = f"top-1 {100 * accuracy[place]:5.2f} %  " if place in accuracy else ""
-                figures = f"{shown}ε {epsilon_text(report.epsilon)}"
+                    accuracy[index] = report.metrics["accuracy_top1"]
+                figures = f"{_accuracy_text(accuracy.get(index))}ε {epsilon_text(report.epsilon)}"
                 if report.metrics:
-                    log(f"{names[place]}: round {report.round} of {report.rounds}, {figures}")
-                bar.update(tasks[place], completed=report.round, total=report.rounds, figures=figures)
-                if place <= before:
-                    going &= set(last)  # a second turn: whoever has said nothing was complete before
+                    log(f"{names[index]}: round {report.round} of {report.rounds}, {figures}")
+                bar.update(tasks[index], completed=report.round, total=report.rounds, figures=figures)
+                if index <= previous:
+                    active &= set(last)  # the second turn begins: a run that has not reported was complete before
                 if report.round >= report.rounds or report.stopped:
-                    going.discard(place)
-                before = place
-                # every run has learned from its cohort when the last of those still going reports
-                is_turn_over = place >= max(going, default=place)
-                if is_turn_over and stop_after is not None and time.monotonic() - began >= stop_after:
+                    active.discard(index)
+                previous = index
+                # All runs have finished their round when the last of the active ones reports.
+                is_turn_over = index >= max(active, default=index)
+                if is_turn_over and stop_after is not None and time.monotonic() - start >= stop_after:
                     break
-        finally:
-            reports.close()  # pyright: ignore[reportAttributeAccessIssue]
     return last
 
 
-def log(line: str) -> None:
-    """A line for each evaluation where nobody sees a bar: in the log of a batch job it would come at the very end."""
-    if not notes.is_terminal:
-        notes.print(line, markup=False, highlight=False, soft_wrap=True)
+def _accuracy_text(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
 
 
-def _follow(folder: Path) -> None:
-    """TensorBoard's files, if they can be had. Rounds cost people's privacy: no plot that fails may end a run."""
+def _update_tensorboard(folder: Path) -> None:
+    """Updates TensorBoard's files. Rounds cost privacy, so a failure here must not end a run."""
     from unheard.report.tensorboard import update_event_file
     from unheard.run_folder import RunFolder
 
@@ -185,64 +227,67 @@ def _follow(folder: Path) -> None:
         update_event_file(RunFolder(folder))
 
 
-if TYPE_CHECKING:
-    from unheard.report.tables import Table
-
-FIGURE = 16
-"""A cell of so many letters or fewer is read as one figure, and not broken."""
-COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
-
-
 def print_table(table: "Table") -> None:
-    """A table of text cells; the first column names the rows. What a narrow terminal would cut is printed as a list instead."""
+    """Prints a table whose first column names the rows; as a list where the terminal is too narrow for its figures."""
     from rich.padding import Padding
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    title, widths = Text(table.title, style="bold"), _least_widths(table)
+    title, widths = Text(table.title, style="bold"), _minimal_widths(table)
     if table.rows:
         console.print()
     if sum(widths) + 3 * (len(widths) - 1) > console.width:
         console.print(title)
         for row in table.rows:
-            told = (f"{name} {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell)
+            cells = (f"{name} {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell)
             console.print(Text(row[0]))
-            console.print(Padding(Text(" · ".join(told), style="dim"), (0, 0, 0, 4)))
+            console.print(Padding(Text(" · ".join(cells), style="dim"), (0, 0, 0, 4)))
     elif table.rows:
-        made = RichTable(title=title, title_justify="left", show_edge=False, pad_edge=False)
+        rich_table = RichTable(title=title, title_justify="left", show_edge=False, pad_edge=False)
         for i, (column, width) in enumerate(zip(table.columns, widths, strict=True)):
-            made.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold", min_width=width)
+            rich_table.add_column(Text(column), justify="left" if i == 0 else "right", overflow="fold", min_width=width)
         for row in table.rows:
-            made.add_row(*(Text(cell) for cell in row))
-        console.print(made)
+            rich_table.add_row(*(Text(cell) for cell in row))
+        console.print(rich_table)
     if table.note:
         console.print(Text(table.note, style="dim"))
 
 
-def _least_widths(table: "Table") -> list[int]:
-    """For each column what leaves every word whole, and every figure on one line."""
+def _minimal_widths(table: "Table") -> list[int]:
+    """Returns for each column the width that breaks no word and no figure."""
     from rich.cells import cell_len
 
-    def least(i: int) -> int:
+    def width(i: int) -> int:
         cells = [row[i] for row in table.rows]
-        figures = [cell for cell in cells if i > 0 and len(cell) <= FIGURE]
+        figures = [cell for cell in cells if i > 0 and len(cell) <= FIGURE_WIDTH]
         words = [word for text in (table.columns[i], *cells) for word in text.split()]
         return max(map(cell_len, [*figures, *words]), default=0)
 
-    return [least(i) for i in range(len(table.columns))] if table.rows else []
+    return [width(i) for i in range(len(table.columns))] if table.rows else []
 
 
 def print_curves(title: str, points: Sequence[dict[str, Any]], field: str, *, times: float = 1.0) -> None:
-    """Curves by round, one for each run. Nothing, where there is nothing to draw."""
-    drawn = curves(points, field, width=min(console.width, 100), height=16, times=times)
-    if drawn is not None:
+    """Prints one curve for each run, by round; nothing if there are no points."""
+    drawing = curves(points, field, width=min(console.width, 100), height=16, times=times)
+    if drawing is not None:
         console.print()
         console.print(title, style="bold", markup=False, highlight=False)
-        console.print(drawn)
+        console.print(drawing)
 
 
 def curves(points: Sequence[dict[str, Any]], field: str, *, width: int, height: int, times: float = 1.0) -> Any:
-    """Curves as text for Rich; None without points."""
+    """Draws curves with characters.
+
+    Args:
+        points: Dictionaries with `run`, `round` and the field.
+        field: The value to draw.
+        width: Columns of the drawing.
+        height: Lines of the drawing.
+        times: A factor for the values, 100 for per cent.
+
+    Returns:
+        A Rich text; None if there are no points or no space.
+    """
     import plotext
     from rich.text import Text
 
@@ -253,9 +298,9 @@ def curves(points: Sequence[dict[str, Any]], field: str, *, width: int, height: 
     plotext.theme("clear")
     plotext.plot_size(width, height)
     for i, name in enumerate(names):
-        mine = [point for point in points if point["run"] == name]
+        own = [point for point in points if point["run"] == name]
         colour = COLOURS[i % len(COLOURS)]
-        x, y = [point["round"] for point in mine], [times * point[field] for point in mine]
+        x, y = [point["round"] for point in own], [times * point[field] for point in own]
         plotext.plot(x, y, label=name if len(names) > 1 else None, marker="braille", color=colour)
     rounds = [point["round"] for point in points]
     low, high = min(rounds), max(rounds)

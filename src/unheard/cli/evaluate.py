@@ -1,15 +1,22 @@
-"""`unheard evaluate`: how well the newest model of a run guesses the next word of held-out users."""
+"""`unheard evaluate`: the accuracy of a run's newest model on held-out users.
 
-import json
+`full_measures_of` is also what `compare`, `report` and `demo` call before they show a run: it reads `measures.json` if
+that belongs to the newest model, and measures the run otherwise.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.processes import Processes, lead
+from unheard.cli.options import AsJson, Processes, RunDir
+from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
+    from unheard.corpus.store import TokenStore
     from unheard.engines.distributed.process_group import Ranks
+    from unheard.training.released import Released
 
 EXAMPLES = """Examples:
 
@@ -24,65 +31,162 @@ EXAMPLES = """Examples:
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
+    folder: RunDir,
     corpus: Annotated[
-        Path | None, typer.Option(help="Another corpus with the same vocabulary; default: the run's own.")
+        Path | None, typer.Option(help="Another store with the same vocabulary.", show_default="the run's own")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Held-out tokens to use; default: as in training.", min=1)
+        int | None,
+        typer.Option(help="How many held-out tokens to use.", min=1, metavar="N", show_default="as in training"),
     ] = None,
     full: Annotated[
         bool,
         typer.Option(
-            "--full", help="All measures, kept in DIR/measures.json: by user, by band, head words, baselines."
+            "--full",
+            help="All measures: by user, by word frequency, head words, baselines. They are kept in DIR/measures.json.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: AsJson = False,
     processes: Processes = 1,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
 
     def work(ranks: "Ranks | None") -> None:
-        numbers = (_full if full else _quick)(folder, corpus, max_tokens, ranks)
+        import json
+
+        from unheard.cli.display import print_table
+        from unheard.report import tables
+
+        if full:
+            numbers = full_measures_of(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
+        else:
+            numbers = _evaluate(folder, corpus, max_tokens, ranks)
         if as_json:
             print(json.dumps(numbers))
         elif full:
-            _show_full(folder, numbers)
+            for table in (tables.accuracies, tables.users, tables.bands, tables.head_words):
+                print_table(table({folder.name: numbers}))
         else:
-            _show_quick(folder, numbers)
+            _print_numbers(folder, numbers)
 
-    lead(work, processes)
+    run_on_processes(work, processes)
 
 
-def _quick(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ranks | None") -> dict[str, Any]:
-    from dataclasses import replace
+def full_measures_of(
+    path: Path,
+    *,
+    corpus: Path | None = None,
+    max_tokens: int | None = None,
+    prompts: Sequence[str] | None = None,
+    again: bool = False,
+    ranks: "Ranks | None" = None,
+) -> dict[str, Any]:
+    """Returns the full measures of a run's newest model.
 
-    from unheard.cli.display import notes
+    Args:
+        path: The run folder.
+        corpus: Another store to measure on; its measures are returned but not kept.
+        max_tokens: How many held-out tokens to use; None for as many as in training.
+        prompts: Words to continue; None for the usual ones.
+        again: Measure even if `measures.json` answers already.
+        ranks: Processes that share the work.
+    """
+    from unheard.run_folder import RunFolder
+
+    folder = RunFolder.open(path)
+    saved = None if again or corpus else folder.read_measures()
+    if saved is not None:
+        same_prompts = prompts is None or list(prompts) == [prompt["text"] for prompt in saved["prompts"]]
+        if same_prompts and max_tokens in (None, saved["max_tokens"]):
+            return saved
+    return _measure(folder, corpus, max_tokens, prompts, ranks)
+
+
+def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> None:
+    """Measures a run before it is shown. If its store is not here, or it has no model yet, prints so and goes on."""
+    from unheard.cli.display import note
+    from unheard.errors import CorpusError, RunFolderMissing
+
+    try:
+        full_measures_of(path, prompts=prompts)
+    except (CorpusError, RunFolderMissing) as error:
+        note(f"{path}: not measured. {error}", style="yellow")
+
+
+def _open(folder: Path, corpus: Path | None) -> "tuple[Released, TokenStore]":
+    """Opens a run's model and the store to measure on."""
     from unheard.corpus.store import TokenStore
     from unheard.errors import ModelError
-    from unheard.evaluation.next_word import evaluate as measure
     from unheard.training.released import Released
-    from unheard.training.worker import parallel_map_for
-    from unheard.updates.users import users_in_turn
 
     released = Released.open(folder)
     store = TokenStore.open(corpus or released.run.corpus)
     if store.vocabulary != released.vocabulary:
         raise ModelError(f"{store.path} has another vocabulary than {folder}: prepare it with --vocab from-corpus.")
-    how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
+    return released, store
+
+
+def _evaluate(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ranks | None") -> dict[str, Any]:
+    """Computes the measures that training computes, without keeping them."""
+    from unheard.cli.display import notes
+    from unheard.evaluation.next_word import evaluate as evaluate_users
+    from unheard.training.worker import parallel_map_for
+    from unheard.updates.users import users_in_turn
+
+    released, store = _open(folder, corpus)
+    how, model = _evaluation(released, max_tokens), released.run.model
     with notes.status("Evaluating on held-out users"):
-        users = how.choose(users_in_turn(store.held_out, released.run.model))
-        spread = parallel_map_for(released.run.model, ranks)
-        return measure(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)
+        users = how.choose(users_in_turn(store.held_out, model))
+        return evaluate_users(
+            model, released.params_P, users, unroll=how.unroll, spread=parallel_map_for(released.run.model, ranks)
+        )
 
 
-def _full(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ranks | None") -> dict[str, Any]:
-    from unheard.cli.measuring import measured
+def _evaluation(released: "Released", max_tokens: int | None) -> Any:
+    from dataclasses import replace
 
-    return measured(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
+    return replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
 
 
-def _show_quick(folder: Path, numbers: dict[str, Any]) -> None:
+def _measure(
+    folder: Any, corpus: Path | None, max_tokens: int | None, prompts: Sequence[str] | None, ranks: "Ranks | None"
+) -> dict[str, Any]:
+    """Computes the full measures, and keeps them in the run folder if they are of its own store."""
+    from dataclasses import replace
+
+    from unheard.cli.display import counted_bar
+    from unheard.evaluation.baselines import FIT_TOKENS
+    from unheard.evaluation.full import PROMPTS, Measured, full_measures, write_measures
+    from unheard.training.worker import parallel_map_for
+    from unheard.updates.users import users_in_turn
+
+    released, store = _open(folder.path, corpus)
+    how = _evaluation(released, max_tokens)
+    counted = replace(how, max_tokens=max(how.max_tokens, FIT_TOKENS))
+    public = counted.choose(users_in_turn(store.public, released.run.model)) if store.public else ()
+    # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.
+    measured = Measured(
+        model=released.run.model,
+        params_P=released.params_P,
+        vocabulary=released.vocabulary,
+        tokens=released.tokens,
+        held_out=counted.choose(users_in_turn(store.held_out, released.run.model)),
+        public=[user.tokens for user in public],
+    )
+    with counted_bar() as progress:
+        numbers = full_measures(
+            measured,
+            how,
+            prompts=PROMPTS if prompts is None else prompts,
+            progress=lambda done, total: progress(f"Measuring {folder.path.name}", done, total),
+            spread=parallel_map_for(measured.model, ranks),
+        )
+    if corpus is None:
+        write_measures(folder, numbers)
+    return numbers
+
+
+def _print_numbers(folder: Path, numbers: dict[str, Any]) -> None:
     from rich.table import Table
 
     from unheard.cli.display import console
@@ -91,17 +195,3 @@ def _show_quick(folder: Path, numbers: dict[str, Any]) -> None:
     for name, value in numbers.items():
         table.add_row(name, f"{100 * value:.2f} %" if name.startswith("accuracy") else f"{value:,.6g}")
     console.print(table)
-
-
-def _show_full(folder: Path, numbers: dict[str, Any]) -> None:
-    from unheard.cli.display import print_table
-    from unheard.report import tables
-
-    run = {folder.name: numbers}
-    for table in (
-        tables.accuracies(run),
-        tables.users(run),
-        tables.bands(run),
-        tables.head_words(run),
-    ):
-        print_table(table)

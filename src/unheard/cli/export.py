@@ -1,9 +1,11 @@
-"""`unheard export`: a released model in a folder for devices."""
+"""`unheard export`: write a released model for devices."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from unheard.cli.options import RunDir
 
 EXAMPLES = """Examples:
 
@@ -14,40 +16,35 @@ EXAMPLES = """Examples:
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
-    to: Annotated[str, typer.Option(help="The format: onnx.")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="The folder to make; default: exports/ and the run's name.")] = None,
+    folder: RunDir,
+    to: Annotated[Literal["onnx"], typer.Option(help="The format.")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to create.", show_default="exports/ and the run's name")
+    ] = None,
 ) -> None:
-    """Write a run's newest model for devices: ONNX in float32 and int8, its words and its privacy statement."""
-    from rich.progress import Progress
+    """Write a run's newest model for devices: ONNX in float32 and int8, its vocabulary and its privacy statement."""
     from rich.table import Table
 
-    from unheard.cli.display import console, notes, say
-    from unheard.config import nearest
-    from unheard.deployment.export import export as write
-    from unheard.errors import InvalidValue
+    from unheard.cli.display import console, counted_bar, say
+    from unheard.deployment.export import export as export_model
 
-    if to != "onnx":
-        raise InvalidValue(f"--to {to}: there is no such format.{nearest(to, ['onnx'])}")
-    place = out or Path("exports") / folder.resolve().name
-    with Progress(console=notes, transient=True) as bar:
-        task = bar.add_task("Comparing with PyTorch", total=None)
-        made = write(folder, place, progress=lambda done, of: bar.update(task, completed=done, total=of))
-    table = Table(
-        "file", "size", "same first word as PyTorch", "same three words", title=f"{made.parameters:,} parameters"
-    )
-    for name, size in made.sizes.items():
-        found = made.agreement[name].numbers()
-        shares = (f"{100 * found[key]:.2f} %" for key in ("same_first_choice", "same_suggestions_of_three"))
+    target = out or Path("exports") / folder.resolve().name
+    with counted_bar() as progress:
+        exported = export_model(
+            folder, target, progress=lambda done, total: progress("Comparing with PyTorch", done, total)
+        )
+    title = f"{exported.parameters:,} parameters"
+    table = Table("file", "size", "same first word as PyTorch", "same three words", title=title)
+    for name, size in exported.sizes.items():
+        numbers = exported.agreement[name].numbers()
+        shares = (f"{100 * numbers[key]:.2f} %" for key in ("same_first_choice", "same_suggestions_of_three"))
         table.add_row(name, f"{size / 1e6:.2f} MB", *shares)
     console.print(table)
-    contexts = next(iter(made.agreement.values())).contexts
-    told = [
+    contexts = next(iter(exported.agreement.values())).contexts
+    say(
         f"Compared on {contexts:,} contexts, drawn from the model itself. Float32 is checked equal before anything is written."
-    ]
-    told.append(f"What may be said about it travels with it: {made.statement['claim']}.")
-    if made.statement["claimed"]["epsilon"] == "infinity":
-        told.append("Think before you ship it: with no guarantee, a model can repeat what its users wrote.")
-    told.append(f'Try it: unheard predict {place} "how are"   or: unheard keyboard {place}')
-    for line in told:
-        say(line)
+    )
+    say(f"Its privacy statement is exported with it: {exported.statement['claim']}.")
+    if exported.statement["claimed"]["epsilon"] == "infinity":
+        say("Think before you ship it: with no guarantee, a model can repeat what its users wrote.")
+    say(f'Try it: unheard predict {target} "how are"   or: unheard keyboard {target}')

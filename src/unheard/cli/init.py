@@ -1,4 +1,4 @@
-"""`unheard init`: a commented run file with the paper's settings, ready to edit."""
+"""`unheard init`: write a commented run file with the paper's settings, ready to edit."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +13,18 @@ EXAMPLES = """Examples:
 """
 
 TEMPLATE = """\
-# A run: what is trained, on whom, how privately. Every key is explained; what you leave out takes the value shown.
-# Start it with:  unheard train {name} --out runs/my-run
+# A run: the model, the users and the privacy of one training. Every key is explained; a key that you leave out takes
+# the value shown. Start it with:  unheard train {name} --out runs/my-run
 
 [corpus]
 path = {corpus}               # made by `unheard prepare`
 
 [privacy]
-population = {population}      # how many users there are, as you may say in public. q, W and the check of delta come from
-                               # this number, never from the corpus's true count, which is private.
-delta = {delta:.3e}            # at which epsilon is claimed; must be below 1 / population
+population = {population}      # how many users there are, as you may say in public. q, W and the check of delta use this
+                               # number, never the true count of the store, which is private.
+delta = {delta:.3e}            # epsilon is stated at this delta; must be below 1 / population
 # budget_epsilon = 8.0         # stop before the round that would exceed it ...
-# budget_accountant = "rdp"    # ... by this accountant: rdp, moments
+# budget_accountant = "rdp"    # ... as computed by this accountant: rdp, moments
 
 [model]
 kind = "tied_lstm"             # the paper's; or "module" with module = "package.file:Class", your own torch.nn.Module
@@ -32,18 +32,18 @@ vocabulary_size = {vocabulary_size}
 embedding_size = 96
 hidden_size = 256
 tied = true                    # input and output share one embedding
-unit_norm = true               # word vectors of norm 1, where the model uses them
-keep_norm = false              # true: also put back to norm 1 after every round; worse wherever we tried it
+unit_norm = true               # the model normalises word vectors to norm 1 when it uses them
+keep_norm = false              # true: also normalise them after every round; worse wherever we tried it
 
 [sampling]
-kind = "poisson"               # each user with probability q, every round; "fixed_size" is for non-private baselines
+kind = "poisson"               # draws each user with probability q in every round; "fixed_size" is for non-private baselines
 users_per_round = {users_per_round}      # expected; q = users_per_round / population
 
 [weights]
 kind = "equal"                 # or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
 
 [update]
-kind = "fedavg"                # or "fedsgd": one gradient a user
+kind = "fedavg"                # or "fedsgd": one gradient per user
 batch_size = 8
 unroll = 10
 epochs = 1
@@ -60,7 +60,7 @@ kind = "fixed_denominator"     # or "clipped_denominator" with min_total_weight,
 kind = "gaussian"              # or "none"
 noise_multiplier = 1.0         # z; or noise_std = sigma
 
-# [[schedule]]                 # changes fixed beforehand; repeat the block for more
+# [[schedule]]                 # changes that are fixed before the run; repeat the block for more
 # from_round = 4885
 # clip_norm = 7.9
 # learning_rate = 3.0
@@ -75,8 +75,8 @@ unroll = 80
 
 [training]
 rounds = {rounds}
-init_seed = 0                  # runs with one seed begin from one common initialisation
-checkpoint_every = 20          # after a crash at most so many rounds are done, and charged, again
+init_seed = 0                  # runs with the same seed start from the same initial model
+checkpoint_every = 20          # rounds; after a crash at most so many are done, and charged, again
 # reproducible_seed = 1        # experiments only: the guarantee does not hold against anyone who knows the seed
 
 [engine]
@@ -88,15 +88,18 @@ device = "auto"
 def init(
     run_file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[RUN.toml]")] = Path("run.toml"),
     *,
-    corpus: Annotated[Path, typer.Option(help="A corpus made by `unheard prepare`.")] = Path("corpora/chitchat"),
+    corpus: Annotated[Path, typer.Option(help="A token store, made by `unheard prepare`.")] = Path("corpora/chitchat"),
     population: Annotated[
-        int, typer.Option(help="How many users there are, as you may say in public.", min=2, max=2**40)
+        int, typer.Option(help="How many users there are, as you may say in public.", min=2, max=2**40, metavar="N")
     ],
     users_per_round: Annotated[
-        float | None, typer.Option(help="Expected users a round; default: 100, or all if there are fewer.", min=0)
+        float | None,
+        typer.Option(
+            help="Expected users per round.", min=0, metavar="N", show_default="100, or all users if there are fewer"
+        ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1)] = 1000,
-    force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1, metavar="N")] = 1000,
+    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented run file with the paper's settings."""
     import json
@@ -106,11 +109,11 @@ def init(
     from unheard.errors import InvalidValue
 
     if run_file.exists() and not force:
-        raise InvalidValue(f"{run_file} exists. Choose another name, or say --force to write over it.")
+        raise InvalidValue(f"{run_file} exists. Choose another name, or overwrite it with --force.")
     if users_per_round is not None and users_per_round > population:
         raise InvalidValue(
             f"--users-per-round {users_per_round:g} is more than the declared population of {population}. Lower it: each user is "
-            "drawn with probability users a round / population."
+            "drawn with probability (users per round) / population."
         )
     words = corpus / "vocabulary.txt"
     size = len(Vocabulary.load(words)) if words.exists() else 10_000
@@ -120,7 +123,7 @@ def init(
         population=population,
         delta=population**-1.1,
         vocabulary_size=size,
-        users_per_round=_plain(min(100, population) if users_per_round is None else users_per_round),
+        users_per_round=_digits(min(100, population) if users_per_round is None else users_per_round),
         rounds=rounds,
     )
     try:
@@ -132,6 +135,6 @@ def init(
         say(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.")
 
 
-def _plain(number: float) -> str:
-    """Every digit of it, and no point behind a whole number."""
+def _digits(number: float) -> str:
+    """Returns all digits of a number, and no decimal point for a whole one."""
     return str(int(number)) if float(number).is_integer() else str(number)

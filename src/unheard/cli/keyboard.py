@@ -1,4 +1,4 @@
-"""`unheard keyboard`: type on a model, or on two side by side, in the browser of this machine."""
+"""`unheard keyboard`: type with the suggestions of one model, or of two side by side, in a browser on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,20 +16,24 @@ EXAMPLES = """Examples:
 def keyboard(
     folder: Annotated[Path, typer.Argument(help="A run folder, an export or a personal model.", metavar="DIR")],
     other: Annotated[
-        Path | None, typer.Argument(help="A second one, to compare with.", metavar="[DIR2]", show_default=False)
+        Path | None,
+        typer.Argument(help="A second model to compare with.", metavar="[DIR2]", show_default=False),
     ] = None,
-    port: Annotated[int, typer.Option(help="0: any that is free.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int, typer.Option(help="The port of the page; 0 for any that is free.", min=0, max=65535, metavar="N")
+    ] = 0,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in the browser.", show_default=True)
     ] = True,
 ) -> None:
-    """Open a phone's keyboard on a web page: three suggestions at each key. For this machine only; nothing typed is kept."""
+    """Serve a phone's keyboard as a web page, with three suggestions at each key, for this machine only. Nothing typed
+    is kept."""
     import contextlib
     import os
     import webbrowser
 
-    # Before torch is imported, since each of the server's threads asks anew. A step is small: two threads would wait for each other
-    # ten times longer than they work.
+    # Set before torch is imported. A prediction is small: with two threads it would wait ten times longer than it
+    # works.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from unheard.cli.display import console, notes
@@ -37,7 +41,7 @@ def keyboard(
     from unheard.deployment.keyboard.suggestions import Suggester
     from unheard.deployment.loading import open_models
 
-    with notes.status("Opening the models and working out what may be said about them"):
+    with notes.status("Opening the models and computing their privacy statements"):
         models = open_models([folder] if other is None else [folder, other])
         server = KeyboardServer([Suggester(model) for model in models], port)
     console.print(f"The keyboard is at {server.address} for this machine only. Ctrl-C ends it.", highlight=False)

@@ -1,4 +1,4 @@
-"""The `unheard` command: gathers the verbs, turns refusals into one message and exit status 2."""
+"""The `unheard` application: registers the commands, and turns expected errors into one line and exit status 2."""
 
 import io
 import sys
@@ -7,11 +7,36 @@ from importlib.metadata import version
 import typer
 from rich.console import Console
 
+from unheard.cli import (
+    audit,
+    benchmark,
+    budget,
+    canaries,
+    compare,
+    corpus,
+    demo,
+    evaluate,
+    export,
+    init,
+    keyboard,
+    paper,
+    personalize,
+    plan,
+    predict,
+    prepare,
+    report,
+    statement,
+    sweep,
+    train,
+    tune,
+    verify,
+    watch,
+)
 from unheard.errors import UnheardError
 
 app = typer.Typer(
     name="unheard",
-    help="Train language models on what people write, with a proof that no single person can be heard in the result.",
+    help="Train language models on user-generated text with user-level differential privacy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -19,8 +44,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"unheard {version('unheard')}")
         raise typer.Exit
 
@@ -33,87 +58,69 @@ def _options(
 ) -> None: ...
 
 
-def _gather_verbs() -> None:
-    """Each verb's module imports only Typer at its top, so that `unheard --help` stays quick."""
-    from unheard.cli import (
-        audit,
-        benchmark,
-        budget,
-        canaries,
-        compare,
-        corpus,
-        demo,
-        evaluate,
-        export,
-        init,
-        keyboard,
-        paper,
-        personalize,
-        plan,
-        predict,
-        prepare,
-        report,
-        statement,
-        sweep,
-        train,
-        tune,
-        verify,
-        watch,
-    )
+COMMANDS = {
+    "Start": [(demo.demo, demo.EXAMPLES)],
+    "Data": [(prepare.prepare, prepare.EXAMPLES)],
+    "Training": [
+        (init.init, init.EXAMPLES),
+        (train.train, train.EXAMPLES),
+        (train.resume, train.RESUME_EXAMPLES),
+        (watch.watch, watch.EXAMPLES),
+        (sweep.sweep, sweep.EXAMPLES),
+        (tune.tune, tune.EXAMPLES),
+        (benchmark.benchmark, benchmark.EXAMPLES),
+    ],
+    "Results": [
+        (evaluate.evaluate, evaluate.EXAMPLES),
+        (compare.compare, compare.EXAMPLES),
+        (report.report, report.EXAMPLES),
+    ],
+    "Use": [
+        (predict.predict, predict.EXAMPLES),
+        (keyboard.keyboard, keyboard.EXAMPLES),
+        (export.export, export.EXAMPLES),
+        (personalize.personalize, personalize.EXAMPLES),
+    ],
+    "Privacy": [
+        (plan.plan, plan.EXAMPLES),
+        (statement.statement, statement.EXAMPLES),
+        (budget.budget, budget.EXAMPLES),
+        (verify.verify, verify.EXAMPLES),
+        (audit.audit, audit.EXAMPLES),
+        (canaries.canaries, canaries.EXAMPLES),
+    ],
+}
+"""Every command with the examples that end its help, by the panel of `unheard --help` that lists it."""
 
-    app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
-    app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
-    app.add_typer(corpus.app, name="corpus")
-    app.command("init", epilog=init.EXAMPLES)(init.init)
-    app.command("train", epilog=train.EXAMPLES)(train.train)
-    app.command("resume", epilog=train.RESUME_EXAMPLES)(train.resume)
-    app.command("sweep", epilog=sweep.EXAMPLES)(sweep.sweep)
-    app.command("tune", epilog=tune.EXAMPLES)(tune.tune)
-    app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-    app.command("watch", epilog=watch.EXAMPLES)(watch.watch)
-    app.command("compare", epilog=compare.EXAMPLES)(compare.compare)
-    app.command("report", epilog=report.EXAMPLES)(report.report)
-    app.command("predict", epilog=predict.EXAMPLES)(predict.predict)
-    app.command("keyboard", epilog=keyboard.EXAMPLES)(keyboard.keyboard)
-    app.command("export", epilog=export.EXAMPLES)(export.export)
-    app.command("personalize", epilog=personalize.EXAMPLES)(personalize.personalize)
-    app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
-    app.command("statement", epilog=statement.EXAMPLES)(statement.statement)
-    app.command("budget", epilog=budget.EXAMPLES)(budget.budget)
-    app.command("verify", epilog=verify.EXAMPLES)(verify.verify)
-    app.command("audit", epilog=audit.EXAMPLES)(audit.audit)
-    app.command("canaries", epilog=canaries.EXAMPLES)(canaries.canaries)
-    app.command("paper", hidden=True)(paper.paper)
-    app.command("benchmark", epilog=benchmark.EXAMPLES)(benchmark.benchmark)
-
-
-_gather_verbs()
+for _panel, _commands in COMMANDS.items():
+    for _function, _examples in _commands:
+        app.command(epilog=_examples, rich_help_panel=_panel)(_function)
+app.add_typer(corpus.app, name="corpus", rich_help_panel="Data")
+app.command("paper", hidden=True)(paper.paper)
 
 
 def main() -> None:
-    """Run the `unheard` command line."""
+    """Runs the `unheard` command line."""
     run_app(app)
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run a command line; an expected error prints its message on stderr and exits with status 2."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot encode epsilon must not end a run
+    """Runs a command line. An expected error prints its message on standard error and exits with status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot encode ε must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
-    except UnheardError as refusal:
-        _refuse(str(refusal))
-    except OSError as trouble:
-        _refuse(
-            f"{trouble.strerror or trouble}: {trouble.filename or '?'}. Check the path, its permissions and the disk."
-        )
-    except (MemoryError, RuntimeError) as trouble:
-        if not isinstance(trouble, MemoryError) and "memory" not in str(trouble):
+    except UnheardError as error:
+        _exit_with(str(error))
+    except OSError as error:
+        _exit_with(f"{error.strerror or error}: {error.filename or '?'}. Check the path, its permissions and the disk.")
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
             raise
-        _refuse(f"Not enough memory: {str(trouble)[:200]} Lower engine.users_at_once, the batch or the model.")
+        _exit_with(f"Not enough memory: {str(error)[:200]} Lower engine.users_at_once, the batch or the model.")
 
 
-def _refuse(message: str) -> None:
+def _exit_with(message: str) -> None:
     console = Console(stderr=True, soft_wrap=True)
     console.print("unheard: ", style="bold red", end="")
     console.print(message, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""`unheard paper`: says where the reproduction of the paper went. It is not part of the installed package."""
+"""`unheard paper`: a hidden command that says where the reproduction of the paper went."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""`unheard predict`: the next word, as a keyboard would suggest it."""
+"""`unheard predict`: predict the next word, as a keyboard would suggest it."""
 
 import json
 from pathlib import Path
@@ -19,11 +19,11 @@ EXAMPLES = """Examples:
 def predict(
     folder: Annotated[
         Path,
-        typer.Argument(help="A run folder, an export (or one of its .onnx files), a personal model.", metavar="DIR"),
+        typer.Argument(help="A run folder, an export (or one of its .onnx files), or a personal model.", metavar="DIR"),
     ],
-    text: Annotated[str, typer.Argument(help="Some words; the model says what comes next.")],
-    top: Annotated[int, typer.Option(help="How many suggestions.", min=1)] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output.")] = False,
+    text: Annotated[str, typer.Argument(help="Some words to continue.")],
+    top: Annotated[int, typer.Option(help="The number of suggestions.", min=1, metavar="N")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list on standard output.")] = False,
 ) -> None:
     """Suggest the next word after some words."""
     from rich.table import Table
@@ -41,7 +41,7 @@ def predict(
 
 
 def _open(folder: Path):
-    """A run is opened without working out its statement, which takes seconds and is not asked for here."""
+    """Opens a model. A run is opened without its privacy statement, which takes seconds to compute."""
     from unheard.deployment.device import is_export
     from unheard.deployment.loading import is_personal
 

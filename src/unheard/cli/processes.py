@@ -1,6 +1,11 @@
-"""Commands on several processes: `--processes N` starts them with torch's own launcher, torchrun starts them on many machines.
+"""Runs a command in several processes: `--processes N` on one machine, torchrun on many.
 
-In: a verb's work. Out: rank 0 does it and alone prints and writes; the others serve it (training/worker.py) and say nothing.
+    def work(ranks): ...                        # ranks is None for a single process
+    run_on_processes(work, processes, max_restarts)
+
+Rank 0 is the leader. It does the work and is the only process that prints and writes; the others serve its requests
+(`training/worker.py`) and print nothing. `--processes N` starts torch's elastic launcher, which runs the same command
+in N processes and restarts them if one dies and `--max-restarts` allows it.
 """
 
 import os
@@ -8,36 +13,35 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import Ranks
 
-Processes = Annotated[
-    int, typer.Option(min=1, max=1024, help="Processes on this machine that share the work; the result is the same.")
-]
-MaxRestarts = Annotated[
-    int, typer.Option(min=0, help="With --processes: how often to start again and go on if one of them dies.")
-]
-RankTimeout = Annotated[
-    float | None,
-    typer.Option(min=0.001, help="Seconds that processes wait for each other before the late one is named (600)."),
-]
-
-SAVED = "What was saved is kept: `unheard resume` goes on"
+SAVED = "What was saved is kept: `unheard resume` continues"
 
 
-def lead(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
-    """Do the work here, with the other ranks' help if there are others; or start the processes that will."""
+def run_on_processes(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
+    """Does the work in this process, with the help of the other ranks if there are any, or starts the processes that do
+    it.
+
+    Args:
+        work: What the command does. It is called with the process group on rank 0, with None in a process that is
+        alone, and not
+            at all on other ranks.
+        processes: How many processes to start. Ignored in a process that a launcher has started.
+        max_restarts: How often to start all processes again after one has died.
+    """
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         return _launch(processes, max_restarts)
     from unheard.engines.distributed.process_group import Ranks
 
     ranks = Ranks.join()
     if ranks is None:
-        # `kill`, Slurm, Kubernetes and systemd all end a job by SIGTERM: as by Ctrl-C, so that what was done is saved.
+        # `kill`, Slurm, Kubernetes and systemd end a job by SIGTERM. Treat it as Ctrl-C, so that what was done is
+        # saved.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return work(None)
@@ -45,7 +49,8 @@ def lead(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restart
             signal.signal(signal.SIGTERM, before)
     if not ranks.is_leader:
         return _serve(ranks)
-    # When another rank dies the launcher asks us to stop: leave the rounds as by Ctrl-C, so that what was done is saved.
+    # When another rank dies, the launcher ends this process by SIGTERM. Leave through `finally`, so that what was done
+    # is saved.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     try:
         work(ranks)
@@ -54,28 +59,22 @@ def lead(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restart
     return None
 
 
-def again() -> bool:
-    """Whether these processes are in the place of others that died: a run that they began goes on."""
-    from unheard.engines.distributed.process_group import was_restarted
-
-    return was_restarted()
-
-
 def _serve(ranks: "Ranks") -> None:
+    """Answers the leader's requests until it ends."""
     from unheard.audit.exposure import phrases
     from unheard.errors import RankError
     from unheard.training.worker import JOBS, serve
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the leader, who lets us go
-    warnings.simplefilter("ignore")  # the leader, who does the same work, says them
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the leader, which then ends this process
+    warnings.simplefilter("ignore")  # the leader does the same work and prints the same warnings
     try:
         serve(ranks, (*JOBS, phrases))
-    except RankError:  # the leader has gone, and has said why if it could
+    except RankError:  # the leader has ended, and has printed why if it could
         raise typer.Exit(2) from None
 
 
 def _launch(processes: int, max_restarts: int) -> None:
-    """The same command in so many processes, watched by torch's elastic agent."""
+    """Runs the same command in so many processes under torch's elastic launcher."""
     import logging
     import socket
     import tempfile
@@ -89,14 +88,14 @@ def _launch(processes: int, max_restarts: int) -> None:
     from unheard.engines.distributed.process_group import MEETING_PLACE
     from unheard.errors import RankError
 
-    # Its log speaks of ranks and exit codes; the leader says what happened, and so do we below.
+    # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
     logging.disable(logging.ERROR)
-    # DP: sums on their way have no noise yet, so they stay on the machine. Gloo binds the address that the machine's name stands
-    # for, which others may reach.
+    # DP: sums on their way have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host
+    # name, which other machines may reach.
     if loopback := [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-    # DP: they meet in a folder that nobody else may open. A store of torch's on a port listens to the whole network, and whoever
-    # writes into it can send the ranks, and their sums, to an address of their own.
+    # DP: the processes meet in a folder that only this user may open. A TCP store of torch listens to the whole
+    # network, and whoever writes into it can make the ranks send their sums to another address.
     with tempfile.TemporaryDirectory(prefix="unheard-") as folder:
         os.environ[MEETING_PLACE] = str(Path(folder) / "ranks")
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -115,21 +114,23 @@ def _launch(processes: int, max_restarts: int) -> None:
         )
         try:
             elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
-        except SignalException as stop:
-            if stop.sigval == signal.SIGINT:  # the leader had it too, and has spoken
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:  # the leader received it too, and has printed a message
                 raise typer.Exit(130) from None
-            raise RankError(f"Ended by {stop.sigval.name}. {SAVED}.") from None
-        except ChildFailedError as failed:
-            _explain(failed.failures)
+            raise RankError(f"Ended by {error.sigval.name}. {SAVED}.") from None
+        except ChildFailedError as error:
+            _explain(error.failures)
         finally:
             del os.environ[MEETING_PLACE]
 
 
 def _explain(failures: dict[int, Any]) -> None:
+    """Raises the exit status of the leader if it has printed its own message, else an error that names the first rank
+    to fail."""
     from unheard.errors import RankError
 
     leader = failures.get(0)
-    if leader is not None and leader.exitcode in (1, 2, 130):  # it has spoken for itself
+    if leader is not None and leader.exitcode in (1, 2, 130):
         raise typer.Exit(leader.exitcode)
     rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
     how = f"by signal {-failure.exitcode}" if failure.exitcode < 0 else f"with status {failure.exitcode}"

@@ -1,9 +1,11 @@
-"""`unheard report`: one page about one or more runs, to be opened from disk, sent around, printed."""
+"""`unheard report`: write a self-contained HTML page about one or more runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from unheard.cli.options import AsIfUsers, AsIfUsersPerRound, Baseline, NoMeasure, Prompts, RunDirs
 
 EXAMPLES = """Examples:
 
@@ -16,37 +18,27 @@ EXAMPLES = """Examples:
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")],
+    folders: RunDirs,
     out: Annotated[Path, typer.Option(help="The folder for the page.")],
-    title: Annotated[str | None, typer.Option(help="The page's heading.")] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="The run to be as accurate as; default: the first without privacy.")
-    ] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="Words to continue. May be repeated.")] = None,
-    as_if_users: Annotated[
-        int | None,
-        typer.Option(help="Also the hypothetical ε of the same run drawn from so many users.", min=2, metavar="N"),
-    ] = None,
-    as_if_users_per_round: Annotated[
-        float | None,
-        typer.Option(help="And with so many users a round (the noise on the average stays).", min=1, metavar="N"),
-    ] = None,
-    no_measure: Annotated[
-        bool, typer.Option("--no-measure", help="Show what is there; else runs without full measures are measured now.")
-    ] = False,
+    title: Annotated[str | None, typer.Option(help="The page's heading.", show_default="the names of the runs")] = None,
+    baseline: Baseline = None,
+    prompt: Prompts = None,
+    as_if_users: AsIfUsers = None,
+    as_if_users_per_round: AsIfUsersPerRound = None,
+    no_measure: NoMeasure = False,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
     from unheard.cli.display import notes, say
-    from unheard.cli.measuring import measured_if_possible
+    from unheard.cli.evaluate import full_measures_if_possible
     from unheard.report.comparison import Comparison
     from unheard.report.page import write_page
 
     if not no_measure:
         for folder in folders:
-            measured_if_possible(folder, prompts=prompt)
-    with notes.status("Working out what each run cost, and writing the page"):
-        compared = Comparison.read(
+            full_measures_if_possible(folder, prompts=prompt)
+    with notes.status("Computing what each run cost, and writing the page"):
+        comparison = Comparison.read(
             folders, baseline=baseline, as_if_users=as_if_users, as_if_users_per_round=as_if_users_per_round
         )
-        page = write_page(compared, out, title=title)
+        page = write_page(comparison, out, title=title)
     say(f"The page is written: {page.resolve().as_uri()}")

@@ -1,9 +1,11 @@
-"""`unheard statement`: what may be said about a run's privacy, read from its ledger alone."""
+"""`unheard statement`: the privacy statement of a run or of a store, computed from its ledger alone."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from unheard.cli.options import AsJson
 
 EXAMPLES = """
 Examples:
@@ -12,7 +14,7 @@ unheard statement runs/first
 
 unheard statement runs/first --delta 1e-8 --json
 
-unheard statement runs/first --all-runs    (everything that was ever charged to these people)
+unheard statement runs/first --all-runs    (everything that was ever charged to these users)
 
 unheard statement corpora/chat    (the same, from the store)
 """
@@ -24,25 +26,25 @@ def statement(
         typer.Argument(metavar="DIR", help="A run folder, a store, or the ledger.jsonl of either.", show_default=False),
     ],
     delta: Annotated[
-        float | None, typer.Option(help="Another delta than the declared one.", show_default=False)
+        float | None, typer.Option(help="The delta at which epsilon is stated.", show_default="the declared delta")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Also give the delta at this epsilon.", show_default=False)
+        float | None, typer.Option(help="Also state the delta at this epsilon.", show_default="none")
     ] = None,
     all_runs: Annotated[
-        bool, typer.Option("--all-runs", help="Compose every run on the same people, by the store's own ledger.")
+        bool, typer.Option("--all-runs", help="Compose all runs on the same users, from the ledger of the store.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """What may be said about a run's privacy, or a store's. Needs only DIR/ledger.jsonl: no model, no data, no torch."""
+    """State the privacy of a run or of a store. Needs only DIR/ledger.jsonl: no model, no text, no torch."""
     from json import dumps
 
     from unheard.errors import InvalidValue, RunFolderMissing
     from unheard.privacy.ledger import Ledger
-    from unheard.privacy.population_statement import all_runs as state_all
+    from unheard.privacy.population_statement import all_runs as compose_all_runs
     from unheard.privacy.population_statement import find_population_ledger, render_all_runs
     from unheard.privacy.statement import render
-    from unheard.privacy.statement import statement as state
+    from unheard.privacy.statement import statement as compose_run
 
     path = folder / "ledger.jsonl" if folder.is_dir() else folder
     if not path.is_file():
@@ -51,9 +53,8 @@ def statement(
     if population is not None:
         if epsilon is not None:
             raise InvalidValue("--epsilon asks about one run; leave it out for all runs together.")
-        told = state_all(population, delta=delta)
-        typer.echo(dumps(told, allow_nan=False, indent=2) if json else render_all_runs(told), nl=json)
-        return
-    ledger = Ledger.read(path)
-    told = state(ledger.facts, ledger.entries, delta=delta, epsilon=epsilon)
-    typer.echo(dumps(told, allow_nan=False, indent=2) if json else render(told), nl=json)
+        content, text = compose_all_runs(population, delta=delta), render_all_runs
+    else:
+        ledger = Ledger.read(path)
+        content, text = compose_run(ledger.facts, ledger.entries, delta=delta, epsilon=epsilon), render
+    typer.echo(dumps(content, allow_nan=False, indent=2) if as_json else text(content), nl=as_json)

@@ -1,7 +1,4 @@
-"""`unheard resume`: a run folder goes on from its newest checkpoint.
-The last lines of `train` and `resume`: where the run stands, and what to do next.
-`unheard train`: a run file in, a run folder out.
-"""
+"""`unheard train` and `unheard resume`: from a run file to a run folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,36 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.display import epsilon_text, say
-from unheard.cli.processes import MaxRestarts, Processes, RankTimeout, lead
-
-if TYPE_CHECKING:
-    from unheard.training.loop import RoundReport
-
-
-def finish(folder: Path, last: "RoundReport | None") -> None:
-    from unheard.run_folder import RunFolder
-
-    if last is None:
-        say(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
-        return
-    rows = RunFolder.open(folder).read_metrics()
-    if rows:
-        row = rows[-1]
-        say(
-            f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
-            f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
-        )
-    say(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.")
-    if last.stopped:
-        say(f"Stopped: {last.stopped}")
-    elif last.round < last.rounds:
-        say(f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}")
-    say(f"Run folder: {folder}. What it guarantees: unheard statement {folder}")
-
+from unheard.cli.options import (
+    Corpus,
+    Device,
+    EngineName,
+    MaxRestarts,
+    Processes,
+    RankTimeout,
+    RunDir,
+    RunFile,
+    SetKeys,
+    StopAfter,
+    overrides,
+)
+from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import Ranks
+    from unheard.training.loop import RoundReport
 
 EXAMPLES = """Examples:
 
@@ -53,52 +38,6 @@ EXAMPLES = """Examples:
   torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 3 ... -m unheard train run.toml --out runs/cluster
 """
 
-
-def train(
-    run_file: Annotated[Path, typer.Argument(help="A run file; `unheard init` writes one.", metavar="RUN.toml")],
-    out: Annotated[Path, typer.Option(help="The folder to make for this run.")],
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key of the run file: table.key=value. May be repeated."),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto, stacked, vectorised or reference; the result is the same.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
-    stop_after: Annotated[
-        float | None, typer.Option(help="Seconds after which to stop cleanly, at the end of a round.", min=0)
-    ] = None,
-    processes: Processes = 1,
-    max_restarts: MaxRestarts = 0,
-    rank_timeout: RankTimeout = None,
-) -> None:
-    """Train with user-level privacy, from a run file into a new run folder."""
-    overrides = [*(set_ or [])]
-    overrides += [f"engine.kind={engine}"] if engine else []
-    overrides += [f"engine.device={device}"] if device else []
-    overrides += [f"engine.rank_timeout={rank_timeout}"] if rank_timeout else []
-
-    def work(ranks: "Ranks | None") -> None:
-        from unheard.cli.display import show, warn_of_delta, warn_of_no_noise
-        from unheard.cli.processes import again
-        from unheard.mechanism.noise import NoNoise
-        from unheard.training.loop import train as begin
-        from unheard.training.run_file import read_run_file
-
-        run, engine_choice = read_run_file(run_file, overrides)
-        if isinstance(run.plan.noise, NoNoise):
-            warn_of_no_noise(run.corpus)
-        else:
-            warn_of_delta(run.claimed_delta)
-        reports = begin(run, out, engine=engine_choice, ranks=ranks, again=again())
-        finish(out, show(reports, out.name, stop_after, folder=out))
-
-    lead(work, processes, max_restarts)
-
-
-if TYPE_CHECKING:
-    from unheard.engines.distributed.process_group import Ranks
-
 RESUME_EXAMPLES = """Examples:
 
   unheard resume runs/first
@@ -107,31 +46,60 @@ RESUME_EXAMPLES = """Examples:
 
   unheard resume runs/first --processes 8    (on more cores or GPUs than before: the result is the same)
 
-  unheard resume runs/first --corpus /data/chat    (the run folder, or the corpus, has moved)
+  unheard resume runs/first --corpus /data/chat    (the run folder or the store was moved)
 """
 
 
-def resume(
-    folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")],
-    rounds: Annotated[int | None, typer.Option(help="A new last round.", min=1)] = None,
-    corpus: Annotated[Path | None, typer.Option(help="Where the corpus lies now.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto, stacked, vectorised or reference; the result is the same.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
-    stop_after: Annotated[
-        float | None, typer.Option(help="Seconds after which to stop cleanly, at the end of a round.", min=0)
-    ] = None,
+def train(
+    run_file: RunFile,
+    out: Annotated[Path, typer.Option(help="The run folder to create.")],
+    set_: SetKeys = None,
+    engine: EngineName = None,
+    device: Device = None,
+    stop_after: StopAfter = None,
     processes: Processes = 1,
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
 ) -> None:
-    """Continue a run after a stop, a crash or a kill; rounds that were lost are done, and charged, again."""
+    """Train a model with user-level differential privacy, from a run file into a new run folder."""
 
     def work(ranks: "Ranks | None") -> None:
-        from unheard.cli.display import show
+        from unheard.cli.display import show_rounds, warn_of_delta, warn_of_no_noise
+        from unheard.engines.distributed.process_group import was_restarted
+        from unheard.mechanism.noise import NoNoise
+        from unheard.training.loop import train as train_run
+        from unheard.training.run_file import read_run_file
+
+        run, engine_choice = read_run_file(run_file, overrides(set_, engine, device, rank_timeout))
+        if isinstance(run.plan.noise, NoNoise):
+            warn_of_no_noise(run.corpus)
+        else:
+            warn_of_delta(run.claimed_delta)
+        reports = train_run(run, out, engine=engine_choice, ranks=ranks, again=was_restarted())
+        _print_result(out, show_rounds(reports, out.name, stop_after, folder=out))
+
+    run_on_processes(work, processes, max_restarts)
+
+
+def resume(
+    folder: RunDir,
+    rounds: Annotated[
+        int | None, typer.Option(help="A new last round.", min=1, metavar="N", show_default="as in the run file")
+    ] = None,
+    corpus: Corpus = None,
+    engine: EngineName = None,
+    device: Device = None,
+    stop_after: StopAfter = None,
+    processes: Processes = 1,
+    max_restarts: MaxRestarts = 0,
+    rank_timeout: RankTimeout = None,
+) -> None:
+    """Continue a run after a stop, a crash or a kill. Rounds that were lost are done, and charged, again."""
+
+    def work(ranks: "Ranks | None") -> None:
+        from unheard.cli.display import show_rounds
         from unheard.run_folder import RunFolder
-        from unheard.training.loop import resume as go_on
+        from unheard.training.loop import resume as resume_run
         from unheard.training.run_file import read_saved_run
 
         _, choice = read_saved_run(RunFolder.open(folder).run_file)
@@ -141,7 +109,29 @@ def resume(
             device=device or choice.device,
             rank_timeout=rank_timeout or choice.rank_timeout,
         )
-        reports = go_on(folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks)
-        finish(folder, show(reports, folder.name, stop_after, folder=folder))
+        reports = resume_run(folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks)
+        _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder))
 
-    lead(work, processes, max_restarts)
+    run_on_processes(work, processes, max_restarts)
+
+
+def _print_result(folder: Path, last: "RoundReport | None") -> None:
+    """Prints the newest accuracy, the epsilon spent, and what to do next."""
+    from unheard.cli.display import epsilon_text, say
+    from unheard.run_folder import RunFolder
+
+    if last is None:
+        say(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
+        return
+    if rows := RunFolder.open(folder).read_metrics():
+        row = rows[-1]
+        say(
+            f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
+            f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
+        )
+    say(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.")
+    if last.stopped:
+        say(f"Stopped: {last.stopped}")
+    elif last.round < last.rounds:
+        say(f"Stopped after round {last.round} of {last.rounds}. Continue with: unheard resume {folder}")
+    say(f"Run folder: {folder}. What it guarantees: unheard statement {folder}")

@@ -1,84 +1,136 @@
-"""What a tuning leaves behind: `tuning.json`, everything that was found, and `chosen.toml`, the run to train.
+"""Writes what a tuning leaves: `tuning.json` with every result, and `chosen.toml`, the private run to train.
 
-In: a Tuned, its outlook and its price. Out: plain tables and two files, each replaced whole.
+`conclude` is called once all stages are trained. It computes the cost of the tuning and the projected plan, writes both
+files, and returns everything for the command line to print.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unheard.engines.choice import EngineChoice
+from unheard.errors import InvalidValue
 from unheard.privacy.accountants import versions
 from unheard.privacy.statement import plain
 from unheard.run_folder import replace_file
+from unheard.training.run import Run
 from unheard.training.run_file import run_toml
-from unheard.tuning.pipeline import Allowance, Tuned
-from unheard.tuning.projected_plan import Outlook
+from unheard.tuning.pipeline import Allowance, TuningResult, users_per_second
+from unheard.tuning.projected_plan import ProjectedPlan, project_plan
 from unheard.tuning.results import Result
-from unheard.tuning.tuning_cost import Spending
+from unheard.tuning.tuning_cost import TuningCost, tuning_cost
 
 RECORD, CHOSEN = "tuning.json", "chosen.toml"
 
 
-def record(
-    tuned: Tuned, allowance: Allowance, price: Spending, ahead: Outlook | None, speed: float | None
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """The end of a tuning.
+
+    Attributes:
+        record: The content of `tuning.json`.
+        cost: What the tuning cost.
+        refusal: Why nothing could be chosen or planned; None if there is a plan.
+    """
+
+    record: dict[str, Any]
+    cost: TuningCost
+    refusal: str | None
+
+
+def conclude(
+    run: Run,
+    result: TuningResult,
+    allowance: Allowance,
+    noise_multiplier: float,
+    out: Path,
+    engine: EngineChoice,
+    *,
+    is_proxy: bool,
+) -> Conclusion:
+    """Computes the cost and the projected plan, and writes `tuning.json` and `chosen.toml`.
+
+    Args:
+        run: The run to plan.
+        result: The results of all trials.
+        allowance: What the choices were allowed to lose.
+        noise_multiplier: z of the private run.
+        out: The folder of the tuning.
+        engine: The engine to write into `chosen.toml`.
+        is_proxy: Whether the trials were trained on a proxy corpus.
+
+    Returns:
+        The conclusion. Where nothing could be chosen, or the population is too small for the plan, `refusal` says why;
+        the results and the cost are recorded all the same.
+    """
+    cost, refusal, plan = tuning_cost(result.trials, is_proxy=is_proxy), result.refusal, None
+    if result.noise is not None:
+        chosen = result.noise.result
+        try:
+            plan = project_plan(run, chosen.norm, chosen.noise_std, noise_multiplier)
+        except InvalidValue as error:
+            refusal = str(error)
+    record = _record(result, allowance, cost, plan, users_per_second(out))
+    replace_file(out / RECORD, (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+    if plan is None:
+        (out / CHOSEN).unlink(missing_ok=True)  # the choice of an earlier call does not belong to this record
+    else:
+        replace_file(out / CHOSEN, (_preface(record, plan) + run_toml(plan.run, engine)).encode())
+    return Conclusion(record=record, cost=cost, refusal=refusal)
+
+
+def _record(
+    result: TuningResult, allowance: Allowance, cost: TuningCost, plan: ProjectedPlan | None, speed: float | None
 ) -> dict[str, Any]:
-    """Everything, as strict JSON. `ahead` is None where the declared population cannot carry the plan."""
+    """Returns the content of `tuning.json`, as strict JSON."""
     return plain(
         {
-            "trials": [_row(result, tuned) for result in tuned.results],
-            "margin_points": tuned.margin.points,
-            "margin_is_of_repeated_runs": tuned.margin.of_seeds,
+            "trials": [_row(row, result) for row in result.results],
+            "margin_points": result.margin.points,
+            "margin_is_of_repeated_runs": result.margin.of_seeds,
             "allowed": {"clip_loss": allowance.clip_loss, "loss": allowance.loss},
             "chosen": {
-                "norm": tuned.norm and tuned.norm.result.norm,
-                "noise_std": tuned.noise and tuned.noise.result.noise_std,
-                "loss_points": tuned.noise and tuned.noise.loss,
-                "remarks": [remark for choice in (tuned.norm, tuned.noise) if choice for remark in choice.remarks],
+                "norm": result.norm and result.norm.result.norm,
+                "noise_std": result.noise and result.noise.result.noise_std,
+                "loss_points": result.noise and result.noise.loss,
+                "remarks": [remark for choice in (result.norm, result.noise) if choice for remark in choice.remarks],
             },
-            "plan": None if ahead is None else ahead.record(speed),
-            "tuning_cost": price.record(),
+            "plan": None if plan is None else plan.record(speed),
+            "tuning_cost": cost.record(),
             "versions": versions(),
         }
     )
 
 
-def write(out: Path, found: dict[str, Any], ahead: Outlook | None, engine: EngineChoice) -> None:
-    replace_file(out / RECORD, (json.dumps(found, indent=2, allow_nan=False) + "\n").encode())
-    if ahead is None:
-        (out / CHOSEN).unlink(missing_ok=True)  # an earlier choice is not this one's
-    else:
-        replace_file(out / CHOSEN, (_preface(found, ahead) + run_toml(ahead.run, engine)).encode())
-
-
-def _row(result: Result, tuned: Tuned) -> dict[str, Any]:
-    loss = result.loss_against(tuned.baseline)
+def _row(setting: Result, result: TuningResult) -> dict[str, Any]:
+    loss = setting.loss_against(result.baseline)
     return {
-        "stage": result.stage,
-        "norm": result.norm,
-        "noise_std": result.noise_std,
-        "seeds": len(result.last),
-        "evaluations": min(len(values) for values in result.last),
-        "accuracy_top1": result.accuracy,
-        "accuracy_top1_of_seeds": result.of_seeds,
+        "stage": setting.stage,
+        "norm": setting.norm,
+        "noise_std": setting.noise_std,
+        "seeds": len(setting.last),
+        "evaluations": min(len(values) for values in setting.last),
+        "accuracy_top1": setting.accuracy,
+        "accuracy_top1_of_seeds": setting.of_seeds,
         "loss_points": loss,
-        "within_noise": result != tuned.baseline and tuned.margin.hides(loss),
-        "chosen": any(choice is not None and choice.result == result for choice in (tuned.norm, tuned.noise)),
+        "within_noise": setting != result.baseline and result.margin.hides(loss),
+        "chosen": any(choice is not None and choice.result == setting for choice in (result.norm, result.noise)),
     }
 
 
-def _preface(found: dict[str, Any], ahead: Outlook) -> str:
-    """What the file's reader must know before training it."""
-    plan = found["plan"]
-    whom = (
+def _preface(record: dict[str, Any], planned: ProjectedPlan) -> str:
+    """Returns the comment at the top of `chosen.toml`."""
+    plan = record["plan"]
+    text = (
         "proxy text"
-        if found["tuning_cost"]["is_proxy"]
-        else "the very people it is for: over all runs they have no guarantee"
+        if record["tuning_cost"]["is_proxy"]
+        else "the text of the very users it is for: over all runs they have no guarantee"
     )
     return (
         "# Chosen by `unheard tune`.\n"
-        f"# Accuracy was estimated with fewer users a round at the same noise, on {whom}.\n"
+        f"# Accuracy was estimated with fewer users per round at the same noise, on {text}.\n"
         f"# Hypothetical until it is trained: epsilon {plan['claimed']['epsilon']:.4g} at delta {plan['delta']:.3g} by "
         f"{plan['claimed']['accountant']}, after {plan['rounds']:,} rounds;\n"
-        f"# {plan['updates']:,} user updates; sigma = {ahead.noise_std:.6g}.\n\n"
+        f"# {plan['updates']:,} user updates; sigma = {planned.noise_std:.6g}.\n\n"
     )

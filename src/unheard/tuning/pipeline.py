@@ -1,7 +1,12 @@
-"""The road-map: the stages one after the other, each trained by whoever asks for it, each resting on the results before it.
+"""The stages of a tuning, one after the other: baseline and clip trials, then noise trials at the chosen S.
 
-In: a run, what to try, a folder. Out: stages (to be trained side by side), and at the end the Tuning: all results, the choice, the
-plan and the price. A tuning that was stopped goes on where it was: trials are ordinary run folders.
+`run_stages` is a generator: it yields each stage for the caller to train (and to show progress), chooses S between the
+stages and sigma at the end, and returns a `TuningResult`. A tuning that was stopped continues where it was, since
+trials are run folders.
+
+    run = trial_run(run, proxy, population)
+    stages = run_stages(run, grid, allowance, out, engine)
+    # for each stage: for index, report in stage.reports(): ...
 """
 
 import json
@@ -27,19 +32,24 @@ from unheard.tuning.trials import (
     check_same,
     clip_trials,
     noise_trials,
+    on_proxy,
 )
+from unheard.tuning.tuning_cost import check_other_population
 
 SPEED = "speed.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allowance:
-    """What the private model may lose against the baseline, in points of AccuracyTop1."""
+    """What the private model may lose against the baseline, in percentage points of AccuracyTop1.
+
+    Attributes:
+        clip_loss: By the clip alone. The smallest S that loses less is chosen.
+        loss: By clip and noise together. The largest sigma that loses less is chosen.
+    """
 
     clip_loss: float = 0.25
-    """By the clip alone: the smallest S that costs less is taken."""
     loss: float = 0.5
-    """By clip and noise together: the largest sigma that costs less is taken."""
 
     def __post_init__(self) -> None:
         for option, points in (("--allow-clip-loss", self.clip_loss), ("--allow-loss", self.loss)):
@@ -49,7 +59,14 @@ class Allowance:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Trials that go side by side. `left` are those with rounds to train."""
+    """Trials that are trained side by side.
+
+    Attributes:
+        title: What the stage tries, for people.
+        trials: All trials of the stage.
+        engine: The engine that trains them.
+        out: The folder of the tuning.
+    """
 
     title: str
     trials: tuple[Trial, ...]
@@ -58,31 +75,46 @@ class Stage:
 
     @property
     def left(self) -> list[Trial]:
+        """The trials that are not complete."""
         return [trial for trial in self.trials if not trial.is_complete()]
 
     def reports(self) -> Generator[tuple[int, RoundReport], None, None]:
-        """Train what is left. How fast it went is kept: the plan's cost is worked out from it."""
+        """Trains the trials that are left, and records the speed, from which the plan's duration is computed.
+
+        Yields:
+            Pairs of an index into `left`, as it was before, and that trial's report of a round.
+        """
         left = self.left
-        going = train_together([(trial.run, trial.folder) for trial in left], engine=self.engine)
-        began, seen, rounds = 0.0, set(), 0
+        rounds = train_together([(trial.run, trial.folder) for trial in left], engine=self.engine)
+        start, reported, timed_rounds = 0.0, set(), 0
         try:
-            for place, report in going:
-                if not seen:
-                    began = time.monotonic()  # after the first turn: compiling and warming up is not the speed
-                rounds += place in seen
-                seen.add(place)
-                yield place, report
+            for index, report in rounds:
+                if not reported:
+                    start = time.monotonic()  # after the first round, which includes compilation
+                timed_rounds += index in reported
+                reported.add(index)
+                yield index, report
         finally:
-            seconds = time.monotonic() - began
-            going.close()  # pyright: ignore[reportAttributeAccessIssue]
-            if rounds:
-                users = rounds * left[0].run.plan.at(0, left[0].run.model.layout).expected_users
-                _append(self.out / SPEED, {"stage": left[0].stage, "users": users, "seconds": seconds})
+            seconds = time.monotonic() - start
+            rounds.close()  # pyright: ignore[reportAttributeAccessIssue]
+            if timed_rounds:
+                users = timed_rounds * left[0].run.plan.at(0, left[0].run.model.layout).expected_users
+                row = {"stage": left[0].stage, "users": users, "seconds": seconds}
+                storage.append_line(self.out / SPEED, json.dumps(row).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """What was trained, and what was chosen; or why nothing was."""
+class TuningResult:
+    """The results of all trials, and what was chosen.
+
+    Attributes:
+        trials: All trials that were trained.
+        results: One result for each setting; the first is the baseline.
+        margin: How far two results may differ by chance.
+        norm: The chosen S; None if every S lost too much.
+        noise: The chosen sigma; None if every sigma lost too much.
+        refusal: Why nothing was chosen; None if both were.
+    """
 
     trials: tuple[Trial, ...]
     results: tuple[Result, ...]
@@ -93,62 +125,99 @@ class Tuned:
 
     @property
     def baseline(self) -> Result:
+        """The result without clip and noise."""
         return self.results[0]
 
 
-def road_map(
+def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
+    """Returns the run that the trials are variants of: on the proxy corpus, if there is one.
+
+    Args:
+        run: The run to plan.
+        proxy: The store of a proxy corpus, or None to tune on the run's own.
+        population: The declared population of the proxy.
+
+    Raises:
+        InvalidValue: The run cannot be tuned; the proxy holds the run's own users; or the run has a budget, which a
+        tuning on its
+            own users would exceed at once.
+    """
+    check_can_be_tuned(run)
+    if (proxy is None) != (population is None):
+        raise InvalidValue(
+            "--corpus and --population go together: how many users the proxy has is declared, never counted."
+        )
+    if proxy is not None and population is not None:
+        check_other_population(run, proxy)
+        return on_proxy(run, proxy, population)
+    if run.budget is not None:
+        raise InvalidValue(
+            f"The run file has a budget of ε = {run.budget.epsilon:g}, and tuning on its own users spends infinity: the baseline "
+            "and the sweep of S have no noise. Tune on proxy text (--corpus PROXY --population N), or take the budget out."
+        )
+    return run
+
+
+def run_stages(
     run: Run, grid: Grid, allowance: Allowance, out: Path, engine: EngineChoice = EngineChoice()
-) -> Generator[Stage, None, Tuned | None]:
-    """Yields each stage for the caller to train, and goes on when it is asked for the next. Returns None if a stage was left
-    unfinished (the same call goes on with it), else all that was found."""
+) -> Generator[Stage, None, TuningResult | None]:
+    """Yields each stage for the caller to train, and continues when the next stage is requested.
+
+    Args:
+        run: The run that the trials are variants of (`trial_run`).
+        grid: The values to try.
+        allowance: What the choices may lose.
+        out: The folder for the trials.
+        engine: The engine that trains them.
+
+    Returns:
+        The result; None if the caller left a stage unfinished. The same call then continues with it.
+    """
     check_can_be_tuned(run)
     out.mkdir(parents=True, exist_ok=True)
     trials: list[Trial] = []
+    engine = replace(engine, corpus_part=None)  # trials run in one process; parts of a store are for the planned run
 
-    def stage(title: str, more: Sequence[Trial]) -> Stage:
-        for trial in more:
-            check_same(trial)  # complete ones too: their results would be taken for this run file's
-        trials.extend(more)
-        here = replace(engine, corpus_part=None)  # trials go in one process; parts are for the run that is planned
-        return Stage(title=title, trials=tuple(more), engine=here, out=out)
+    def stage(title: str, new: Sequence[Trial]) -> Generator[Stage, None, bool]:
+        """Yields the stage unless it is complete; returns whether it is complete afterwards."""
+        for trial in new:
+            check_same(trial)  # complete trials too: their results would be taken for this run file's
+        trials.extend(new)
+        stage = Stage(title=title, trials=tuple(new), engine=engine, out=out)
+        if stage.left:
+            yield stage
+        return not stage.left
 
-    # Neither needs the other's results, so they go side by side.
-    unnoised = [*baseline_trials(run, grid, out), *clip_trials(run, grid, out)]
-    if not (yield from _trained(stage("Baseline, and clipping at each S, without noise", unnoised))):
+    # The baseline and the clips do not depend on each other's results, so they are trained side by side.
+    without_noise = [*baseline_trials(run, grid, out), *clip_trials(run, grid, out)]
+    if not (yield from stage("Baseline, and clipping at each S, without noise", without_noise)):
         return None
-    found = results(trials)
+    measured = results(trials)
     try:
-        norm = choose_norm(found[0], found[1:], allowance.clip_loss, margin(found))
-    except InvalidValue as refusal:
-        return Tuned(trials=tuple(trials), results=tuple(found), margin=margin(found), refusal=str(refusal))
+        norm = choose_norm(measured[0], measured[1:], allowance.clip_loss, margin(measured))
+    except InvalidValue as error:
+        return _result(trials, measured, refusal=str(error))
     title = f"Noise sigma, at S = {norm.result.norm:g}"
-    if not (yield from _trained(stage(title, noise_trials(run, grid, out, norm.result.norm)))):
+    if not (yield from stage(title, noise_trials(run, grid, out, norm.result.norm))):
         return None
-    found = results(trials)
-    noised = [result for result in found if result.noise_std > 0]
-    noise, why = None, None
+    measured = results(trials)
+    noised = [result for result in measured if result.noise_std > 0]
     try:
-        noise = choose_noise(found[0], noised, allowance.loss, margin(found))
-    except InvalidValue as refusal:
-        why = str(refusal)
-    return Tuned(trials=tuple(trials), results=tuple(found), margin=margin(found), norm=norm, noise=noise, refusal=why)
+        noise = choose_noise(measured[0], noised, allowance.loss, margin(measured))
+    except InvalidValue as error:
+        return _result(trials, measured, norm=norm, refusal=str(error))
+    return _result(trials, measured, norm=norm, noise=noise)
+
+
+def _result(trials: list[Trial], measured: list[Result], **chosen: Any) -> TuningResult:
+    return TuningResult(trials=tuple(trials), results=tuple(measured), margin=margin(measured), **chosen)
 
 
 def users_per_second(out: Path) -> float | None:
-    """User updates a second in the stage that was trained last, evaluations included; None if that is not known."""
+    """Returns the user updates per second of the stage that was trained last, evaluations included; None if not
+    known."""
     path = out / SPEED
     if not path.exists():
         return None
     last: dict[str, Any] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
     return last["users"] / last["seconds"] if last["seconds"] > 0 else None
-
-
-def _trained(stage: Stage) -> Generator[Stage, None, bool]:
-    """Ask for a stage unless it is complete; whether it is, afterwards."""
-    if stage.left:
-        yield stage
-    return not stage.left
-
-
-def _append(path: Path, row: dict[str, Any]) -> None:
-    storage.append_line(path, json.dumps(row).encode())

@@ -1,12 +1,16 @@
-"""The best of several private runs, and nothing else: how many there were, and how the others did, is told to nobody.
+"""Private hyperparameter selection: trains a secret random number of private candidates and releases only the best.
 
-In: candidates of one cost. Out: one run folder, charged before the first trial for all of them together, or nothing where the
-number drawn was 0. Chosen by accuracy on held-out users, who are not protected by any of this.
-How many trials a selection makes: drawn by the tool itself, secretly, by the object that says what that is worth.
+    folder = select(candidates, "runs/best", TrialCount(mean=5))
 
-In: a mean and a distribution. Out: a number for the tool alone, and the event that is charged. The bound (Papernot and Steinke
-2022, "Hyperparameter Tuning with Renyi Differential Privacy"; Liu and Talwar 2019 for pure epsilon) is for a number that nobody
-chose and nobody sees.
+The candidates are private runs that all cost the same (one q, z and number of rounds) and differ in other values, such
+as the learning rate. `select` charges the whole selection, draws the number of trials from a geometric or Poisson
+distribution, trains so many candidates drawn at random, and keeps the one with the best accuracy on held-out users. The
+number of trials and the results of the others are secret: they are never shown, and their folders are deleted.
+
+The cost is about that of two to three runs, and not of all trials, by the bound of Papernot and Steinke
+("Hyperparameter Tuning with Renyi Differential Privacy", ICLR 2022, https://arxiv.org/abs/2110.03620; Liu and Talwar
+2019 for pure epsilon). The bound holds for a number that nobody chose and nobody sees. Held-out users are not protected
+by it: the choice depends on their text.
 """
 
 import glob
@@ -48,10 +52,19 @@ from unheard.training.validate import check_run
 from unheard.training.worker import build_engine
 from unheard.tuning.results import mean_of_last
 
+TRIALS_SIDE_BY_SIDE = 8
+SECRET = "trials"
+"""The folder of the trials, inside the unfinished output folder that only its owner may enter."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialCount:
-    """A random number of trials: geometric (1, 2, ...; at least one model) or Poisson (0, 1, ...; perhaps none)."""
+    """The distribution of the number of trials.
+
+    Attributes:
+        mean: The mean number of trials, from 1 to 1000.
+        drawn_from: "geometric" (1, 2, ...; there is always a model) or "poisson" (0, 1, ...; there may be none).
+    """
 
     mean: float
     drawn_from: str = "geometric"
@@ -64,49 +77,135 @@ class TrialCount:
         )
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Only a secure generator may be given here: whoever could foresee the number would know what the bound hides."""
+        """Draws the number. `rng` must be secure: the bound does not hold against anyone who can predict the number."""
         # DP: the mean and the distribution are those of the event below.
         return int(rng.geometric(1 / self.mean) if self.drawn_from == "geometric" else rng.poisson(self.mean))
 
     def event(self, candidates: Sequence[Run]) -> Selection:
-        """What the whole selection costs: all candidates must have one privacy curve, for any of them may be drawn."""
-        one = _only_event(candidates[0])
+        """Returns the privacy event of the whole selection.
+
+        Raises:
+            UnprovenCombination: The candidates do not all have the same privacy cost.
+        """
+        event = _only_event(candidates[0])
         for run in candidates:
             # DP: the bound is about repeating one mechanism. A candidate with less noise or more rounds is another one.
-            if (_only_event(run), run.training.rounds) != (one, candidates[0].training.rounds):
+            if (_only_event(run), run.training.rounds) != (event, candidates[0].training.rounds):
                 raise UnprovenCombination(
                     "The candidates of a selection must all cost the same: one q, one z and one number of rounds. Vary what does "
                     "not change them (clip.norm with noise_multiplier, update.learning_rate, server ...)."
                 )
         return Selection(
-            sampling_prob=one.sampling_prob,
-            noise_multiplier=one.noise_multiplier,
+            sampling_prob=event.sampling_prob,
+            noise_multiplier=event.noise_multiplier,
             rounds=candidates[0].training.rounds,
             mean_trials=self.mean,
             drawn_from=self.drawn_from,
         )
 
 
-def check_candidates(candidates: Sequence[Run]) -> None:
-    """Candidates differ in what one user's update or the server does with it; in nothing that the account is about."""
+def select(
+    candidates: Sequence[Run],
+    out: str | Path,
+    count: TrialCount,
+    *,
+    engine: EngineChoice = EngineChoice(),
+) -> RunFolder | None:
+    """Charges a selection, trains a random number of candidates, and keeps the best.
+
+    Args:
+        candidates: Private runs of the same cost.
+        out: The run folder to create.
+        count: The distribution of the number of trials.
+        engine: The engine that trains them.
+
+    Returns:
+        The run folder of the best candidate, whose ledger holds the charge for all trials; None if the number drawn was
+        0.
+
+    Raises:
+        UnprovenCombination: The bound does not hold for these candidates, or several processes were started.
+        BudgetExceeded: The selection would cost more than the budget of the run.
+    """
+    _check_candidates(candidates)
+    _check_single_process()
+    candidates = [_resolved(run) for run in candidates]
+    event = count.event(candidates)
+    first = candidates[0]
+    store = TokenStore.open(first.corpus)
+    for run in candidates:
+        check_run(run, store)
+    # Errors that a trial would raise are raised here, before the users are charged for all trials.
+    build_engine(engine, first.model)
+    first_state(first)
+    population = population_ledger_of(first, store)
+    check_public_start(first, population)
+    delete_killed_selections(out)
+    folder = RunFolder.begin(out)  # only its owner may enter it until it is moved to `out`
+    secret = folder.path / SECRET
+    secret.mkdir()
+    try:
+        with RunFolder(secret).locked():
+            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, SecureStreams()))
+            charge_earlier_costs(first, store, charged)
+            if first.budget:
+                first.budget.check(first.budget.running(charged.events), event, 0)
+            JointLedger.begin(charged, population, Path(out).name, parent_ledger(first))
+            # DP: all trials are paid for here, in the population's ledger, before their number is drawn or any text is
+            # read.
+            JointLedger(charged, population).charge(event, 0)
+            best = _best(candidates, count.draw(secure_generator()), secret, engine)
+            if best is None:
+                return None
+            _release(*best, folder, charged, population, store, engine, count)
+            # DP: of the other trials nothing is left.
+            shutil.rmtree(secret)
+        return folder.settle(out)
+    finally:
+        shutil.rmtree(folder.path, ignore_errors=True)  # after `settle` it is no longer there
+
+
+def delete_killed_selections(out: str | Path) -> None:
+    """Deletes the trials of selections into the same folder that were killed, which nobody may see or count."""
+    target = Path(out).resolve()
+    for secret in target.parent.glob(f".{glob.escape(target.name[:50])}.*.new/{SECRET}"):
+        with suppress(RunFolderInUse), RunFolder(secret).locked():  # a selection that still runs holds its lock
+            # DP: a trial that was not chosen was paid for only as long as it is never seen.
+            shutil.rmtree(secret.parent)
+
+
+def _check_candidates(candidates: Sequence[Run]) -> None:
+    """Checks that candidates differ only in the update, the clip or the server, and that their trials are secret."""
     if not candidates:
         raise InvalidValue("There are no candidates to select from.")
     first = candidates[0]
     for run in candidates:
         if run.training.reproducible_seed is not None:
             raise UnprovenCombination(
-                "A selection with a reproducible_seed proves nothing: its trials could be foreseen. Take the seed out."
+                "A selection with a reproducible_seed proves nothing: its trials could be predicted. Take the seed out."
             )
-        alike = ("corpus", "ledger", "model", "training", "evaluation", "budget", "claimed_delta")
-        odd = [name for name in alike if getattr(run, name) != getattr(first, name)]
-        if odd or run.plan.population != first.plan.population:
+        same = ("corpus", "ledger", "model", "training", "evaluation", "budget", "claimed_delta")
+        different = [name for name in same if getattr(run, name) != getattr(first, name)]
+        if different or run.plan.population != first.plan.population:
             raise InvalidValue(
-                f"All candidates of a selection have the same {', '.join(odd) or 'population'}: vary the update, the clip or the "
-                "server."
+                f"All candidates of a selection have the same {', '.join(different) or 'population'}: vary the update, the clip "
+                "or the server."
             )
+
+
+def _check_single_process() -> None:
+    """Raises `UnprovenCombination` in one of several processes: each would make a selection of its own, into one
+    folder."""
+    if world_size() > 1:
+        # DP: the one that ends first would be kept, and that is the one with the fewest trials: no bound is for that
+        # choice.
+        raise UnprovenCombination(
+            "A selection (tune --select) is made by one process, and several were started here. Start it without torchrun."
+        )
 
 
 def _only_event(run: Run) -> PoissonGaussian:
+    """Returns the event of every round of a run; raises `UnprovenCombination` if rounds differ or are not private."""
     events = {plan.event() for _, plan in run.plan.phases(run.model.layout)}
     event = events.pop()
     if events or not isinstance(event, PoissonGaussian):
@@ -117,90 +216,43 @@ def _only_event(run: Run) -> PoissonGaussian:
     return event
 
 
-AT_ONCE = 8
-"""Trials that are trained side by side."""
-SECRET = "trials"
-
-
-def select(
-    candidates: Sequence[Run],
-    out: str | Path,
-    count: TrialCount,
-    *,
-    engine: EngineChoice = EngineChoice(),
-) -> RunFolder | None:
-    """Charge, draw a number, train so many of the candidates, keep the best."""
-    check_candidates(candidates)
-    _check_alone()
-    candidates = [_resolved(run) for run in candidates]
-    event = count.event(candidates)
-    first = candidates[0]
-    store = TokenStore.open(first.corpus)
-    for run in candidates:
-        check_run(run, store)
-    # What would make a trial fail is checked now: no trial may fail once all are paid for.
-    build_engine(engine, first.model)
-    first_state(first)
-    population = population_ledger_of(first, store)
-    check_public_start(first, population)
-    clear_away(out)
-    folder = RunFolder.begin(out)  # readable by nobody else until it is settled
-    secret = folder.path / SECRET
-    secret.mkdir()
-    try:
-        with RunFolder(secret).locked():
-            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, SecureStreams()))
-            charge_earlier_costs(first, store, charged)
-            if first.budget:
-                first.budget.check(first.budget.running(charged.events), event, 0)
-            JointLedger.begin(charged, population, Path(out).name, parent_ledger(first))
-            # DP: all trials are paid for here, in the people's ledger, before their number is drawn or anybody's text is read.
-            JointLedger(charged, population).charge(event, 0)
-            best = _best(candidates, count.draw(secure_generator()), secret, engine)
-            if best is None:
-                return None
-            _release(*best, folder, charged, population, store, engine, count)
-            # DP: of the other trials nothing is left.
-            shutil.rmtree(secret)
-        return folder.settle(out)
-    finally:
-        shutil.rmtree(folder.path, ignore_errors=True)  # settled, it is no longer there
-
-
-def clear_away(out: str | Path) -> None:
-    """Delete what a selection into this folder left when it was killed outright: trials, which nobody may see or count."""
-    place = Path(out).resolve()
-    for secret in place.parent.glob(f".{glob.escape(place.name[:50])}.*.new/{SECRET}"):
-        with suppress(RunFolderInUse), RunFolder(secret).locked():  # another that is still going on keeps its own
-            # DP: a trial that was not chosen was paid for only as long as it is never seen.
-            shutil.rmtree(secret.parent)
+def _resolved(run: Run) -> Run:
+    """Returns the run with a pinned model and absolute paths, so that its hash does not depend on the current
+    folder."""
+    run = pinned(run)
+    return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
 
 
 def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineChoice) -> tuple[Run, RunFolder] | None:
-    """Train `number` candidates, each drawn uniformly, with replacement; the one with the best score stays, the first of equals
-    (trials are alike before they are trained, so that is no different from drawing among equals)."""
+    """Trains `number` candidates, each drawn uniformly with replacement, and returns the one with the best score.
+
+    Of equal scores the first is kept. Trials are exchangeable before they are trained, so that is the same as a random
+    choice.
+    """
     best: tuple[float, Run, RunFolder] | None = None
-    for start in range(0, number, AT_ONCE):
+    for start in range(0, number, TRIALS_SIDE_BY_SIDE):
         # DP: which candidate a trial takes does not depend on the trials before it.
         chosen = [
             candidates[int(secure_generator().integers(len(candidates)))]
-            for _ in range(start, min(number, start + AT_ONCE))
+            for _ in range(start, min(number, start + TRIALS_SIDE_BY_SIDE))
         ]
-        places = [secret / secrets.token_hex(8) for _ in chosen]  # no number: an error may name a file
-        # The people's own ledger holds the whole selection; the trials keep their accounts in a place that is thrown away.
+        folders = [RunFolder(secret / secrets.token_hex(8)) for _ in chosen]  # no number: an error may name a file
+        # The population's ledger holds the whole selection. The trials are charged to a ledger that is deleted with
+        # them.
         trials = [replace(run, ledger=secret / "people.jsonl", budget=None) for run in chosen]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whatever is said once for each group of trials would count them
-            for _ in train_together(list(zip(trials, places, strict=True)), engine=engine):
+            warnings.simplefilter("ignore")  # a warning that is printed once for each group would count the groups
+            paths = [folder.path for folder in folders]
+            for _ in train_together(list(zip(trials, paths, strict=True)), engine=engine):
                 pass
-        for run, place in zip(chosen, places, strict=True):
-            score = mean_of_last(RunFolder(place).read_metrics())
+        for run, folder in zip(chosen, folders, strict=True):
+            score = mean_of_last(folder.read_metrics())
             if best is None or score > best[0]:
                 if best is not None:
                     shutil.rmtree(best[2].path)
-                best = (score, run, RunFolder(place))
+                best = (score, run, folder)
             else:
-                shutil.rmtree(place)
+                shutil.rmtree(folder.path)
     return None if best is None else best[1:]
 
 
@@ -214,9 +266,9 @@ def _release(
     engine: EngineChoice,
     count: TrialCount,
 ) -> None:
-    """The best trial as a run folder like any other, whose ledger holds what was charged for all of them."""
+    """Writes the best trial as an ordinary run folder whose ledger holds the charge for all trials."""
     facts = ledger_header(run, store, SecureStreams())
-    facts["start"]["charges"] += 1  # the selection, before the first round that a resumed run would charge
+    facts["start"]["charges"] += 1  # the selection comes before the first round that a resumed run would charge
     facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}
     ledger = Ledger.create(folder.ledger, {**facts, "run_id": run_id(charged)})
     for entry in charged.entries:
@@ -231,17 +283,3 @@ def _release(
     for row in trial.read_metrics():
         folder.append_metrics({**row, "epsilon": total})
     write_statement(folder, ledger)
-
-
-def _check_alone() -> None:
-    """Processes of one command would each make a selection of their own, into one place."""
-    if world_size() > 1:
-        # DP: the one that ends first would be kept, and that is the one with the fewest trials: no bound is for that choice.
-        raise UnprovenCombination(
-            "A selection (tune --select) is made by one process, and several were started here. Start it without torchrun."
-        )
-
-
-def _resolved(run: Run) -> Run:
-    run = pinned(run)
-    return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())

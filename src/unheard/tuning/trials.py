@@ -1,7 +1,15 @@
-"""What a tuning tries: runs made from one run by replacing its sampling, clip, estimator and noise, and nothing else.
+"""The trial runs of a tuning: variants of one run that differ in sampling, clip, estimator and noise.
 
-In: the run that is to be planned, and the grids. Out: trials, each a Run and its folder, by stage. Where in the paper: section 3,
-"Building towards DP": a fixed sample and the true average, then S without noise, then sigma at few users a round.
+`unheard tune` trains them in two stages, as section 3 of the paper ("Building towards DP") does:
+
+    baseline_trials    a fixed number of users per round, the true average, no clip, no noise
+    clip_trials        Poisson sampling and the private estimator, with each S of the grid, no noise
+    noise_trials       the same at the chosen S, with each sigma of the grid
+
+All use few users per round. That much noise on so few users protects nobody, but it has the effect on accuracy that
+the same sigma has on a private run with many users per round (`projected_plan.py`).
+
+Each trial is an ordinary run folder, so a tuning that was stopped continues where it was.
 """
 
 import math
@@ -28,15 +36,19 @@ BASELINE, CLIP, NOISE = "baseline", "clip", "noise"
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is tried, how often, and with how many users a round. The values are the paper's."""
+    """The values to try. The defaults are the paper's.
+
+    Attributes:
+        norms: Values of S, tried without noise.
+        noise_stds: Values of sigma, tried at the chosen S.
+        users_per_round: Users per round of every trial.
+        seeds: How often each trial is repeated. One run cannot tell a difference from chance.
+    """
 
     norms: tuple[float, ...] = (5.0, 10.0, 15.0, 20.0, 30.0)
-    """S, without noise."""
     noise_stds: tuple[float, ...] = (0.003, 0.006, 0.012, 0.024)
-    """sigma, at the S that was chosen."""
     users_per_round: int = 100
     seeds: int = 1
-    """How often each trial is run. One run cannot tell a difference from chance."""
 
     def __post_init__(self) -> None:
         for name, values in (("norms", self.norms), ("noise_stds", self.noise_stds)):
@@ -50,7 +62,16 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One run of a tuning. `norm` is infinite without a clip, `noise_std` 0 without noise."""
+    """One run of a tuning.
+
+    Attributes:
+        stage: "baseline", "clip" or "noise".
+        norm: S; infinite without a clip.
+        noise_std: sigma; 0 without noise.
+        seed: Which repetition of the setting this is, from 1.
+        run: The run to train.
+        folder: Its run folder.
+    """
 
     stage: str
     norm: float
@@ -61,23 +82,24 @@ class Trial:
 
     @property
     def setting(self) -> tuple[str, float, float]:
-        """What the trials of several seeds have in common."""
+        """What the repetitions of a trial have in common."""
         return self.stage, self.norm, self.noise_std
 
     @property
     def name(self) -> str:
-        words = {BASELINE: "baseline", CLIP: f"S={self.norm:g}", NOISE: f"S={self.norm:g},sigma={self.noise_std:g}"}
-        return words[self.stage]
+        """The setting in words, for tables and folder names."""
+        names = {BASELINE: "baseline", CLIP: f"S={self.norm:g}", NOISE: f"S={self.norm:g},sigma={self.noise_std:g}"}
+        return names[self.stage]
 
     def is_complete(self) -> bool:
-        """Whether its last round is evaluated, saved and stated: then there is nothing left to train."""
+        """Whether the last round is evaluated and saved, so that nothing is left to train."""
         folder = RunFolder(self.folder)
         rows = folder.read_metrics()
         return folder.statement.exists() and bool(rows) and rows[-1]["round"] >= self.run.training.rounds
 
 
 def check_can_be_tuned(run: Run) -> None:
-    """A road-map for one S and one sigma: what would move them during training is refused."""
+    """Raises `InvalidValue` for a run whose S or sigma changes during training: tuning chooses one of each."""
     if run.plan.schedule:
         raise InvalidValue("The run file has a [[schedule]]; tuning looks for one S and one sigma. Take it out first.")
     if isinstance(run.plan.clip, AdaptiveClip):
@@ -87,7 +109,10 @@ def check_can_be_tuned(run: Run) -> None:
 
 
 def on_proxy(run: Run, corpus: Path, population: int) -> Run:
-    """The run on other people's text, with what is declared about them: only the trials are theirs."""
+    """Returns the run on a proxy corpus, with weights and denominators scaled to the population of the proxy.
+
+    The ledger, delta and budget of the private run are dropped: the trials are charged to the users of the proxy.
+    """
     share = population / run.plan.population
     weights, estimator = run.plan.weights, run.plan.estimator
     if isinstance(weights, CappedWeights):
@@ -102,12 +127,11 @@ def on_proxy(run: Run, corpus: Path, population: int) -> Run:
         sampling=FixedSizeSampling(users_per_round=1),
         noise=NoNoise(),
     )
-    # The private run's ledger, delta and budget are its own people's; the proxy's trials are charged to the proxy's.
     return replace(run, corpus=corpus, plan=plan, ledger=None, delta=None, budget=None)
 
 
 def baseline_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
-    """A fixed number of users, the true average, no clip, no noise."""
+    """Returns the non-private baseline: a fixed number of users, the true average, no clip, no noise."""
     plan = replace(
         run.plan,
         sampling=FixedSizeSampling(users_per_round=grid.users_per_round),
@@ -115,41 +139,39 @@ def baseline_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
         estimator=TrueAverage(),
         noise=NoNoise(),
     )
-    return list(
-        _seeded(Trial(stage=BASELINE, norm=math.inf, noise_std=0.0, seed=1, run=_with(run, plan), folder=out), grid)
-    )
+    return list(_repetitions(run, plan, BASELINE, math.inf, 0.0, grid, out))
 
 
 def clip_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
-    """Independent draws, the private estimator, each S of the grid, no noise."""
-    found = []
+    """Returns one trial for each S of the grid: Poisson sampling, the private estimator, no noise."""
+    trials = []
     for norm in grid.norms:
-        plan = replace(_sampled(run, grid), clip=clip_at(run.plan.clip, norm), noise=NoNoise())
-        found += _seeded(Trial(stage=CLIP, norm=norm, noise_std=0.0, seed=1, run=_with(run, plan), folder=out), grid)
-    return found
+        plan = replace(_poisson_plan(run, grid), clip=clip_at(run.plan.clip, norm), noise=NoNoise())
+        trials += _repetitions(run, plan, CLIP, norm, 0.0, grid, out)
+    return trials
 
 
 def noise_trials(run: Run, grid: Grid, out: Path, norm: float) -> list[Trial]:
-    """The same at one S with each sigma of the grid: far too little noise for so few users, but that much for the model."""
-    found = []
+    """Returns one trial for each sigma of the grid, at one S."""
+    trials = []
     for std in grid.noise_stds:
-        plan = replace(_sampled(run, grid), clip=clip_at(run.plan.clip, norm), noise=GaussianNoise(noise_std=std))
-        found += _seeded(Trial(stage=NOISE, norm=norm, noise_std=std, seed=1, run=_with(run, plan), folder=out), grid)
-    return found
+        plan = replace(_poisson_plan(run, grid), clip=clip_at(run.plan.clip, norm), noise=GaussianNoise(noise_std=std))
+        trials += _repetitions(run, plan, NOISE, norm, std, grid, out)
+    return trials
 
 
 def clip_at(clip: Clip | AdaptiveClip, norm: float) -> Clip:
-    """The run's own way of clipping at another S; flat, where it has none."""
+    """Returns the clip of a run at another S; a flat clip if the run has none."""
     return FlatClip(norm=norm) if isinstance(clip, NoClip | AdaptiveClip) else clip.at_norm(norm)
 
 
 def private_estimator(estimator: Estimator) -> Estimator:
-    """The run's own, if noise can be put on it."""
+    """Returns the estimator of a run if it has a bounded sensitivity, else the fixed denominator."""
     return FixedDenominator() if isinstance(estimator, TrueAverage) else estimator
 
 
 def check_same(trial: Trial) -> None:
-    """A folder that holds another run, or one on another corpus, is neither gone on with nor read under this trial's name."""
+    """Raises `RunFolderExists` if the trial's folder holds another run, or the same run on another corpus."""
     if not RunFolder(trial.folder).run_file.exists():
         return
     facts = Ledger.read(RunFolder.open(trial.folder).ledger).facts
@@ -160,7 +182,7 @@ def check_same(trial: Trial) -> None:
         )
 
 
-def _sampled(run: Run, grid: Grid) -> Plan:
+def _poisson_plan(run: Run, grid: Grid) -> Plan:
     return replace(
         run.plan,
         sampling=PoissonSampling(users_per_round=grid.users_per_round),
@@ -169,15 +191,17 @@ def _sampled(run: Run, grid: Grid) -> Plan:
     )
 
 
-def _with(run: Run, plan: Plan) -> Run:
-    return replace(run, plan=plan, budget=None)
+def _repetitions(
+    run: Run, plan: Plan, stage: str, norm: float, noise_std: float, grid: Grid, out: Path
+) -> Iterator[Trial]:
+    """Yields one trial for each repetition.
 
-
-def _seeded(trial: Trial, grid: Grid) -> Iterator[Trial]:
-    """The trial once for each seed. Without a seed in the run file every repetition draws securely, and so differs anyway."""
+    Repetitions of a run with a reproducible seed get consecutive seeds; others differ because they draw securely.
+    """
     for number in range(1, grid.seeds + 1):
-        training = trial.run.training
+        training = run.training
         if training.reproducible_seed is not None:
             training = replace(training, reproducible_seed=training.reproducible_seed + number - 1)
-        folder = trial.folder / trial.stage / f"{trial.name},seed={number}"
-        yield replace(trial, seed=number, run=replace(trial.run, training=training), folder=folder)
+        trial_run = replace(run, plan=plan, budget=None, training=training)
+        trial = Trial(stage=stage, norm=norm, noise_std=noise_std, seed=number, run=trial_run, folder=out)
+        yield replace(trial, folder=out / stage / f"{trial.name},seed={number}")

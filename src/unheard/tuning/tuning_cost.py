@@ -1,7 +1,8 @@
-"""What the tuning itself has cost the people it was done on: the composition of all its runs, read from their ledgers.
+"""The privacy cost of a tuning itself: the composition of all its trials, read from their ledgers.
 
-In: trials with their folders. Out: epsilon of all of them together, and the sentences that must stand beside a choice made on
-people's own text. A stage without noise makes it infinite, whatever is trained afterwards.
+A sweep without noise has epsilon infinity for the users it was done on, whatever is trained afterwards. `tuning_cost`
+computes the figure, and its `sentences` must accompany every choice. `check_other_population` checks, as far as stores
+can tell, that a proxy corpus holds other users than the run's own.
 """
 
 import math
@@ -23,8 +24,19 @@ from unheard.tuning.trials import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spending:
-    """The cost of every trial together, to whom, and at what delta."""
+class TuningCost:
+    """The cost of all trials together.
+
+    Attributes:
+        corpus: The name of the corpus whose users were charged.
+        is_proxy: Whether that is a proxy corpus and not the run's own.
+        runs: The number of trials.
+        charges: The number of rounds that were charged.
+        without_noise: How many of these rounds had no noise.
+        delta: The delta of both bounds.
+        bound: Epsilon of all charges.
+        noised: Epsilon of the charges with noise alone, as if the others had not happened.
+    """
 
     corpus: str
     is_proxy: bool
@@ -34,9 +46,9 @@ class Spending:
     delta: float
     bound: Bound
     noised: Bound
-    """Of the charges that had noise, alone: what would be left if the others had not happened."""
 
     def record(self) -> dict[str, Any]:
+        """Returns the cost for `tuning.json`."""
         return {
             "corpus": self.corpus,
             "is_proxy": self.is_proxy,
@@ -51,6 +63,7 @@ class Spending:
 
     @property
     def sentences(self) -> list[str]:
+        """The cost in words, and what it means for the users of the corpus."""
         epsilon = (
             "infinity" if math.isinf(self.bound.epsilon) else f"{self.bound.epsilon:.4g} by {self.bound.accountant}"
         )
@@ -61,25 +74,30 @@ class Spending:
         if self.is_proxy:
             return [
                 spent,
-                "It was charged to the people of the proxy corpus, who are not protected by it. The people of the run's own corpus "
-                "had no part in any trial and paid nothing.",
+                "It was charged to the users of the proxy corpus, who are not protected by it. The users of the run's own corpus "
+                "took part in no trial and paid nothing.",
             ]
         return [
             spent,
-            "It was charged to the very people that the plan is for. Whatever the plan's own statement will say, over all runs "
+            "It was charged to the same users that the plan is for. Whatever the plan's own statement will say, over all runs "
             "they have no guarantee (unheard statement --all-runs). Tune on public or proxy text: --corpus PROXY --population N.",
-            "No smaller bound holds for a sweep: one for the best of several private runs needs a number of trials that the tool "
-            "itself draws (unheard tune --select).",
+            "No smaller bound holds for a sweep: a bound for the best of several private runs needs a number of trials that the "
+            "tool itself draws (unheard tune --select).",
         ]
 
 
-def spending(trials: Sequence[Trial], *, is_proxy: bool) -> Spending:
-    """Read every trial's ledger; nothing about the cost is known from anywhere else."""
+def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
+    """Computes the cost of the trials from their ledgers.
+
+    Args:
+        trials: All trials; each has a run folder.
+        is_proxy: Whether they were trained on a proxy corpus.
+    """
     ledgers = [Ledger.read(RunFolder.open(trial.folder).ledger) for trial in trials]
     events: list[Event] = [event for ledger in ledgers for event in ledger.events]
     delta = min(ledger.facts["delta"] for ledger in ledgers)
     noised = [event for event in events if not isinstance(event, NonPrivate)]
-    return Spending(
+    return TuningCost(
         corpus=Path(trials[0].run.corpus).name,
         is_proxy=is_proxy,
         runs=len(ledgers),
@@ -92,23 +110,26 @@ def spending(trials: Sequence[Trial], *, is_proxy: bool) -> Spending:
 
 
 def check_other_population(run: Run, proxy: Path) -> None:
-    """As far as stores can tell: a proxy is neither the run's own corpus, nor a copy of it, nor charged to the same ledger. Nothing
-    can be said of a corpus that is not on this machine."""
+    """Raises `InvalidValue` if a proxy is the run's own corpus, a copy of it, or charged to the same ledger.
+
+    Nothing can be checked for a corpus that is not on this machine.
+    """
     own = Path(run.corpus)
     is_same = proxy.resolve() == own.resolve()
     if not is_same and (own / "corpus.json").is_file() and (proxy / "corpus.json").is_file():
         stores = [TokenStore.open(path) for path in (own, proxy)]
         is_copy = bool((identity(stores[0], stores[0].train) == identity(stores[1], stores[1].train)).all())
-        is_same = is_copy or (_ledger(proxy) is not None and _ledger(proxy) in (_ledger(own), _ledger(run.ledger)))
+        ledger = _ledger_path(proxy)
+        is_same = is_copy or (ledger is not None and ledger in (_ledger_path(own), _ledger_path(run.ledger)))
     if is_same:
         # DP: what is said of a proxy's tuning, that the run's own people paid nothing, would be false.
         raise InvalidValue(
-            f"{proxy} is the run's own corpus, or holds the same people, and no proxy for it. Leave out --corpus and --population, "
-            "or give other people's text."
+            f"{proxy} is the run's own corpus, or holds the same users, and no proxy for it. Leave out --corpus and --population, "
+            "or give text of other users."
         )
 
 
-def _ledger(place: str | Path | None) -> Path | None:
-    """Where a store's people are charged, wherever their ledger has moved to."""
-    file = None if place is None else Path(place) / FILE if Path(place).is_dir() else Path(place)
+def _ledger_path(path: str | Path | None) -> Path | None:
+    """Returns the ledger that a store's users are charged in, following it if it was joined with another."""
+    file = None if path is None else Path(path) / FILE if Path(path).is_dir() else Path(path)
     return PopulationLedger.read(file).path if file is not None and file.is_file() else None

@@ -1,0 +1,168 @@
+"""Options and arguments that several commands share, each defined once with its help text.
+
+A command uses them as annotations:
+
+    def train(run_file: RunFile, out: ..., engine: EngineName = None, device: Device = None, ...): ...
+
+Where the default is None, `show_default` says in words what the command does then. Engines and accountants are names in
+a registry (`engines/choice.py`, `privacy/accountants.py`), which checks them. An option with a fixed set of words is a
+`Literal`, and Typer rejects any other word.
+
+`overrides` turns options that stand for keys of the run file into such keys; `parse_vary` reads `--vary`.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unheard.errors import InvalidValue
+
+MACHINE = "Machine"
+"""The help panel of options that decide where a command runs, and not what it computes."""
+
+RunFile = Annotated[Path, typer.Argument(help="A run file; `unheard init` writes one.", metavar="RUN.toml")]
+RunDir = Annotated[Path, typer.Argument(help="A run folder.", metavar="DIR")]
+RunDirs = Annotated[list[Path], typer.Argument(help="Run folders.", metavar="DIR...")]
+StoreDir = Annotated[Path, typer.Argument(help="A token store, made by `unheard prepare`.", metavar="DIR")]
+
+SetKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Change one key of the run file: table.key=value. May be repeated.",
+        show_default="as in the run file",
+        metavar="KEY=VALUE",
+    ),
+]
+Corpus = Annotated[
+    Path | None, typer.Option(help="Where the run's store is now.", show_default="the path in the run file")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+StopAfter = Annotated[
+    float | None,
+    typer.Option(
+        help="Stop after so many seconds, at the end of a round. Everything is saved.",
+        min=0,
+        metavar="SECONDS",
+        show_default="no limit",
+    ),
+]
+
+EngineName = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, stacked, vectorised or reference. The result does not depend on it.",
+        metavar="ENGINE",
+        show_default="as in the run file",
+        rich_help_panel=MACHINE,
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, cpu, cuda, cuda:1, ...",
+        metavar="DEVICE",
+        show_default="as in the run file",
+        rich_help_panel=MACHINE,
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(
+        help="Processes on this machine that share the work. The result does not depend on it.",
+        min=1,
+        max=1024,
+        metavar="N",
+        rich_help_panel=MACHINE,
+    ),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        help="With --processes: how often to restart and continue after a process has died.",
+        min=0,
+        metavar="N",
+        rich_help_panel=MACHINE,
+    ),
+]
+RankTimeout = Annotated[
+    float | None,
+    typer.Option(
+        help="With several processes: seconds to wait for each other before the late process is named.",
+        min=0.001,
+        metavar="SECONDS",
+        show_default="600",
+        rich_help_panel=MACHINE,
+    ),
+]
+Workers = Annotated[
+    int,
+    typer.Option(
+        help="Processes that share the work; 0 for one on each core.", min=0, metavar="N", rich_help_panel=MACHINE
+    ),
+]
+
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        help="The run whose accuracy the others are compared with.", show_default="the first run without privacy"
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", help="Words to continue. May be repeated.", show_default="a few common beginnings"),
+]
+AsIfUsers = Annotated[
+    int | None,
+    typer.Option(
+        help="Also show the hypothetical ε of the same run on a population of so many users.",
+        min=2,
+        metavar="N",
+        show_default="none",
+    ),
+]
+AsIfUsersPerRound = Annotated[
+    float | None,
+    typer.Option(
+        help="With --as-if-users: so many users per round, with the same noise on the average.",
+        min=1,
+        metavar="N",
+        show_default="as in the run",
+    ),
+]
+NoMeasure = Annotated[
+    bool,
+    typer.Option("--no-measure", help="Do not measure runs that have no full measures yet; show what there is."),
+]
+
+
+def overrides(
+    set_: list[str] | None, engine: str | None = None, device: str | None = None, rank_timeout: float | None = None
+) -> list[str]:
+    """Returns changes to the run file, as `table.key=value`: those of --set, then those of the options for the
+    machine."""
+    keys = {"engine.kind": engine, "engine.device": device, "engine.rank_timeout": rank_timeout}
+    return [*(set_ or []), *(f"{key}={value}" for key, value in keys.items() if value)]
+
+
+def parse_vary(vary: list[str]) -> list[tuple[str, ...]]:
+    """Returns every combination of varied keys, as changes to the run file.
+
+    >>> parse_vary(["clip.norm=10,20", "training.rounds=5"])
+    [('clip.norm=10', 'training.rounds=5'), ('clip.norm=20', 'training.rounds=5')]
+
+    Raises:
+        InvalidValue: An entry is not of the form table.key=value,value or repeats a value.
+    """
+    changes = []
+    for varied in vary:
+        key, equals, text = varied.partition("=")
+        values = [value.strip() for value in text.split(",") if value.strip()]
+        if not (equals and "." in key and values):
+            raise InvalidValue(f"--vary {varied}: write table.key=value,value, for example --vary clip.norm=10,15,20.")
+        if len(set(values)) < len(values):
+            raise InvalidValue(f"--vary {varied} has a value twice; both would be the same run.")
+        changes.append([f"{key.strip()}={value}" for value in values])
+    return list(itertools.product(*changes))
