@@ -34,7 +34,7 @@ ORDER = [
     "report",
     "cli",
 ]
-"""The packages in the order of the data flow. A package imports only packages before it (docs/decisions/0002-rooms.md)."""
+"""The packages in the order of the data flow. A package imports only packages before it (docs/decisions/0002-package-order.md)."""
 
 WITHOUT_TORCH = {"privacy", "corpus", "report", "cli"}
 """The accounting, the reports and `unheard --help` work without importing torch."""
