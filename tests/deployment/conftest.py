@@ -49,7 +49,7 @@ def two_models() -> list[LoadedModel]:
         steps = stepper_for(model, model.initial(len(made)), context=20)
         made.append(
             LoadedModel(
-                name=name, kind="run", stepper=steps, vocabulary=vocabulary, tokens=WordTokenizer(), statement=told
+                name=name, kind="run", stepper=steps, vocabulary=vocabulary, tokenizer=WordTokenizer(), statement=told
             )
         )
     return made

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from unheard.deployment.keyboard import server as module
-from unheard.deployment.keyboard.server import LONGEST_BODY, MOST_CONNECTIONS, PAGE, KeyboardServer
+from unheard.deployment.keyboard.server import MAX_BODY, MAX_CONNECTIONS, PAGE, KeyboardServer
 from unheard.deployment.keyboard.suggestions import Suggester
 from unheard.errors import InvalidValue
 
@@ -223,7 +223,7 @@ def test_a_huge_body_is_refused_before_it_is_read(server):
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
         client.sendall(head.encode())
         assert b" 413 " in client.recv(200)
-    assert ask(server, body=json.dumps({"text": "x" * LONGEST_BODY}))[0] == 413
+    assert ask(server, body=json.dumps({"text": "x" * MAX_BODY}))[0] == 413
     assert still_serves(server)
 
 
@@ -252,7 +252,7 @@ def test_what_is_no_request_is_refused(server, bytes_):
 def test_slow_and_silent_clients_are_hung_up_on(two_models, monkeypatch):
     """One sends a byte now and then, one stops in its headers, one in its body, one says nothing: no timeout of a single read
     would end the first."""
-    monkeypatch.setattr(module, "SECONDS_TO_ASK", 0.6)
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.6)
     made = KeyboardServer([Suggester(two_models[0])])
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     head = (
@@ -283,10 +283,10 @@ def test_slow_and_silent_clients_are_hung_up_on(two_models, monkeypatch):
 
 
 def test_those_who_hold_connections_open_do_not_stop_it_for_long(two_models, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_TO_ASK", 0.5)
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.5)
     made = KeyboardServer([Suggester(two_models[0])])
     threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    held = [socket.create_connection(("127.0.0.1", made.server_port)) for _ in range(MOST_CONNECTIONS + 10)]
+    held = [socket.create_connection(("127.0.0.1", made.server_port)) for _ in range(MAX_CONNECTIONS + 10)]
     try:
         time.sleep(0.2)
         assert _status(made) in (503, 0)  # full: told to come back, or hung up on

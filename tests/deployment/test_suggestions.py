@@ -8,8 +8,8 @@ import pytest
 
 from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, Vocabulary
-from unheard.deployment.keyboard.promises import about
-from unheard.deployment.keyboard.suggestions import REMEMBERED, WINDOW, Suggester, split_at_cursor
+from unheard.deployment.keyboard.promises import describe_model
+from unheard.deployment.keyboard.suggestions import MAX_STATES, WINDOW, Suggester, split_at_cursor
 from unheard.deployment.model import LoadedModel, probabilities
 from unheard.errors import ModelError
 from unheard.privacy.statement_text import NOT_COVERED
@@ -114,7 +114,7 @@ def test_a_key_within_a_word_costs_no_step_and_a_finished_word_costs_one(countin
 )
 def test_what_is_foreseen_for_a_key_is_what_is_suggested_after_it(two_models, text):
     for model in two_models:
-        foreseen = Suggester(model).ahead(text)
+        foreseen = Suggester(model).suggest_ahead(text)
         for letter in "abcdefghijklmnopqrstuvwxyzé7":
             assert foreseen.get(letter, []) == Suggester(model).suggest(text + letter)
         if split_at_cursor(text)[1]:
@@ -125,9 +125,9 @@ def test_what_is_foreseen_for_a_key_is_what_is_suggested_after_it(two_models, te
 
 def test_what_is_remembered_is_bounded_and_carried_states_are_right(counting, two_models):
     suggester, _ = counting
-    for i in range(3 * REMEMBERED):
+    for i in range(3 * MAX_STATES):
         suggester.suggest(f"{'the ' * (i % 50)}{'to ' * (i // 50)}")
-    assert len(suggester._states) <= REMEMBERED
+    assert len(suggester._states) <= MAX_STATES
     fresh, used = Suggester(two_models[0]), Suggester(two_models[0])
     text = "how are you doing today and tomorrow then "
     for i in range(len(text)):
@@ -173,11 +173,11 @@ def test_many_threads_get_the_same_answers(two_models):
 
 def test_a_model_of_characters_is_refused_with_the_cure(two_models):
     with pytest.raises(ModelError, match="--tokens words"):
-        Suggester(replace(two_models[0], tokens=CharacterTokenizer()))
+        Suggester(replace(two_models[0], tokenizer=CharacterTokenizer()))
 
 
 def told(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
-    return about(
+    return describe_model(
         replace(
             model, statement={"claimed": {"epsilon": epsilon}, "delta": delta, "claim": "c", "warnings": [], **more}
         )
@@ -191,7 +191,7 @@ def test_epsilon_in_words(two_models):
     strong = told(model, 0.5)
     assert strong["grade"] == "strong"
     assert "1.7 times as likely" in strong["sentences"][0]  # e^0.5 = 1.6487, rounded up
-    assert "δ = 1·10⁻⁶" in strong["sentences"][0]
+    assert "δ = 10⁻⁶" in strong["sentences"][0]
     assert "20.1 times" in told(model, 3.0)["sentences"][0]  # e^3 = 20.0855
     assert "2,981 times" in told(model, 8.0)["sentences"][0]  # e^8 = 2980.96
     weak = told(model, 22.74, 6.88e-4)

@@ -1,9 +1,16 @@
-"""An exported model as a device runs it: onnxruntime, a word list, and no torch.
+"""Open an exported model with onnxruntime, as a device does. Needs no torch.
 
-In: an export folder, or one of the .onnx files in it. Out: a LoadedModel model. Every file is checked against export.json first.
+An export is a folder that `export.py` writes:
 
-    export.json     what is here, with sizes, digests and how well it was found to agree      statement.json   what may be said
-    model.onnx      one step in float32        model.int8.onnx   the same in int8              vocabulary.txt, tokens.json
+    export.json         the format, sizes, SHA-256 of each file, and the agreement with PyTorch
+    model.onnx          one step of the model in float32
+    model.int8.onnx     the same with int8 weights
+    vocabulary.txt      the words, one per line
+    tokens.json         the tokenizer
+    statement.json      the privacy statement
+
+    model = open_export(Path("export"))                         # the float32 model
+    model = open_export(Path("export/model.int8.onnx"))         # the int8 model
 """
 
 import hashlib
@@ -16,7 +23,7 @@ import numpy as np
 from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.model import LoadedModel, check_rows
-from unheard.errors import ModelError, UnheardError
+from unheard.errors import ModelError
 
 RECORD, FORMAT = "export.json", 1
 FLOAT32, INT8 = "model.onnx", "model.int8.onnx"
@@ -24,12 +31,19 @@ INSTALL = "Install it: pip install 'unheard[export]' (on a device, onnxruntime a
 
 
 class OnnxStepper:
-    """One step in onnxruntime, for one text or for many at once. One thread: a step has too little work for two."""
+    """Computes steps of an exported graph with onnxruntime, on one thread: a step has too little work for two.
+
+    Args:
+        graph: The content of a `.onnx` file.
+
+    Raises:
+        ModelError: onnxruntime is not installed or cannot load the graph.
+    """
 
     def __init__(self, graph: bytes) -> None:
         # The only import of onnxruntime in this package. onnxruntime starts a thread that contacts its vendor unless
-        # ORT_DISABLE_TELEMETRY is set before the import; its function disable_telemetry_events() does not stop that thread.
-        # unheard/__init__.py sets the variable and always runs before this line.
+        # ORT_DISABLE_TELEMETRY is set before the import; its function disable_telemetry_events() does not stop that
+        # thread. unheard/__init__.py sets the variable and always runs before this line.
         try:
             import onnxruntime
         except ImportError:
@@ -39,65 +53,82 @@ class OnnxStepper:
         options.log_severity_level = 4
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-        except Exception as trouble:  # onnxruntime has a dozen exceptions, none of them public
-            raise ModelError(f"onnxruntime cannot load the model: {trouble}. Export it again.") from None
-        sizes = {one.name: one.shape[-1] for one in self._session.get_inputs()}
+        except Exception as error:  # onnxruntime has a dozen exceptions, none of them public
+            raise ModelError(f"onnxruntime cannot load the model: {error}. Export it again.") from None
+        sizes = {value.name: value.shape[-1] for value in self._session.get_inputs()}
         self._states = [name for name in ("state", "cell") if name in sizes]
         self._hidden_size = sizes.get("state", 0)
         self._features = sizes.get("features", 0)
         self.rows = self._session.get_outputs()[0].shape[-1]
+        """The number of words that the model scores."""
 
     def read(self, state: list[np.ndarray] | None, word: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Read one more word (see `Stepper.read`)."""
         states, logits_1V = self.read_many(state, np.array([word], dtype=np.int64))
         return states, logits_1V[0]
 
     def read_many(self, states: list[np.ndarray] | None, words_N: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """The same for N texts side by side."""
+        """Read one more word of each of N texts.
+
+        Args:
+            states: The states after the words before, each [N, H]; None before the first words.
+            words_N: The ids of the words.
+
+        Returns:
+            The states after the words, and the scores [N, V].
+        """
         N = len(words_N)
         before = states or [np.zeros((N, self._hidden_size), np.float32) for _ in self._states]
-        given: dict[str, Any] = {"token": words_N.astype(np.int64), **dict(zip(self._states, before, strict=True))}
+        inputs: dict[str, Any] = {"token": words_N.astype(np.int64), **dict(zip(self._states, before, strict=True))}
         if self._features:
-            given["features"] = np.zeros((N, self._features), np.float32)
-        logits_NV, *after = self._session.run(None, given)
-        return [np.asarray(one) for one in after], np.asarray(logits_NV)
+            inputs["features"] = np.zeros((N, self._features), np.float32)
+        logits_NV, *after = self._session.run(None, inputs)
+        return [np.asarray(state) for state in after], np.asarray(logits_NV)
 
 
 def is_export(path: Path) -> bool:
+    """Whether `path` is an export folder or a `.onnx` file in one."""
     return (path / RECORD).is_file() or (path.suffix == ".onnx" and (path.parent / RECORD).is_file())
 
 
 def open_export(path: Path) -> LoadedModel:
-    """The folder's float32 model, or the very file that was named."""
+    """Open an export after comparing every file with its digest in `export.json`.
+
+    Args:
+        path: An export folder, for its float32 model, or one of the `.onnx` files in it.
+
+    Raises:
+        ModelError: A file is missing or changed, or the format is newer than this version reads.
+    """
     folder, file = (path.parent, path.name) if path.suffix == ".onnx" else (path, FLOAT32)
-    whole = {name: _checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
-    steps = OnnxStepper(whole[file])
+    contents = {name: _read_checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
+    stepper = OnnxStepper(contents[file])
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-    check_rows(steps.rows, vocabulary, str(folder))
+    check_rows(stepper.rows, vocabulary, str(folder))
     return LoadedModel(
         name=folder.name if file == FLOAT32 else f"{folder.name}/{file}",
         kind="export",
-        stepper=steps,
+        stepper=stepper,
         vocabulary=vocabulary,
-        tokens=tokenizer_from_table(json.loads(whole["tokens.json"])),
-        statement=json.loads(whole["statement.json"]),
+        tokenizer=tokenizer_from_table(json.loads(contents["tokens.json"])),
+        statement=json.loads(contents["statement.json"]),
     )
 
 
 def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal, as in `export.json`."""
     return hashlib.sha256(content).hexdigest()
 
 
-def _checked(folder: Path, name: str) -> bytes:
-    """A file's content, if it is what was exported."""
+def _read_checked(folder: Path, name: str) -> bytes:
+    """Read a file and compare it with its digest in the record of the export."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             raise ModelError(f"{folder} was exported in format {record['format']}; this version reads {FORMAT}.")
-        content, right = (folder / name).read_bytes(), record["files"][name]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError, UnheardError) as trouble:
-        if isinstance(trouble, UnheardError):
-            raise
-        raise ModelError(f"{folder} is not a whole export ({name}: {trouble}). Export the run again.") from None
-    if digest(content) != right:
+        content, expected = (folder / name).read_bytes(), record["files"][name]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder} is not a whole export ({name}: {error}). Export the run again.") from None
+    if digest(content) != expected:
         raise ModelError(f"{folder / name} is not what was exported. Export the run again.")
     return content

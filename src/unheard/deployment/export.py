@@ -1,11 +1,16 @@
-"""A released model for devices: one step as ONNX in float32 and int8, its words, and its statement, in a folder of their own.
+"""Export the model of a run for devices: one step as ONNX in float32 and int8, with its words and its privacy statement.
 
-In: a run folder. Out: an export folder (deployment/device.py lists it), checked against PyTorch before it appears. Nothing of the
-users is in it: no ledger, no metrics, no checkpoint, no path of this machine. The privacy statement travels with it.
-One step of the model as an ONNX graph: a word and a state in, scores and the next state out.
+    result = export("runs/private", "export")
+    result.sizes                            # {'model.onnx': 5438123, 'model.int8.onnx': 1412345}
+    result.agreement["model.onnx"].is_equal
 
-In: the arrays of a step. Out: a ModelProto's bytes, in float32, or with every matrix in int8 and a scale for each of its columns
-(weight-only: what is computed stays float32). The word vectors are stored once, as columns, and serve as input and as output.
+The export is compared with PyTorch before it is written (`parity.py`), and appears as a whole folder or not at all
+(`device.py` lists its files). It contains no data of users: no ledger, metrics or checkpoint, and no path of this
+machine.
+
+The graph is one step of the model: a word and a state in, scores and the next state out. In the int8 graph every matrix
+is stored as int8 with one scale per column; the computation is in float32. Tied word vectors are stored once and serve
+as input and as output.
 """
 
 import json
@@ -29,28 +34,39 @@ from unheard.run_folder import RunFolder, replace_file
 from unheard.training.released import Released
 
 OPSET, IR_VERSION = 17, 8
-"""Of 2022: every onnxruntime since 1.12 reads it, on phones too."""
+"""Versions of 2022, which every onnxruntime since 1.12 reads, also on phones."""
 
 
 def step_graph(arrays: StepArrays, *, int8: bool) -> bytes:
-    """Inputs `token` [N], `state` [N, H] (and `cell`, `features` [N, F]); outputs `logits` [N, V], `next_state` (`next_cell`)."""
+    """Build the ONNX graph of one step.
+
+    Inputs: `token` [N], `state` [N, H]; `cell` [N, H] for an LSTM; `features` [N, F] for a model with user features.
+    Outputs: `logits` [N, V], `next_state`; `next_cell` for an LSTM.
+
+    Args:
+        arrays: The parameters.
+        int8: Whether to store the matrices as int8.
+
+    Returns:
+        A serialised ModelProto, the same bytes for the same parameters.
+    """
     from onnx import TensorProto, checker, helper
 
-    draft = _Draft(int8=int8)
+    builder = _GraphBuilder(int8=int8)
     states = STATES[arrays.cell]
-    words_DV = draft.matrix("words", arrays.words_DV)
+    words_DV = builder.matrix("words", arrays.words_DV)
     tied = arrays.output_DV is arrays.words_DV
-    output_DV = words_DV if tied else draft.matrix("output_words", arrays.output_DV)
-    input_NX = draft.columns(words_DV, "token")
+    output_DV = words_DV if tied else builder.matrix("output_words", arrays.output_DV)
+    input_NX = builder.columns(words_DV, "token")
     if arrays.user_features:
-        input_NX = draft.add("Concat", input_NX, "features", axis=1)
-    from_input_NG = draft.product(input_NX, draft.matrix("from_input", arrays.from_input_XG))
-    from_input_NG = draft.add("Add", from_input_NG, draft.constant("bias", arrays.bias_G))
-    from_state_NG = draft.product("state", draft.matrix("from_state", arrays.from_state_HG))
-    (_lstm if arrays.cell == "lstm" else _gru)(draft, from_input_NG, from_state_NG)
-    hidden_ND = draft.product("next_state", draft.matrix("projection", arrays.projection_HD))
-    hidden_ND = draft.add("Add", hidden_ND, draft.constant("projection_bias", arrays.projection_bias_D))
-    draft.product(hidden_ND, output_DV, out="logits")
+        input_NX = builder.add("Concat", input_NX, "features", axis=1)
+    from_input_NG = builder.product(input_NX, builder.matrix("from_input", arrays.from_input_XG))
+    from_input_NG = builder.add("Add", from_input_NG, builder.constant("bias", arrays.bias_G))
+    from_state_NG = builder.product("state", builder.matrix("from_state", arrays.from_state_HG))
+    (_lstm if arrays.cell == "lstm" else _gru)(builder, from_input_NG, from_state_NG)
+    hidden_ND = builder.product("next_state", builder.matrix("projection", arrays.projection_HD))
+    hidden_ND = builder.add("Add", hidden_ND, builder.constant("projection_bias", arrays.projection_bias_D))
+    builder.product(hidden_ND, output_DV, out="logits")
 
     H, V, F = arrays.hidden_size, arrays.words_DV.shape[1], arrays.user_features
     info = helper.make_tensor_value_info
@@ -58,7 +74,7 @@ def step_graph(arrays: StepArrays, *, int8: bool) -> bytes:
     inputs += [info("features", TensorProto.FLOAT, ["N", F])] if F else []
     outputs = [info("logits", TensorProto.FLOAT, ["N", V])]
     outputs += [info(f"next_{s}", TensorProto.FLOAT, ["N", H]) for s in states]
-    graph = helper.make_graph(draft.nodes, "next word", inputs, outputs, draft.tensors)
+    graph = helper.make_graph(builder.nodes, "next word", inputs, outputs, builder.tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="unheard")
     model.ir_version = IR_VERSION
     checker.check_model(model, full_check=True)
@@ -66,20 +82,26 @@ def step_graph(arrays: StepArrays, *, int8: bool) -> bytes:
 
 
 def in_int8(matrix_RC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers from -127 to 127, and for each column what one of them is worth: the rounding is at most half of that."""
+    """Quantise a matrix to int8.
+
+    Returns:
+        Integers from -127 to 127, and the scale of each column. The error of an entry is at most half its column's
+        scale.
+    """
     scale_C = np.maximum(np.abs(matrix_RC).max(axis=0) / 127, np.float32(1e-12)).astype(np.float32)
     return np.rint(matrix_RC / scale_C).clip(-127, 127).astype(np.int8), scale_C
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A graph being written: nodes in order, stored tensors, and names for what is between them."""
+class _GraphBuilder:
+    """An ONNX graph under construction: its nodes in order and its stored tensors."""
 
     int8: bool
     nodes: list[Any] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
 
     def add(self, op: str, *inputs: str, out: str | tuple[str, ...] = "", **attributes: Any) -> str:
+        """Add a node and return the name of its first output, which is generated unless given."""
         from onnx import helper
 
         outs = [out] if isinstance(out, str) else list(out)
@@ -88,13 +110,14 @@ class _Draft:
         return outs[0]
 
     def constant(self, name: str, array: np.ndarray) -> str:
+        """Store a tensor and return its name."""
         from onnx import numpy_helper
 
         self.tensors.append(numpy_helper.from_array(array, name))
         return name
 
     def matrix(self, name: str, matrix_RC: np.ndarray) -> str:
-        """Store a matrix in the draft's precision; `columns` and `product` know how to read it."""
+        """Store a matrix in the precision of the graph; `columns` and `product` read it."""
         if not self.int8:
             return self.constant(name, matrix_RC)
         whole_RC, scale_C = in_int8(matrix_RC)
@@ -102,57 +125,71 @@ class _Draft:
         return self.constant(name, whole_RC)
 
     def columns(self, matrix: str, numbers_N: str) -> str:
-        """The columns with these numbers, as rows [N, R]."""
-        found_RN = self.add("Gather", matrix, numbers_N, axis=1)
+        """Gather columns of a stored matrix as rows [N, R]."""
+        columns_RN = self.add("Gather", matrix, numbers_N, axis=1)
         if self.int8:
             scale_N = self.add("Gather", f"{matrix}_scale", numbers_N, axis=0)
-            found_RN = self.add("Mul", self.add("Cast", found_RN, to=1), scale_N)
-        return self.add("Transpose", found_RN, perm=[1, 0])
+            columns_RN = self.add("Mul", self.add("Cast", columns_RN, to=1), scale_N)
+        return self.add("Transpose", columns_RN, perm=[1, 0])
 
     def product(self, rows_NR: str, matrix: str, out: str = "") -> str:
-        """rows @ matrix. A column's scale is one factor of its whole sum, so it is applied to the N sums, not to the R weights."""
+        """rows @ matrix. The scale of a column is a factor of the whole sum, so it is applied to the N sums, not to the weights."""
         if not self.int8:
             return self.add("MatMul", rows_NR, matrix, out=out)
         sums_NC = self.add("MatMul", rows_NR, self.add("Cast", matrix, to=1))
         return self.add("Mul", sums_NC, f"{matrix}_scale", out=out)
 
 
-def _lstm(draft: _Draft, from_input_NG: str, from_state_NG: str) -> None:
-    gates = draft.add("Add", from_input_NG, from_state_NG)
-    draft.add("Split", gates, out=("i", "f", "g", "o"), axis=1)
-    remembered = draft.add("Mul", draft.add("Sigmoid", "f"), "cell")
-    added = draft.add("Mul", draft.add("Sigmoid", "i"), draft.add("Tanh", "g"))
-    draft.add("Add", remembered, added, out="next_cell")
-    draft.add("Mul", draft.add("Sigmoid", "o"), draft.add("Tanh", "next_cell"), out="next_state")
+def _lstm(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> None:
+    gates = builder.add("Add", from_input_NG, from_state_NG)
+    builder.add("Split", gates, out=("i", "f", "g", "o"), axis=1)
+    remembered = builder.add("Mul", builder.add("Sigmoid", "f"), "cell")
+    added = builder.add("Mul", builder.add("Sigmoid", "i"), builder.add("Tanh", "g"))
+    builder.add("Add", remembered, added, out="next_cell")
+    builder.add("Mul", builder.add("Sigmoid", "o"), builder.add("Tanh", "next_cell"), out="next_state")
 
 
-def _gru(draft: _Draft, from_input_NG: str, from_state_NG: str) -> None:
-    draft.add("Split", from_input_NG, out=("input_r", "input_z", "input_n"), axis=1)
-    draft.add("Split", from_state_NG, out=("state_r", "state_z", "state_n"), axis=1)
-    reset = draft.add("Sigmoid", draft.add("Add", "input_r", "state_r"))
-    keep = draft.add("Sigmoid", draft.add("Add", "input_z", "state_z"))
-    new = draft.add("Tanh", draft.add("Add", "input_n", draft.add("Mul", reset, "state_n")))
+def _gru(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> None:
+    builder.add("Split", from_input_NG, out=("input_r", "input_z", "input_n"), axis=1)
+    builder.add("Split", from_state_NG, out=("state_r", "state_z", "state_n"), axis=1)
+    reset = builder.add("Sigmoid", builder.add("Add", "input_r", "state_r"))
+    keep = builder.add("Sigmoid", builder.add("Add", "input_z", "state_z"))
+    new = builder.add("Tanh", builder.add("Add", "input_n", builder.add("Mul", reset, "state_n")))
     # (1 - keep) * new + keep * state, in one product less
-    moved = draft.add("Mul", keep, draft.add("Sub", "state", new))
-    draft.add("Add", new, moved, out="next_state")
+    moved = builder.add("Mul", keep, builder.add("Sub", "state", new))
+    builder.add("Add", new, moved, out="next_state")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What was made, and how well it agrees with what was trained."""
+    """The result of an export."""
 
     path: Path
     sizes: dict[str, int]
+    """Bytes of each graph."""
     agreement: dict[str, Agreement]
+    """The agreement of each graph with PyTorch."""
     statement: dict[str, Any]
     parameters: int
 
 
 def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Export:
-    """Write the export of a run's newest model. A float32 graph that does not predict what PyTorch predicts is never written."""
+    """Export the newest model of a run.
+
+    Args:
+        run: The run folder.
+        out: The folder to write, which must not exist or be empty.
+        progress: Called with the number of texts compared and their total.
+
+    Raises:
+        InvalidValue: `out` already holds something. ModelError: The model has no step that can be exported, onnx is not
+        installed, or the float32 graph does not predict
+            what PyTorch predicts; then nothing is written.
+        LedgerError: The ledger does not contain what the model cost.
+    """
     _need_onnx()
-    place = Path(out).resolve()
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+    target = Path(out).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidValue(f"{out} already holds something: choose another --out, or remove it first.")
     released = Released.open(run)
     check_rows(released.run.model.vocabulary_size, released.vocabulary, str(run))
@@ -172,7 +209,7 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
         "tokens.json": _json(tokenizer_to_table(released.tokens)),
         "statement.json": _json(statement),
     }
-    _write(place, {**files, RECORD: _json(_record(arrays, files, agreement))})
+    _write(target, {**files, RECORD: _json(_record(arrays, files, agreement))})
     return Export(
         path=Path(out),
         sizes={name: len(graph) for name, graph in graphs.items()},
@@ -183,7 +220,7 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
 
 
 def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Agreement]) -> dict[str, Any]:
-    """export.json: enough to call the graph without reading our code."""
+    """The content of `export.json`: enough to call the graph without reading this code."""
     return {
         "format": FORMAT,
         "what": "one step: feed a word's id and the states (zeros at first, with token 0, BOS); take logits and the next states",
@@ -192,18 +229,18 @@ def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Ag
         "embedding_size": arrays.words_DV.shape[0],
         "hidden_size": arrays.hidden_size,
         "user_features": arrays.user_features,
-        "agreement_with_pytorch": {name: one.numbers() for name, one in agreement.items()},
+        "agreement_with_pytorch": {name: result.numbers() for name, result in agreement.items()},
         "files": {name: {"bytes": len(content), "sha256": digest(content)} for name, content in files.items()},
         "software": {"unheard": version("unheard"), "onnx": version("onnx"), "onnxruntime": version("onnxruntime")},
     }
 
 
-def _write(place: Path, files: dict[str, bytes]) -> None:
+def _write(folder: Path, files: dict[str, bytes]) -> None:
     """Write all files or none."""
-    with storage.staged_folder(place) as folder:
-        folder.chmod(0o755)
+    with storage.staged_folder(folder) as staged:
+        staged.chmod(0o755)
         for name, content in files.items():
-            replace_file(folder / name, content)
+            replace_file(staged / name, content)
 
 
 def _need_onnx() -> None:

@@ -1,6 +1,9 @@
-"""Whatever holds a finished model, opened for use: a run folder, an export, or somebody's personal model.
+"""Open a trained model for use from a run folder, an export or a personal model.
 
-In: a path. Out: a LoadedModel model. An export is opened without torch.
+    model = open_model("runs/private")
+    models = open_models(["runs/plain", "runs/private"])         # with distinct names
+
+An export is opened without importing torch.
 """
 
 from collections.abc import Sequence
@@ -15,55 +18,69 @@ from unheard.run_folder import RunFolder
 
 
 def open_model(path: str | Path) -> LoadedModel:
-    place = Path(path)
-    if is_export(place):
-        return open_export(place)
-    if is_personal(place):
+    """Open a model for prediction.
+
+    Args:
+        path: A run folder (its newest model), an export folder, a `.onnx` file of an export, or a personal model.
+
+    Raises:
+        RunFolderError: The path is none of these, or a personal model is damaged.
+        ModelError: An export is damaged.
+        LedgerError: The ledger of a run does not contain what its newest model cost.
+    """
+    path = Path(path)
+    if is_export(path):
+        return open_export(path)
+    if is_personal(path):
         from unheard.deployment.personalize import open_personal
 
-        return open_personal(place)
+        return open_personal(path)
     from unheard.deployment.step import stepper_for
     from unheard.training.released import Released
 
-    released = Released.open(place)
+    released = Released.open(path)
     return LoadedModel(
-        name=place.resolve().name,
+        name=path.resolve().name,
         kind="run",
         stepper=stepper_for(released.run.model, released.params_P, released.run.evaluation.unroll),
         vocabulary=released.vocabulary,
-        tokens=released.tokens,
-        statement=run_statement(RunFolder.open(place)),
+        tokenizer=released.tokens,
+        statement=run_statement(RunFolder.open(path)),
     )
 
 
 def open_models(paths: Sequence[str | Path]) -> list[LoadedModel]:
-    """Several at once, each with a name of its own: as much of its path as tells it from the others."""
-    models, places = [open_model(path) for path in paths], [Path(path).resolve() for path in paths]
+    """Open several models. If two have the same name, parent folders are added until the names differ."""
+    models, folders = [open_model(path) for path in paths], [Path(path).resolve() for path in paths]
     names = [model.name for model in models]
     for depth in range(2, 12):
         if len(set(names)) == len(names):
             break
-        names = ["/".join(place.parts[-depth:]) for place in places]
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
     return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
-
-
-def run_statement(folder: RunFolder) -> dict[str, Any]:
-    """What the ledger says now. It must hold what the newest checkpoint cost: the statement may leave this machine."""
-    from unheard.privacy.ledger import Ledger
-    from unheard.privacy.statement import statement
-    from unheard.training.checkpoint import newest_checkpoint
-
-    ledger = Ledger.read(folder.ledger)
-    if any(folder.checkpoints.glob("round-*.safetensors")):  # a folder may be published without them
-        reached = newest_checkpoint(folder)
-        # DP: a shortened ledger would send a model out with a smaller epsilon than it cost.
-        if not ledger.contains(reached.ledger_length, reached.ledger_head):
-            raise LedgerError(
-                f"{folder.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
-            )
-    return statement(ledger.facts, ledger.entries)
 
 
 def is_personal(path: Path) -> bool:
     """Whether `path` is the folder of a personal model."""
     return (path / PERSONAL_RECORD).is_file()
+
+
+def run_statement(folder: RunFolder) -> dict[str, Any]:
+    """Compute the privacy statement that accompanies a run's model to other machines.
+
+    Raises:
+        LedgerError: The ledger is damaged, or does not contain the rounds that the newest checkpoint was charged for.
+    """
+    from unheard.privacy.ledger import Ledger
+    from unheard.privacy.statement import statement
+    from unheard.training.checkpoint import newest_checkpoint
+
+    ledger = Ledger.read(folder.ledger)
+    if any(folder.checkpoints.glob("round-*.safetensors")):  # a published folder may have no checkpoints
+        reached = newest_checkpoint(folder)
+        # DP: with a shortened ledger a model would be released with a smaller epsilon than it cost.
+        if not ledger.contains(reached.ledger_length, reached.ledger_head):
+            raise LedgerError(
+                f"{folder.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
+            )
+    return statement(ledger.facts, ledger.entries)

@@ -1,7 +1,10 @@
-"""A finished model, one word at a time: what a keyboard needs of it, wherever it came from.
+"""A model in use: reads a text word by word and predicts the next word. Needs no torch.
 
-In: a word's id and the state after the words before it. Out: the new state, and a score for every next word.
-Nothing here knows of torch: an exported model runs where there is none.
+A `LoadedModel` comes from `loading.open_model`, whatever the model is stored in. It holds a `Stepper`, which computes
+one step of the model:
+
+    state, scores_V = model.stepper.read(None, BOS)              # before the first word
+    state, scores_V = model.stepper.read(state, word_id)         # after each further word
 """
 
 from collections.abc import Mapping
@@ -15,32 +18,56 @@ from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
 from unheard.errors import ModelError
 
 PERSONAL_RECORD = "personal.json"
-"""The file that marks the folder of a personal model (`personalize.py` writes it)."""
+"""The file that marks the folder of a personal model; `personalize.py` writes it."""
 
 
 class Stepper(Protocol):
-    """A model that reads word after word. The state is its own business: keep it, hand it back."""
+    """Computes a model one word at a time. Its state is opaque: the caller keeps it and passes it to the next step."""
 
     def read(self, state: Any, word: int) -> tuple[Any, np.ndarray]:
-        """The state after one more word, and scores_V; the state before the first word, BOS, is None."""
+        """Read one more word.
+
+        Args:
+            state: The state after the words before; None before the first word, which is BOS.
+            word: The id of the word.
+
+        Returns:
+            The state after the word, and a score for each word of the vocabulary as the next one.
+        """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its words, its name and what may be said about it."""
+    """A model with its vocabulary, tokenizer and privacy statement, ready to predict.
+
+    Example:
+
+        model = open_model("runs/private")
+        model.predict("see you", top=3)         # [('tomorrow', 0.21), ('later', 0.13), ('soon', 0.08)]
+    """
 
     name: str
     kind: Literal["run", "export", "personal"]
+    """What the model is stored in."""
     stepper: Stepper = field(repr=False)
     vocabulary: Vocabulary = field(repr=False)
-    tokens: Tokenizer
+    tokenizer: Tokenizer
     statement: Mapping[str, Any] = field(repr=False)
+    """The privacy statement; for a personal model that of the shared model it started from."""
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
-        """The most likely next words after a text, with their probabilities; UNK and BOS left out."""
+        """Predict the word after a text.
+
+        Args:
+            text: The text so far.
+            top: How many words to return.
+
+        Returns:
+            The most likely next words with their probabilities, without UNK and BOS.
+        """
         state, scores_V = self.stepper.read(None, BOS)
-        for word in self.vocabulary.encode_words(self.tokens.split(text)).tolist():
+        for word in self.vocabulary.encode_words(self.tokenizer.split(text)).tolist():
             state, scores_V = self.stepper.read(state, word)
         probs_V = probabilities(scores_V)
         probs_V[[BOS, UNK]] = 0.0
@@ -49,12 +76,20 @@ class LoadedModel:
 
 
 def probabilities(scores_V: np.ndarray) -> np.ndarray:
-    """Softmax, in float64."""
+    """Softmax in float64.
+
+    >>> probabilities(np.array([1.0, 1.0])).tolist()
+    [0.5, 0.5]
+    """
     shifted_V = np.exp(scores_V.astype(np.float64) - scores_V.max())
     return shifted_V / shifted_V.sum()
 
 
 def check_rows(rows: int, vocabulary: Vocabulary, where: str) -> None:
-    """A model that has another number of rows than its vocabulary has words would suggest the wrong ones."""
+    """Check that a model scores exactly the words of its vocabulary; otherwise it would suggest the wrong words.
+
+    Raises:
+        ModelError: The numbers differ.
+    """
     if rows != len(vocabulary):
         raise ModelError(f"{where}: the model has {rows} rows, vocabulary.txt {len(vocabulary)} words. Put it back.")

@@ -1,7 +1,10 @@
-"""Does an exported graph say what the trained model says: both read the same contexts, and their first choices are compared.
+"""Check that an exported graph predicts what the trained model predicts.
 
-In: a model in torch, graphs in onnxruntime. Out: how often they agree, and how far apart their scores are at most. The contexts
-are drawn from the model itself: no user's text is needed, and none is read.
+    agreement = ParityCheck(model, params_P, {"model.onnx": OnnxStepper(graph)}).run()
+    agreement["model.onnx"].is_equal                            # the same predictions up to rounding
+
+The trained model in torch and the graphs in onnxruntime read the same 10,240 contexts. The texts are drawn from the
+model itself, so no user's text is read.
 """
 
 from collections.abc import Callable
@@ -19,43 +22,54 @@ from unheard.randomness import reproducible_generator
 
 TEXTS, LENGTH, AT_ONCE = 256, 40, 16
 CONTEXTS = TEXTS * LENGTH
-"""10,240: 256 texts of 40 words, each with all its beginnings."""
+"""10,240: every prefix of 256 texts of 40 words."""
 ROUNDING = 1e-4
-"""Of the largest score: as far as float32 may move one. A model whose own rounding in PyTorch moves it further (a noisy recurrent
-one magnifies it from word to word) is given eight times as much as that."""
+"""The allowed difference of two scores, relative to the largest score: what float32 rounding may cause.
+
+A noisy recurrent model amplifies rounding from word to word. The allowance therefore also includes eight times the
+difference between the model's own scores in float32 and in float64.
+"""
 
 
 @dataclass
 class Agreement:
-    """Of one graph with the trained model."""
+    """How well one graph agrees with the trained model."""
 
     contexts: int = 0
     top1: int = 0
-    """Contexts with the same first choice, or one whose scores are the same."""
+    """Contexts with the same first choice, or with first choices whose scores are equal up to rounding."""
     top3: int = 0
-    """Of three suggestions each, how many both make."""
+    """Suggestions in common, of three per context."""
     furthest: float = 0.0
-    """The largest difference of any two scores."""
+    """The largest difference between two scores of a word."""
     too_far: int = 0
-    """Contexts in which some score is further off than rounding explains."""
+    """Contexts with a difference that rounding does not explain."""
 
-    def add(self, right_NV: np.ndarray, found_NV: np.ndarray, allowed: float = ROUNDING) -> None:
-        """Scores in the same contexts; `allowed` is how far apart two may be and still be one."""
-        rows_N = np.arange(len(right_NV))
-        right_N3, found_N3 = _best(right_NV), _best(found_NV)
-        gap_N = right_NV[rows_N, right_N3[:, 0]] - right_NV[rows_N, found_N3[:, 0]]
-        self.contexts += len(right_NV)
+    def add(self, torch_NV: np.ndarray, graph_NV: np.ndarray, allowed: float = ROUNDING) -> None:
+        """Add the scores of N contexts.
+
+        Args:
+            torch_NV: Scores of the trained model.
+            graph_NV: Scores of the graph.
+            allowed: The difference up to which two scores count as equal.
+        """
+        rows_N = np.arange(len(torch_NV))
+        torch_N3, graph_N3 = _best(torch_NV), _best(graph_NV)
+        gap_N = torch_NV[rows_N, torch_N3[:, 0]] - torch_NV[rows_N, graph_N3[:, 0]]
+        self.contexts += len(torch_NV)
         self.top1 += int((gap_N <= allowed).sum())
-        self.top3 += int((right_N3[:, :, None] == found_N3[:, None, :]).sum())
-        apart_N = np.nan_to_num(np.abs(right_NV - found_NV).max(axis=1), nan=np.inf)
+        self.top3 += int((torch_N3[:, :, None] == graph_N3[:, None, :]).sum())
+        apart_N = np.nan_to_num(np.abs(torch_NV - graph_NV).max(axis=1), nan=np.inf)
         self.too_far += int((~(apart_N <= allowed)).sum())
         self.furthest = max(self.furthest, float(apart_N.max()))
 
     @property
     def is_equal(self) -> bool:
+        """Whether all first choices agree and no score differs by more than rounding."""
         return self.top1 == self.contexts and not self.too_far
 
     def numbers(self) -> dict[str, Any]:
+        """The figures for `export.json`."""
         return {
             "contexts": self.contexts,
             "same_first_choice": self.top1 / self.contexts,
@@ -66,43 +80,54 @@ class Agreement:
 
 @dataclass
 class ParityCheck:
-    """Any number of graphs against one model."""
+    """Compares exported graphs with one trained model."""
 
     model: LanguageModel
     params_P: Tensor
     graphs: dict[str, OnnxStepper]
-    found: dict[str, Agreement] = field(default_factory=dict)
+    agreement: dict[str, Agreement] = field(default_factory=dict)
 
     def run(self, progress: Callable[[int, int], None] = lambda done, of: None) -> dict[str, Agreement]:
-        """Draw texts from the first graph, and have all of them read by every graph and by torch."""
-        self.found = {name: Agreement() for name in self.graphs}
+        """Draw texts from the first graph and compare all graphs with torch on them.
+
+        Args:
+            progress: Called with the number of texts compared and their total.
+
+        Returns:
+            The agreement of each graph, by its name.
+        """
+        self.agreement = {name: Agreement() for name in self.graphs}
         generator = reproducible_generator(0, "contexts of an export")
         for done in range(0, TEXTS, AT_ONCE):
             words_NT = draw_texts(next(iter(self.graphs.values())), AT_ONCE, LENGTH, generator)
             self.add(words_NT)
             progress(done + AT_ONCE, TEXTS)
-        return self.found
+        return self.agreement
 
     @torch.no_grad()
     def add(self, words_NT: np.ndarray) -> None:
-        """Compare after every word of these texts."""
+        """Compare the scores after every word of N texts."""
         features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
-        right_NTV = self._logits(self.params_P.float(), words_NT, features_F)
+        torch_NTV = self._logits(self.params_P.float(), words_NT, features_F)
         exact_NTV = self._logits(self.params_P.double(), words_NT, None if features_F is None else features_F.double())
-        rounding_T = np.abs(right_NTV - exact_NTV).max(axis=(0, 2))
-        allowed_T = ROUNDING * max(1.0, float(np.abs(right_NTV).max())) + 8 * np.maximum.accumulate(rounding_T)
+        rounding_T = np.abs(torch_NTV - exact_NTV).max(axis=(0, 2))
+        allowed_T = ROUNDING * max(1.0, float(np.abs(torch_NTV).max())) + 8 * np.maximum.accumulate(rounding_T)
         for name, steps in self.graphs.items():
-            agreement, states = self.found.setdefault(name, Agreement()), None
+            agreement, states = self.agreement.setdefault(name, Agreement()), None
             for t in range(words_NT.shape[1]):
-                states, found_NV = steps.read_many(states, words_NT[:, t])
-                agreement.add(right_NTV[:, t], found_NV, float(allowed_T[t]))
+                states, graph_NV = steps.read_many(states, words_NT[:, t])
+                agreement.add(torch_NTV[:, t], graph_NV, float(allowed_T[t]))
 
     def _logits(self, params_P: Tensor, words_NT: np.ndarray, features_F: Tensor | None) -> np.ndarray:
         return self.model.logits(self.model.layout.split(params_P), torch.as_tensor(words_NT), features_F).numpy()
 
 
 def draw_texts(steps: OnnxStepper, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Texts as the model would write them, each from BOS on, [N, T]."""
+    """Sample texts from a model, each starting with BOS.
+
+    Returns:
+        Word ids, [N, T].
+    """
     words_NT = np.full((number, length), BOS, dtype=np.int64)
     states = None
     for t in range(length - 1):
@@ -115,7 +140,7 @@ def draw_texts(steps: OnnxStepper, number: int, length: int, generator: np.rando
 
 
 def _best(logits_NV: np.ndarray) -> np.ndarray:
-    """Three best words of each row, as `predict` shows them: without BOS and UNK."""
+    """The three best words of each row as `predict` shows them, without BOS and UNK."""
     shown_NV = logits_NV.copy()
     shown_NV[:, [BOS, UNK]] = -np.inf
     best_N3 = np.argpartition(-shown_NV, 2, axis=1)[:, :3]

@@ -1,15 +1,20 @@
-"""The personal finish: a shared model goes on learning from one person's text, on their machine, for them alone.
+"""Personalize a model: continue training on one user's own text, for that user only.
 
-In: a released model and a text, one message a line, oldest first. Out: a personal folder, and accuracy before and after on the
-person's later text. Where in the paper: appendix, personalization. There is no clip and no noise: nobody else ever sees it.
-Where a personal model lives: a folder that only its person can read, and that no other command takes for a run.
+Paper, appendix, personalization. There is no clip and no noise, because nobody else receives the model.
 
-In: a place for it. Out: a folder of mode 0700 with files of mode 0600, apart from every run and every export. It has no run.toml
-and no ledger, and its model file is not of the kind that `init_from` reads: it cannot be resumed, reported, exported or begun from.
+    result = personalize(Released.open("runs/private"), text)
+    result.before["accuracy_top1"], result.after["accuracy_top1"]       # on the user's latest text
+    save_personal(released, result, statement, "mine")
+
+The text has one message per line, oldest first. The latest part measures the accuracy before and after and is never
+learned from; the part before it selects the number of passes.
+
+A personal model is a folder with mode 0700 and files with mode 0600, outside every run and export. It has no run file
+and no ledger, and `init_from` cannot read its model file, so no command resumes, reports, exports or trains from it.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,34 +40,9 @@ from unheard.updates.users import User, batches_of, windows_of
 
 RECORD, MODEL = PERSONAL_RECORD, "personal.safetensors"
 SHARED = ("ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json")
-"""Files by which a folder that may be copied, published or trained on is known. A run file alone is none: it lies anywhere."""
-
-
-def check_output_folder(out: str | Path) -> Path:
-    """Refuse a place inside anything that is shared: whoever copies that would copy the person's model with it."""
-    place = Path(out).resolve()
-    for above in (place, *place.parents):
-        if found := next((name for name in SHARED if (above / name).exists()), None):
-            raise InvalidValue(
-                f"--out {out} lies in {above}, which is shared ({found}). A personal model has one person's words in it: keep it "
-                "apart, in a folder of that person's own."
-            )
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise RunFolderExists(f"{out} already holds something: choose another --out, or remove it first.")
-    return place
-
-
-def write_personal(place: Path, files: Mapping[str, bytes]) -> None:
-    """Write all files or none; only the owner may read them, from the first byte on."""
-    with storage.staged_folder(place) as folder:
-        for name, content in files.items():
-            storage.create_file(folder / name, content)
-        if place.exists():
-            place.rmdir()  # it was empty; its mode may have been anything
-
-
+"""Files that identify a folder which may be copied, published or trained on. A run file alone does not: it can lie anywhere."""
 LEAST_TOKENS = 200
-"""With less there is nothing to measure on."""
+"""The smallest text, in tokens: with less there is nothing to measure on."""
 NOT_FOR_OTHERS = (
     "This model knows one person's own text, with no privacy at all. It is for that person: do not copy or publish it."
 )
@@ -70,15 +50,15 @@ NOT_FOR_OTHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalSettings:
-    """How a person's text is used. Batches and windows are as in the run that the model came from."""
+    """How a user's text is used. Batches and windows are those of the run that trained the model."""
 
     passes: int = 5
-    """Passes over the text at most; how many are best is found on text of the person's own that lies between."""
+    """The largest number of passes over the text. The best number is selected on a part of the text that is not learned from."""
     learning_rate: float | None = None
-    """None: a tenth of the run's. Its own is for one pass of each of many users, whose average smooths it; alone it is too much
+    """None: a tenth of the run's. The run averages the updates of many users; for a single user its rate is too large
     (docs/decisions/0048-personal-finish.md)."""
     later: float = 0.2
-    """The share of the text, at its end, on which before and after are measured. It is never learned from."""
+    """The share of the text, at its end, that measures the accuracy before and after. It is never learned from."""
 
     def __post_init__(self) -> None:
         require(1 <= self.passes <= 100, "passes must be at least 1, and at most 100.")
@@ -88,45 +68,57 @@ class PersonalSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalResult:
-    """A model that is a person's own."""
+    """A personalized model and its accuracy."""
 
     params_P: Tensor
     before: dict[str, float]
+    """Figures of the shared model on the user's latest text."""
     after: dict[str, float]
+    """Figures of the personal model on the same text."""
     passes: int
-    """0: no number of passes helped, so the model is the shared one."""
+    """The number of passes selected. 0: no pass improved the model, so it is the shared one."""
 
 
 def personalize(
     released: Released,
     text: str,
-    how: PersonalSettings = PersonalSettings(),
+    settings: PersonalSettings = PersonalSettings(),
     *,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> PersonalResult:
-    """Learn from the earlier text, choose the number of passes on the middle, measure once on the latest."""
+    """Train on the earlier text of a user, select the number of passes on the middle, measure once on the latest.
+
+    Args:
+        released: The shared model.
+        text: The user's text, one message per line, oldest first.
+        settings: Passes, learning rate, and the share of text to measure on.
+        progress: Called with the number of steps done and their total.
+
+    Raises:
+        InputError: The text has fewer than 200 tokens.
+    """
     update, model = released.run.plan.update, released.run.model
-    rate = how.learning_rate or update.learning_rate / 10
+    rate = settings.learning_rate or update.learning_rate / 10
     unroll, evaluation = update.unroll, released.run.evaluation
-    earlier, later = split_by_time(released, text, how.later)
-    first, middle = _cut(earlier, 1 - how.later)
+    earlier, later = split_by_time(released, text, settings.later)
+    first, middle = _cut(earlier, 1 - settings.later)
 
     def loss_on(params_P: Tensor, tokens: np.ndarray) -> dict[str, float]:
         return evaluate(model, params_P, [_user(tokens, model)], unroll=evaluation.unroll)
 
     best, chosen = loss_on(released.params_P, middle)["loss"], 0
     params_P = released.params_P
-    for done in range(1, how.passes + 1):
+    for done in range(1, settings.passes + 1):
         params_P = one_pass(released, params_P, first, rate, unroll)
         loss = loss_on(params_P, middle)["loss"]
-        progress(done, 2 * how.passes)
-        if not loss < best:  # it has begun to learn by heart (or is not finite)
+        progress(done, 2 * settings.passes)
+        if not loss < best:  # it overfits, or the loss is not finite
             break
         best, chosen = loss, done
     params_P = released.params_P
     for done in range(chosen):
         params_P = one_pass(released, params_P, earlier, rate, unroll)
-        progress(how.passes + done + 1, how.passes + chosen)
+        progress(settings.passes + done + 1, settings.passes + chosen)
     params_P = model.project(params_P) if chosen else params_P
     return PersonalResult(
         params_P=params_P, before=loss_on(released.params_P, later), after=loss_on(params_P, later), passes=chosen
@@ -134,7 +126,7 @@ def personalize(
 
 
 def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_rate: float, unroll: int) -> Tensor:
-    """The paper's local steps, without its clip."""
+    """One pass over the text: the local steps of FedAvg without the clip."""
     model, batch_size = released.run.model, released.run.plan.update.batch_size or 8
     features_F = torch.zeros(model.user_features) if model.user_features else None
     for batch_BW in batches_of(windows_of(tokens, unroll), batch_size):
@@ -146,7 +138,11 @@ def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_
 
 
 def split_by_time(released: Released, text: str, later: float) -> tuple[np.ndarray, np.ndarray]:
-    """The person's stream, cut between two messages; the later part is about `later` of it."""
+    """Encode a user's text and cut it between two messages.
+
+    Returns:
+        The token ids of the earlier part, and of the later part, which is about a share `later` of the text.
+    """
     messages = [words for words in map(released.tokens.split, text.splitlines()) if words]
     encoded = [np.concatenate([[BOS], released.vocabulary.encode_words(words), [EOS]]) for words in messages]
     ids = np.concatenate(encoded or [np.empty(0, dtype=np.int64)])
@@ -159,19 +155,48 @@ def split_by_time(released: Released, text: str, later: float) -> tuple[np.ndarr
 
 
 def _cut(ids: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """At the message that begins nearest to that share; in the middle of a message if there is only one."""
-    begins, place = np.flatnonzero(ids == BOS), int(len(ids) * share)
-    inner = begins[(begins > 0.5 * place) & (begins < 0.5 * (place + len(ids)))]
-    at = int(inner[np.abs(inner - place).argmin()]) if len(inner) else place
-    return ids[:at], ids[at:]
+    """Cut at the start of the message nearest to a share of the text, or inside a message if there is only one."""
+    starts, wanted = np.flatnonzero(ids == BOS), int(len(ids) * share)
+    near = starts[(starts > 0.5 * wanted) & (starts < 0.5 * (wanted + len(ids)))]
+    cut = int(near[np.abs(near - wanted).argmin()]) if len(near) else wanted
+    return ids[:cut], ids[cut:]
 
 
 def _user(tokens: np.ndarray, model: Any) -> User:
     return User(tokens, np.zeros(model.user_features, np.float32) if model.user_features else None)
 
 
-def save_personal(released: Released, made: PersonalResult, statement: dict[str, Any], out: str | Path) -> None:
-    """The personal folder: the model, its words, and a record that says whose it is not to become."""
+def check_output_folder(out: str | Path) -> Path:
+    """Check that a personal model may be written to a folder.
+
+    A folder inside a run, an export or a store is refused, because whoever copies that folder would copy the personal
+    model.
+
+    Raises:
+        InvalidValue: The folder lies inside a shared folder.
+        RunFolderExists: The folder already holds something.
+    """
+    folder = Path(out).resolve()
+    for above in (folder, *folder.parents):
+        if shared := next((name for name in SHARED if (above / name).exists()), None):
+            raise InvalidValue(
+                f"--out {out} lies in {above}, which is shared ({shared}). A personal model has one person's words in it: keep it "
+                "apart, in a folder of that person's own."
+            )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunFolderExists(f"{out} already holds something: choose another --out, or remove it first.")
+    return folder
+
+
+def save_personal(released: Released, result: PersonalResult, statement: dict[str, Any], out: str | Path) -> None:
+    """Write a personal model to its own folder.
+
+    Args:
+        released: The shared model.
+        result: The result of `personalize`.
+        statement: The privacy statement of the shared model.
+        out: The folder (see `check_output_folder`).
+    """
     model = released.run.model
     record = {
         "personal": NOT_FOR_OTHERS,
@@ -179,17 +204,28 @@ def save_personal(released: Released, made: PersonalResult, statement: dict[str,
         "tokens": tokenizer_to_table(released.tokens),
         "words": list(released.vocabulary.words),
         "context": released.run.evaluation.unroll,
-        "passes": made.passes,
-        "on_later_text": {"before": made.before, "after": made.after},
+        "passes": result.passes,
+        "on_later_text": {"before": result.before, "after": result.after},
         "statement_of_the_shared_model": statement,
     }
-    own = {name: t.detach().clone().contiguous() for name, t in model.layout.split(made.params_P).items()}
+    own = {name: t.detach().clone().contiguous() for name, t in model.layout.split(result.params_P).items()}
     files = {RECORD: json.dumps(record).encode(), MODEL: safetensors.torch.save(own, {"personal": NOT_FOR_OTHERS})}
-    write_personal(check_output_folder(out), files)
+    target = check_output_folder(out)
+    with storage.staged_folder(
+        target
+    ) as folder:  # all files or none, readable only by the owner from the first byte on
+        for name, content in files.items():
+            storage.create_file(folder / name, content)
+        if target.exists():
+            target.rmdir()  # it was empty, but its mode may not have been 0700
 
 
 def open_personal(path: Path) -> LoadedModel:
-    """For the person's own keyboard."""
+    """Open a personal model.
+
+    Raises:
+        RunFolderError: The folder is damaged or incomplete.
+    """
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
         model = part_of_kind(MODELS, record["model"], "model")
@@ -200,10 +236,10 @@ def open_personal(path: Path) -> LoadedModel:
             kind="personal",
             stepper=stepper_for(model, params_P, record["context"]),
             vocabulary=Vocabulary(record["words"]),
-            tokens=tokenizer_from_table(record["tokens"]),
+            tokenizer=tokenizer_from_table(record["tokens"]),
             statement=record["statement_of_the_shared_model"],
         )
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as trouble:
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise RunFolderError(
-            f"{path} is not a whole personal model ({trouble}). Make it again: unheard personalize."
+            f"{path} is not a whole personal model ({error}). Make it again: unheard personalize."
         ) from None

@@ -1,7 +1,10 @@
-"""One step of a trained model in plain arrays: what a device computes at each word.
+"""One step of a trained model: what is computed for each word of a text.
 
-In: a model and its parameters. Out: the arrays of one step, and a `Stepper` that runs them. The paper's family (LSTM and
-GRU) carries its state from word to word; any other model reads the whole text again at each word, which is slower.
+    stepper = stepper_for(model, params_P, context=20)           # a `Stepper` in torch
+    arrays = step_arrays(model, params_P)                        # the parameters of one step, for `export.py`
+
+The LSTM and GRU of the paper's family carry a state from word to word. Any other model reads the text so far again at
+each word, which is slower.
 """
 
 from collections.abc import Sequence
@@ -19,16 +22,19 @@ from unheard.models.recurrent import TiedGRU, TiedLSTM
 
 CELLS: dict[type, str] = {TiedLSTM: "lstm", TiedGRU: "gru"}
 STATES = {"lstm": ("state", "cell"), "gru": ("state",)}
-"""What each cell carries from word to word."""
+"""The states that each cell carries from word to word."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepArrays:
-    """The parameters as one step uses them: gates side by side, word vectors already on the sphere, float32.
+    """The parameters of one step in float32: gates concatenated, word vectors normalised if the model normalises them.
 
-    X is D and the features about the user; G is all gates, each H wide."""
+    D is the embedding size, V the vocabulary size, H the hidden size, X the input size (D and the user features), and G
+    the size of all gates together, H each.
+    """
 
     cell: str
+    """`lstm` or `gru`."""
     words_DV: np.ndarray
     output_DV: np.ndarray
     """The same array as `words_DV` if the model is tied."""
@@ -40,16 +46,22 @@ class StepArrays:
 
     @property
     def hidden_size(self) -> int:
+        """H."""
         return self.from_state_HG.shape[0]
 
     @property
     def user_features(self) -> int:
+        """The number of features about the user in the input."""
         return self.from_input_XG.shape[0] - self.words_DV.shape[0]
 
 
 @torch.no_grad()
 def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
-    """Refuses a model that has no step: one that is not of the paper's family."""
+    """Arrange the parameters of an LSTM or GRU for one step.
+
+    Raises:
+        ModelError: The model is of another kind, which has no step.
+    """
     if not isinstance(model, TiedLSTM | TiedGRU):
         raise ModelError(
             f"A {type(model).__name__} cannot be exported: only models that read word by word (kinds 'tied_lstm' and 'tied_gru') "
@@ -72,7 +84,10 @@ def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
 
 
 class CellStepper:
-    """One step in torch: 0.1 ms at the paper's size on one thread. A user's features, which nobody knows here, are zero."""
+    """Computes steps of an LSTM or GRU in torch: 0.1 ms per step at the paper's size on one thread.
+
+    User features are not known here and are set to zero.
+    """
 
     def __init__(self, arrays: StepArrays) -> None:
         self._cell = _lstm if arrays.cell == "lstm" else _gru
@@ -85,6 +100,7 @@ class CellStepper:
 
     @torch.no_grad()
     def read(self, state: tuple[Tensor, ...] | None, word: int) -> tuple[tuple[Tensor, ...], np.ndarray]:
+        """Read one more word (see `Stepper.read`)."""
         before = state or self._zero
         from_input_G = self._words_DV[:, word] @ self._from_word_DG + self._bias_G
         after = self._cell(from_input_G, before[0] @ self._from_state_HG, *before)
@@ -94,15 +110,16 @@ class CellStepper:
 
 @dataclass(frozen=True)
 class ReplayStepper:
-    """Any language model: its state is the words so far, read again from the first at each step."""
+    """Computes steps of any language model. The state is the words so far, which the model reads again at each step."""
 
     model: LanguageModel
     params_P: Tensor
     context: int
-    """How many words it reads at most: a module may know no more places."""
+    """The largest number of words read; a module may have no more positions."""
 
     @torch.no_grad()
     def read(self, state: Sequence[int] | None, word: int) -> tuple[Any, np.ndarray]:
+        """Read one more word (see `Stepper.read`)."""
         words = (*(state or ()), word)[-self.context :]
         features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
         logits_1TV = self.model.logits(self.model.layout.split(self.params_P), torch.tensor([words]), features_F)
@@ -110,6 +127,13 @@ class ReplayStepper:
 
 
 def stepper_for(model: LanguageModel, params_P: Tensor, context: int) -> Stepper:
+    """The fastest stepper for a model.
+
+    Args:
+        model: The model.
+        params_P: Its parameters.
+        context: The largest number of words that a model without a recurrent state reads.
+    """
     if type(model) in CELLS:
         return CellStepper(step_arrays(model, params_P))
     return ReplayStepper(model, params_P, context)

@@ -1,1 +1,11 @@
-"""A phone's keyboard on a web page, to feel what a model would suggest: one model, or two side by side."""
+"""A phone keyboard on a local web page that shows what one or two models suggest.
+
+server          serves the page and the suggestions on the loopback address
+suggestions     the suggestions of a model for a text
+promises        the privacy guarantee of a model in two sentences
+page/           HTML, CSS and JavaScript of the page
+
+server = KeyboardServer([Suggester(open_model("runs/private"))])
+print(server.address)
+server.serve_forever()
+"""

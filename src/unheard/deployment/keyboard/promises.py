@@ -1,25 +1,33 @@
-"""What each model promises, in two sentences for whoever is typing.
+"""Describe the privacy guarantee of a model in two sentences for whoever is typing.
 
-In: a finished model with its statement. Out: a headline, a grade for colour, sentences. Every number is the statement's.
+    describe_model(model)["headline"]           # 'A guarantee for every person'
+
+Every number comes from the model's privacy statement. Bounds are rounded up, never down.
 """
 
 import math
 from typing import Any
 
 from unheard.deployment.model import LoadedModel
+from unheard.formatting import raised, small
 
 STRONG, WEAK = 1.0, 8.0
-"""Where we say that an epsilon promises much, and where that it promises little: custom, not theory. The number stands beside."""
+"""Up to STRONG an epsilon is called strong, above WEAK weak. A convention, not theory: the number is always shown as well."""
 
 
-def about(model: LoadedModel) -> dict[str, Any]:
-    """What the page shows under the model's name."""
-    told = model.statement
-    epsilon, delta = float(told["claimed"]["epsilon"]), float(told["delta"])
+def describe_model(model: LoadedModel) -> dict[str, Any]:
+    """The description of a model that the page shows under its name, as JSON data.
+
+    Returns:
+        `name`, `kind`, `words` (size of the vocabulary), `grade` (`none`, `weak`, `fair` or `strong`, for the colour),
+        `badge`, `headline`, `sentences`, `claim` and `warnings`.
+    """
+    statement = model.statement
+    epsilon, delta = float(statement["claimed"]["epsilon"]), float(statement["delta"])
     grade = "none" if math.isinf(epsilon) else "strong" if epsilon <= STRONG else "fair" if epsilon <= WEAK else "weak"
     sentences = _sentences(grade, epsilon, delta)
     headline = _HEADLINES[grade]
-    if grade != "none" and any("REPRODUCIBLE NOISE" in warning for warning in told["warnings"]):
+    if grade != "none" and any("REPRODUCIBLE NOISE" in warning for warning in statement["warnings"]):
         grade, headline = "none", _HEADLINES["seeded"]  # the sentences hold against those who do not know the seed
     if model.kind == "personal":
         sentences = ["It has learned from one person's own text, and is for that person alone.", *sentences]
@@ -35,8 +43,8 @@ def about(model: LoadedModel) -> dict[str, Any]:
         else f"ε = {'∞' if math.isinf(epsilon) else f'{epsilon:.3g}'}",
         "headline": headline,
         "sentences": sentences,
-        "claim": told["claim"],
-        "warnings": [w[0].upper() + w[1:] for w in told["warnings"] if "epsilon is infinite" not in w],
+        "claim": statement["claim"],
+        "warnings": [w[0].upper() + w[1:] for w in statement["warnings"] if "epsilon is infinite" not in w],
     }
 
 
@@ -53,33 +61,21 @@ _HEADLINES = {
 def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
     if grade == "none":
         return ["It was trained without protection: what one person wrote may be read out of it."]
-    found = [
+    sentences = [
         "Whether or not a person took part, with everything they wrote, no outcome becomes more than "
-        f"{_factor(epsilon)} times as likely by it, up to a remainder of δ = {_small(delta)}."
+        f"{_factor(epsilon)} times as likely by it, up to a remainder of δ = {small(delta)}."
     ]
     if grade == "weak":
-        found.append("That factor is so large that the guarantee says little by itself.")
-    return found
+        sentences.append("That factor is so large that the guarantee says little by itself.")
+    return sentences
 
 
 def _factor(epsilon: float) -> str:
-    """e^epsilon, rounded up: a bound that is rounded down is no bound."""
+    """e^epsilon, rounded up."""
     factor = math.exp(min(epsilon, 700.0))
     if factor < 100:
         return f"{math.ceil(10 * factor) / 10:g}"
     if factor < 10_000:
         return f"{math.ceil(factor):,}"
     power = math.floor(epsilon / math.log(10))
-    return f"{math.ceil(10 * math.exp(epsilon - power * math.log(10))) / 10:g} × 10{str(power).translate(_RAISED)}"
-
-
-def _small(delta: float) -> str:
-    return f"{delta:.2g}" if delta >= 1e-3 else "{}·10⁻{}".format(*_mantissa(delta))
-
-
-def _mantissa(delta: float) -> tuple[str, str]:
-    number, _, power = f"{delta:.1e}".partition("e-")
-    return number.removesuffix(".0"), str(int(power)).translate(_RAISED)
-
-
-_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+    return f"{math.ceil(10 * math.exp(epsilon - power * math.log(10))) / 10:g} × 10{raised(power)}"

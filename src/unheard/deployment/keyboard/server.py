@@ -1,12 +1,16 @@
-"""Serves the keyboard to this machine's own browser, and to nobody else.
+"""Serve the keyboard to browsers on this machine only.
 
-In: suggesters. Out: a page, and suggestions for a text (handler.py). Python's own http.server on the loopback address, made strict:
-a fixed list of addresses and no files, a bounded number of connections, a deadline for each, and nothing printed when one breaks.
-What one request gets: the page, suggestions, or a refusal in one line.
+    server = KeyboardServer([Suggester(model)], port=8000)
+    server.serve_forever()
 
-In: a request on the loopback address. Out: an answer under a policy that forbids everything that is not our own. The Host must be
-the one that we gave (a web site that points its own name at 127.0.0.1 gets nothing), the body small, the wait short, and not a
-word is logged or stored.
+    GET /               the page, with its scripts, style and icon
+    GET /about          the description of each model, as JSON
+    POST /suggest       {"text": "see you"} -> {"suggestions": [...], "ahead": [...]}, one item per model
+
+A strict use of Python's `http.server` on the loopback address. Requests select from a fixed list of paths and never
+name a file. Connections are limited in number and each has a deadline. The Host header must be the server's own
+address, so that a web site which resolves its name to 127.0.0.1 receives nothing (DNS rebinding). The
+Content-Security-Policy forbids everything from other origins. Nothing that is typed is logged or stored.
 """
 
 import contextlib
@@ -17,20 +21,18 @@ import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from unheard.deployment.keyboard.promises import about
+from unheard.deployment.keyboard.promises import describe_model
 from unheard.deployment.keyboard.suggestions import Suggester, Suggestion
 from unheard.errors import InvalidValue
 
-if TYPE_CHECKING:
-    pass
-
-LONGEST_BODY = 32 * 1024
-SECONDS_TO_ASK = 5.0
-"""From a request's first moment to its last byte; who takes longer is hung up on."""
-SECONDS_IDLE = 20.0
-"""Between two requests on one connection."""
+MAX_BODY = 32 * 1024
+"""Bytes of a request body."""
+REQUEST_SECONDS = 5.0
+"""From the start of a request to its last byte; a slower connection is closed."""
+IDLE_SECONDS = 20.0
+"""The longest pause between two requests on one connection."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -45,27 +47,29 @@ HEADERS = {
 
 
 class KeyboardHandler(BaseHTTPRequestHandler):
-    """GET the page, POST a text to /suggest. Everything else is refused in one line."""
+    """Answers one connection. Everything but the requests listed above is refused with one line of text."""
 
     server: "KeyboardServer"  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
-    timeout = SECONDS_IDLE
-    # Head and body go out together: in two parts, the second may wait 40 ms for the first to be acknowledged.
+    timeout = IDLE_SECONDS
+    # Send header and body together: in two parts, the second may wait 40 ms for the acknowledgement of the first.
     wbufsize = 1 << 18
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
+        """Give a new connection a short time for its first request."""
         super().setup()
-        self._seconds_to_begin = SECONDS_TO_ASK
+        self._seconds_to_start = REQUEST_SECONDS
 
     def handle_one_request(self) -> None:
-        self.server.expect(self.connection, self._seconds_to_begin)
+        """Set the deadline for the start of the request, then handle it."""
+        self.server.expect(self.connection, self._seconds_to_start)
         super().handle_one_request()
-        self._seconds_to_begin = SECONDS_IDLE  # it has asked properly once
+        self._seconds_to_start = IDLE_SECONDS  # the client has sent one valid request
 
     def parse_request(self) -> bool:
-        """The first line is here; the rest must follow soon."""
-        self.server.expect(self.connection, SECONDS_TO_ASK)
+        """Read the headers before the deadline, and refuse another Host or Origin."""
+        self.server.expect(self.connection, REQUEST_SECONDS)
         if not super().parse_request():
             return False
         hosts, origin = self.headers.get_all("Host", []), self.headers.get("Origin")
@@ -78,22 +82,26 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         return True
 
     def do_GET(self) -> None:
-        found = self.server.page.get(self.path)
-        if found is None:
+        """Answer with a part of the page."""
+        part = self.server.page.get(self.path)
+        if part is None:
             self._refuse(404, "no such page")
         else:
-            self._answer(200, *found)
+            self._answer(200, *part)
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
+        """Answer a text with the suggestions of each model."""
         if self.path != "/suggest":
             return self._refuse(404, "no such page")
         text = self._text()
         if text is None:
             return None
         now = [_plain(suggester.suggest(text)) for suggester in self.server.suggesters]
-        ahead = [{k: _plain(v) for k, v in suggester.ahead(text).items()} for suggester in self.server.suggesters]
+        ahead = [
+            {k: _plain(v) for k, v in suggester.suggest_ahead(text).items()} for suggester in self.server.suggesters
+        ]
         answer = json.dumps({"suggestions": now, "ahead": ahead}).encode()
         return self._answer(200, answer, "application/json")
 
@@ -102,7 +110,7 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if self.headers.get("Transfer-Encoding") or not (length.isascii() and length.isdigit()):
             return self._refuse(411, "say how long the body is")
-        if len(length) > 9 or int(length) > LONGEST_BODY:
+        if len(length) > 9 or int(length) > MAX_BODY:
             return self._refuse(413, "too long")
         if self.headers.get_content_type() != "application/json":
             return self._refuse(415, "application/json is wanted")
@@ -116,7 +124,9 @@ class KeyboardHandler(BaseHTTPRequestHandler):
             text = None
         if not isinstance(text, str):
             return self._refuse(400, 'a body like {"text": "see you"} is wanted')
-        return text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair is no text
+        return text.encode("utf-8", "replace").decode(
+            "utf-8"
+        )  # replaces half a surrogate pair, which cannot be encoded
 
     def _answer(self, status: int, content: bytes, kind: str) -> None:
         self.send_response_only(status)
@@ -129,12 +139,12 @@ class KeyboardHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def _refuse(self, status: int, why: str) -> None:
-        """What the client sent is not looked at further, nor repeated to it."""
+        """Refuse a request and close the connection. The answer repeats nothing that the client sent."""
         self.close_connection = True
         self._answer(status, f"{why}\n".encode(), "text/plain; charset=utf-8")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Malformed requests, unknown methods: as any other refusal, without http.server's page about itself."""
+        """Refuse malformed requests and unknown methods like any other, without the HTML page of http.server."""
         self.close_connection = True
         if getattr(self, "request_version", "HTTP/0.9") == "HTTP/0.9":
             self.request_version = "HTTP/1.1"
@@ -142,15 +152,15 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         self._answer(int(code), b"refused\n", "text/plain; charset=utf-8")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged: a log of requests is a record of typing."""
+        """Log nothing: a log of requests would be a record of what was typed."""
 
 
 def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
-    return [{"word": one.word, "share": round(one.share, 4)} for one in suggestions]
+    return [{"word": suggestion.word, "share": round(suggestion.share, 4)} for suggestion in suggestions]
 
 
-MOST_CONNECTIONS = 64
-"""At once; the next one is told to come back. A browser opens six."""
+MAX_CONNECTIONS = 64
+"""Simultaneous connections; a further one is answered with 503. A browser opens six."""
 SCRIPTS = ("keyboard", "keys", "state", "suggesting", "typing")
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -158,11 +168,19 @@ PAGE = {
     **{f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-_COME_BACK = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class KeyboardServer(ThreadingHTTPServer):
-    """One thread for each connection, and no more than MOST_CONNECTIONS of them."""
+    """The server of the keyboard: one thread per connection, at most `MAX_CONNECTIONS`.
+
+    Args:
+        suggesters: One or two models.
+        port: The port; 0 selects a free one.
+
+    Raises:
+        InvalidValue: The port cannot be used.
+    """
 
     daemon_threads = True
     request_queue_size = 1024
@@ -171,27 +189,29 @@ class KeyboardServer(ThreadingHTTPServer):
     def __init__(self, suggesters: Sequence[Suggester], port: int = 0) -> None:
         self.suggesters = suggesters
         folder = files("unheard.deployment.keyboard") / "page"
-        # Read now, once: no request ever names a file.
+        # Read once at the start, so that no request names a file.
         self.page = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGE.items()}
-        models = [about(one.model) for one in suggesters]
+        models = [describe_model(suggester.model) for suggester in suggesters]
         self.page["/about"] = (json.dumps({"models": models}).encode(), "application/json")
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._deadlines: dict[socket.socket, float] = {}
         try:
             super().__init__(("127.0.0.1", port), KeyboardHandler)
-        except OSError as trouble:
-            raise InvalidValue(f"Port {port} cannot be used ({trouble.strerror}): choose another --port.") from None
+        except OSError as error:
+            raise InvalidValue(f"Port {port} cannot be used ({error.strerror}): choose another --port.") from None
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
 
     @property
     def address(self) -> str:
+        """The URL of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection, or refuse it if there are too many."""
         if not self._free.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 request.setblocking(False)
-                request.send(_COME_BACK)
+                request.send(_UNAVAILABLE)
             self.shutdown_request(request)
             return
         try:
@@ -201,6 +221,7 @@ class KeyboardServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Handle a connection and release its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -208,12 +229,14 @@ class KeyboardServer(ThreadingHTTPServer):
             self._free.release()
 
     def expect(self, connection: socket.socket, seconds: float) -> None:
-        """Something must be complete on this connection by then."""
+        """Set the time by which the current part of a request must be complete."""
         self._deadlines[connection] = time.monotonic() + seconds
 
     def service_actions(self) -> None:
-        """Called twice a second: hang up on those who are too slow. A timeout of the socket alone would not do: a client that sends
-        a byte now and then never reaches it."""
+        """Close connections that are past their deadline; called twice a second.
+
+        A socket timeout is not sufficient: a client that sends a byte now and then never reaches it.
+        """
         now = time.monotonic()
         for connection, deadline in list(self._deadlines.items()):
             if now > deadline:
@@ -222,4 +245,4 @@ class KeyboardServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up, or anything else: this connection ends, and nothing of what was typed is printed."""
+        """End the connection after any error, without printing anything that was typed."""
