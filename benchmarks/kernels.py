@@ -17,7 +17,7 @@ from unheard.engines.stacked.engine import PRECISIONS
 from unheard.engines.stacked.kernels import KernelStep
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.models.recurrent import TiedLSTM
-from unheard.performance.benchmark import _plan, _synthetic_users
+from unheard.performance.benchmark import benchmark_plan, synthetic_users
 from unheard.randomness import reproducible_generator
 
 STEPS = 3
@@ -27,8 +27,8 @@ def chunk_of(users: int, precision: str, tuning: dict[str, int]) -> tuple[Chunk,
     model, device = TiedLSTM(vocabulary_size=10_000), torch.device("cuda")
     cohort = Cohort(
         params_P=model.initial(0).to(device),
-        users=list(_synthetic_users(model.vocabulary_size, users, 80 * STEPS)),
-        plan=_plan(users).at(0, model.layout),
+        users=list(synthetic_users(model.vocabulary_size, users, 80 * STEPS)),
+        plan=benchmark_plan(users).at(0, model.layout),
         rng=reproducible_generator(0),
     )
     task = Task.of(0, cohort)

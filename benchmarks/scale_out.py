@@ -25,7 +25,7 @@ import unheard
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import Ranks
-from unheard.performance.benchmark import _synthetic_users
+from unheard.performance.benchmark import synthetic_users
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train
 from unheard.training.worker import serve
@@ -126,8 +126,8 @@ def make_store(path: Path, population: int) -> None:
     model = unheard.TiedLSTM(vocabulary_size=10_000)
     write_store(
         path,
-        train=[user.tokens for user in _synthetic_users(model.vocabulary_size, population, TOKENS)],
-        held_out=[user.tokens for user in _synthetic_users(model.vocabulary_size, 2, 200)],
+        train=[user.tokens for user in synthetic_users(model.vocabulary_size, population, TOKENS)],
+        held_out=[user.tokens for user in synthetic_users(model.vocabulary_size, 2, 200)],
         vocabulary=Vocabulary.of([f"w{k}" for k in range(model.vocabulary_size - 3)]),
         info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "synthetic"}, "synthetic": True},
     )

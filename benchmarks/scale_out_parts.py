@@ -25,7 +25,7 @@ from unheard.engines.distributed.process_group import Ranks
 from unheard.engines.distributed.protocol import Message
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
-from unheard.performance.benchmark import _synthetic_users
+from unheard.performance.benchmark import synthetic_users
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import secure_generator
 from unheard.training.server import AddServer, State, step
@@ -48,7 +48,7 @@ def main() -> None:
         torch.distributed.destroy_process_group()  # else its threads may end the process with an abort
         return
     model = unheard.TiedLSTM(vocabulary_size=10_000)
-    plan = _plan(given.users_per_round)
+    plan = benchmark_plan(given.users_per_round)
     parts = {"parameters": model.layout.total, **_users(model, plan, given), **_leader(model, plan.at(0, model.layout))}
     parts["hardware"] = f"{len(os.sched_getaffinity(0))} CPU cores" if given.device == "cpu" else given.device
     parts["places"] = len(os.sched_getaffinity(0)) if given.device == "cpu" else None
@@ -66,7 +66,7 @@ def _on_ranks(size: int, out: Path) -> dict[str, float]:
     return json.loads(out.read_text())
 
 
-def _plan(users_per_round: int) -> unheard.Plan:
+def benchmark_plan(users_per_round: int) -> unheard.Plan:
     return unheard.Plan(
         population=100 * users_per_round,
         sampling=unheard.PoissonSampling(users_per_round=users_per_round),
@@ -80,7 +80,7 @@ def _users(model: unheard.TiedLSTM, plan: unheard.Plan, given: argparse.Namespac
     """A line through two cohorts: what a call costs, and what a user does."""
     engine = unheard.EngineChoice(device=given.device).build(model)
     params_P, now = model.initial(0).to(engine.device), plan.at(0, model.layout)
-    users = list(_synthetic_users(model.vocabulary_size, given.users, TOKENS))
+    users = list(synthetic_users(model.vocabulary_size, given.users, TOKENS))
     cost = float(cost_of(plan.update, np.array([len(users[0].tokens)]))[0])
 
     def work(count: int) -> None:

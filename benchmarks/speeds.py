@@ -1,6 +1,6 @@
 """The speeds that `unheard plan --cost` reckons with, taken from the dated results beside this file: no figure is typed twice.
 
-Run it after a new result: python benchmarks/speeds.py      It writes src/unheard/training/speeds.toml; a test holds them together.
+Run it after a new result: python benchmarks/speeds.py      It writes src/unheard/performance/speeds.toml; a test holds them together.
 A newer result goes into READ, in place of the one that it supersedes.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 HERE = Path(__file__).parent
-OUT = HERE.parent / "src" / "unheard" / "training" / "speeds.toml"
+OUT = HERE.parent / "src" / "unheard" / "performance" / "speeds.toml"
 PAPERS = {"model": "the paper's LSTM", "parameters": 1_346_144, "tokens_per_user": 1600}
 H200 = {"device": "NVIDIA H200", "is_gpu": True, "source": "results/2026-11-15-h200-stacked.md"}
 CPU = {"device": "2 CPU cores", "is_gpu": False, "source": "results/2026-11-15-cpu-against-pfl.md"}

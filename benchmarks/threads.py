@@ -24,13 +24,13 @@ def work(users: int, threads: int) -> None:
 
     from unheard.engines.stacked.engine import StackedEngine
     from unheard.models.recurrent import TiedLSTM
-    from unheard.performance.benchmark import _plan, _synthetic_users
+    from unheard.performance.benchmark import benchmark_plan, synthetic_users
     from unheard.randomness import reproducible_generator
 
     torch.set_num_threads(threads)
     model = TiedLSTM(vocabulary_size=10_000)
-    engine, plan, params_P = StackedEngine(model), _plan(users).at(0, model.layout), model.initial(0)
-    people = list(_synthetic_users(model.vocabulary_size, users, 1600))
+    engine, plan, params_P = StackedEngine(model), benchmark_plan(users).at(0, model.layout), model.initial(0)
+    people = list(synthetic_users(model.vocabulary_size, users, 1600))
     for _ in range(2):
         engine.sum_updates(params_P, people, plan, reproducible_generator(0))
     print("ready", flush=True)

@@ -1,7 +1,12 @@
-"""How fast this machine trains: user updates a second by engine and chunk, whole rounds end to end, and what the machine allows.
+"""Measures how fast this machine trains: user updates per second by engine, whole rounds, and the machine's limits.
 
-In: a model and engines. Out: plain figures. Users are synthetic (Zipf's law over the vocabulary), so no corpus is needed; rounds
-are real ones, with secure noise, a ledger on disk, sampling and reading, from a store made for the purpose.
+    user_updates(model, EngineChoice(), 100)["users_per_second"]       # the updates alone
+    whole_rounds(model, EngineChoice(), 100)["users_per_second"]       # training, with noise and a ledger on disk
+    limits(model, machine(device))                                     # what memory and arithmetic would allow
+
+Input: a model and a choice of engine. Output: plain figures, as `unheard benchmark` prints them. Users are synthetic
+(words by Zipf's law), so no corpus is needed. Rounds are real: secure noise, a ledger on disk, sampling and reading
+from a temporary store.
 """
 
 import resource
@@ -35,7 +40,14 @@ from unheard.updates.users import User
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the machine allows, measured: bytes a second through memory, and operations a second in a large product."""
+    """Measured limits of a machine.
+
+    Attributes:
+        device: The name of the device.
+        bytes_per_second: Memory bandwidth, from copying a large array.
+        float32_per_second: Floating-point operations per second in a large matrix product.
+        bfloat16_per_second: The same in bfloat16.
+    """
 
     device: str
     bytes_per_second: float
@@ -44,7 +56,7 @@ class Machine:
 
 
 def machine(device: torch.device) -> Machine:
-    """Two ceilings, in about a second."""
+    """Measure the memory bandwidth and the matrix products of a device, in about a second."""
     size = 4096 if device.type == "cuda" else 1024
     source = torch.empty(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
@@ -65,16 +77,27 @@ def machine(device: torch.device) -> Machine:
 def user_updates(
     model: LanguageModel, choice: EngineChoice, num_users: int, *, tokens: int = 1600, seconds: float = 3.0
 ) -> dict[str, Any]:
-    """The paper's user update (B = 8, unroll 10, one epoch, clipped after every step) of so many users at a time."""
-    engine, plan = choice.build(model), _plan(num_users).at(0, model.layout)
-    users = list(_synthetic_users(model.vocabulary_size, num_users, tokens))
+    """Time the paper's user update: batches of 8, unroll 10, one epoch, clipped after every step.
+
+    Args:
+        model: The model to train.
+        choice: The engine and the device.
+        num_users: Users in the cohort.
+        tokens: Tokens of each user (the paper's 1,600).
+        seconds: The least total time to measure.
+
+    Returns:
+        The engine, users and tokens per second, and the peak memory in bytes.
+    """
+    engine, plan = choice.build(model), benchmark_plan(num_users).at(0, model.layout)
+    users = list(synthetic_users(model.vocabulary_size, num_users, tokens))
     params_P = model.initial(0).to(engine.device)
     _forget_peak(engine.device)
 
     def update() -> None:
         engine.sum_updates(params_P, users, plan, reproducible_generator(0)).units_P.cpu()
 
-    update()  # compiles, and fills caches
+    update()  # compiles and fills caches
     each = _seconds(update, engine.device, seconds)
     return {
         "engine": type(engine).__name__,
@@ -87,14 +110,17 @@ def user_updates(
     }
 
 
-def limits(model: LanguageModel, found: Machine, bytes_per_number: int = 4, *, tokens: int = 1600) -> dict[str, float]:
-    """Users a second if only memory, or only arithmetic, counted: at every local step each parameter is read twice and written
-    once, and takes part in three products with each of 80 places (the embedding in the output layer, the rest once)."""
-    steps, places = tokens / 80, 80
+def limits(model: LanguageModel, device: Machine, bytes_per_number: int = 4, *, tokens: int = 1600) -> dict[str, float]:
+    """Users per second if only memory bandwidth, or only arithmetic, were the limit.
+
+    At every local step each parameter is read twice and written once, and takes part in three products with each of the
+    80 positions of a batch (the embedding in the output layer, every other parameter once).
+    """
+    steps, positions = tokens / 80, 80
     moved = 3 * model.layout.total * bytes_per_number * steps
-    operations = 6 * model.layout.total * places * steps
-    rate = found.bfloat16_per_second if bytes_per_number == 2 else found.float32_per_second
-    return {"memory": found.bytes_per_second / moved, "arithmetic": rate / operations}
+    operations = 6 * model.layout.total * positions * steps
+    rate = device.bfloat16_per_second if bytes_per_number == 2 else device.float32_per_second
+    return {"memory": device.bytes_per_second / moved, "arithmetic": rate / operations}
 
 
 def whole_rounds(
@@ -107,12 +133,25 @@ def whole_rounds(
     tokens: int = 1600,
     population: int = 4000,
 ) -> dict[str, Any]:
-    """Users a second of training itself: rounds of one or several runs, with everything that a round does but evaluation."""
+    """Time training itself: rounds of one or several runs, with everything that a round does except evaluation.
+
+    Args:
+        model: The model to train.
+        choice: The engine and the device.
+        users_per_round: Expected users in a round.
+        runs: Runs that train at the same time.
+        rounds: Rounds to time; three more run first, to compile and to fill caches.
+        tokens: Tokens of each user.
+        population: Users of the temporary store.
+
+    Returns:
+        Users and rounds per second, over all runs.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(
             Path(folder) / "store",
-            train=[user.tokens for user in _synthetic_users(model.vocabulary_size, population, tokens)],
-            held_out=[user.tokens for user in _synthetic_users(model.vocabulary_size, 2, 200)],
+            train=[user.tokens for user in synthetic_users(model.vocabulary_size, population, tokens)],
+            held_out=[user.tokens for user in synthetic_users(model.vocabulary_size, 2, 200)],
             vocabulary=Vocabulary.of([f"w{k}" for k in range(model.vocabulary_size - 3)]),
             info={
                 "tokens": {"kind": "words"},
@@ -124,15 +163,15 @@ def whole_rounds(
         run = Run(
             corpus=store.path,
             model=model,
-            plan=_plan(users_per_round, population),
+            plan=benchmark_plan(users_per_round, population),
             training=Training(rounds=rounds + warm_up, checkpoint_every=10**6),
             evaluation=Evaluation(every=10**6, max_tokens=200),
         )
-        going = train_together([(run, Path(folder) / f"run-{k}") for k in range(runs)], engine=choice)
+        reports = train_together([(run, Path(folder) / f"run-{k}") for k in range(runs)], engine=choice)
         began, ended = 0.0, 0.0
         device = choice.torch_device()
-        for _, report in going:
-            # the last round evaluates and saves, which is not what is measured
+        for _, report in reports:
+            # The last round evaluates and saves; it is not measured.
             if report.round == warm_up:
                 began = _now(device)
             if report.round == rounds + warm_up - 1:
@@ -150,7 +189,8 @@ def _is_coarse(choice: EngineChoice) -> bool:
     return choice.precision == "bfloat16" or (choice.precision == "auto" and choice.torch_device().type == "cuda")
 
 
-def _plan(users_per_round: int, population: int | None = None) -> Plan:
+def benchmark_plan(users_per_round: int, population: int | None = None) -> Plan:
+    """The paper's plan for a cohort of this size: FedAvg, a flat clip of 15, noise with z = 1."""
     return Plan(
         population=population or 10 * users_per_round,
         sampling=PoissonSampling(users_per_round=users_per_round),
@@ -160,8 +200,8 @@ def _plan(users_per_round: int, population: int | None = None) -> Plan:
     )
 
 
-def _synthetic_users(vocabulary_size: int, count: int, tokens: int) -> Iterator[User]:
-    """Words by Zipf's law. The first token is BOS, so that there are exactly `tokens` targets."""
+def synthetic_users(vocabulary_size: int, count: int, tokens: int) -> Iterator[User]:
+    """Users with words by Zipf's law. Their first token is BOS, so that each has exactly `tokens` targets."""
     rng = np.random.default_rng(0)
     share = 1 / np.arange(1, vocabulary_size - 2)
     edges = np.cumsum(share / share.sum())
@@ -171,7 +211,7 @@ def _synthetic_users(vocabulary_size: int, count: int, tokens: int) -> Iterator[
 
 
 def _seconds(work: Any, device: torch.device, at_least: float = 0.3) -> float:
-    """Median seconds of a call: as many as fill `at_least`, three or more."""
+    """The median time of at least three calls that together take at least `at_least` seconds."""
     work()
     taken: list[float] = []
     while len(taken) < 3 or sum(taken) < at_least:
@@ -198,7 +238,7 @@ def _peak(engine: Engine) -> int:
 
 
 def choices(choice: EngineChoice, kinds: Sequence[str], precisions: Sequence[str]) -> Iterator[EngineChoice]:
-    """The engines to compare: each kind, and where it has them each precision."""
+    """The engines to compare: each kind, and each precision for the kinds that have several."""
     for kind in kinds:
         for precision in precisions if kind in ("auto", "stacked") else ("auto",):
             yield replace(choice, kind=kind, precision=precision)

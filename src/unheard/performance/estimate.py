@@ -1,8 +1,12 @@
-"""What a plan costs in machine time: user updates over measured users a second.
+"""The machine time of a plan: its user updates divided by a measured number of users per second.
 
-In: rounds and users a round; speeds that were measured, with their source. Out: hours, and money if you say what an hour costs.
-Speeds come with the package (speeds.toml, made from benchmarks/results by benchmarks/speeds.py) or from `unheard benchmark --json`
-on your own machine. Nothing else is known here: no price, no speed of a machine that was not measured.
+    speeds = nearest_rounds(measured_speeds(), users_per_round=1000)
+    cost_of(speeds[0], rounds=1000, users_per_round=1000, hour_price=3.0)      # .hours, .price
+
+Input: rounds, users per round, and a measured speed with its source. Output: hours, and the price if the caller gives
+the price of an hour. Speeds come with the package (speeds.toml, which benchmarks/speeds.py makes from
+benchmarks/results) or from `unheard benchmark --json` on the user's own machine. The package contains no prices and no
+speeds of machines that were not measured.
 """
 
 import json
@@ -19,7 +23,20 @@ from unheard.errors import InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Users a second, as measured; evaluations and checkpoints are not in it."""
+    """A measured number of users per second, without evaluations and checkpoints.
+
+    Args:
+        device: The machine, for example "NVIDIA H200".
+        engine: The engine and its precision.
+        model: The model, in words.
+        users_per_round: The size of the cohorts that were measured.
+        users_per_second: The result.
+        source: The file that the figure is from.
+        of: What was timed: whole rounds, or the user updates alone.
+        is_gpu: Whether the device is a GPU; a price per GPU hour applies only then.
+        parameters: The number of the model's parameters, if known.
+        tokens_per_user: The tokens of each user, if known.
+    """
 
     device: str
     engine: str
@@ -28,7 +45,6 @@ class Speed:
     users_per_second: float
     source: str
     of: str = "whole rounds"
-    """What was timed."""
     is_gpu: bool = True
     parameters: int | None = None
     tokens_per_user: int | None = None
@@ -39,7 +55,15 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A plan on machines of one kind."""
+    """The machine time of a plan on machines of one kind.
+
+    Attributes:
+        speed: The measured speed that the estimate rests on.
+        machines: How many machines share the work.
+        machine_hours: Hours of all machines together.
+        hours: Hours from start to end.
+        price: machine_hours times the price of an hour; None if no price was given, or on a CPU.
+    """
 
     speed: Speed
     machines: int
@@ -57,7 +81,23 @@ def cost_of(
     efficiency: float = 1.0,
     hour_price: float | None = None,
 ) -> Cost:
-    """Machine hours, and hours on so many machines; `efficiency` is the part of N times one machine that N machines reach."""
+    """The machine time of a plan.
+
+    >>> speed = Speed(device="a GPU", engine="stacked", model="LSTM", users_per_round=100, users_per_second=1000, source="x")
+    >>> cost_of(speed, rounds=3600, users_per_round=1000, machines=2, hour_price=3.0).price
+    3.0
+
+    Args:
+        speed: A measured speed.
+        rounds: Rounds of the plan.
+        users_per_round: Expected users in a round.
+        machines: How many machines share the work.
+        efficiency: The fraction of `machines` times the speed of one machine that they reach together, in (0, 1].
+        hour_price: The price of one machine for one hour, in any currency.
+
+    Raises:
+        InvalidValue: A value is out of its range.
+    """
     require(machines >= 1, "--gpus must be 1 or more.")
     require(0 < efficiency <= 1, "--efficiency must be above 0 and at most 1: the part of ideal speed that is reached.")
     require_positive(**{"--gpu-hour-price": hour_price})
@@ -69,19 +109,26 @@ def cost_of(
 
 
 def measured_speeds() -> list[Speed]:
-    """Those of the package."""
-    text = resources.files("unheard.training").joinpath("speeds.toml").read_text(encoding="utf-8")
+    """The speeds that come with the package."""
+    text = resources.files("unheard.performance").joinpath("speeds.toml").read_text(encoding="utf-8")
     return [Speed(**table) for table in tomllib.loads(text)["speed"]]
 
 
 def speeds_from(path: Path) -> list[Speed]:
-    """Those that `unheard benchmark --json` printed: whole rounds; of runs side by side nothing is taken."""
+    """The speeds of whole rounds in the output of `unheard benchmark --json`; those of several runs at once are left
+    out.
+
+    Raises:
+        InvalidValue: The file cannot be read, is not such an output, or holds no whole rounds.
+    """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        machine, parameters = str(found["machine"]["device"]), int(found["parameters"])
-        rows = [_from_benchmark(row, machine, parameters, path) for row in found["rounds"] if row["runs_at_once"] == 1]
-    except OSError as trouble:
-        raise InvalidValue(f"Cannot read --speed-from {path}: {trouble.strerror}.") from None
+        content = json.loads(path.read_text(encoding="utf-8"))
+        machine, parameters = str(content["machine"]["device"]), int(content["parameters"])
+        rows = [
+            _from_benchmark(row, machine, parameters, path) for row in content["rounds"] if row["runs_at_once"] == 1
+        ]
+    except OSError as error:
+        raise InvalidValue(f"Cannot read --speed-from {path}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, InvalidValue, RecursionError):
         raise InvalidValue(
             f"{path} is not what `unheard benchmark --json` prints. Write it anew: unheard benchmark --json > {path.name}"
@@ -105,7 +152,10 @@ def _from_benchmark(row: dict[str, Any], machine: str, parameters: int, path: Pa
 
 
 def nearest_rounds(speeds: Sequence[Speed], users_per_round: float) -> list[Speed]:
-    """Of each device and engine the one measured with rounds most like these: the largest that is not larger, else the smallest."""
+    """For each device and engine the speed that was measured with the most similar cohort size, fastest first.
+
+    The most similar size is the largest that is not larger than `users_per_round`; if there is none, the smallest.
+    """
     chosen: dict[tuple[str, str, str], Speed] = {}
     for speed in sorted(speeds, key=lambda s: s.users_per_round):
         key = (speed.device, speed.engine, speed.model)
