@@ -1,6 +1,7 @@
 """The speeds that `unheard plan --cost` reckons with, taken from the dated results beside this file: no figure is typed twice.
 
-Run it after a new result: python benchmarks/speeds.py      It writes src/unheard/performance/speeds.toml; a test holds them together.
+Run it after a new result: python benchmarks/speeds.py
+It writes src/unheard/performance/speeds.toml; a test compares the two.
 A newer result goes into READ, in place of the one that it supersedes.
 """
 
