@@ -326,7 +326,7 @@ def per_user(
     import torch
 
     from unheard.corpus.vocabulary import EOS, UNK
-    from unheard.evaluation.next_word import place
+    from unheard.evaluation.next_word import target_rank
     from unheard.models.model import window_targets
     from unheard.updates.users import windows_of
 
@@ -342,7 +342,7 @@ def per_user(
         with torch.no_grad():
             input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(np.concatenate(windows), device=device))
             logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
-            place_BT = place(logits_NV, target_BT.flatten()).view(target_BT.shape)
+            place_BT = target_rank(logits_NV, target_BT.flatten()).view(target_BT.shape)
             hit_BT = counts_BT & (target_BT != UNK) & (place_BT == 1)
             word_BT = counts_BT & (target_BT != EOS)
             plain_BT = word_BT & ~is_mark_V[target_BT]

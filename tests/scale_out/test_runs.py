@@ -92,7 +92,7 @@ def measures(spread, store, model, params_P) -> np.ndarray:
     return np.concatenate(
         [
             np.array(list(quick.values())),
-            *(scores.user_N, scores.target_N, scores.place_N, scores.loss_N),
+            *(scores.user_N, scores.target_N, scores.rank_N, scores.loss_N),
             *heads.histograms.values(),
             log_probability(model, params_P, words, spread=spread),
         ]

@@ -1,8 +1,10 @@
-"""Simple baselines on the same text, so that a figure has a floor to stand on: the most frequent word, and a bigram.
+"""Simple baselines on the same text as a model: the most frequent word, and a bigram model with back-off.
 
-In: held-out users, and other people's text to count in. Out: `Scores` in the same rows as a model's.
-What is counted is never the training users' text: counting it without noise would be a release of its own, outside the
-ledger. It is the corpus's public users if it has some, else held-out users, each scored by counts of the others
+    score_baselines(users, other_texts, vocabulary_size, are_public=False)     # {"bigram with back-off": Scores, ...}
+
+Input: held-out users, and text of other users to count words in. Output: `Scores` with the same rows as a model's. The
+counts are never of training users' text: counting it without noise would be a release outside the ledger. They are of
+the corpus's public users if it has some, else of held-out users, each scored by counts of the others
 (docs/decisions/0040-baselines-without-training-users.md).
 """
 
@@ -17,23 +19,31 @@ from unheard.evaluation.scores import GUESSES, Scores
 from unheard.updates.users import User
 
 DISCOUNT = 0.75
-"""Taken off every count of a pair and given to the pairs never seen: the customary value of absolute discounting."""
+"""Absolute discounting (Ney, Essen and Kneser, 1994): subtracted from every count of a pair, and given to unseen
+pairs."""
 FOLDS = 5
+"""Folds of held-out users, where they are scored by counts of the others."""
 FIT_TOKENS = 2_000_000
-"""Tokens of other people to count in, at most: more would be slow to count and would not move the figures."""
+"""The most tokens to count in: more would be slow and would not change the figures."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each word stands in a text, and each word after each other one."""
+    """Counts of words and of pairs of successive words.
+
+    Attributes:
+        unigram_V: How often each word occurs as a target.
+        pairs_M: The pairs that occur, as previous * V + word, sorted.
+        times_M: How often each of them occurs.
+    """
 
     unigram_V: np.ndarray
     pairs_M: np.ndarray
-    """previous * V + word, each once, in order."""
     times_M: np.ndarray
 
     @classmethod
     def of(cls, texts: Sequence[np.ndarray], size: int) -> "Counts":
+        """Count texts of token ids below `size`."""
         empty = [np.empty(0, dtype=np.int64)]
         before = np.concatenate([text[:-1].astype(np.int64) for text in texts] or empty)
         word = np.concatenate([text[1:].astype(np.int64) for text in texts] or empty)
@@ -43,45 +53,45 @@ class Counts:
 
     @cached_property
     def probs_V(self) -> np.ndarray:
-        """Unigram probabilities, one added to every count; BOS is never a target and has none."""
+        """Unigram probabilities with add-one smoothing; 0 for BOS, which is never a target."""
         raised_V = self.unigram_V + 1.0
         raised_V[BOS] = 0.0
         return raised_V / raised_V.sum()
 
     @cached_property
     def order(self) -> np.ndarray:
-        """Words from the most frequent on; ties by the dictionary's rank; UNK and BOS are never guessed."""
+        """Words by falling frequency, ties by the dictionary's rank; without UNK and BOS, which are never predicted."""
         order = np.argsort(-self.unigram_V, kind="stable")
         return order[(order != BOS) & (order != UNK)]
 
     def after(self, previous: int) -> tuple[np.ndarray, np.ndarray]:
-        """The words seen after one, and how often."""
+        """The words that occur after `previous`, and how often."""
         size = len(self.unigram_V)
         begin, end = np.searchsorted(self.pairs_M, [previous * size, (previous + 1) * size])
         return self.pairs_M[begin:end] - previous * size, self.times_M[begin:end]
 
 
 def score_unigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Always the same guesses, the most frequent words first. Places and losses."""
-    place_V = np.full(len(counts.unigram_V), GUESSES)
-    place_V[counts.order[:GUESSES]] = np.arange(len(counts.order[:GUESSES]))
-    return place_V[target_N], -np.log(counts.probs_V[target_N])
+    """Ranks and losses of a model that always predicts the most frequent words."""
+    rank_V = np.full(len(counts.unigram_V), GUESSES)
+    rank_V[counts.order[:GUESSES]] = np.arange(len(counts.order[:GUESSES]))
+    return rank_V[target_N], -np.log(counts.probs_V[target_N])
 
 
 def score_bigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What followed the last word, backing off to the most frequent words (absolute discounting). Places and losses."""
-    place_N, loss_N = np.full(len(target_N), GUESSES), np.zeros(len(target_N))
+    """Ranks and losses of a bigram model that backs off to unigrams (absolute discounting)."""
+    rank_N, loss_N = np.full(len(target_N), GUESSES), np.zeros(len(target_N))
     for previous in np.unique(before_N):
         rows = np.flatnonzero(before_N == previous)
         probs_V, guesses = bigram(counts, int(previous))
         loss_N[rows] = -np.log(probs_V[target_N[rows]])
-        for place, word in enumerate(guesses):
-            place_N[rows[target_N[rows] == word]] = place
-    return place_N, loss_N
+        for rank, word in enumerate(guesses):
+            rank_N[rows[target_N[rows] == word]] = rank
+    return rank_N, loss_N
 
 
 def bigram(counts: Counts, previous: int) -> tuple[np.ndarray, np.ndarray]:
-    """P(word | previous) for every word, and the ten best guesses."""
+    """P(word | previous) for every word, and the ten most likely words."""
     seen, times = counts.after(previous)
     unseen_mass = 1.0 - counts.probs_V[seen].sum()
     probs_V = counts.probs_V.copy()
@@ -90,7 +100,7 @@ def bigram(counts: Counts, previous: int) -> tuple[np.ndarray, np.ndarray]:
         probs_V *= discount * len(seen) / times.sum() / max(unseen_mass, 1e-12)
         probs_V[seen] = (times - discount) / times.sum()
     may = seen[(seen != UNK) & (seen != BOS)]
-    rest = counts.order[: GUESSES + len(seen)]  # unseen words stand in the order of their own frequency
+    rest = counts.order[: GUESSES + len(seen)]  # unseen words are ordered by their own frequency
     may = np.concatenate([may, rest[~np.isin(rest, seen)][:GUESSES]])
     return probs_V, may[np.lexsort((may, -probs_V[may]))][:GUESSES]
 
@@ -101,7 +111,17 @@ BASELINES = {"most frequent word": score_unigram, "bigram with back-off": score_
 def score_baselines(
     users: Sequence[User], others: Sequence[np.ndarray], size: int, *, are_public: bool
 ) -> dict[str, Scores]:
-    """Each baseline's scores of `users`. `others`: public text, or the held-out users themselves, these first and in order."""
+    """Score held-out users by each baseline.
+
+    Args:
+        users: The users to score.
+        others: Text to count in: public text, or the text of all held-out users, with `users` first and in order.
+        size: The size of the vocabulary.
+        are_public: Whether `others` is public text. Else each user is scored by the counts of other folds.
+
+    Returns:
+        Scores by the name of the baseline; empty if there are fewer than two users to count in.
+    """
     if not are_public and len(others) < 2:
         return {}  # one user cannot be scored by the counts of the others
     folds = 1 if are_public else min(FOLDS, len(others))
@@ -115,7 +135,7 @@ def score_baselines(
 
 
 def _targets(users: Sequence[tuple[int, User]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whose, the token before, and the token, for every target that counts."""
+    """For every target that counts: the user's index, the token before it, and the token."""
     empty = [np.empty(0, dtype=np.int64)]
     numbers = np.concatenate([np.full(max(len(u.tokens) - 1, 0), i) for i, u in users] or empty)
     before = np.concatenate([u.tokens[:-1].astype(np.int64) for _, u in users] or empty)
@@ -125,5 +145,5 @@ def _targets(users: Sequence[tuple[int, User]]) -> tuple[np.ndarray, np.ndarray,
 
 
 def _joined(parts: list[tuple[np.ndarray, ...]]) -> Scores:
-    user_N, target_N, place_N, loss_N = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Scores(user_N=user_N, target_N=target_N, place_N=place_N, loss_N=loss_N)
+    user_N, target_N, rank_N, loss_N = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Scores(user_N=user_N, target_N=target_N, rank_N=rank_N, loss_N=loss_N)

@@ -1,8 +1,12 @@
-"""The full measures of one released model, as one JSON object: what the page and every comparison read.
+"""The full evaluation of a released model as one JSON object, measures.json in the run folder.
 
-In: a model, held-out users, its words. Out: `measures.json` of the run folder, written whole. `report/` reads it without torch.
-The head-word histograms are the paper's last table. Numbers here are exact functions of held-out people's text; they have no
-noise, and those people no guarantee. Nothing here looks at a training user.
+    measures = full_measures(Measured(model=..., params_P=..., ...), run.evaluation)
+    write_measures(folder, measures)
+
+Input: a model, held-out users and the vocabulary. Output: accuracies by token, by user and by word frequency, the
+paper's head-word histograms (its last table), baselines on the same targets, and predictions after a few prompts.
+`report/` reads the file without torch. The numbers are exact functions of held-out users' text: they have no noise, and
+held-out users have no guarantee. Nothing here reads a training user.
 """
 
 import json
@@ -25,21 +29,29 @@ from unheard.run_folder import MEASURES_FORMAT, RunFolder, replace_file
 from unheard.updates.users import User
 
 SUGGESTIONS = 5
+"""Predicted words per prompt."""
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A model with the text to measure it on."""
+    """A model with the text to evaluate it on.
+
+    Args:
+        model: The model.
+        params_P: Its parameters.
+        vocabulary: The words of its output layer.
+        tokens: How prompts are split into tokens.
+        held_out: Held-out users in the store's order: at least those that are evaluated. The baselines count in all.
+        public: Text of the corpus's public users, if it has some: the baselines are then fitted on it.
+    """
 
     model: LanguageModel
     params_P: Tensor
     vocabulary: Vocabulary
     tokens: Tokenizer
     held_out: Sequence[User]
-    """Held-out users in the store's order: at least those that are measured; the baselines count in all of them."""
     public: Sequence[np.ndarray] = field(default=())
-    """Text of the corpus's public users, if it has some: the baselines are then fitted on it."""
 
 
 def full_measures(
@@ -50,12 +62,20 @@ def full_measures(
     progress: Callable[[int, int], None] | None = None,
     spread: Spread = in_turn,
 ) -> dict[str, Any]:
-    """By token, by user, by band; head words; baselines on the same targets; what the model says after a few prompts."""
+    """Compute the content of measures.json.
+
+    Args:
+        what: The model and the text.
+        how: How much held-out text, in which windows.
+        prompts: Texts whose most likely next words are included.
+        progress: Called with the number of users done and their total.
+        spread: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+    """
     users, size = how.choose(what.held_out), len(what.vocabulary)
     scores, heads = score(what.model, what.params_P, users, unroll=how.unroll, progress=progress, spread=spread)
     others = what.public or [user.tokens for user in what.held_out]
     baselines = score_baselines(users, others, size, are_public=bool(what.public))
-    found = {
+    measures = {
         "format": MEASURES_FORMAT,
         "max_tokens": how.max_tokens,
         "unroll": how.unroll,
@@ -68,26 +88,26 @@ def full_measures(
             for name, s in baselines.items()
         },
         "baselines_fitted_on": "the corpus's public users" if what.public else "other held-out users",
-        "prompts": [{"text": text, "words": _said(what, text)} for text in prompts],
+        "prompts": [{"text": text, "words": _predictions(what, text)} for text in prompts],
     }
-    return _finite(found)
+    return _finite(measures)
 
 
 def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
-    """Keep the measures with the model that they are about."""
+    """Write measures.json, with the digest of the model that it describes."""
     content = {**measures, "model_sha256": folder.model_digest()}
     replace_file(folder.measures, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def _said(what: Measured, text: str) -> list[dict[str, Any]]:
+def _predictions(what: Measured, text: str) -> list[dict[str, Any]]:
     words = predict(what.model, what.params_P, what.vocabulary, what.tokens.split(text), SUGGESTIONS)
     return [{"word": word, "probability": p} for word, p in words if math.isfinite(p)]
 
 
 def _finite(value: Any) -> Any:
-    """A model that has diverged has no loss: JSON knows no NaN, and a figure that does not exist is null."""
+    """The same with null for NaN and infinity, which JSON does not have: a model that diverged has no loss."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

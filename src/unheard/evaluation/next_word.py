@@ -1,11 +1,12 @@
-"""How well a model guesses the next word of people it was not trained on.
+"""Next-word accuracy and loss on held-out users, and the most likely next words after a text.
 
-In: a model, its parameters, held-out users. Out: AccuracyTop1/3/5, loss and perplexity, as plain numbers.
-Where in the paper: appendix "Accuracy metrics". A target outside the dictionary is always a mistake, even if the model says UNK.
-BOS is never a target; EOS is one, since a keyboard must know when to stop (docs/decisions/0004-what-counts-in-accuracy.md).
-The most likely next words after some words.
+    users = Evaluation(max_tokens=75_000).choose(users_in_turn(store.held_out, model))
+    evaluate(model, params_P, users, unroll=80)         # {"accuracy_top1": ..., "loss": ..., "perplexity": ...}
+    predict(model, params_P, vocabulary, ["how", "are"])   # [("you", 0.41), ...]
 
-In: a model and a context. Out: words with probabilities, UNK and BOS left out, since nobody wants them suggested.
+Paper: appendix "Accuracy metrics". A target outside the dictionary always counts as a mistake, even if the model
+predicts UNK. BOS is never a target; EOS is one, since a keyboard must know when to stop
+(docs/decisions/0004-what-counts-in-accuracy.md).
 """
 
 import math
@@ -24,40 +25,34 @@ from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
 from unheard.updates.users import User, windows_of
 
-
-@torch.no_grad()
-def predict(
-    model: LanguageModel, params_P: Tensor, vocabulary: Vocabulary, words: Sequence[str], top: int = 3
-) -> list[tuple[str, float]]:
-    """The `top` next words; EOS shows as it stands in the vocabulary."""
-    ids = [BOS, *vocabulary.encode_words(words).tolist()]
-    context_1T = torch.tensor([ids[-(getattr(model, "context", None) or len(ids)) :]], device=params_P.device)
-    features_F = torch.zeros(model.user_features, device=params_P.device) if model.user_features else None
-    logits_V = model.logits(model.layout.split(params_P), context_1T, features_F)[0, -1].double()
-    probs_V = torch.softmax(logits_V, dim=-1)
-    probs_V[[BOS, UNK]] = 0.0
-    best = probs_V.topk(min(top, len(vocabulary)))
-    return [(vocabulary.word(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-
-
 TOP = (1, 3, 5)
+"""The k of the reported top-k accuracies."""
 TOKENS_AT_ONCE = {"cpu": 4_000, "cuda": 80_000}
-"""A GPU waits for each of a window's steps, however few windows take it together, so it takes many."""
-BYTES_A_SCORE = 40
-"""Of a GPU's memory: a score (of one word at one place) takes 9 by count (itself, its logarithm of a share, a comparison), and in
-training others hold the rest."""
+"""Positions scored at a time. A GPU needs the same time for each step of few windows and of many, so it takes many."""
+BYTES_PER_SCORE = 40
+"""GPU memory per score (of one word at one position): about 9 are needed (the score, its log-softmax, a comparison).
+The rest is a reserve for what training holds at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How a run is evaluated."""
+    """How often, and on how much held-out text, a run is evaluated.
+
+    >>> Evaluation(every=50).max_tokens
+    75000
+
+    Args:
+        every: Rounds between evaluations (20 in the paper). The last round is always evaluated.
+        max_tokens: Held-out tokens to use, from the first held-out users on (75,122 in the paper).
+        unroll: Tokens of context: text is read in windows of this many tokens, each from a zero state.
+
+    Raises:
+        InvalidValue: A value is below 1.
+    """
 
     every: int = 20
-    """Rounds between evaluations (the paper's 20)."""
     max_tokens: int = 75_000
-    """Held-out tokens to use, from the first held-out users on (the paper used 75,122)."""
     unroll: int = 80
-    """Tokens of context: text is read in windows of this many, each from a zero state."""
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "every must be at least 1 round.")
@@ -65,7 +60,7 @@ class Evaluation:
         require(self.unroll >= 1, "unroll must be at least 1 token.")
 
     def choose(self, users: Iterable[User]) -> list[User]:
-        """Whole users, in order, until there are max_tokens; the last one is cut."""
+        """The first users that together have `max_tokens` tokens; the last one is cut. Later users are not read."""
         chosen, left = [], self.max_tokens + 1
         for user in users:
             if left < 2:
@@ -76,8 +71,8 @@ class Evaluation:
 
 
 @dataclass
-class Tally:
-    """Sums over targets, batch after batch."""
+class Totals:
+    """Sums over the targets of all batches."""
 
     targets: int = 0
     words: int = 0
@@ -86,7 +81,7 @@ class Tally:
     word_hits: int = 0
 
     def add(self, row: np.ndarray) -> None:
-        """One batch, as `tally` has it."""
+        """Add one batch, a row of `count_batch`."""
         targets, words, loss, word_hits, *hits = row.tolist()
         self.targets += int(targets)
         self.words += int(words)
@@ -95,7 +90,8 @@ class Tally:
         for k, hit in zip(TOP, hits, strict=True):
             self.hits[k] += int(hit)
 
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
+        """The metrics of one evaluation."""
         mean = self.loss / self.targets
         return {
             **{f"accuracy_top{k}": self.hits[k] / self.targets for k in TOP},
@@ -106,45 +102,45 @@ class Tally:
         }
 
 
-def tally(
+def count_batch(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """One batch: targets, words among them, loss, words guessed right, and targets among the first k guesses."""
+    """The sums of one batch: targets, words among them, loss, words predicted right, and targets among the top k."""
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
-    # Places that do not count are scored too and left out of the sums: copying the scores of the others would cost more.
+    # Positions that do not count are scored too and left out of the sums: copying the other scores would cost more.
     logits_NV, target_N = model.logits(params, input_BT, features_F).flatten(0, -2), target_BT.flatten()
     counts_N = counts_BT.flatten()
-    place_N = place(logits_NV, target_N)
+    rank_N = target_rank(logits_NV, target_N)
     is_word_N = counts_N & (target_N != EOS)
-    may_hit_N = counts_N & (target_N != UNK) & (place_N > 0)
-    found = [
+    may_hit_N = counts_N & (target_N != UNK) & (rank_N > 0)
+    sums = [
         counts_N.sum(),
         is_word_N.sum(),
         torch.where(counts_N, losses(logits_NV, target_N), 0.0).sum(),
-        (may_hit_N & is_word_N & (place_N == 1)).sum(),
-        *((may_hit_N & (place_N <= k)).sum() for k in TOP),
+        (may_hit_N & is_word_N & (rank_N == 1)).sum(),
+        *((may_hit_N & (rank_N <= k)).sum() for k in TOP),
     ]
-    return torch.stack([one.double() for one in found]).cpu().numpy()
+    return torch.stack([value.double() for value in sums]).cpu().numpy()
 
 
-def place(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """The target's place among all guesses, from 1; behind those that the model likes as much. 0 where its score is no number."""
-    # Counted, not sorted: a GPU has the first five of 10,000 sorted long after it has compared all of them.
+def target_rank(logits_NV: Tensor, target_N: Tensor) -> Tensor:
+    """The rank of each target among all words, from 1, after words with the same score; 0 where its score is NaN."""
+    # Counted, not sorted: on a GPU comparing all of 10,000 scores is much faster than sorting out the first five.
     return (logits_NV >= logits_NV.gather(1, target_N[:, None])).sum(dim=1, dtype=torch.int32)
 
 
 def losses(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """Each target's surprise, in nats. Computed as the scores are, and given in double precision, so that sums are."""
+    """The cross-entropy of each target, in nats. Returned in float64, so that sums are computed in it."""
     return nnf.cross_entropy(logits_NV, target_N, reduction="none").double()
 
 
 def tokens_at_once(model: LanguageModel, device: torch.device) -> int:
-    """Places that are scored at a time on such a device: as many as are worth it, if their scores fit."""
+    """Positions to score at a time on a device: as many as make it faster, if their scores fit into memory."""
     most = TOKENS_AT_ONCE[device.type]
     if device.type != "cuda":
         return most
     memory = torch.cuda.get_device_properties(device).total_memory
-    return max(1, min(most, memory // BYTES_A_SCORE // model.vocabulary_size))
+    return max(1, min(most, memory // BYTES_PER_SCORE // model.vocabulary_size))
 
 
 def evaluate(
@@ -156,20 +152,35 @@ def evaluate(
     at_once: int | None = None,
     spread: Spread = in_turn,
 ) -> dict[str, float]:
-    """The numbers of one evaluation; `accuracy_top1_words` leaves EOS out. `spread` says who works on the batches, `at_once` how
-    many tokens make one."""
-    total = Tally()
+    """Evaluate a model on held-out users.
+
+    Args:
+        model: The model.
+        params_P: Its parameters, on the device to evaluate on.
+        users: Held-out users, usually from `Evaluation.choose`.
+        unroll: Tokens per window; each window starts from a zero state.
+        at_once: Tokens per batch; None: as many as the device takes.
+        spread: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+
+    Returns:
+        `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (EOS left out), `loss` in nats per
+        token, `perplexity` and `tokens`.
+
+    Raises:
+        InvalidValue: The users have no text to predict.
+    """
+    totals = Totals()
     at_once = at_once or tokens_at_once(model, params_P.device)
     batches = list(_batches(users, unroll, max(1, at_once // unroll), bool(model.user_features)))
-    for row in spread(tally, model, params_P, batches):
-        total.add(row)
-    if not total.targets:
+    for row in spread(count_batch, model, params_P, batches):
+        totals.add(row)
+    if not totals.targets:
         raise InvalidValue("There is no held-out text to evaluate on. Prepare the corpus with held-out users.")
-    return total.numbers()
+    return totals.metrics()
 
 
 def _batches(users: Sequence[User], unroll: int, size: int, per_user: bool) -> Iterable[Batch]:
-    """Windows of many users together; of one user at a time if the model looks at features."""
+    """Batches of windows: of many users together, or of one user at a time if the model takes user features."""
     if per_user:
         for user in users:
             windows_KW = windows_of(user.tokens, unroll)
@@ -179,3 +190,29 @@ def _batches(users: Sequence[User], unroll: int, size: int, per_user: bool) -> I
     windows_KW = np.concatenate([windows_of(user.tokens, unroll) for user in users] or [np.empty((0, unroll + 1), int)])
     for start in range(0, len(windows_KW), size):
         yield Batch(windows_KW[start : start + size])
+
+
+@torch.no_grad()
+def predict(
+    model: LanguageModel, params_P: Tensor, vocabulary: Vocabulary, words: Sequence[str], top: int = 3
+) -> list[tuple[str, float]]:
+    """The most likely next words after some words.
+
+    Args:
+        model: The model.
+        params_P: Its parameters.
+        vocabulary: The words of its output layer.
+        words: The text so far, as tokens.
+        top: How many words to return.
+
+    Returns:
+        Words with their probabilities, most likely first. UNK and BOS are never among them; EOS may be.
+    """
+    ids = [BOS, *vocabulary.encode_words(words).tolist()]
+    context_1T = torch.tensor([ids[-(getattr(model, "context", None) or len(ids)) :]], device=params_P.device)
+    features_F = torch.zeros(model.user_features, device=params_P.device) if model.user_features else None
+    logits_V = model.logits(model.layout.split(params_P), context_1T, features_F)[0, -1].double()
+    probs_V = torch.softmax(logits_V, dim=-1)
+    probs_V[[BOS, UNK]] = 0.0
+    best = probs_V.topk(min(top, len(vocabulary)))
+    return [(vocabulary.word(i), p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]

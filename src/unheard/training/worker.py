@@ -32,12 +32,12 @@ from unheard.engines.distributed.protocol import Message
 from unheard.engines.distributed.store_replicas import Stores
 from unheard.engines.engine import Engine
 from unheard.errors import CorpusError, InvalidValue, UnheardError
-from unheard.evaluation.next_word import tally
-from unheard.evaluation.scores import places
+from unheard.evaluation.next_word import count_batch
+from unheard.evaluation.scores import score_batch
 from unheard.models.model import LanguageModel
 from unheard.training.run_file import MODELS
 
-JOBS: tuple[Job, ...] = (tally, places)
+JOBS: tuple[Job, ...] = (count_batch, score_batch)
 """The functions over batches that a worker computes for training and evaluation; the command line adds the audit's."""
 
 
