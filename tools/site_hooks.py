@@ -3,7 +3,7 @@
 - `commands.md`: below each heading `## unheard NAME`, the usage, arguments, options and examples of that command.
 - `run-file.md`: in place of `<!-- run file tables -->`, every table and key with type, default and meaning.
 - `api.md`: in place of `<!-- public names -->`, every name of `import unheard` from its docstring (mkdocstrings).
-- `errors.md`: in place of `<!-- error tree -->`, the tree of exceptions from the docstring of `unheard.errors`.
+- `errors.md`: in place of `<!-- error tree -->`, a table of the exceptions with their meanings.
 - `decisions/index.md`: a list of all decisions, unless the folder has an index of its own.
 - `changelog.md`: the text of CHANGELOG.md.
 
@@ -344,9 +344,15 @@ def api_page(markdown: str) -> str:
 
 
 def errors_page(markdown: str) -> str:
-    import unheard.errors
+    """The page with a table of the exceptions, each below its parent."""
+    from unheard import errors
 
-    return markdown.replace("<!-- error tree -->", f"```text\n{inspect.cleandoc(unheard.errors.__doc__ or '')}\n```")
+    def rows(cls: type, depth: int) -> list[str]:
+        children = [row for child in cls.__subclasses__() for row in rows(child, depth + 1)]
+        return [_row(f"{'&emsp;' * 2 * depth}`{cls.__name__}`", first_paragraph(cls)), *children]
+
+    table = ["| exception | raised when |", "| --- | --- |", *rows(errors.UnheardError, 0)]
+    return markdown.replace("<!-- error tree -->", "\n".join(table))
 
 
 def decisions_index() -> str:
