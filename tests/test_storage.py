@@ -1,12 +1,17 @@
 """storage.py: after any failure the old content or the new content is there, and locks exclude other processes."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from unheard import storage
+
+SOURCE = Path(storage.__file__).parent
+ONLY_HERE = {"replace", "rename", "fsync", "ftruncate", "link", "mkdtemp", "mkstemp"}
 
 
 def test_a_replaced_file_has_the_new_content_and_leaves_nothing_beside_it(tmp_path):
@@ -142,3 +147,16 @@ def test_a_staged_folder_never_replaces_a_filled_one(tmp_path):
         (out / "b").write_text("2")
     assert os.listdir(tmp_path) == ["out"]
     assert os.listdir(out) == ["b"]
+
+
+def test_no_other_module_replaces_or_syncs_files():
+    """The scratch files of `prepare`, which a restart may lose, are the exception."""
+    offenders = [
+        f"{path.relative_to(SOURCE)}: {node.value.id}.{node.attr}"
+        for path in SOURCE.rglob("*.py")
+        if path.name != "storage.py" and path.parent.name not in ("corpus", "backends")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id in ("os", "tempfile") and node.attr in ONLY_HERE
+    ]
+    assert offenders == []

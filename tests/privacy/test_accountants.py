@@ -1,17 +1,19 @@
-"""Three accountants, one story: known answers, laws for any events, and what cannot be hidden costs infinity."""
+"""accountants.py: known answers, laws for any events, and infinity for a release without noise."""
 
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
-from unheard.errors import InvalidValue
+from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.privacy.accountants import (
     ACCOUNTANTS,
+    Accountant,
     best_epsilon,
     collapse,
     delta_at,
@@ -20,7 +22,12 @@ from unheard.privacy.accountants import (
     replace_one_epsilon,
     versions,
 )
+from unheard.privacy.budget import Budget
 from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian
+from unheard.privacy.planner import CostEstimate
+from unheard.privacy.rdp import AdditiveCost
+from unheard.privacy.statement import statement
+from unheard.privacy.statement_text import render
 
 PAPER_ROUND = PoissonGaussian(sampling_prob=5000 / 763430, noise_multiplier=1.0)
 QUICK = ("moments", "rdp")
@@ -267,3 +274,28 @@ def test_the_versions_of_what_computed_are_named():
 def test_nothing_is_printed_about_orders_that_the_library_leaves_out(capfd):
     epsilon([(PoissonGaussian(sampling_prob=0.11, noise_multiplier=0.9), 7)], 1e-5, "rdp")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_new_accountant_needs_only_a_record(monkeypatch):
+    """Statements, plans and budgets read the registry."""
+    cost = AdditiveCost(
+        cost=lambda event: np.ones(1), epsilon=lambda cost, delta: float(cost[0]), delta=lambda cost, epsilon: 0.5
+    )
+    record = Accountant(
+        name="one_each",
+        title="ONE",
+        description="Every event costs an epsilon of 1.",
+        epsilon=cost.epsilon_of,
+        delta=cost.delta_of,
+        additive=cost,
+        note="for a test",
+    )
+    monkeypatch.setitem(ACCOUNTANTS, record.name, record)
+    assert epsilons([(PAPER_ROUND, 7)], 1e-9)["one_each"] == 7.0
+    assert "(for a test)" in render(statement({"delta": 1e-9}, [PAPER_ROUND]))
+    plan = CostEstimate(population=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=7, delta=1e-9)
+    assert plan.bound("one_each").epsilon == 7.0
+    budget = Budget(epsilon=1.5, delta=1e-9, accountant="one_each")
+    budget.check(budget.running(), PAPER_ROUND, 0)
+    with pytest.raises(BudgetExceeded):
+        budget.check(budget.running([PAPER_ROUND]), PAPER_ROUND, 1)

@@ -104,6 +104,7 @@ def init(
     """Write a commented run file with the paper's settings."""
     import json
 
+    from unheard import storage
     from unheard.cli.display import say
     from unheard.corpus.vocabulary import Vocabulary
     from unheard.errors import InvalidValue
@@ -127,7 +128,7 @@ def init(
         rounds=rounds,
     )
     try:
-        run_file.write_text(text, encoding="utf-8")
+        storage.replace_file(run_file, text.encode())
     except OSError as error:
         raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
     say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")

@@ -137,12 +137,12 @@ class Budget:
         after = running.epsilon_after(event)
         # DP: asked before the round starts; a round that has been seen cannot be given back. NaN must not pass.
         if not after <= self.epsilon:
-            cure = f"keep this model, or declare a larger budget {larger}."
+            advice = f"keep this model, or declare a larger budget {larger}."
             if running.epsilon == float("inf"):
-                cure = "what is spent is infinite, and no budget can hold it. `unheard statement` names the reason."
+                advice = "what is spent is infinite, and no budget can hold it. `unheard statement` names the reason."
             raise BudgetExceeded(
                 f"Round {round} would bring epsilon to {after:.4f} at delta {self.delta:g} ({self.accountant}); "
-                f"the budget of {whose} is {self.epsilon:g} and {running.epsilon:.4f} is spent. Training stops here: {cure}"
+                f"the budget of {whose} is {self.epsilon:g} and {running.epsilon:.4f} is spent. Training stops here: {advice}"
             )
 
 

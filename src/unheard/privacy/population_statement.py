@@ -20,6 +20,7 @@ from unheard.privacy.accountants import CLAIM_RULE, RUNNING_ACCOUNTANT, best_eps
 from unheard.privacy.events import NonPrivate, Selection
 from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
 from unheard.privacy.statement import plain
+from unheard.privacy.statement_text import figure, row
 
 NOT_COVERED = [
     "runs that were not charged to this ledger: on copies of the store, or on other stores with the same people",
@@ -122,8 +123,8 @@ def _delta(population: PopulationLedger, delta: float | None) -> float:
 
 def _claim(total: float, delta: float, accountant: str, population: PopulationLedger) -> str:
     if math.isinf(total):
-        free = [m.facts.get("name", m.id) for m in population.members.values() if _is_free(m)]
-        why = f"without noise: {', '.join(sorted(map(str, free)))}" if free else "no epsilon holds at this delta"
+        without_noise = sorted(str(m.facts.get("name", m.id)) for m in population.members.values() if _has_no_noise(m))
+        why = f"without noise: {', '.join(without_noise)}" if without_noise else "no epsilon holds at this delta"
         return f"no guarantee over all runs: epsilon is infinite ({why})"
     return f"({total:.4g}, {delta:.3g})-differential privacy for every user over all runs together, by {accountant}"
 
@@ -149,7 +150,7 @@ def _budget(population: PopulationLedger) -> dict[str, Any] | None:
     return {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant, "spent": spent}
 
 
-def _is_free(member: Member) -> bool:
+def _has_no_noise(member: Member) -> bool:
     return any(isinstance(event, NonPrivate) for event in member.events)
 
 
@@ -161,7 +162,7 @@ def _warnings(population: PopulationLedger) -> list[str]:
             warnings.append(
                 f"REPRODUCIBLE NOISE in run '{name}': THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
             )
-        if _is_free(member):
+        if _has_no_noise(member):
             warnings.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")
         if any(isinstance(event, Selection) for event in member.events):
             warnings.append(f"run '{name}' is the best of a secret number of runs: nothing of the others may be shown.")
@@ -180,23 +181,18 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     for warning in statement["warnings"]:
         yield f"  !! {warning}"
     yield ""
-    yield f"  {'delta':<18}{statement['delta']:.4g}"
+    yield row("delta", figure(statement["delta"]))
     for accountant, value in statement["epsilon"].items():
         note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
-        yield f"  {'epsilon, ' + accountant:<18}{_number(value)}{note}"
-    if statement["budget"]:
-        b = statement["budget"]
-        spent = f"{_number(b['spent'])} of {_number(b['epsilon'])}"
-        yield f"  {'budget':<18}{spent} spent at delta {b['delta']:.3g}, by {b['accountant']}"
+        yield row(f"epsilon, {accountant}", figure(value) + note)
+    if budget := statement["budget"]:
+        spent = f"{figure(budget['spent'])} of {figure(budget['epsilon'])} spent"
+        yield row("budget", f"{spent} at delta {budget['delta']:.3g}, by {budget['accountant']}")
     else:
-        yield f"  {'budget':<18}none set for all runs (unheard budget STORE --epsilon E)"
+        yield row("budget", "none set for all runs (unheard budget STORE --epsilon E)")
     yield ""
     for i, run in enumerate(statement["runs"]):
-        alone = f"epsilon {_number(run['alone']['epsilon'])} alone by {run['alone']['accountant']}"
-        yield f"  {'runs' if i == 0 else '':<18}{run['name']}: {run['charges']} charges, {alone}"
+        alone = f"epsilon {figure(run['alone']['epsilon'])} alone by {run['alone']['accountant']}"
+        yield row("runs" if i == 0 else "", f"{run['name']}: {run['charges']} charges, {alone}")
     for i, line in enumerate(statement["not_covered"]):
-        yield f"  {'not covered' if i == 0 else '':<18}{line}"
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        yield row("not covered" if i == 0 else "", line)

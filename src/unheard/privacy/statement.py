@@ -70,24 +70,24 @@ def statement(
     Raises:
         InvalidValue: No delta is given, and the facts declare neither a delta nor a population.
     """
-    kept = [item.event if isinstance(item, Entry) else item for item in events]
+    charged = [item.event if isinstance(item, Entry) else item for item in events]
     delta = _delta(facts, delta)
-    claimed, replaced = best_epsilon(kept, delta), replace_one_epsilon(kept, delta)
+    claimed, replaced = best_epsilon(charged, delta), replace_one_epsilon(charged, delta)
     return plain(
         {
-            "claim": _claim(claimed.epsilon, delta, claimed.accountant, kept),
+            "claim": _claim(claimed.epsilon, delta, claimed.accountant, charged),
             "unit": "user",
             "adjacency": "add or remove one user with everything they wrote",
             "delta": delta,
-            "epsilon": epsilons(kept, delta),
+            "epsilon": epsilons(charged, delta),
             "claimed": {
                 "epsilon": claimed.epsilon,
                 "accountant": claimed.accountant,
                 "of": CLAIM_RULE,
             },
             "replace_one": {"epsilon": replaced.epsilon, "accountant": replaced.accountant},
-            "curve": _curve(kept, claimed.epsilon),
-            "asked": None if epsilon is None else {"epsilon": epsilon, "delta": _smallest_delta(kept, epsilon)},
+            "curve": _curve(charged, claimed.epsilon),
+            "asked": None if epsilon is None else {"epsilon": epsilon, "delta": _smallest_delta(charged, epsilon)},
             "population": facts.get("population", NOT_DECLARED),
             "sampling": facts.get("sampling", NOT_DECLARED),
             "weights": facts.get("weights", NOT_DECLARED),
@@ -95,14 +95,14 @@ def statement(
             "update": facts.get("update", NOT_DECLARED),
             "phases": facts.get("phases", NOT_DECLARED),
             "rounds": _rounds(events),
-            "composed": [{**to_record(event), "times": times} for event, times in _counted(kept)],
+            "composed": [{**to_record(event), "times": times} for event, times in _counted(charged)],
             "vocabulary": facts.get("vocabulary", NOT_DECLARED),
-            "vocabulary_cost": _vocabulary_cost(kept, delta),
+            "vocabulary_cost": _vocabulary_cost(charged, delta),
             "start": facts.get("start", NOT_DECLARED),
             "randomness": facts.get("randomness", NOT_DECLARED),
             "released": RELEASED,
             "not_covered": NOT_COVERED,
-            "warnings": _warnings(facts, kept, delta),
+            "warnings": _warnings(facts, charged, delta),
             "versions": versions(),
             "software": facts.get("software", NOT_DECLARED),
         }
@@ -159,9 +159,9 @@ def _smallest_delta(events: Sequence[Event], epsilon: float) -> float:
 def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
     """The number of rounds that were charged, and the number of these that had been charged before."""
     numbers = [item.round for item in events if isinstance(item, Entry) and _is_a_round(item.event)]
-    kept = [item.event if isinstance(item, Entry) else item for item in events]
-    charged = sum(event.rounds if isinstance(event, Selection) else _is_a_round(event) for event in kept)
-    return {"charged": charged, "redone": len(numbers) - len(set(numbers))}
+    charged = [item.event if isinstance(item, Entry) else item for item in events]
+    rounds = sum(event.rounds if isinstance(event, Selection) else _is_a_round(event) for event in charged)
+    return {"charged": rounds, "redone": len(numbers) - len(set(numbers))}
 
 
 def _vocabulary_cost(events: Sequence[Event], delta: float) -> dict[str, Any]:

@@ -39,66 +39,68 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     for warning in statement["warnings"]:
         yield f"  !! {warning}"
     yield ""
-    yield _row("unit", statement["unit"])
-    yield _row("adjacency", statement["adjacency"])
-    yield _row("population", statement["population"])
+    yield row("unit", statement["unit"])
+    yield row("adjacency", statement["adjacency"])
+    yield row("population", statement["population"])
     for name in ("sampling", "weights", "estimator", "update"):
-        yield _row(name, _in_words(statement[name]))
+        yield row(name, _in_words(statement[name]))
     rounds = statement["rounds"]
     again = f", {rounds['redone']} of them for rounds charged before (done again, or of the run that it began from)"
-    yield _row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
+    yield row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
     yield from _list("phases", statement["phases"])
-    yield _row("vocabulary", _in_words(statement["vocabulary"]))
-    yield _row("vocabulary cost", _vocabulary_cost(statement["vocabulary_cost"]))
-    yield _row("randomness", _in_words(statement["randomness"]))
+    yield row("vocabulary", _in_words(statement["vocabulary"]))
+    yield row("vocabulary cost", _vocabulary_cost(statement["vocabulary_cost"]))
+    yield row("randomness", _in_words(statement["randomness"]))
     yield ""
-    yield _row("delta", _number(statement["delta"]))
+    yield row("delta", figure(statement["delta"]))
     for accountant, epsilon in statement["epsilon"].items():
         note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
         if not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
             note = f"  ({ACCOUNTANTS[accountant].note})"
-        yield _row(f"epsilon, {accountant}", _number(epsilon) + note)
+        yield row(f"epsilon, {accountant}", figure(epsilon) + note)
     replaced = statement["replace_one"]
-    yield _row("replace one user", f"{_number(replaced['epsilon'])} (by {replaced['accountant']})")
+    yield row("replace one user", f"{figure(replaced['epsilon'])} (by {replaced['accountant']})")
     if statement["asked"]:
-        yield _row(
-            "asked", f"delta {_number(statement['asked']['delta'])} at epsilon {_number(statement['asked']['epsilon'])}"
+        yield row(
+            "asked", f"delta {figure(statement['asked']['delta'])} at epsilon {figure(statement['asked']['epsilon'])}"
         )
     yield from _list(
-        "delta(epsilon)", [f"{_number(p['epsilon'])}: {_number(p['delta'])}" for p in statement["curve"]], most=99
+        "delta(epsilon)", [f"{figure(p['epsilon'])}: {figure(p['delta'])}" for p in statement["curve"]], most=99
     )
     yield ""
     yield from _list("covered", statement["released"])
     yield from _list("not covered", statement["not_covered"])
-    yield _row("computed with", _in_words(statement["versions"]))
+    yield row("computed with", _in_words(statement["versions"]))
 
 
-def _row(name: str, value: Any) -> str:
+def row(name: str, value: Any) -> str:
+    """One line of a statement: a name and its value in aligned columns."""
     return f"  {name:<18}{value}"
 
 
 def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
     """One row per item under one name; a long list is cut, and a last row says so."""
     if not isinstance(items, list):
-        yield _row(name, _in_words(items))
+        yield row(name, _in_words(items))
         return
     for i, item in enumerate(items[:most]):
-        yield _row(name if i == 0 else "", _in_words(item))
+        yield row(name if i == 0 else "", _in_words(item))
     if len(items) > most:
-        yield _row("", f"... and {len(items) - most} more, in the JSON form")
+        yield row("", f"... and {len(items) - most} more, in the JSON form")
 
 
 def _vocabulary_cost(cost: Mapping[str, Any]) -> str:
     if not cost["events"]:
         return "nothing was charged for it"
-    return f"epsilon {_number(cost['epsilon'])} at delta {_number(cost['delta'])} by itself, included below"
+    return f"epsilon {figure(cost['epsilon'])} at delta {figure(cost['delta'])} by itself, included below"
 
 
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items() if item is not None)
-    return _number(value)
+    return figure(value)
 
 
-def _number(value: Any) -> str:
+def figure(value: Any) -> str:
+    """A number with four significant digits; anything else as it is."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
