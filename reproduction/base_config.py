@@ -82,7 +82,9 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
 
 def meaning(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings less what may differ between two sittings of one run."""
-    kept = {name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()}
+    kept = {
+        name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()
+    }
     for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from"):
         kept["training"].pop(key, None)
     return kept

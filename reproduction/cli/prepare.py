@@ -155,7 +155,6 @@ def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> Non
 def _is_there(path: Path, wanted: "Preparation") -> bool:
     """Whether the store was made, with these very choices: one of others would pass for what was asked."""
     from unheard.cli.display import say
-    from unheard.corpus.pipeline import choices
     from unheard.corpus.store import TokenStore
     from unheard.errors import CorpusError
 
@@ -165,7 +164,7 @@ def _is_there(path: Path, wanted: "Preparation") -> bool:
     # The record may say more than was asked: where the words come from. Their number is the role's, or fewer if there are no more.
     differ = [
         f"{table}.{key} = {known.get(table, {}).get(key)}, not {value}"
-        for table, asked in choices(wanted).items()
+        for table, asked in wanted.choices().items()
         for key, value in asked.items()
         if key != "size" and known.get(table, {}).get(key) != value
     ]

@@ -3,6 +3,7 @@
 __version__: str
 
 from . import errors as errors
+from .corpus.prepare import prepare as prepare
 from .corpus.store import TokenStore as TokenStore
 from .engines.choice import EngineChoice as EngineChoice
 from .errors import BudgetExceeded as BudgetExceeded

@@ -6,6 +6,7 @@ this for the guarantee; everywhere else it keeps a crash from losing work. Funct
 system reports it, or `FileInUse` if another process holds a lock; callers turn both into errors that name the cure.
 
     replace_file(path, content)                 atomic replace of a whole file
+    with open_replacement(path) as file: ...    the same for a file that is written piece by piece
     create_file(path, content)                  a new file for its owner alone; fails if the path exists
     append(path, content, expected_size=size)   append to a log that has exactly `size` bytes
     append_line(path, line)                     append to a log of lines whose last line may be torn
@@ -23,6 +24,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 
@@ -55,6 +57,28 @@ def replace_file(path: Path, content: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def open_replacement(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file for writing that replaces `path` when the block ends; an error deletes it instead."""
+    file = open(path.with_name(f".{path.name}.new"), "wb")  # noqa: SIM115 (closed by `finish_file`)
+    try:
+        yield file
+        finish_file(file, path)
+    except BaseException:
+        file.close()
+        Path(file.name).unlink(missing_ok=True)
+        raise
+
+
+def finish_file(file: BinaryIO, path: Path) -> None:
+    """Sync and close a file that was written under a temporary name, and rename it to `path` in the same folder."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    os.replace(file.name, path)
+    sync_folder(path.parent)
 
 
 def create_file(path: Path, content: bytes) -> None:

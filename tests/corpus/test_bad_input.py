@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.corpus.making import (
+from tests.corpus.inputs import (
     BOB,
     FIELDS,
     POSTS,
-    made,
+    prepared,
     words_of,
     write_csv,
     write_jsonl,
@@ -23,8 +23,9 @@ from tests.corpus.making import (
     write_with_duckdb,
 )
 from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.input_files import zstd_window
 from unheard.corpus.shards import ShardWriter
-from unheard.corpus.sources import find_sources, zstd_window
+from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore
 from unheard.errors import CorpusError, CorpusMissing, InputError
@@ -43,7 +44,7 @@ def test_broken_lines_are_counted_apart_from_rows_that_lack_a_field(tmp_path):
     file.write_bytes(
         "\n".join(lines).encode() + b'\n{"who": "ann", "what": "\xff\xfe"}\n' + json.dumps({**GOOD, "when": 2}).encode()
     )
-    done = made(tmp_path, file)
+    done = prepared(tmp_path, file)
     rows = done.counts["rows"]
     assert (rows["malformed"], rows["no_user"], rows["no_text"], rows["kept"]) == (6, 5, 5, 2)
     assert rows["rows"] == 18
@@ -56,7 +57,7 @@ def test_broken_csv_rows_are_counted_apart_from_short_ones(tmp_path):
     short, lacking = b"carl\n", b",a,6\nhal,,7\n"
     broken = b'dan,x,y,z\neve,\xff\xfe bad,3\nzed,"never closed,9\n'
     file.write_bytes(good + short + lacking + broken)
-    done = made(tmp_path, file)
+    done = prepared(tmp_path, file)
     rows = done.counts["rows"]
     assert (rows["malformed"], rows["no_user"], rows["no_text"], rows["kept"]) == (3, 1, 2, 4)
     assert words_of(done.store) == ["<BOS> a , a <EOS>", "<BOS> b b <EOS>", "<BOS> a b <EOS>", "<BOS> c <EOS>"]
@@ -64,7 +65,11 @@ def test_broken_csv_rows_are_counted_apart_from_short_ones(tmp_path):
 
 def test_a_csv_with_two_kinds_of_line_ends_is_read(tmp_path):
     (tmp_path / "x.csv").write_bytes(b'who,what,when\r\nann,"a\nb",1\r\nbob,b,2\ncarl,c,3\r\n')
-    assert words_of(made(tmp_path, tmp_path / "x.csv").store) == ["<BOS> a b <EOS>", "<BOS> b <EOS>", "<BOS> c <EOS>"]
+    assert words_of(prepared(tmp_path, tmp_path / "x.csv").store) == [
+        "<BOS> a b <EOS>",
+        "<BOS> b <EOS>",
+        "<BOS> c <EOS>",
+    ]
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.jsonl.gz"])
@@ -75,8 +80,8 @@ def test_an_empty_file_is_refused_alone_and_no_trouble_beside_others(tmp_path, n
     else:
         file.touch()
     with pytest.raises(InputError, match=r"No usable row.*It is empty"):
-        made(tmp_path, file)
-    assert words_of(made(tmp_path, [file, write_jsonl(tmp_path / "y.jsonl", POSTS[1:2])]).store) == [BOB]
+        prepared(tmp_path, file)
+    assert words_of(prepared(tmp_path, [file, write_jsonl(tmp_path / "y.jsonl", POSTS[1:2])]).store) == [BOB]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +90,7 @@ def test_an_empty_file_is_refused_alone_and_no_trouble_beside_others(tmp_path, n
 def test_where_every_row_is_malformed_encoding_and_kind_are_suspected(tmp_path, content):
     (tmp_path / "x.jsonl").write_bytes(content + b"\n")
     with pytest.raises(InputError, match="Check that it is UTF-8"):
-        made(tmp_path, tmp_path / "x.jsonl")
+        prepared(tmp_path, tmp_path / "x.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -94,13 +99,15 @@ def test_where_every_row_is_malformed_encoding_and_kind_are_suspected(tmp_path, 
 )
 def test_a_missing_column_is_refused_with_the_columns_there_are(tmp_path, name, write):
     with pytest.raises(InputError, match=r"no column 'whom'.*Did you mean 'who'\?.*what, when, who"):
-        made(tmp_path, write(tmp_path / name, POSTS), fields=replace(FIELDS, user="whom"))
+        prepared(tmp_path, write(tmp_path / name, POSTS), fields=replace(FIELDS, user="whom"))
     assert not (tmp_path / "store.partial").exists()
 
 
 def test_a_json_path_reaches_into_a_row(tmp_path):
     rows = [{"by": {"name": "ann"}, "a/b": "a", "when": 0}]
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), fields=replace(FIELDS, user="/by/name", text="a/b"))
+    done = prepared(
+        tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), fields=replace(FIELDS, user="/by/name", text="a/b")
+    )
     assert words_of(done.store) == ["<BOS> a <EOS>"]
 
 
@@ -119,17 +126,17 @@ def test_zstd_windows_of_27_and_31_bits_as_the_program_writes_them(tmp_path):
     for bits in (27, 31):
         command = f"cat x.jsonl | zstd -q --ultra --long={bits} -o {bits}.jsonl.zst"
         subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-    assert made(tmp_path, tmp_path / "27.jsonl.zst").counts["rows"]["kept"] == 20
+    assert prepared(tmp_path, tmp_path / "27.jsonl.zst").counts["rows"]["kept"] == 20
     with pytest.raises(InputError, match="zstd window"):
-        made(tmp_path, tmp_path / "31.jsonl.zst", out="other")
+        prepared(tmp_path, tmp_path / "31.jsonl.zst", out="other")
 
 
 def test_one_user_with_half_the_data_is_one_user(tmp_path, monkeypatch):
-    monkeypatch.setattr("unheard.corpus.encode.HELPING_CHARS", 40)  # so that the user arrives in many pieces
+    monkeypatch.setattr("unheard.corpus.encode.BATCH_CHARS", 40)  # so that the user arrives in many pieces
     rows = [{"who": "giant", "what": "a b c", "when": i} for i in range(300)] + [
         {"who": f"u{i}", "what": "a", "when": 0} for i in range(20)
     ]
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=2)
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=2)
     longest = max(words_of(done.store), key=len)
     assert longest == " ".join(["<BOS> a b c <EOS>"] * 300)
     assert done.store.train.num_users == 21
@@ -137,7 +144,7 @@ def test_one_user_with_half_the_data_is_one_user(tmp_path, monkeypatch):
 
 def test_thousands_of_users_with_one_word_each_are_all_kept(tmp_path):
     rows = [{"who": f"u{i}", "what": "a", "when": 0} for i in range(20_000)]
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=4)
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=4)
     assert done.store.train.num_users == 20_000
     assert done.store.train.num_tokens == 60_000
 
@@ -147,7 +154,7 @@ def test_text_of_any_script_and_nul_bytes_goes_through(tmp_path):
     from unheard.corpus.vocabulary_sources import FileVocabulary
 
     rows = [{"who": "عمر\0", "what": "\u202bשלום עולם\u202c 👩\u200d👧 x\0y مرحبا", "when": 0}]
-    done = made(
+    done = prepared(
         tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=FileVocabulary(path=str(tmp_path / "list.txt"))
     )
     assert done.store.train.tokens(0).tolist() == [0, 3, 4, 5, 2, 2, 6, 1]
@@ -159,7 +166,7 @@ def test_sqlite_text_that_is_no_utf8_is_counted(tmp_path):
     connection.execute("INSERT INTO posts VALUES ('ann', CAST(x'fffe' AS TEXT), 1), ('ann', NULL, 2), (5, 'a', 3)")
     connection.commit()
     connection.close()
-    done = made(tmp_path, file)
+    done = prepared(tmp_path, file)
     assert done.counts["rows"]["malformed"] == 1
     assert done.counts["rows"]["no_text"] == 1
     assert done.store.train.num_users == 2
@@ -172,10 +179,10 @@ def test_a_database_with_several_tables_asks_which(tmp_path):
     connection.commit()
     connection.close()
     with pytest.raises(InputError, match=r"2 tables \(other, posts\): choose one with --table"):
-        made(tmp_path, file)
+        prepared(tmp_path, file)
     with pytest.raises(InputError, match="Did you mean 'posts'"):
-        made(tmp_path, file, fields=replace(FIELDS, table="post"))
-    assert made(tmp_path, file, fields=replace(FIELDS, table="posts")).store.train.num_users == 2
+        prepared(tmp_path, file, fields=replace(FIELDS, table="post"))
+    assert prepared(tmp_path, file, fields=replace(FIELDS, table="posts")).store.train.num_users == 2
 
 
 def test_inputs_that_are_not_there_or_not_known_are_refused(tmp_path):
@@ -198,14 +205,14 @@ def test_inputs_that_are_not_there_or_not_known_are_refused(tmp_path):
 
 def test_a_name_that_says_nothing_is_read_as_the_format_given(tmp_path):
     write_jsonl(tmp_path / "dump.txt", POSTS)
-    assert made(tmp_path, tmp_path / "dump.txt", given="jsonl").store.train.num_users == 2
+    assert prepared(tmp_path, tmp_path / "dump.txt", given="jsonl").store.train.num_users == 2
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path):
     file = write_with_duckdb(tmp_path / "x.parquet", POSTS)
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"Cannot read .*x\.parquet"):
-        made(tmp_path, file)
+        prepared(tmp_path, file)
 
 
 def test_a_full_disk_is_a_sentence_and_the_work_goes_on_afterwards(tmp_path, monkeypatch):
@@ -217,20 +224,20 @@ def test_a_full_disk_is_a_sentence_and_the_work_goes_on_afterwards(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(ShardWriter, "write", full)
         with pytest.raises(CorpusError, match=r"No space left on device.*run the same command again"):
-            made(tmp_path, file)
+            prepared(tmp_path, file)
     with pytest.raises(CorpusMissing):
         TokenStore.open(tmp_path / "store")
-    assert made(tmp_path, file).store.train.num_users == 2
+    assert prepared(tmp_path, file).store.train.num_users == 2
 
 
 def test_rules_that_leave_nobody_say_which_rule(tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", POSTS)
     with pytest.raises(InputError, match="No user has 1600 tokens"):
-        made(tmp_path, file, encoding=EncodingOptions(min_tokens=1600))
+        prepared(tmp_path, file, encoding=EncodingOptions(min_tokens=1600))
     held = [
         {"who": u, "what": "a", "when": 0}
         for u in map(str, range(50))
         if SplitRule(held_out=0.5).split_of(u) == "held_out"
     ]
     with pytest.raises(InputError, match="all are held out"):
-        made(tmp_path, write_jsonl(tmp_path / "held.jsonl", held), splits=SplitRule(held_out=0.5))
+        prepared(tmp_path, write_jsonl(tmp_path / "held.jsonl", held), splits=SplitRule(held_out=0.5))

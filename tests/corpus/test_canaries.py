@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tests.corpus.making import made, words_of, write_jsonl
+from tests.corpus.inputs import prepared, words_of, write_jsonl
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodingOptions
 from unheard.errors import InputError, InvalidValue
@@ -16,7 +16,7 @@ ROWS = [{"who": f"u{i}", "what": "a a a", "when": 0} for i in range(30)]
 
 def test_a_canary_is_in_its_carriers_as_often_as_asked_and_nowhere_else(tmp_path):
     canaries = (Canary(text="d e f", users=3, repeats=2), Canary(text="f e d", users=1), Canary(text="e e", users=0))
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=canaries, shards=3)
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=canaries, shards=3)
     record = json.loads((done.store.path / "canaries.json").read_text())
     words = words_of(done.store)
     assert [len(entry["users"]) for entry in record] == [3, 1, 0]
@@ -30,14 +30,14 @@ def test_a_canary_is_in_its_carriers_as_often_as_asked_and_nowhere_else(tmp_path
 
 
 def test_the_record_is_private_and_the_store_says_that_there_are_canaries(tmp_path):
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=(Canary(text="d"),))
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=(Canary(text="d"),))
     assert stat.S_IMODE(os.stat(done.store.path / "canaries.json").st_mode) == 0o600
     assert done.store.info["canaries"] is True
     assert "canary" not in (done.store.path / "corpus.json").read_text()
 
 
 def test_carriers_keep_the_cap(tmp_path):
-    done = made(
+    done = prepared(
         tmp_path,
         write_jsonl(tmp_path / "x.jsonl", ROWS),
         canaries=(Canary(text="d e", users=30),),
@@ -49,9 +49,9 @@ def test_carriers_keep_the_cap(tmp_path):
 def test_canaries_that_could_not_be_found_again_are_refused(tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", ROWS)
     with pytest.raises(InputError, match="outside the vocabulary"):
-        made(tmp_path, file, canaries=(Canary(text="d zebra"),))
+        prepared(tmp_path, file, canaries=(Canary(text="d zebra"),))
     with pytest.raises(InputError, match="more than there are training users"):
-        made(tmp_path, file, out="other", canaries=(Canary(text="d", users=31),))
+        prepared(tmp_path, file, out="other", canaries=(Canary(text="d", users=31),))
     for values in ({"text": " "}, {"text": "a", "users": -1}, {"text": "a", "repeats": 0}):
         with pytest.raises(InvalidValue):
             Canary(**values)
@@ -71,6 +71,6 @@ def test_a_stop_while_planting_does_not_plant_twice(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "_rewrite", stop_at_the_second)
         with pytest.raises(ZeroDivisionError):
-            made(tmp_path, file, canaries=wanted, shards=3)
-    done = made(tmp_path, file, canaries=wanted, shards=3)
+            prepared(tmp_path, file, canaries=wanted, shards=3)
+    done = prepared(tmp_path, file, canaries=wanted, shards=3)
     assert sum(text.count("d e f") for text in words_of(done.store)) == 20

@@ -14,7 +14,7 @@ from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary_sources import PrivateVocabulary
-from unheard.corpus.word_counts import CountVotes, Memo
+from unheard.corpus.word_counts import CachedSplitter, CountVotes
 from unheard.errors import InvalidValue
 from unheard.privacy.events import FailureProbability, Gaussian
 from unheard.randomness import reproducible_generator
@@ -121,12 +121,12 @@ def test_a_user_who_is_too_short_has_no_vote_and_what_is_cut_off_has_none(tmp_pa
     def votes(rows, **rule):
         task = CountVotes(
             folder=tmp_path,
-            tokens=WordTokenizer(),
-            rule=EncodingOptions(**rule),
+            tokenizer=WordTokenizer(),
+            options=EncodingOptions(**rule),
             splits=SplitRule(held_out=0.5),
             release=release(),
         )
-        return task.words_of(iter(rows), Memo(WordTokenizer()))
+        return task.words_of(iter(rows), CachedSplitter(WordTokenizer()))
 
     assert votes(["a b", "b c"]) == {"a", "b", "c"}
     assert votes(["a b", "b c"], min_tokens=6) == {"a", "b", "c"}
@@ -139,7 +139,11 @@ def test_a_user_who_is_too_short_has_no_vote_and_what_is_cut_off_has_none(tmp_pa
 def test_a_user_who_is_held_out_has_no_vote(tmp_path):
     splits = SplitRule(held_out=0.5)
     task = CountVotes(
-        folder=tmp_path, tokens=WordTokenizer(), rule=EncodingOptions(min_tokens=1), splits=splits, release=release()
+        folder=tmp_path,
+        tokenizer=WordTokenizer(),
+        options=EncodingOptions(min_tokens=1),
+        splits=splits,
+        release=release(),
     )
     people = [f"user{k}" for k in range(40)]
     task(0, iter([(people, [f"word{k}" for k in range(40)])]))

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.corpus.making import FIELDS, made, write_csv, write_jsonl, write_with_duckdb
+from tests.corpus.inputs import FIELDS, prepared, write_csv, write_jsonl, write_with_duckdb
 from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.splits import SplitRule
 from unheard.errors import InputError
@@ -76,8 +76,8 @@ def test_both_engines_make_the_same_store_byte_for_byte(tmp_path, inputs, spark)
         "duplicate_chars": 15,
         "test_tokens": 30,
     }
-    duck = made(tmp_path, inputs, out="duck/store", user_map=tmp_path / "duck.json", **choices)
-    sparks = made(tmp_path, inputs, out="spark/store", user_map=tmp_path / "spark.json", backend=spark, **choices)
+    duck = prepared(tmp_path, inputs, out="duck/store", user_map=tmp_path / "duck.json", **choices)
+    sparks = prepared(tmp_path, inputs, out="spark/store", user_map=tmp_path / "spark.json", backend=spark, **choices)
     assert (duck.counts["rows"]["malformed"], duck.counts["rows"]["no_text"], duck.counts["rows"]["no_user"]) == (
         5,
         2,
@@ -97,7 +97,7 @@ def test_a_missing_column_is_the_same_refusal_and_no_pages_of_java(tmp_path, inp
     from dataclasses import replace
 
     with pytest.raises(InputError, match=r"no column 'body'.*what"):
-        made(tmp_path, inputs, backend=spark, fields=replace(FIELDS, text="body"))
+        prepared(tmp_path, inputs, backend=spark, fields=replace(FIELDS, text="body"))
 
 
 def test_a_private_vocabulary_is_found_on_spark_too(tmp_path, spark):
@@ -105,5 +105,5 @@ def test_a_private_vocabulary_is_found_on_spark_too(tmp_path, spark):
 
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(1000)]
     choice = PrivateVocabulary(epsilon=4.0, delta=1e-9)
-    done = made(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=2, backend=spark)
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=2, backend=spark)
     assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]

@@ -44,8 +44,8 @@ def test_every_public_word_is_one_that_the_tokens_make():
 
 def test_public_words_come_in_other_languages_and_as_characters():
     assert "und" in public_vocabulary(200, "de")
-    assert {"e", " ", "."} <= set(public_vocabulary(60, tokens=CharacterTokenizer()).words)
-    assert "E" in public_vocabulary(120, tokens=CharacterTokenizer(lowercase=False))
+    assert {"e", " ", "."} <= set(public_vocabulary(60, tokenizer=CharacterTokenizer()).words)
+    assert "E" in public_vocabulary(120, tokenizer=CharacterTokenizer(lowercase=False))
 
 
 def test_an_unknown_language_or_no_room_is_refused():

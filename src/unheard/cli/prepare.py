@@ -12,7 +12,7 @@ from unheard.cli.options import MACHINE, Workers
 
 if TYPE_CHECKING:
     from unheard.corpus.canaries import Canary
-    from unheard.corpus.pipeline import Prepared
+    from unheard.corpus.pipeline import PreparedStore
     from unheard.corpus.tokenizers import Tokenizer
     from unheard.corpus.vocabulary_sources import VocabularySource
 
@@ -414,7 +414,7 @@ def _read_canaries(path: Path | None) -> "tuple[Canary, ...]":
         ) from None
 
 
-def print_counts(prepared: "Prepared") -> None:
+def print_counts(prepared: "PreparedStore") -> None:
     """Prints what was read, left out and kept, on standard error, and the path of the store on standard output.
 
     The counts are exact, so the first line says that only the owner of the data may see them.

@@ -1,28 +1,49 @@
-"""Sources that DuckDB cannot read itself become files that it can: SQLite, hub datasets, the default corpus.
+"""Converts input that DuckDB does not read into files that it reads.
 
-In: a source and the names of its fields. Out: a source of JSON lines or Parquet in the work folder, with only the
-fields asked for. SQLite goes through Python's sqlite3: DuckDB's own extension has to be downloaded, and cannot be
-everywhere.
+    SQLite databases           JSON lines, read with sqlite3 (DuckDB's extension would have to be downloaded)
+    Hugging Face datasets      Parquet
+    the demo corpus            JSON lines; it is a file of the PyPI package `chitchat-dataset`
+    Python objects             JSON lines or Parquet: rows (dicts), pandas and Arrow tables, `datasets.Dataset`
+
+Only the needed columns are converted. `import_source` is called by the pipeline for each source; `write_rows` by the
+public function `unheard.prepare`.
 """
 
 import importlib.util
 import json
+import math
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.config import nearest
-from unheard.corpus.readers import choose_table
+from unheard.corpus.readers import choose_table, column_name, quoted
 from unheard.corpus.sources import Fields, Source
 from unheard.errors import CorpusMissing, InputError
 
 CHITCHAT_FIELDS = Fields(user="sender", text="text", time="timestamp")
 
+_MALFORMED = "not a row\n"
+"""A line that is not JSON: the scan counts it as a malformed row."""
+
 
 def import_source(source: Source, number: int, work: Path, fields: Fields) -> list[Source]:
-    """The source as files that the scan reads; unchanged if it is one. Done once: a finished file has its name."""
+    """Return sources that the scan can read: the source itself, or files converted into `work`.
+
+    A converted file gets its name when it is complete, so a repeated call does not convert again.
+
+    Args:
+        source: One source of `find_sources`.
+        number: Its number among all sources, which names the converted file.
+        work: The work folder of the pipeline.
+        fields: The columns to convert.
+
+    Raises:
+        InputError: A column or table is missing, the file cannot be read, or an optional package is not installed.
+    """
     folder = work / "imports"
     if source.format == "hub":
         return _import_dataset(source, folder / f"{number:05d}", fields)
@@ -32,24 +53,118 @@ def import_source(source: Source, number: int, work: Path, fields: Fields) -> li
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         rows = _sqlite_rows(source, fields) if source.format == "sqlite" else _chitchat_rows(Path(source.path))
-        writing = target.with_suffix(".writing")
-        with open(writing, "w", encoding="utf-8") as file:
-            file.writelines(rows)
-        writing.replace(target)
+        _write_lines(target, rows)
     return [replace(source, path=str(target), format="jsonl", compression="none")]
 
 
 def find_chitchat() -> Source:
-    """The default corpus: a file of the installed package `chitchat-dataset`, found without running its code."""
-    found = importlib.util.find_spec("chitchat_dataset")
-    path = Path(found.origin).with_name("dataset.json") if found is not None and found.origin is not None else None
+    """Return the demo corpus, a file of the installed package `chitchat-dataset`. The code of the package is not run.
+
+    Raises:
+        CorpusMissing: The package is not installed.
+    """
+    package = importlib.util.find_spec("chitchat_dataset")
+    path = (
+        Path(package.origin).with_name("dataset.json") if package is not None and package.origin is not None else None
+    )
     if path is None or not path.is_file():
         raise CorpusMissing("The default corpus is not installed: pip install 'unheard[demo]'.")
     return Source(path=str(path), format="chitchat")
 
 
+def write_rows(rows: Any, folder: Path, fields: Fields) -> list[Source]:
+    """Write Python objects to files in `folder` that the scan reads.
+
+    Args:
+        rows: A pandas DataFrame, an Arrow table, a Hugging Face `Dataset` or `DatasetDict`, or an iterable of dicts.
+            The type is recognised by its attributes, so none of these libraries is imported.
+        folder: An existing folder.
+        fields: The columns to keep.
+
+    Raises:
+        InputError: A column is missing, or `rows` is none of these types.
+    """
+    if isinstance(rows, Mapping) and all(hasattr(part, "to_parquet") for part in rows.values()):  # a DatasetDict
+        return [
+            source for name, part in rows.items() for source in _write_table(part, folder / f"{name}.parquet", fields)
+        ]
+    if hasattr(rows, "column_names") or hasattr(rows, "columns"):
+        return _write_table(rows, folder / "rows.parquet", fields)
+    if isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping):
+        target = folder / "rows.jsonl"
+        _write_lines(target, _dict_rows(rows, fields))
+        return [Source(path=str(target), format="jsonl")]
+    raise InputError(
+        f"Cannot prepare a {type(rows).__name__}: give a path, an iterable of dicts, a pandas DataFrame, "
+        "an Arrow table or a Hugging Face Dataset."
+    )
+
+
+def _write_table(table: Any, target: Path, fields: Fields) -> list[Source]:
+    """Write the needed columns of a table as Parquet: with DuckDB, or with the method of a Hugging Face `Dataset`."""
+    names = [str(name) for name in (table.column_names if hasattr(table, "column_names") else table.columns)]
+    _check_names(names, fields, f"The {type(table).__name__}")
+    columns = list(dict.fromkeys(fields.columns()))
+    if hasattr(table, "select_columns"):  # a Hugging Face Dataset; its rows may be a selection of its Arrow table
+        table.select_columns(columns).to_parquet(str(target))
+    else:
+        import duckdb
+
+        with duckdb.connect(":memory:") as database:
+            database.register("rows", table[columns] if hasattr(table, "loc") else table)
+            selected = ", ".join(column_name(name) for name in columns)
+            database.execute(f"COPY (SELECT {selected} FROM rows) TO {quoted(str(target))} (FORMAT parquet)")
+    return [Source(path=str(target), format="parquet")]
+
+
+def _dict_rows(rows: Iterable[Any], fields: Fields) -> Iterator[str]:
+    """Yield a JSON line per row. After the last row, raises `InputError` if a column was in none of them.
+
+    The rules are those of a file of JSON lines: a row that is not a dict is malformed, a row without the user or the
+    text is counted as such, and a time that cannot be read sorts last.
+    """
+    columns = fields.columns()
+    names: dict[str, None] = {}
+    for row in rows:
+        if not isinstance(row, Mapping):
+            yield _MALFORMED
+            continue
+        if len(names) < 1000:
+            names.update(dict.fromkeys(map(str, row)))
+        text = row.get(fields.text)
+        values = {name: _json_value(row.get(name)) for name in columns}
+        # As in a JSON file, a text that is not a string is a row without text.
+        yield json.dumps(values | {fields.text: text if isinstance(text, str) else None}) + "\n"
+    if names:  # without any row the pipeline says that the input is empty
+        _check_names(list(names), fields, "The input")
+
+
+def _json_value(value: Any) -> Any:
+    """A user id or a time for JSON: numbers and strings as they are, dates in ISO 8601, other objects as text."""
+    if hasattr(value, "item"):
+        value = value.item()  # a numpy scalar
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, str | int | float):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _check_names(names: list[str], fields: Fields, what: str) -> None:
+    """Raise `InputError`, with the argument of `unheard.prepare` that names it, for a column that is missing."""
+    for option, name in (("user", fields.user), ("text", fields.text), ("time", fields.time)):
+        if name is not None and name not in names:
+            raise InputError(f"{what} has no column '{name}' ({option}=).{nearest(name, names)}")
+
+
+def _write_lines(target: Path, lines: Iterable[str]) -> None:
+    """Write lines to a file that gets its name when it is complete."""
+    with storage.open_replacement(target) as file:
+        file.writelines(line.encode() for line in lines)
+
+
 def _chitchat_rows(path: Path) -> Iterator[str]:
-    """Conversations of turns of messages, flattened; 258,000 messages, so it is read whole."""
+    """The messages of all turns of all conversations. There are 258,000 of them, so the file is read whole."""
     for conversation in json.loads(path.read_text(encoding="utf-8")).values():
         for turn in conversation["messages"]:
             for message in turn:
@@ -57,55 +172,56 @@ def _chitchat_rows(path: Path) -> Iterator[str]:
 
 
 def _sqlite_rows(source: Source, fields: Fields) -> Iterator[str]:
+    """Yield a JSON line per row of a table or view. The database is opened read-only."""
     connection = sqlite3.connect(f"file:{Path(source.path).absolute().as_posix()}?mode=ro", uri=True)
-    connection.text_factory = bytes  # SQLite does not check its UTF-8; the scan does, and counts what is not
+    connection.text_factory = bytes  # SQLite does not check its UTF-8; invalid text is counted as malformed
     try:
         tables = connection.execute(
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
         )
         table = choose_table(source.path, [name.decode() for (name,) in tables], fields.table)
-        table_sql = '"' + table.replace('"', '""') + '"'
-        names = [bytes(row[1]).decode() for row in connection.execute(f"PRAGMA table_info({table_sql})")]
-        wanted = [field for field in (fields.user, fields.text, fields.time) if field is not None]
+        names = [bytes(row[1]).decode() for row in connection.execute(f"PRAGMA table_info({column_name(table)})")]
+        wanted = fields.columns()
         for field in wanted:
             if field not in names:
                 raise InputError(f"Table {table} of {source.path} has no column '{field}'.{nearest(field, names)}")
-        columns = ", ".join('"' + field.replace('"', '""') + '"' for field in wanted)
-        for row in connection.execute(f"SELECT {columns} FROM {table_sql}"):
-            yield _json_line(dict(zip(wanted, row, strict=True)))
-    except sqlite3.Error as trouble:
-        raise InputError(f"Cannot read {source.path}: {trouble}.") from None
+        columns = ", ".join(column_name(field) for field in wanted)
+        for row in connection.execute(f"SELECT {columns} FROM {column_name(table)}"):
+            try:
+                values = [v.decode("utf-8") if isinstance(v, bytes) else v for v in row]
+            except UnicodeDecodeError:
+                yield _MALFORMED
+            else:
+                yield json.dumps(dict(zip(wanted, values, strict=True))) + "\n"
+    except sqlite3.Error as error:
+        raise InputError(f"Cannot read {source.path}: {error}.") from None
     finally:
         connection.close()
 
 
-def _json_line(row: dict[str, Any]) -> str:
-    try:
-        return json.dumps({k: v.decode("utf-8") if isinstance(v, bytes) else v for k, v in row.items()}) + "\n"
-    except UnicodeDecodeError:
-        return "not UTF-8\n"  # no JSON: the scan counts it among the malformed rows
-
-
 def _import_dataset(source: Source, folder: Path, fields: Fields) -> list[Source]:
-    """A Hugging Face dataset (hub name, or a folder saved to disk) as Parquet, all of its splits."""
+    """Write all splits of a Hugging Face dataset (a name on the hub, or a folder saved to disk) as Parquet."""
+    if not folder.exists():
+        with storage.staged_folder(folder) as staged:
+            for split, part in _load_dataset(source.path).items():
+                for field in fields.columns():
+                    if field not in part.column_names:
+                        name = source.path.partition("@")[0]
+                        raise InputError(f"Dataset {name} has no column '{field}'.{nearest(field, part.column_names)}")
+                part.select_columns(fields.columns()).to_parquet(str(staged / f"{split}.parquet"))
+    return [Source(path=str(p), format="parquet") for p in sorted(folder.glob("*.parquet"))]
+
+
+def _load_dataset(path: str) -> Mapping[str, Any]:
+    """Return the splits of the dataset at "NAME", "NAME@CONFIG" or a folder written by `save_to_disk`."""
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError("Hugging Face datasets need an extra: pip install 'unheard[hub]'.") from None
-    if not folder.exists():
-        name, _, config = source.path.partition("@")
-        try:
-            on_disk = Path(name).is_dir() and not config and any(Path(name).glob("dataset_*.json"))
-            loaded: Any = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, config or None)
-        except Exception as trouble:  # the library raises many kinds
-            raise InputError(f"Cannot load the dataset {name}: {str(trouble).splitlines()[0]}") from None
-        writing = folder.with_suffix(".writing")
-        writing.mkdir(parents=True, exist_ok=True)
-        for split, part in loaded.items() if isinstance(loaded, dict) else [("all", loaded)]:
-            wanted = [field for field in (fields.user, fields.text, fields.time) if field is not None]
-            for field in wanted:
-                if field not in part.column_names:
-                    raise InputError(f"Dataset {name} has no column '{field}'.{nearest(field, part.column_names)}")
-            part.select_columns(wanted).to_parquet(str(writing / f"{split}.parquet"))
-        writing.replace(folder)
-    return [Source(path=str(p), format="parquet") for p in sorted(folder.glob("*.parquet"))]
+    name, _, config = path.partition("@")
+    is_on_disk = Path(name).is_dir() and not config and any(Path(name).glob("dataset_*.json"))
+    try:
+        loaded: Any = datasets.load_from_disk(name) if is_on_disk else datasets.load_dataset(name, config or None)
+    except Exception as error:  # the library raises many kinds
+        raise InputError(f"Cannot load the dataset {name}: {str(error).splitlines()[0]}") from None
+    return loaded if isinstance(loaded, dict) else {"all": loaded}

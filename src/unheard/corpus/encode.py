@@ -1,12 +1,15 @@
-"""A user's posts become one stream: BOS words EOS, BOS words EOS, in time order, cut at exactly N tokens.
+"""Encodes text: the posts of each user become one stream of token ids, which is written to the shard of the user.
 
-In: texts. Out: the ids of their streams. N counts words and EOS, not BOS, which is given (decision 0020). The paper: users
-"truncated to have exactly 1600 tokens", sequences with implicit BOS and EOS.
-What a person wrote, without what they only passed on: quoted and forwarded text, taken out on request.
+The stream of a user is BOS words EOS, BOS words EOS, ..., one such sequence per post (or per sentence), in the order of
+time, cut at exactly `tokens_per_user` tokens. The count includes EOS and excludes BOS, which is never predicted
+(docs/decisions/0020). The paper: users "truncated to have exactly 1600 tokens", sequences with implicit BOS and EOS.
 
-In: the text of a post. Out: the same without quoted lines, the line that introduces them, and forwarded messages.
-Quoted words belong to another user: left in, that user's text would reach the model through a second person, whom the
-guarantee for the first does not cover.
+    EncodingOptions   the choices: sequence, tokens_per_user, min_tokens, strip_quotes
+    Encoder           texts to ids
+    EncodeShard       the task that a grouping backend runs on each shard: writes its files and returns counts
+
+Many short users are encoded together and a long user in pieces, so that at most some hundred kilobytes of text are in
+memory. The same code runs on one machine and on Spark workers.
 """
 
 import functools
@@ -22,14 +25,22 @@ from typing import Any, Literal
 
 import numpy as np
 
+from unheard import storage
 from unheard.config import require
 from unheard.corpus.backends import Rows, by_user
-from unheard.corpus.fast_encoder import ChunkTable
+from unheard.corpus.fast_encoder import FastWordEncoder
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.errors import CorpusError
+
+BATCH_CHARS = 1 << 19
+"""Characters of text that are encoded at once."""
+
+SequenceUnit = Literal["post", "sentence"]
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
 
 # Everything from here on was written by someone else.
 _FORWARDED = re.compile(
@@ -46,99 +57,40 @@ _QUOTE_BLOCK = re.compile(r"\[quote[^\]]*\].*?\[/quote\]", re.IGNORECASE | re.DO
 
 
 def strip_quotes(text: str) -> str:
-    """Only the user's own lines."""
+    """Remove quoted lines, the line that introduces them, and forwarded messages.
+
+    Quoted words belong to another user. If they stayed, the text of that user would reach the model through a second
+    user, and the guarantee for the first would not cover it.
+
+    Example:
+        >>> strip_quotes("> what do you think?\\nI agree.")
+        'I agree.'
+    """
     if ">" not in text and "&gt;" not in text and "--" not in text and "[" not in text and "orwarded" not in text:
-        return text  # nearly every post: five quick looks instead of four slow ones
+        return text  # nearly every post; five quick searches instead of four slow ones
     text = _FORWARDED.sub("", text)
     text = _QUOTE_BLOCK.sub(" ", text)
     text = _INTRODUCTION.sub("", text)
     return _QUOTED_LINE.sub("", text)
 
 
-Sequence = Literal["post", "sentence"]
-
-_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])\s+|\n+")
-HELPING_CHARS = 1 << 19  # text encoded at once
-
-
-class Encoder:
-    """Texts -> ids."""
-
-    def __init__(self, tokens: Tokenizer, vocabulary: Vocabulary) -> None:
-        self.dtype = token_dtype(len(vocabulary))
-        self._tokens, self._vocabulary = tokens, vocabulary
-        self._table = ChunkTable(tokens, vocabulary) if isinstance(tokens, WordTokenizer) else None
-
-    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """BOS words EOS for each text, end to end, and where each begins (at last, where the last ends).
-
-        A text without any token leaves no trace: it begins where the next one does.
-        """
-        if not texts:
-            return np.empty(0, dtype=self.dtype), np.zeros(1, dtype=np.int64)
-        ids, begins = self._table.encode(texts) if self._table is not None else self._one_by_one(texts)
-        lengths = np.diff(begins)
-        empty = lengths == 2  # BOS, EOS
-        if empty.any():
-            gone = begins[:-1][empty]
-            ids = np.delete(ids, np.concatenate([gone, gone + 1]))
-            begins = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))])
-        return ids, begins
-
-    def _one_by_one(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        bodies = [self._vocabulary.encode_words(self._tokens.split(text)) for text in texts]
-        ids = np.concatenate([part for body in bodies for part in ([BOS], body, [EOS])]).astype(self.dtype)
-        return ids, np.concatenate([[0], np.cumsum([len(body) + 2 for body in bodies])])
-
-
-def cut(ids: np.ndarray, cap: int) -> np.ndarray:
-    """The longest front part of one stream with at most `cap` tokens. BOS is not counted, and none is last."""
-    counted = np.flatnonzero(ids != BOS)
-    if len(counted) <= cap:
-        return ids
-    return ids[: int(counted[cap - 1]) + 1 if cap else 0]
-
-
-def sequences(texts: Iterable[str], unit: Sequence) -> Iterable[str]:
-    """What is wrapped in BOS and EOS: the whole post, or each of its sentences (after . ! ? or at a line's end)."""
+def split_sequences(texts: Iterable[str], unit: SequenceUnit) -> Iterable[str]:
+    """Return what BOS and EOS enclose: each whole post, or each sentence (up to . ! ? or the end of a line)."""
     return texts if unit == "post" else itertools.chain.from_iterable(map(_SENTENCE_END.split, texts))
-
-
-def stream_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) -> Iterator[tuple[np.ndarray, int]]:
-    """One user's stream piece by piece, each with the number of its tokens without BOS; stops reading at the cap.
-
-    A piece is about what the cap needs (six characters a token), and never more than fits in memory.
-    """
-    enough = HELPING_CHARS if cap is None else min(HELPING_CHARS, 6 * cap)
-    left = sys.maxsize if cap is None else cap
-    for some in helpings(texts, enough):
-        ids, begins = encoder.encode(some)
-        count = len(ids) - int(np.count_nonzero(np.diff(begins)))
-        yield (ids, count) if count <= left else (cut(ids, left), left)
-        left -= min(count, left)
-        if not left:
-            return
-
-
-def helpings(texts: Iterable[str], enough: int) -> Iterator[list[str]]:
-    """Texts in lists of about so many characters."""
-    some: list[str] = []
-    chars = 0
-    for text in texts:
-        some.append(text)
-        chars += len(text)
-        if chars >= enough:
-            yield some
-            some, chars = [], 0
-    if some:
-        yield some
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingOptions:
-    """How posts become a stream, and which users stay."""
+    """How posts become the stream of a user, and which users stay in the store.
 
-    sequence: Sequence = "post"
+    Args:
+        sequence: What BOS and EOS enclose: "post" or "sentence".
+        min_tokens: Users with fewer tokens are left out.
+        tokens_per_user: Longer users are cut at exactly this many tokens; None keeps everything.
+        strip_quotes: Whether to remove quoted and forwarded text.
+    """
+
+    sequence: SequenceUnit = "post"
     min_tokens: int = 1
     tokens_per_user: int | None = None
     strip_quotes: bool = False
@@ -151,133 +103,236 @@ class EncodingOptions:
         )
 
     def texts(self, posts: Iterable[str]) -> Iterable[str]:
-        return sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence)
+        """The texts of the sequences of these posts."""
+        return split_sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence)
+
+
+class Encoder:
+    """Turns texts into ids with a tokenizer and a vocabulary. Texts that are split into words use `fast_encoder`.
+
+    Args:
+        tokenizer: Splits text into words.
+        vocabulary: Gives each word its id.
+
+    Example:
+        >>> encoder = Encoder(WordTokenizer(), Vocabulary.of(["a", "b"]))
+        >>> ids, begins = encoder.encode(["a b", "", "b zebra"])
+        >>> ids.tolist(), begins.tolist()
+        ([0, 3, 4, 1, 0, 4, 2, 1], [0, 4, 4, 8])
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self.dtype = token_dtype(len(vocabulary))
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._fast = FastWordEncoder(tokenizer, vocabulary) if isinstance(tokenizer, WordTokenizer) else None
+
+    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode each text as BOS words EOS.
+
+        Returns:
+            The ids of all texts one after the other, and the index where each text begins (at the end, the number of
+            ids). A text without any word has no ids: it begins where the next text does.
+        """
+        if not texts:
+            return np.empty(0, dtype=self.dtype), np.zeros(1, dtype=np.int64)
+        ids, begins = self._fast.encode(texts) if self._fast is not None else self._encode_each(texts)
+        lengths = np.diff(begins)
+        is_empty = lengths == 2  # BOS, EOS
+        if is_empty.any():
+            empty_begins = begins[:-1][is_empty]
+            ids = np.delete(ids, np.concatenate([empty_begins, empty_begins + 1]))
+            begins = np.concatenate([[0], np.cumsum(np.where(is_empty, 0, lengths))])
+        return ids, begins
+
+    def _encode_each(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        bodies = [self._vocabulary.encode_words(self._tokenizer.split(text)) for text in texts]
+        ids = np.concatenate([part for body in bodies for part in ([BOS], body, [EOS])]).astype(self.dtype)
+        return ids, np.concatenate([[0], np.cumsum([len(body) + 2 for body in bodies])])
+
+
+@functools.lru_cache(maxsize=1)
+def _cached_encoder(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Encoder:
+    """One encoder per process, so that the words it has cached serve every shard."""
+    return Encoder(tokenizer, vocabulary)
+
+
+def truncate_stream(ids: np.ndarray, cap: int) -> np.ndarray:
+    """Return the longest prefix of a stream with at most `cap` tokens. BOS is not counted, and is never the last id.
+
+    Example:
+        >>> truncate_stream(np.array([BOS, 3, EOS, BOS, 4, EOS]), 2).tolist()
+        [0, 3, 1]
+    """
+    counted = np.flatnonzero(ids != BOS)
+    if len(counted) <= cap:
+        return ids
+    return ids[: int(counted[cap - 1]) + 1 if cap else 0]
+
+
+def encode_in_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) -> Iterator[tuple[np.ndarray, int]]:
+    """Encode one long user in pieces; yield each piece with its number of tokens, and stop reading at the cap.
+
+    A piece has about as much text as the cap needs (six characters per token), and at most `BATCH_CHARS`.
+    """
+    piece_chars = BATCH_CHARS if cap is None else min(BATCH_CHARS, 6 * cap)
+    left = sys.maxsize if cap is None else cap
+    for piece in text_batches(texts, piece_chars):
+        ids, begins = encoder.encode(piece)
+        count = len(ids) - int(np.count_nonzero(np.diff(begins)))
+        yield (ids, count) if count <= left else (truncate_stream(ids, left), left)
+        left -= min(count, left)
+        if not left:
+            return
+
+
+def text_batches(texts: Iterable[str], min_chars: int) -> Iterator[list[str]]:
+    """Group texts into lists of about `min_chars` characters."""
+    batch: list[str] = []
+    chars = 0
+    for text in texts:
+        batch.append(text)
+        chars += len(text)
+        if chars >= min_chars:
+            yield batch
+            batch, chars = [], 0
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeShard:
-    """Writes the streams of a shard into `folder`/<split>/. Given `names`, also who is who, for the owner's map."""
+    """A `ShardTask`: writes the streams of the users of a shard into `folder`/<split>/ and returns counts.
+
+    Args:
+        folder: The folder of the store.
+        tokenizer: Splits text into words.
+        vocabulary: Gives each word its id.
+        options: How posts become streams.
+        splits: Which user is in which split.
+        user_ids: A folder for the ids of the written users, for the owner's map from ids to numbers; None writes no
+            ids.
+    """
 
     folder: Path
-    tokens: Tokenizer
+    tokenizer: Tokenizer
     vocabulary: Vocabulary
-    rule: EncodingOptions
+    options: EncodingOptions
     splits: SplitRule
-    names: Path | None = None
+    user_ids: Path | None = None
 
     def __call__(self, shard: int, rows: Rows) -> dict[str, Any]:
+        """Write the files of one shard, and return the counts of its users, tokens and unknown words by split."""
         dtype = token_dtype(len(self.vocabulary))
         writers = {name: ShardWriter(self.folder / name, shard, dtype) for name in self.splits.names()}
-        out = _Output(
-            rule=self.rule, splits=self.splits, writers=writers, encoder=_encoder(self.tokens, self.vocabulary)
-        )
+        encoder = _cached_encoder(self.tokenizer, self.vocabulary)
+        output = _ShardOutput(options=self.options, splits=self.splits, writers=writers, encoder=encoder)
         try:
             for user, lists in by_user(rows):
-                out.take(user, (self.rule.texts(posts) for posts in lists))
-            out.write_waiting()
+                output.add_user(user, (self.options.texts(posts) for posts in lists))
+            output.write_waiting()
             for split, writer in writers.items():
                 writer.close()
-                out.counts[f"{split}_unknown"] += 0  # named, even if there is none
-        except OSError as trouble:
+                output.counts[f"{split}_unknown"] += 0  # the key is there even if the count is 0
+        except OSError as error:
             for writer in writers.values():
                 writer.abandon()
             raise CorpusError(
-                f"Cannot write to {self.folder}: {trouble.strerror}. Make room, then run the same command again."
+                f"Cannot write to {self.folder}: {error.strerror}. Make room, then run the same command again."
             ) from None
-        if self.names is not None:
-            (self.names / f"{shard:05d}.json").write_text(json.dumps(out.kept), encoding="utf-8")
-        return dict(out.counts)
+        if self.user_ids is not None:
+            storage.replace_file(self.user_ids / f"{shard:05d}.json", json.dumps(output.written_users).encode())
+        return dict(output.counts)
 
 
 @dataclass(kw_only=True)
-class _Output:
-    """Users on their way into a shard: short ones wait until there are enough to encode together."""
+class _ShardOutput:
+    """The users of one shard on their way into its files.
 
-    rule: EncodingOptions
+    Short users wait until there are enough to encode together.
+    """
+
+    options: EncodingOptions
     splits: SplitRule
     writers: dict[str, ShardWriter]
     encoder: Encoder
     counts: Counter[str] = field(default_factory=Counter)
-    kept: dict[str, list[str]] = field(default_factory=dict)
+    written_users: dict[str, list[str]] = field(default_factory=dict)
     waiting: list[tuple[str, int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     chars: int = 0
 
-    def take(self, user: str, lists: Iterator[Iterable[str]]) -> None:
-        """Twice what the cap needs is encoded whole and cut; more than that is read only as far as the cap."""
-        cap = self.rule.tokens_per_user
-        short = HELPING_CHARS if cap is None else min(HELPING_CHARS, 12 * cap)
+    def add_user(self, user: str, lists: Iterator[Iterable[str]]) -> None:
+        """Take the next user.
+
+        A user with up to twice the text that the cap needs is encoded whole, a longer one in pieces.
+        """
+        cap = self.options.tokens_per_user
+        max_chars = BATCH_CHARS if cap is None else min(BATCH_CHARS, 12 * cap)
         own: list[str] = []
         chars = 0
         for texts in lists:
             known = len(own)
             own.extend(texts)
             chars += sum(map(len, own[known:] if known else own))
-            if chars > short:
+            if chars > max_chars:
                 self.write_waiting()
                 self._write_long(user, itertools.chain(own, itertools.chain.from_iterable(lists)))
                 return
         self.waiting.append((user, len(own)))
         self.texts += own
         self.chars += chars
-        if self.chars >= HELPING_CHARS:
+        if self.chars >= BATCH_CHARS:
             self.write_waiting()
 
     def write_waiting(self) -> None:
-        """Encode all that wait in one go, cut each user at the cap, and write those who stay, split by split."""
+        """Encode all waiting users together, cut each at the cap, and write those who stay, split by split."""
         ids, begins = self.encoder.encode(self.texts)
         first = np.concatenate([[0], np.cumsum([number for _, number in self.waiting])]).astype(np.int64)
         edges = begins[first]  # where each user begins
         lengths = np.diff(edges)
         posts = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
         counts = lengths - np.diff(posts)  # each post has one BOS, which is not counted
-        cap = self.rule.tokens_per_user
+        cap = self.options.tokens_per_user
         if cap is not None and (counts > cap).any():
             keep = np.ones(len(ids), dtype=bool)
             for i in np.flatnonzero(counts > cap).tolist():
-                lengths[i] = len(cut(ids[edges[i] : edges[i + 1]], cap))
+                lengths[i] = len(truncate_stream(ids[edges[i] : edges[i + 1]], cap))
                 keep[edges[i] + lengths[i] : edges[i + 1]] = False
             ids, counts = ids[keep], np.minimum(counts, cap)
         users = [user for user, _ in self.waiting]
         split_of = np.array([self.splits.split_of(user) for user in users], dtype=object)
-        stay = counts >= self.rule.min_tokens
+        stays = counts >= self.options.min_tokens
         for split, writer in self.writers.items():
-            mine = stay & (split_of == split)
+            mine = stays & (split_of == split)
             own = ids[np.repeat(mine, lengths)]
             writer.append_many(own, lengths[mine])
-            self._count(split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()), _unknown(own))
+            self._count(split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()), _count_unknown(own))
         self.counts["users_seen"] += len(users)
-        self.counts["users_too_short"] += len(users) - int(stay.sum())
+        self.counts["users_too_short"] += len(users) - int(stays.sum())
         self.waiting, self.texts, self.chars = [], [], 0
 
     def _write_long(self, user: str, texts: Iterator[str]) -> None:
-        """A user in pieces; what is written of one who turns out too short is taken back."""
+        """Write a user in pieces, and discard the user if they turn out too short."""
         split = self.splits.split_of(user)
         writer, count, unknown = self.writers[split], 0, 0
-        for ids, number in stream_pieces(texts, self.encoder, self.rule.tokens_per_user):
+        for ids, number in encode_in_pieces(texts, self.encoder, self.options.tokens_per_user):
             writer.write(ids.tobytes())
             count += number
-            unknown += _unknown(ids)
+            unknown += _count_unknown(ids)
         self.counts["users_seen"] += 1
-        if count >= self.rule.min_tokens:
+        if count >= self.options.min_tokens:
             writer.end_user()
             self._count(split, [user], count, unknown)
         else:
-            writer.take_back()
+            writer.discard_user()
             self.counts["users_too_short"] += 1
 
     def _count(self, split: str, users: list[str], tokens: int, unknown: int) -> None:
         self.counts[f"{split}_users"] += len(users)
         self.counts[f"{split}_tokens"] += tokens
         self.counts[f"{split}_unknown"] += unknown
-        self.kept.setdefault(split, []).extend(users)
+        self.written_users.setdefault(split, []).extend(users)
 
 
-@functools.lru_cache(maxsize=1)
-def _encoder(tokens: Tokenizer, vocabulary: Vocabulary) -> Encoder:
-    """One for a process, so that what it has by heart serves every shard."""
-    return Encoder(tokens, vocabulary)
-
-
-def _unknown(ids: np.ndarray) -> int:
+def _count_unknown(ids: np.ndarray) -> int:
     return int(np.count_nonzero(ids == UNK))

@@ -1,12 +1,20 @@
-"""The corpus that the software installs with: real chat, pseudonymous, MIT; small enough for a first run in seconds.
+"""The steps of `prepare`, from user-keyed text in any format to a token store. A repeated call resumes.
 
-In: the PyPI package `chitchat-dataset` 0.9. Out: a token store by the same pipeline as any other input. 1,315 users,
-two of whom wrote 18 % of the words: users with at least 100 tokens stay, and none counts for more than 1,600.
-From any user-keyed text to a token store, in one call that can be stopped and run again.
+    preparation = Preparation(fields=Fields(user="author", text="body"), encoding=EncodingOptions(tokens_per_user=1600))
+    result = build_store(find_sources(["posts.jsonl"]), "corpora/posts", preparation)
+    result.store, result.counts
 
-In: inputs, and one `Preparation`, which is also the record that the store keeps. Out: a TokenStore and what was
-noticed. Steps, each of which leaves finished files behind and is skipped when they are there: import, scan,
-vocabulary, streams, extras.
+`Preparation` holds every choice that decides the content of the store; its public record is corpus.json. Where the work
+runs (backend, memory, processes) does not change the store. The steps, each of which leaves finished files in
+`<out>.partial` and is skipped if they are there:
+
+    1. convert   input that DuckDB does not read (`conversion`)
+    2. scan      every row into files by shard (`backends`, `scan`)
+    3. build     the vocabulary (`vocabulary_sources`)
+    4. encode    each shard: the streams of its users (`encode`)
+    5. finish    canaries, test posts, the map of user ids; then the store is moved to its path
+
+`unheard.prepare` (`prepare`) and the command `unheard prepare` (`cli/prepare.py`) are built on this module.
 """
 
 import hashlib
@@ -23,44 +31,50 @@ from typing import Any
 
 import duckdb
 
+from unheard import storage
 from unheard.config import require, table_from_part
+from unheard.corpus import Progress, no_progress
 from unheard.corpus.backends import Grouping, GroupingBackend
 from unheard.corpus.backends.duckdb import DuckDBBackend
-from unheard.corpus.canaries import Canary, plant
+from unheard.corpus.canaries import Canary, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat, import_source
 from unheard.corpus.encode import EncodeShard, EncodingOptions
-from unheard.corpus.progress import Progress
-from unheard.corpus.scan import batches
 from unheard.corpus.shards import Shard, token_dtype, write_shard
-from unheard.corpus.sources import Fields, Source
+from unheard.corpus.sources import Fields, Source, make_batches
 from unheard.corpus.splits import SplitRule, draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.corpus.vocabulary_sources import (
-    CorpusVocabulary,
-    FileVocabulary,
-    PrivateVocabulary,
+    GroupedText,
     PublicVocabulary,
-    TokenizerVocabulary,
     VocabularyResult,
     VocabularySource,
+    vocabulary_source_to_table,
 )
 from unheard.errors import ConfigError, InputError
 
 _SHARD_BYTES = 64 << 20
 
-VOCABULARY_KINDS: dict[str, type] = {
-    "public": PublicVocabulary,
-    "file": FileVocabulary,
-    "tokenizer": TokenizerVocabulary,
-    "corpus": CorpusVocabulary,
-    "private": PrivateVocabulary,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """Everything that decides what is in the store. Where it runs (backend, memory, workers) decides nothing."""
+    """Every choice that decides the content of a store.
+
+    Args:
+        fields: The columns to read.
+        tokenizer: Splits text into tokens.
+        vocabulary: Where the words come from.
+        encoding: How posts become streams, and which users stay.
+        splits: Which users train and which are held out.
+        excluded: Ids of users to leave out, for example because they opted out.
+        drop_duplicates: Whether to leave out posts that several users wrote word for word.
+        duplicate_chars: The least length of such a post.
+        test_tokens: The size of a test set of random held-out posts; 0 makes none.
+        canaries: Secrets to plant for an audit.
+        shards: The number of shards; 0 chooses it by the size of the input.
+        name: The name of the corpus; empty means the name of the folder.
+    """
 
     fields: Fields
     tokenizer: Tokenizer = field(default_factory=WordTokenizer)
@@ -81,43 +95,46 @@ class Preparation:
         require(self.duplicate_chars >= 1, f"duplicate_chars must be 1 or more, not {self.duplicate_chars}.")
         require(not self.test_tokens or self.splits.held_out > 0, "Test posts come from held-out users: hold some out.")
 
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """The part of corpus.json that is known before the input is read. The keys are those of the file format."""
+        return {
+            "tokens": tokenizer_to_table(self.tokenizer),
+            "vocabulary": vocabulary_source_to_table(self.vocabulary),
+            "streams": table_from_part(self.encoding),
+            "splits": table_from_part(self.splits),
+        }
 
-def public_record(preparation: Preparation, found: VocabularyResult, name: str) -> dict[str, Any]:
-    """What may be published about the store: choices, never counts."""
-    return {
-        "name": preparation.name or name,
-        "made_by": f"unheard {version('unheard')}",
-        "synthetic": False,
-        "canaries": bool(preparation.canaries),
-        **choices(preparation),
-        "vocabulary": {**_vocabulary_table(preparation.vocabulary), **found.provenance, "events": found.events},
-        "excluded_users": bool(preparation.excluded),
-        "drop_duplicates": preparation.drop_duplicates,
-        "test_tokens": preparation.test_tokens,
-    }
+    def public_record(self, vocabulary: VocabularyResult, folder_name: str) -> dict[str, Any]:
+        """The content of corpus.json: choices, and never counts, so that it may be published with a run."""
+        choices = self.choices()
+        choices["vocabulary"] |= {**vocabulary.provenance, "events": vocabulary.events}
+        return {
+            "name": self.name or folder_name,
+            "made_by": f"unheard {version('unheard')}",
+            "synthetic": False,
+            "canaries": bool(self.canaries),
+            **choices,
+            "excluded_users": bool(self.excluded),
+            "drop_duplicates": self.drop_duplicates,
+            "test_tokens": self.test_tokens,
+        }
 
 
-def choices(preparation: Preparation) -> dict[str, dict[str, Any]]:
-    """The part of the record that is known before anything is read."""
-    return {
-        "tokens": tokenizer_to_table(preparation.tokenizer),
-        "vocabulary": _vocabulary_table(preparation.vocabulary),
-        "streams": table_from_part(preparation.encoding),
-        "splits": table_from_part(preparation.splits),
-    }
+CHITCHAT = Preparation(
+    fields=CHITCHAT_FIELDS,
+    encoding=EncodingOptions(min_tokens=100, tokens_per_user=1600),
+    splits=SplitRule(held_out=0.1),
+    name="chitchat",
+)
+"""The demo corpus: real, pseudonymous chat with an MIT licence, from the PyPI package `chitchat-dataset` 0.9.
 
-
-def _vocabulary_table(choice: VocabularySource) -> dict[str, Any]:
-    """The record of a choice; a path shrinks to its last name, since corpus.json may travel."""
-    table = table_from_part(choice, VOCABULARY_KINDS)
-    if "path" in table:
-        table["path"] = Path(table["path"]).name
-    return table
+It has 1,315 users, two of whom wrote 18 % of the words: users with at least 100 tokens stay, and each is cut at 1,600.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A finished store with its counts, which are the owner's alone."""
+class PreparedStore:
+    """A finished store and its exact counts, which are for the owner of the data only."""
 
     store: TokenStore
     counts: dict[str, Any]
@@ -131,20 +148,33 @@ def build_store(
     backend: GroupingBackend | None = None,
     memory_bytes: int = 1 << 30,
     user_map: str | os.PathLike[str] | None = None,
-    progress: Progress = lambda step, fraction: None,
-) -> Prepared:
-    """Make a store of what the sources hold. The same call again after a stop goes on where it was."""
-    backend = backend or DuckDBBackend()
+    progress: Progress = no_progress,
+) -> PreparedStore:
+    """Make a store of the text in the sources. The same call after an interruption resumes.
+
+    Args:
+        sources: The input, from `find_sources`.
+        out: The folder of the store; it must be missing or empty.
+        preparation: What the store contains.
+        backend: Where the rows are grouped; by default on this machine with one process per core.
+        memory_bytes: The memory for the grouping.
+        user_map: A file outside the store for the map from user ids to numbers; by default no map is written.
+        progress: Called with the name of each step and its finished fraction.
+
+    Raises:
+        InputError: The input cannot be used: a missing column, no usable row, no user left.
+        CorpusError: `out` is not empty, or the disk is full.
+    """
     writer = StoreWriter(out, keep_partial=True)
     try:
-        return _prepare(sources, writer, preparation, backend, memory_bytes, user_map, progress)
+        return _run_steps(sources, writer, preparation, backend or DuckDBBackend(), memory_bytes, user_map, progress)
     except (InputError, ConfigError):
-        # The same call would be refused again: nothing to go on with, and raw text should not lie about.
+        # The same call would fail again, so there is nothing to resume, and raw text should not stay on disk.
         shutil.rmtree(writer.partial, ignore_errors=True)
         raise
 
 
-def _prepare(
+def _run_steps(
     sources: Sequence[Source],
     writer: StoreWriter,
     preparation: Preparation,
@@ -152,9 +182,10 @@ def _prepare(
     memory_bytes: int,
     user_map: str | os.PathLike[str] | None,
     progress: Progress,
-) -> Prepared:
-    work, mapped = writer.partial / "work", user_map is not None
-    _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, mapped])
+) -> PreparedStore:
+    """The five steps of the module docstring, in order."""
+    work, with_map = writer.partial / "work", user_map is not None
+    _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, with_map])
     readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
     grouping = Grouping(
         work=work,
@@ -165,98 +196,112 @@ def _prepare(
         drop_duplicates=preparation.drop_duplicates,
         memory_bytes=memory_bytes,
     )
-    counts: dict[str, Any] = {"inputs": [{"path": s.path, "bytes": _size(s)} for s in sources]}
-    rows = backend.scan(grouping, batches(readable), progress)
+    rows = backend.scan(grouping, make_batches(readable), progress)
     if not rows["kept"]:
-        told = "".join(f" {sentence}" for sentence in grouping.noticed())
-        raise InputError(f"No usable row in the input: {_troubles(rows)}. {_cure(rows)}{told}")
-    counts["rows"] = dict(sorted(rows.items()))
-    counts["noticed"] = grouping.noticed()
-    counts["duplicate_posts"] = backend.find_duplicates(grouping)
-    found = preparation.vocabulary.find(preparation, backend, grouping, progress)
-    counts["users"] = _write_streams(backend, grouping, preparation, found, writer.partial, mapped, progress)
+        raise InputError(_no_usable_row(rows, grouping.warnings()))
+    counts: dict[str, Any] = {
+        "inputs": [{"path": s.path, "bytes": _size(s)} for s in sources],
+        "rows": dict(sorted(rows.items())),
+        "noticed": grouping.warnings(),
+        "duplicate_posts": backend.find_duplicates(grouping),
+    }
+    text = GroupedText(
+        tokenizer=preparation.tokenizer,
+        encoding=preparation.encoding,
+        splits=preparation.splits,
+        backend=backend,
+        grouping=grouping,
+        progress=progress,
+    )
+    result = preparation.vocabulary.build(text)
+    task = EncodeShard(
+        folder=writer.partial,
+        tokenizer=preparation.tokenizer,
+        vocabulary=result.vocabulary,
+        options=preparation.encoding,
+        splits=preparation.splits,
+        user_ids=work / "names" if with_map else None,
+    )
+    counts["users"] = _encode_shards(backend, grouping, task, progress)
     if not counts["users"].get("train_users"):
-        raise InputError(_nobody(preparation, counts["users"]))
+        raise InputError(_no_user_left(preparation, counts["users"]))
     if user_map is not None:
         _write_user_map(Path(user_map), work, grouping.shards)
-    # From here on a stop means to begin again: what follows changes finished shards.
+    # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
     os.replace(work, writer.partial / "gone")
     shutil.rmtree(writer.partial / "gone")
-    _extras(preparation, found, writer.partial, grouping.shards)
-    record = public_record(preparation, found, writer.path.name)
-    store = writer.finish(vocabulary=found.vocabulary, info=record, counts=counts, shards=grouping.shards)
-    return Prepared(store=store, counts=counts)
+    _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
+    record = preparation.public_record(result, writer.path.name)
+    store = writer.finish(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
+    return PreparedStore(store=store, counts=counts)
 
 
 def choose_shards(sources: Sequence[Source]) -> int:
-    """Enough that one fits in memory while it is sorted: 64 MiB of text each, up to 64; then they grow to 1 GiB."""
+    """Choose the number of shards: 64 MiB of text each up to 64 shards, then up to 1 GiB each.
+
+    A shard is sorted in memory as far as it fits.
+    """
     total = sum(s.text_bytes for s in sources)
     return max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
 
 
-def _begin_or_resume(work: Path, sources: Sequence[Source], asked: list[Any]) -> None:
-    """Go on only with exactly the same question: other inputs or options begin again from nothing."""
-    question = repr([*asked, version("unheard"), [(s, _size(s), _changed(s)) for s in sources]])
-    plan = {"question": hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()}
+def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) -> None:
+    """Keep the files of an interrupted call with exactly the same input and choices; delete those of any other call."""
+    request = repr([*choices, version("unheard"), [(s, _size(s), _modified(s)) for s in sources]])
+    plan = {"question": hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()}
     file = work / "plan.json"
     if not file.is_file() or json.loads(file.read_text()) != plan:
         for old in work.parent.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
         (work / "streams").mkdir(parents=True)
         (work / "names").mkdir()
-        file.write_text(json.dumps(plan))
+        storage.replace_file(file, json.dumps(plan).encode())
 
 
-def _write_streams(
-    backend: GroupingBackend,
-    grouping: Grouping,
-    preparation: Preparation,
-    found: VocabularyResult,
-    partial: Path,
-    mapped: bool,
-    progress: Progress,
+def _encode_shards(
+    backend: GroupingBackend, grouping: Grouping, task: EncodeShard, progress: Progress
 ) -> dict[str, int]:
-    """Every shard's streams; a shard with a result file is finished."""
-    results = grouping.work / "streams"
-    task = EncodeShard(
-        folder=partial,
-        tokens=preparation.tokenizer,
-        vocabulary=found.vocabulary,
-        rule=preparation.encoding,
-        splits=preparation.splits,
-        names=grouping.work / "names" if mapped else None,
-    )
-    waiting = [s for s in range(grouping.shards) if not (results / f"{s:05d}.json").is_file()]
+    """Run the task on every shard that has no file of results yet; return the summed counts."""
+
+    def result_file(shard: int) -> Path:
+        return grouping.work / "streams" / f"{shard:05d}.json"
+
+    waiting = [s for s in range(grouping.shards) if not result_file(s).is_file()]
     done = grouping.shards - len(waiting)
     progress("Writing", done / grouping.shards)
     for shard, result in backend.over_shards(grouping, task, waiting):
-        file = results / f"{shard:05d}.json"
-        file.with_suffix(".writing").write_text(json.dumps(result))
-        os.replace(file.with_suffix(".writing"), file)
+        storage.replace_file(result_file(shard), json.dumps(result).encode())
         done += 1
         progress("Writing", done / grouping.shards)
     total: Counter[str] = Counter()
     for shard in range(grouping.shards):
-        total.update(json.loads((results / f"{shard:05d}.json").read_text()))
+        total.update(json.loads(result_file(shard).read_text()))
     return dict(sorted(total.items()))
 
 
-def _extras(preparation: Preparation, found: VocabularyResult, partial: Path, shards: int) -> None:
-    """What is made from finished streams: canaries in training users, test posts from held-out ones."""
-    dtype = token_dtype(len(found.vocabulary))
+def _finish_splits(preparation: Preparation, vocabulary: Vocabulary, partial: Path, shards: int) -> None:
+    """Plant the canaries in the training users, and draw the test posts from the held-out users."""
     if preparation.canaries:
-        record = plant(preparation.canaries, partial / "train", shards, found.vocabulary, preparation)
+        record = plant_canaries(
+            preparation.canaries,
+            partial / "train",
+            shards,
+            tokenizer=preparation.tokenizer,
+            vocabulary=vocabulary,
+            tokens_per_user=preparation.encoding.tokens_per_user,
+            salt=preparation.splits.salt,
+        )
         write_private_json(partial / "canaries.json", record)
     if preparation.test_tokens:
-        held_out = UserTokens(
-            [Shard.found(partial / "held_out" / f"{s:05d}.offsets", dtype) for s in range(shards)], dtype
-        )
+        dtype = token_dtype(len(vocabulary))
+        files = [partial / "held_out" / f"{s:05d}.offsets" for s in range(shards)]
+        held_out = UserTokens([Shard.open(file, dtype) for file in files], dtype)
         posts = draw_test_posts(held_out, preparation.test_tokens, preparation.splits.salt)
         write_shard(partial / "test_posts", 0, posts, dtype)
 
 
 def _write_user_map(path: Path, work: Path, shards: int) -> None:
-    """Who is which number: outside the store, on request, readable by its owner only."""
+    """Write the number of each user id to a file outside the store that only its owner can read."""
     entries: list[dict[str, Any]] = []
     numbers: Counter[str] = Counter()
     for shard in range(shards):
@@ -266,43 +311,37 @@ def _write_user_map(path: Path, work: Path, shards: int) -> None:
     write_private_json(path, entries)
 
 
-def _nobody(preparation: Preparation, users: dict[str, int]) -> str:
-    rule = preparation.encoding
-    if users.get("users_seen") == users.get("users_too_short"):
-        return f"No user has {rule.min_tokens} tokens or more: lower --min-tokens or --tokens-per-user."
-    return "No user is left to train on: all are held out or public. Lower --held-out or --public."
-
-
-def _troubles(rows: Counter[str]) -> str:
-    return ", ".join(
-        f"{rows[name]} {name.replace('_', ' ')}" for name in ("malformed", "no_user", "no_text", "excluded")
-    )
-
-
-def _cure(rows: Counter[str]) -> str:
+def _no_usable_row(rows: Counter[str], warnings: Sequence[str]) -> str:
+    """The error message for an input without any usable row, with the most likely cause."""
+    problems = ", ".join(f"{rows[k]} {k.replace('_', ' ')}" for k in ("malformed", "no_user", "no_text", "excluded"))
     if not rows["rows"]:
-        return "It is empty."
-    if rows["malformed"] == rows["rows"]:
-        return "Check that it is UTF-8, and what its name or --format says it is (a JSON array is .json, its lines .jsonl)."
-    return "Check --user-field and --text-field."
+        remedy = "It is empty."
+    elif rows["malformed"] == rows["rows"]:
+        remedy = (
+            "Check that it is UTF-8, and what its name or --format says it is "
+            "(a JSON array is .json, its lines .jsonl)."
+        )
+    else:
+        remedy = "Check --user-field and --text-field."
+    return " ".join([f"No usable row in the input: {problems}. {remedy}", *warnings])
+
+
+def _no_user_left(preparation: Preparation, users: dict[str, int]) -> str:
+    """The error message if the rules leave no training user."""
+    if users.get("users_seen") == users.get("users_too_short"):
+        least = preparation.encoding.min_tokens
+        return f"No user has {least} tokens or more: lower --min-tokens or --tokens-per-user."
+    return "No user is left to train on: all are held out or public. Lower --held-out or --public."
 
 
 def _size(source: Source) -> int:
     return os.path.getsize(source.path) if os.path.isfile(source.path) else 0
 
 
-def _changed(source: Source) -> int:
+def _modified(source: Source) -> int:
     return os.stat(source.path).st_mtime_ns if os.path.isfile(source.path) else 0
 
 
-CHITCHAT = Preparation(
-    fields=CHITCHAT_FIELDS,
-    encoding=EncodingOptions(min_tokens=100, tokens_per_user=1600),
-    splits=SplitRule(held_out=0.1),
-    name="chitchat",
-)
-
-
-def prepare_chitchat(out: str | os.PathLike[str], progress: Progress = lambda step, fraction: None) -> Prepared:
-    """The default corpus as a store at `out`: a few seconds."""
+def prepare_chitchat(out: str | os.PathLike[str], progress: Progress = no_progress) -> PreparedStore:
+    """Make a store of the demo corpus at `out`, in a few seconds."""
     return build_store([find_chitchat()], out, CHITCHAT, progress=progress)

@@ -1,9 +1,16 @@
-"""The users' own words, found with user-level differential privacy: bounded votes, Gaussian noise, a threshold.
+"""Finds the users' own words with user-level differential privacy: bounded votes, Gaussian noise, a threshold.
 
-In: for each word the sum of its users' votes, as integers. Out: the words whose noisy sum passes the threshold, and
-the two events that this costs: a Gaussian mechanism, and the probability that a word which only one user wrote gets
-through at all. The proof is in docs/private-vocabulary.md. Paper: appendix "Model" asks for such a mechanism and
-leaves it out.
+Each user votes for at most D0 words, with votes of L2 norm at most 1. The votes of each word are summed, Gaussian noise
+is added, and the words whose noisy sum exceeds a threshold are released. This costs two events: a Gaussian mechanism,
+and the probability that a word which only one user wrote exceeds the threshold.
+
+    release = WordRelease.for_budget(epsilon=1.0, delta=1e-9, words_per_user=100)
+    votes = release.vote(len(release.choose(words_of_user, salt, user)))
+    passed, noisy = release.release(sums, generator)
+    release.events()              # the cost, which every run on the store pays
+
+It is the weighted Gaussian mechanism for set union (Gopi et al., "Differentially Private Set Union", ICML 2020). The
+proof is in docs/private-vocabulary.md. The paper's appendix "Model" asks for such a mechanism and leaves it out.
 """
 
 import hashlib
@@ -16,13 +23,22 @@ import numpy as np
 from unheard.config import require
 from unheard.privacy.events import Event, FailureProbability, Gaussian
 
-UNIT = 1 << 30  # a vote of 1.0: votes are integers, so that sums are exact in any order and low bits tell nothing
+UNIT = 1 << 30
+"""The vote 1.0. Votes are integers, so that sums are exact in any order and their low bits reveal nothing."""
+
 MAX_WORD_CHARS = 64
+"""Longer words get no votes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordRelease:
-    """The mechanism: each user votes for at most `words_per_user` words with an L2 norm of at most one unit."""
+    """The mechanism: each user votes for at most `words_per_user` words, with an L2 norm of at most `UNIT`.
+
+    Args:
+        noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
+        threshold_delta: The probability that a word of one user alone is released.
+        words_per_user: The largest number of words that a user votes for (D0).
+    """
 
     noise_multiplier: float
     threshold_delta: float
@@ -35,7 +51,7 @@ class WordRelease:
 
     @classmethod
     def for_budget(cls, epsilon: float, delta: float, words_per_user: int) -> "WordRelease":
-        """Half of delta for the Gaussian mechanism, half for the threshold: together (epsilon, delta)."""
+        """Return the mechanism that costs (epsilon, delta): half of delta for the noise, half for the threshold."""
         import dp_accounting
 
         require(epsilon > 0 and math.isfinite(epsilon), f"epsilon must be above 0, not {epsilon}.")
@@ -44,7 +60,7 @@ class WordRelease:
         return cls(noise_multiplier=noise_multiplier, threshold_delta=delta / 2, words_per_user=words_per_user)
 
     def choose(self, words: Iterable[str], salt: str, user: str) -> list[str]:
-        """The words that a user votes for: all, or a fixed pseudo-random choice that depends on nobody else."""
+        """Return the words that a user votes for: all, or a pseudo-random choice that depends on no other user."""
         words = list(words)
         if len(words) <= self.words_per_user:
             return words
@@ -54,12 +70,12 @@ class WordRelease:
         return words[: self.words_per_user]
 
     def vote(self, num_words: int) -> int:
-        """What each of a user's words gets: 1/sqrt(number of words), rounded down, so that the norm is at most UNIT."""
+        """Return the vote for each of a user's words: 1/sqrt(num_words), rounded down. Their norm is at most UNIT."""
         # DP: rounding down keeps num_words * vote^2 <= UNIT^2, the sensitivity that the noise is scaled to.
         return math.isqrt(UNIT * UNIT // num_words)
 
     def threshold(self) -> int:
-        """The smallest T that the words of one user alone all stay below with probability exp(-threshold_delta).
+        """Return the smallest T that all words of one user alone stay below with probability exp(-threshold_delta).
 
         For a user with t words: t * -ln Phi((T - vote(t)) / sigma) <= threshold_delta, for the worst t.
         """
@@ -72,7 +88,7 @@ class WordRelease:
         return math.ceil(float(np.max(votes + margins)))
 
     def release(self, sums: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Which of these words pass, and their noisy sums. Every word's noise is its own."""
+        """Add noise to the sums of votes; return a mask of the words above the threshold, and the noisy sums."""
         # DP: one independent draw for each word, scaled to the sensitivity UNIT, rounded to whole votes.
         noise = np.rint(generator.standard_normal(len(sums)) * (self.noise_multiplier * UNIT)).astype(np.int64)
         noisy = sums + noise
@@ -81,5 +97,5 @@ class WordRelease:
         return passed, noisy
 
     def events(self) -> list[Event]:
-        """What every run on these users starts with: both, since the second is not part of the first."""
+        """The cost of the release: the Gaussian mechanism, and the failure probability of the threshold."""
         return [Gaussian(noise_multiplier=self.noise_multiplier), FailureProbability(delta=self.threshold_delta)]

@@ -1,97 +1,92 @@
-"""One scan for every format and both engines: a batch of files in, rows of (shard, reason, user, text, time, place) out.
+"""Builds the query that turns a batch of input files into checked rows, each with the shard of its user.
 
-In: sources and the names of their fields. Out: an SQL query for DuckDB. The DuckDB engine runs it here, Spark runs the
-same query on its workers, so both see the same rows to the byte. A row that cannot be used keeps its reason and loses
-its text.
+`scan_sql` returns one SQL query for DuckDB with the columns
+
+    shard       hash of the user id modulo the number of shards; -1 (`UNUSABLE`) for a row that is only counted
+    reason      why the row is unusable: malformed, no_user, no_text, excluded; NULL if it is usable
+    user        the id, Unicode-normalised (NFC) and without surrounding white space: one person has one id
+    text        the post
+    time        seconds as a number, or NULL
+    position    the position of the row in the whole input, which orders posts with equal times
+    text_hash   a hash of posts of at least `duplicate_chars` characters, to find copies under several users
+
+The DuckDB backend runs the query in its own processes and the Spark backend on its workers, so both see the same rows.
+An unusable row keeps its reason and loses its text.
 """
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import duckdb
 
-from unheard.corpus.file_ranges import PieceFiles, after_mark, cut_places
-from unheard.corpus.readers import rows_sql
-from unheard.corpus.readers.columns import Fields, FileBatch, quoted
-from unheard.corpus.readers.csv import rejected_rows
-from unheard.corpus.readers.json import count_undecided, is_quick
-from unheard.corpus.sources import Source
+from unheard.corpus.input_files import FileRangeSystem
+from unheard.corpus.readers import check_columns, choose_table, column_name, quoted, sql_paths
+from unheard.corpus.readers.csv import csv_sql, rejected_rows
+from unheard.corpus.readers.json import count_undecided, is_quick, json_sql
+from unheard.corpus.sources import Fields, FileBatch
 from unheard.errors import CorpusError, InputError
 
-UNUSABLE = -1  # the shard of rows that are only counted
-_BATCH_BYTES = 128 << 20
-_BATCH_FILES = 500
-_ROW_BITS = 40  # of a row's place in the input: its batch, then its number in it
+UNUSABLE = -1
+"""The shard number of rows that are only counted."""
+
+_ROW_BITS = 40  # a position is the number of the batch, shifted by this, plus the number of the row in the batch
 _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
-_INK = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"  # a search stops at the first; a trim would copy every text
-
-
-def batches(sources: Sequence[Source]) -> list[FileBatch]:
-    """Neighbouring sources of one kind, up to a fixed size. Depends on the files alone: both engines get the same."""
-    groups: list[list[Source]] = []
-    size = 0
-    for source in (piece for whole in sources for piece in in_pieces(whole)):
-        joins = (
-            groups
-            and source.format in ("jsonl", "json", "parquet")
-            and (source.format, source.compression) == (groups[-1][0].format, groups[-1][0].compression)
-            and len(groups[-1]) < _BATCH_FILES
-            and size + source.text_bytes <= _BATCH_BYTES
-        )
-        if not joins:
-            groups.append([])
-            size = 0
-        groups[-1].append(source)
-        size += source.text_bytes
-    return [FileBatch(number=i, sources=tuple(group)) for i, group in enumerate(groups)]
-
-
-def in_pieces(source: Source) -> list[Source]:
-    """A large plain file of JSON lines as several sources; plain JSON without its byte-order mark; anything else as it is."""
-    if source.format not in ("jsonl", "json") or source.compression != "none":
-        return [source]
-    begin = after_mark(source.path)
-    if source.format == "jsonl" and source.text_bytes > _BATCH_BYTES:
-        places = cut_places(source.path, _BATCH_BYTES, begin)
-        return [replace(source, piece=piece) for piece in itertools.pairwise(places)]
-    return [replace(source, piece=(begin, source.text_bytes))] if begin else [source]
+# Any character that is not white space. A search stops at the first one; trimming would copy every text.
+_VISIBLE = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"
 
 
 def open_database(
     memory_bytes: int, threads: int, temp: str, excluded: Sequence[str] = ()
 ) -> duckdb.DuckDBPyConnection:
-    """A DuckDB of our own with a fixed memory limit; what does not fit goes to `temp`."""
+    """Open an in-memory DuckDB.
+
+    Args:
+        memory_bytes: The memory limit (at least 64 MiB). Larger intermediate results go to `temp`.
+        threads: The number of threads.
+        temp: A folder for intermediate results.
+        excluded: Ids of users to leave out; they are normalised as the ids in the input are.
+    """
     database = duckdb.connect(":memory:")
-    database.register_filesystem(PieceFiles())
+    database.register_filesystem(FileRangeSystem())
     database.execute(f"SET memory_limit='{max(memory_bytes >> 20, 64)}MiB'")
     database.execute(f"SET threads={threads}")
     database.execute(f"SET temp_directory={quoted(temp)}")
     database.execute("SET TimeZone='UTC'")
     database.execute("SET preserve_insertion_order=true")
-    database.execute("SET enable_progress_bar=true")  # so that query_progress() knows; it draws nothing
+    database.execute("SET enable_progress_bar=true")  # needed by query_progress(); prints nothing
     database.execute("SET enable_progress_bar_print=false")
     database.execute("CREATE TEMP TABLE excluded (id VARCHAR)")
     if excluded:
         database.execute("INSERT INTO excluded SELECT unnest(?)", [list(excluded)])
-        database.execute(f"CREATE OR REPLACE TEMP TABLE excluded AS SELECT DISTINCT {_user('id')} AS id FROM excluded")
+        database.execute(
+            f"CREATE OR REPLACE TEMP TABLE excluded AS SELECT DISTINCT {_user_sql('id')} AS id FROM excluded"
+        )
     return database
 
 
 def scan_sql(
     database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, shards: int, duplicate_chars: int
 ) -> str:
-    """The query for one batch. Raises InputError, with the columns there are, if a field is in none of its rows."""
+    """Return the query for one batch.
+
+    Raises:
+        InputError: A column is in none of the batch's rows. The message lists the columns that there are.
+    """
     rows = rows_sql(database, batch, fields)
     usable = "reason IS NULL"
     ((excluded,),) = database.execute("SELECT count(*) FROM excluded").fetchall()
+    # The number of bytes of a text is known; its characters (1 to 4 bytes each) have to be counted.
+    is_long = (
+        f"(strlen(text) >= {4 * duplicate_chars} "
+        f"OR (strlen(text) >= {duplicate_chars} AND length(text) >= {duplicate_chars}))"
+    )
     return f"""
       WITH raw AS ({rows}),
       numbered AS (SELECT *, row_number() OVER () AS row FROM raw),
-      cleaned AS (SELECT row, trouble, text, time, {_user('"user"')} AS id FROM numbered),
+      cleaned AS (SELECT row, problem, text, time, {_user_sql('"user"')} AS id FROM numbered),
       judged AS (
-        SELECT *, CASE WHEN trouble IS NOT NULL THEN trouble WHEN id IS NULL OR id = '' THEN 'no_user'
-                       WHEN text IS NULL OR NOT regexp_matches(text, {quoted(_INK)}) THEN 'no_text'
+        SELECT *, CASE WHEN problem IS NOT NULL THEN problem WHEN id IS NULL OR id = '' THEN 'no_user'
+                       WHEN text IS NULL OR NOT regexp_matches(text, {quoted(_VISIBLE)}) THEN 'no_text'
                        {"WHEN id IN (SELECT id FROM excluded) THEN 'excluded'" if excluded else ""}
                        END AS reason FROM cleaned)
       SELECT CASE WHEN {usable} THEN CAST(hash(id) % {shards} AS INTEGER) ELSE {UNUSABLE} END AS shard,
@@ -99,33 +94,57 @@ def scan_sql(
              CASE WHEN {usable} THEN id END AS "user",
              CASE WHEN {usable} THEN text END AS text,
              {_time_sql(fields)} AS time,
-             CAST({batch.number << _ROW_BITS} + row AS BIGINT) AS place,
-             CASE WHEN {usable} AND {_at_least(duplicate_chars)}
-                  THEN CAST(hash(text) >> 1 AS BIGINT) END AS text_hash
+             CAST({batch.number << _ROW_BITS} + row AS BIGINT) AS position,
+             CASE WHEN {usable} AND {is_long} THEN CAST(hash(text) >> 1 AS BIGINT) END AS text_hash
       FROM judged"""
 
 
+def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
+    """Return SQL for (problem, user, text, time), one row per record of the batch, in its order."""
+    kind = batch.sources[0].format
+    if kind in ("jsonl", "json"):
+        return json_sql(database, batch, fields)
+    if kind in ("csv", "tsv"):
+        return csv_sql(database, batch, fields)
+    if kind == "parquet":
+        table = f"read_parquet({sql_paths(batch)}, union_by_name=true, binary_as_string=true)"
+    elif kind == "duckdb":
+        path, alias = batch.sources[0].path, f"source_{batch.number}"
+        database.execute(f"ATTACH IF NOT EXISTS {quoted(path)} AS {alias} (READ_ONLY)")
+        known = database.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [alias]).fetchall()
+        table = f"{alias}.{column_name(choose_table(path, [row[0] for row in known], fields.table))}"
+    else:
+        raise InputError(f"{batch.sources[0].path}: a {kind} source must be imported first.")
+    names = [row[0] for row in database.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
+    check_columns(names, fields, batch)
+    text, user = f"CAST({column_name(fields.text)} AS VARCHAR)", f"CAST({column_name(fields.user)} AS VARCHAR)"
+    time = f"CAST({column_name(fields.time)} AS VARCHAR)" if fields.time else "NULL"
+    return f'SELECT NULL AS problem, {user} AS "user", {text} AS text, {time} AS time FROM {table}'
+
+
 @dataclass(frozen=True, kw_only=True)
-class Aftermath:
-    """What only the end of a scan can tell: rows that it could not count, by reason, and sentences for the owner."""
+class ScanSummary:
+    """What is known only after a scan: rows that the query did not count, by reason, and warnings for the owner."""
 
     rows: dict[str, int]
-    noticed: list[str]
+    warnings: list[str]
 
 
-def after_scan(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, unusable: bool) -> Aftermath:
-    """To be asked once the scan's query is done; `unusable` says whether it met any unusable row."""
-    rows, noticed = rejected_rows(database, batch)
-    if unusable and is_quick(batch, fields):
+def summarise_scan(
+    database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, has_unusable: bool
+) -> ScanSummary:
+    """To be called after the query has run; `has_unusable` says whether it returned any unusable row."""
+    rows, warnings = rejected_rows(database, batch)
+    if has_unusable and is_quick(batch, fields):
         rows = count_undecided(database, batch, fields)
-    return Aftermath(rows=rows, noticed=noticed)
+    return ScanSummary(rows=rows, warnings=warnings)
 
 
-def as_refusal(trouble: Exception, batch: FileBatch) -> CorpusError:
-    """DuckDB's trouble in our words: which files, and what to do."""
+def scan_error(error: Exception, batch: FileBatch) -> CorpusError:
+    """Return an error of this package for an error of DuckDB: it names the files and what to do."""
     names = ", ".join(s.path for s in batch.sources[:3]) + (" and others" if len(batch.sources) > 3 else "")
-    first = str(trouble).strip().split("\n")[0]
-    lowered = str(trouble).lower()
+    first = str(error).strip().split("\n")[0]
+    lowered = str(error).lower()
     if "no space left" in lowered or "disk full" in lowered or "max_temp_directory_size" in lowered:
         return CorpusError(
             f"The disk is full while reading {names}: make room beside --out, then run the same command again."
@@ -137,13 +156,8 @@ def as_refusal(trouble: Exception, batch: FileBatch) -> CorpusError:
     return InputError(f"Cannot read {names}: {first}")
 
 
-def _at_least(chars: int) -> str:
-    """Whether a text has so many characters. Bytes are known, characters (1 to 4 bytes) have to be counted."""
-    return f"(strlen(text) >= {4 * chars} OR (strlen(text) >= {chars} AND length(text) >= {chars}))"
-
-
 def _time_sql(fields: Fields) -> str:
-    """Seconds as a number: a number as it stands, else a date in ISO 8601 (UTC if it names no zone) or --time-format."""
+    """SQL for seconds: a number as it is, or a date in ISO 8601 (UTC unless it names a zone) or in `time_format`."""
     if fields.time is None:
         return "CAST(NULL AS DOUBLE)"
     if fields.time_format:
@@ -151,8 +165,8 @@ def _time_sql(fields: Fields) -> str:
     return "coalesce(try_cast(time AS DOUBLE), epoch(try_cast(time AS TIMESTAMPTZ)))"
 
 
-def _user(expression: str) -> str:
-    """Ids are one person's when they are the same after Unicode composition and without white space around them."""
-    whole = f"nfc_normalize(trim({expression}, {quoted(_SPACE)}))"
-    # Nearly all ids are plain already; to look is cheaper than to compose and trim.
-    return f"CASE WHEN regexp_full_match({expression}, '[!-~]+') THEN {expression} ELSE {whole} END"
+def _user_sql(expression: str) -> str:
+    """SQL for the normalised id: ids that differ only in Unicode composition or surrounding space are one user."""
+    normalised = f"nfc_normalize(trim({expression}, {quoted(_SPACE)}))"
+    # Nearly all ids are printable ASCII; to test this is cheaper than to normalise.
+    return f"CASE WHEN regexp_full_match({expression}, '[!-~]+') THEN {expression} ELSE {normalised} END"

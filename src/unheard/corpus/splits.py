@@ -1,7 +1,8 @@
-"""Who trains and who is held out: decided for each user alone, from a salt, the same on every machine and engine.
+"""Assigns users to the splits train, held_out and public, and draws test posts from the held-out users.
 
-In: a user's id and a salt. Out: train, held_out or public. A user is in one split with everything they wrote, so a
-measurement on held-out text never meets a person that the model was trained on.
+The split of a user depends on a hash of the user's id and a salt, and on nothing else: it is the same on every machine
+and with every backend, and it needs no privacy budget, since no other user influences it. A user is in one split with
+all of their text, so held-out text never comes from a user that the model was trained on.
 """
 
 import hashlib
@@ -17,7 +18,17 @@ from unheard.corpus.vocabulary import BOS
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRule:
-    """Fractions of users, by a hash of salt and id. Depends on no other user, so it needs no privacy budget."""
+    """The fractions of users in each split; the rest train.
+
+    Args:
+        held_out: The fraction of held-out users, on whom models are evaluated.
+        public: The fraction of users whose text is public, for training without privacy cost.
+        salt: Another salt gives another random split.
+
+    Example:
+        >>> SplitRule(held_out=0.5).split_of("ann")
+        'held_out'
+    """
 
     held_out: float = 0.05
     public: float = 0.0
@@ -29,26 +40,28 @@ class SplitRule:
         require(self.held_out + self.public < 1, "held_out and public together leave no user to train on.")
 
     def split_of(self, user: str) -> str:
-        point = unit_hash(user, after=self._front)
+        """Return the split of a user: "train", "held_out" or "public"."""
+        point = unit_hash(user, prefix=self._prefix)
         if point < self.held_out:
             return "held_out"
         return "public" if point < self.held_out + self.public else "train"
 
     @cached_property
-    def _front(self) -> bytes:
-        return labels_bytes(self.salt, "split")
+    def _prefix(self) -> bytes:
+        return encode_labels(self.salt, "split")
 
     def names(self) -> tuple[str, ...]:
+        """The splits that the store has."""
         return ("train", "held_out", "public") if self.public else ("train", "held_out")
 
 
-def unit_hash(*labels: str, after: bytes = b"") -> float:
-    """A number in [0, 1) that is a fixed, even function of its labels (and of those `after` which they come)."""
-    return int.from_bytes(hashlib.sha256(after + labels_bytes(*labels)).digest()[:6], "little") / 2.0**48
+def unit_hash(*labels: str, prefix: bytes = b"") -> float:
+    """Return a pseudo-random number in [0, 1) that depends on the labels alone (and on those encoded in `prefix`)."""
+    return int.from_bytes(hashlib.sha256(prefix + encode_labels(*labels)).digest()[:6], "little") / 2.0**48
 
 
-def labels_bytes(*labels: str) -> bytes:
-    """Each label after its length: no two lists of labels read alike."""
+def encode_labels(*labels: str) -> bytes:
+    """Encode labels with their lengths, so that different lists of labels have different encodings."""
     message = b""
     for label in labels:
         encoded = label.encode("utf-8", "surrogatepass")
@@ -57,11 +70,12 @@ def labels_bytes(*labels: str) -> bytes:
 
 
 def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np.ndarray]:
-    """Random posts of held-out users up to exactly `num_tokens` predicted tokens, if there are as many.
+    """Draw random posts of held-out users until they have exactly `num_tokens` predicted tokens (all ids except BOS).
 
-    The paper's test set: 75,122 tokens of random held-out posts. The last post is cut to fit.
+    The paper's test set is 75,122 tokens of random held-out posts. The last post is cut to fit. The result has fewer
+    tokens if the held-out users have fewer.
     """
-    starts = [np.flatnonzero(block == BOS) for block in _users_of(held_out)]
+    starts = [np.flatnonzero(held_out.tokens(k) == BOS) for k in range(held_out.num_users)]
     owner = np.repeat(np.arange(len(starts)), [len(s) for s in starts])
     start = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
     seed = int.from_bytes(hashlib.sha256(f"test posts\0{salt}".encode()).digest()[:8], "little")
@@ -75,7 +89,3 @@ def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np
         posts.append(np.array(post))
         left -= len(post) - 1
     return posts
-
-
-def _users_of(users: UserTokens):
-    return (users.tokens(k) for k in range(users.num_users))

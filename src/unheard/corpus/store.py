@@ -1,13 +1,20 @@
-"""A token store is a folder of users as numbers: opened in milliseconds, read where it lies, never half-written.
+"""The token store: a folder that holds the token ids of all users, by split. Training reads nothing else.
 
-In: token streams of users, by split. Out: `corpus.json` (what may travel into a run folder: no count of any user),
-`counts.json` and `layout.json` (exact counts and how the shards lie: for the owner only, mode 0600),
-`vocabulary.txt`, and a folder of shards for each split. The paper's appendix "Dataset" is one such store: 763,430
-users of exactly 1,600 tokens.
-The users of one split of a store, read where they lie: any cohort in one pass over the disk.
+    corpus.json        how the store was prepared; it may be published with a run and contains no count of users
+    counts.json        exact counts, for the owner only (mode 0600)
+    layout.json        the number of shards and the dtype of the ids (mode 0600)
+    vocabulary.txt     one word per line, in the order of the ids
+    train/ held_out/ public/ test_posts/     the shards of each split (`shards`), optionally features.npy
+    ledger.jsonl       the privacy ledger of these users, written by training (privacy/population_ledger.py)
 
-In: the shards of a split. Out: the tokens of one user (a view), or of a cohort (copied in disk order, given in the
-order asked for). Users are numbers; nothing here knows who they are.
+    store = TokenStore.open("corpora/posts")
+    store.train.num_users
+    store.train.tokens(0)                         # the ids of user 0, a view of the file
+    store.train.users(np.array([7, 3, 12]))       # the ids of a cohort, read in the order of the disk
+
+Users are numbers; the store contains no ids of users and no text. `StoreWriter` fills `<path>.partial` and renames it
+when the store is complete, so an incomplete store is never at its final path. Opening checks every size and takes
+milliseconds.
 """
 
 import hashlib
@@ -22,16 +29,27 @@ from typing import Any
 
 import numpy as np
 
-from unheard.corpus.shards import CURE, Shard, token_dtype, write_shard
+from unheard import storage
+from unheard.corpus.shards import REMEDY, Shard, token_dtype, write_shard
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 
-SAMPLED = 64
-"""Users of a shard that are looked at to tell copies of a store apart."""
+FORMAT = 1
+SPLITS = ("train", "held_out", "public", "test_posts")
+
+_SAMPLED_USERS = 64  # users per shard that `UserTokens.samples` hashes
 
 
 class UserTokens:
-    """The users of one split, numbered from 0; each is a run of token ids."""
+    """The users of one split, numbered from 0. Each user is an array of token ids.
+
+    Args:
+        shards: The shards, in the order of the users.
+        dtype: The dtype of the ids.
+        features_UF: Numbers about each user, float32; None if there are none.
+        vocabulary_size: Ids from here on raise `CorpusCorrupt`; None checks nothing.
+        place: The folder of the store and the name of the split, for other processes that read the same users.
+    """
 
     def __init__(
         self,
@@ -42,18 +60,18 @@ class UserTokens:
         place: tuple[str, str] | None = None,
     ) -> None:
         self.place = place
-        """The store's folder and the split's name, where other processes find the same users; None for users of no store."""
+        """The folder of the store and the name of the split; None for users outside a store."""
         self._shards = shards
         self._vocabulary_size = vocabulary_size
         self._features_UF = features_UF
         self._dtype = dtype
-        # first user of each shard, and at last the number of users
+        # The number of the first user of each shard, and at the end the number of users.
         self._first = np.concatenate([[0], np.cumsum([s.num_users for s in shards], dtype=np.int64)]).astype(np.int64)
         self.num_users = int(self._first[-1])
         self.num_tokens = sum(s.num_tokens for s in shards)
 
     def tokens(self, k: int) -> np.ndarray:
-        """The tokens of user k: a view of the file, nothing is copied."""
+        """Return the ids of user k, a view of the file."""
         if not 0 <= k < self.num_users:
             raise IndexError(f"user {k} of a split with users 0 to {self.num_users - 1}")
         s = int(np.searchsorted(self._first, k, side="right")) - 1
@@ -61,62 +79,74 @@ class UserTokens:
         return self._shards[s].tokens[begin:end]
 
     def users(self, cohort: np.ndarray) -> list[np.ndarray]:
-        """The tokens of each user of a cohort, in its order, copied in one pass from the disk's front to its end."""
+        """Return the ids of each user of a cohort, in its order.
+
+        They are copied in the order of the disk, in one pass.
+        """
         cohort = np.asarray(cohort, dtype=np.int64)
         begins, ends, shard_of = self._spans(cohort)
         lengths = ends - begins
-        places = np.concatenate([[0], np.cumsum(lengths)])
-        flat = np.empty(int(places[-1]), dtype=self._dtype)
+        edges = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.empty(int(edges[-1]), dtype=self._dtype)
         for s in np.unique(shard_of):
             source = self._shards[int(s)].tokens
-            for i in _in_disk_order(np.flatnonzero(shard_of == s), begins):
-                flat[places[i] : places[i + 1]] = source[begins[i] : ends[i]]
+            members = np.flatnonzero(shard_of == s)
+            for i in members[np.argsort(begins[members], kind="stable")].tolist():
+                flat[edges[i] : edges[i + 1]] = source[begins[i] : ends[i]]
         if self._vocabulary_size is not None and flat.size and int(flat.max()) >= self._vocabulary_size:
-            raise CorpusCorrupt(f"{self._shards[0].stem} and its like hold words outside the vocabulary. {CURE}")
-        return [flat[places[i] : places[i + 1]] for i in range(len(cohort))]
+            raise CorpusCorrupt(f"{self._shards[0].stem} and its siblings hold words outside the vocabulary. {REMEDY}")
+        return [flat[edges[i] : edges[i + 1]] for i in range(len(cohort))]
 
     def check_boundaries(self) -> None:
-        """Refuse a split in which one user's text runs into another's. Reads every offset, so training asks once."""
+        """Raise `CorpusCorrupt` if the ranges of two users overlap. Reads every offset, so training calls this once."""
         for shard in self._shards:
             # DP: one person's text under two users would be two users' worth of influence.
             if int(shard.offsets[0]) != 0 or (np.diff(shard.offsets) < 0).any():
-                raise CorpusCorrupt(f"{shard.stem}.offsets does not rise from 0: users would overlap. {CURE}")
+                raise CorpusCorrupt(f"{shard.stem}.offsets does not rise from 0: users would overlap. {REMEDY}")
 
     def shard_of(self, cohort: np.ndarray) -> np.ndarray:
-        """In which shard each user of a cohort lies."""
+        """Return the number of the shard of each user of a cohort."""
         return np.searchsorted(self._first, np.asarray(cohort, dtype=np.int64), side="right") - 1
 
     @property
     def shards_here(self) -> np.ndarray:
-        """Which shards' tokens can be read in this copy of the store, a mask."""
-        return np.array([shard.is_here for shard in self._shards])
+        """A mask of the shards whose ids are in this copy of the store."""
+        return np.array([shard.is_local for shard in self._shards])
 
     def tokens_of_shards(self) -> np.ndarray:
+        """The number of ids in each shard."""
         return np.array([shard.num_tokens for shard in self._shards], dtype=np.int64)
 
     def boundaries_digest(self) -> bytes:
-        """Names where every user begins and ends. Copies of one store agree in it, whatever tokens they hold."""
+        """Return a hash of the boundaries of all users.
+
+        All copies of one store agree in it, also parts without some ids.
+        """
         digest = hashlib.sha256()
         for shard in self._shards:
             digest.update(np.ascontiguousarray(shard.offsets).data)
         return digest.digest()
 
     def samples(self) -> list[str | None]:
-        """Of each shard that lies here, a hash over some of its users, spread evenly: their tokens, and what is known about them
-        beside; of the others, None. Where all users are equally long, copies that number them otherwise differ in nothing else;
-        and a whole store takes hours to read."""
-        found: list[str | None] = []
+        """Return a hash of some users of each shard, their ids and features; None for shards that are not in this copy.
+
+        Two stores whose users are equally long but in another order have equal boundaries, and to hash every id would
+        take hours. The sampled users are spread evenly over the shard.
+        """
+        hashes: list[str | None] = []
         for shard, first in zip(self._shards, self._first, strict=False):
             digest = hashlib.sha256()
-            for k in np.unique(np.linspace(0, max(shard.num_users - 1, 0), SAMPLED, dtype=np.int64))[: shard.num_users]:
-                if shard.is_here:
+            for k in np.unique(np.linspace(0, max(shard.num_users - 1, 0), _SAMPLED_USERS, dtype=np.int64))[
+                : shard.num_users
+            ]:
+                if shard.is_local:
                     digest.update(np.ascontiguousarray(shard.tokens[shard.offsets[k] : shard.offsets[k + 1]]).data)
                     digest.update(self.features(np.array([first + k])).tobytes())
-            found.append(digest.hexdigest() if shard.is_here else None)
-        return found
+            hashes.append(digest.hexdigest() if shard.is_local else None)
+        return hashes
 
     def lengths(self, cohort: np.ndarray | None = None) -> np.ndarray:
-        """How many ids each user of the cohort (or of the whole split) has, BOS included."""
+        """Return the number of ids of each user of the cohort (or of the whole split), BOS included."""
         if cohort is None:
             return np.concatenate([np.diff(s.offsets) for s in self._shards] or [np.empty(0, dtype=np.int64)])
         begins, ends, _ = self._spans(np.asarray(cohort, dtype=np.int64))
@@ -124,22 +154,23 @@ class UserTokens:
 
     @property
     def num_features(self) -> int:
-        """How many numbers there are about each user; 0 for a store without `features.npy`."""
+        """The number of features per user; 0 for a split without `features.npy`."""
         return 0 if self._features_UF is None else self._features_UF.shape[1]
 
     def features(self, cohort: np.ndarray) -> np.ndarray:
-        """What is known about each user of a cohort beside their text, float32 [U, F] (the paper's appendix)."""
+        """Return the features of each user of a cohort, float32 [U, F]: side information as in the paper's appendix."""
         if self._features_UF is None:
             return np.empty((len(cohort), 0), dtype=np.float32)
         return np.asarray(self._features_UF[np.asarray(cohort, dtype=np.int64)], dtype=np.float32)
 
     def blocks(self, tokens_per_block: int = 1 << 22) -> Iterator[np.ndarray]:
-        """All tokens in disk order, in blocks that cut users anywhere: for whole-store counts."""
+        """Yield all ids in the order of the disk, in blocks that do not respect the boundaries of users."""
         for shard in self._shards:
             for begin in range(0, shard.num_tokens, tokens_per_block):
                 yield shard.tokens[begin : begin + tokens_per_block]
 
     def _spans(self, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first index, the end index and the shard of each user of a cohort."""
         if len(cohort) and not (cohort.min() >= 0 and cohort.max() < self.num_users):
             raise IndexError(f"a cohort outside users 0 to {self.num_users - 1}")
         shard_of = self.shard_of(cohort)
@@ -151,16 +182,26 @@ class UserTokens:
         return begins, ends, shard_of
 
 
-def _in_disk_order(members: np.ndarray, begins: np.ndarray) -> list[int]:
-    return members[np.argsort(begins[members], kind="stable")].tolist()
-
-
-FORMAT = 1
-SPLITS = ("train", "held_out", "public", "test_posts")
-
-
 class TokenStore:
-    """A whole store, opened for reading. `info` is corpus.json: nothing in it depends on how many users there are."""
+    """A store, opened for reading with `TokenStore.open`.
+
+    Attributes:
+        path: The folder.
+        info: The content of corpus.json; nothing in it depends on the number of users.
+        vocabulary: The words of the ids.
+        train, held_out: The users of these splits (`UserTokens`).
+        public, test_posts: The users of these splits, or None if the store does not have them.
+        part: Which part of a store this copy is (`transform.split_store`); None for a whole store.
+
+    Example:
+        >>> import tempfile, unheard
+        >>> rows = [{"user": f"user {i}", "text": "hello there"} for i in range(40)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = unheard.prepare(rows, f"{folder}/store").path
+        ...     store = unheard.TokenStore.open(path)
+        ...     [store.vocabulary.word(i) for i in store.train.tokens(0)]
+        ['<BOS>', 'hello', 'there', '<EOS>']
+    """
 
     def __init__(self, path: Path, info: dict[str, Any], layout: dict[str, Any], vocabulary: Vocabulary) -> None:
         self.path = path
@@ -169,7 +210,6 @@ class TokenStore:
         self.shards = int(layout["shards"])
         self.dtype = np.dtype(layout["dtype"])
         self.part = _read_json(path / "part.json") if (path / "part.json").is_file() else None
-        """Which part of a store this copy is (corpus/transform.py); None for a whole one."""
         self.train = self._split("train")
         self.held_out = self._split("held_out")
         self.public = self._split("public") if (path / "public").is_dir() else None
@@ -177,13 +217,22 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "TokenStore":
+        """Open the store at `path` and check that its files agree with each other.
+
+        Raises:
+            CorpusMissing: There is no store, or only an unfinished one.
+            CorpusCorrupt: The files do not agree, or have another format.
+        """
         folder = Path(path)
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
-            seen = "" if folder.is_absolute() else " (seen from here)"  # a run file's path may be meant from elsewhere
+            seen = (
+                "" if folder.is_absolute() else " (seen from here)"
+            )  # the path in a run file may be relative to another folder
             what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
             raise CorpusMissing(
-                f"No token store at {folder}{seen}: there is {what}. Make one with `unheard prepare INPUT --out {folder}`"
+                f"No token store at {folder}{seen}: there is {what}. "
+                f"Make one with `unheard prepare INPUT --out {folder}`"
                 f"{' (the same command again goes on where it stopped)' if unfinished else ''}."
             )
         info, layout = _read_json(folder / "corpus.json"), _read_json(folder / "layout.json")
@@ -194,55 +243,69 @@ class TokenStore:
         vocabulary = Vocabulary.load(folder / "vocabulary.txt")
         if vocabulary.digest != info.get("vocabulary", {}).get("sha256"):
             raise CorpusCorrupt(
-                f"{folder / 'vocabulary.txt'} is not the word list that the tokens were made with. {CURE}"
+                f"{folder / 'vocabulary.txt'} is not the word list that the tokens were made with. {REMEDY}"
             )
         if layout.get("dtype") != token_dtype(len(vocabulary)).str or not isinstance(layout.get("shards"), int):
-            raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {CURE}")
+            raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {REMEDY}")
         return cls(folder, info, layout, vocabulary)
 
     @property
     def name(self) -> str:
-        """Names a corpus by how it was prepared; corpus.json holds no count and no text."""
+        """A hash of corpus.json: it identifies how the corpus was prepared, and depends on no count and no text."""
         return hashlib.sha256(json.dumps(self.info, sort_keys=True).encode()).hexdigest()
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Exact counts of private users, for the owner. They never enter a report or a run folder."""
+        """Exact counts of private users, for the owner. They must not enter a report or a run folder."""
         file = self.path / "counts.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
     @property
     def vocabulary_events(self) -> list[dict[str, Any]]:
-        """What finding the vocabulary cost the users: every run's ledger begins with these."""
+        """The privacy cost of the vocabulary, as records of events: the ledger of every run begins with them."""
         return list(self.info["vocabulary"].get("events", []))
 
     def _split(self, name: str) -> UserTokens:
-        elsewhere = self.part is not None and name == "train"
+        is_part = self.part is not None and name == "train"
         paths = sorted((self.path / name).glob("*.offsets"))
-        found = [Shard.found(p, self.dtype, elsewhere=elsewhere) for p in paths]
+        shards = [Shard.open(p, self.dtype, may_lack_tokens=is_part) for p in paths]
         wanted = 1 if name == "test_posts" else self.shards
-        if len(found) != wanted or [Path(s.stem).name for s in found] != [f"{i:05d}" for i in range(wanted)]:
-            raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {CURE}")
+        if len(shards) != wanted or [Path(s.stem).name for s in shards] != [f"{i:05d}" for i in range(wanted)]:
+            raise CorpusCorrupt(f"{self.path / name} does not have its {wanted} shards. {REMEDY}")
         file, size = self.path / name / "features.npy", len(self.vocabulary)
-        num_users = sum(shard.num_users for shard in found)
+        num_users = sum(shard.num_users for shard in shards)
         features_UF = _read_features(file, num_users) if file.is_file() else None
         place = (str(self.path.resolve()), name)
-        return UserTokens(found, self.dtype, features_UF, vocabulary_size=size, place=place)
+        return UserTokens(shards, self.dtype, features_UF, vocabulary_size=size, place=place)
 
 
 class StoreWriter:
-    """Writes a store beside its place and moves it there when whole: nothing half-written is ever at the place."""
+    """Writes a store into `<path>.partial` and renames it to `path` when it is complete.
+
+    Args:
+        path: The folder of the store. It must be missing or empty.
+        keep_partial: Whether an unfinished store is kept, so that a later call resumes it.
+
+    Raises:
+        CorpusError: `path` is a file or a folder that is not empty.
+    """
 
     def __init__(self, path: str | os.PathLike[str], *, keep_partial: bool = False) -> None:
-        self.path = Path(path)
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise CorpusError(f"{self.path} already exists: name another folder with --out, or remove this one first.")
+        self.path = self.check_path(path)
         self.partial = partial_path(self.path)
         self._keep_partial = keep_partial
         if self.partial.exists() and not keep_partial:
             shutil.rmtree(self.partial)
         self.partial.mkdir(parents=True, exist_ok=True)
         os.chmod(self.partial, 0o700)
+
+    @staticmethod
+    def check_path(path: str | os.PathLike[str]) -> Path:
+        """Raise `CorpusError` unless a store can be written at `path`."""
+        path = Path(path)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise CorpusError(f"{path} already exists: name another folder with --out, or remove this one first.")
+        return path
 
     def __enter__(self) -> "StoreWriter":
         return self
@@ -256,14 +319,14 @@ class StoreWriter:
     def finish(
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
-        """Write what describes the store, corpus.json last, and move the whole to its place."""
+        """Write the files beside the shards (`describe`), then move the store to its path (`publish`)."""
         self.describe(vocabulary=vocabulary, info=info, counts=counts, shards=shards)
-        return self.settle()
+        return self.publish()
 
     def describe(
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
-        """All that a store has beside its shards; it can be opened now, where nobody looks for it."""
+        """Write vocabulary.txt, counts.json, layout.json and corpus.json; open the store at its partial path."""
         vocabulary.save(self.partial / "vocabulary.txt")
         write_private_json(self.partial / "counts.json", counts)
         layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
@@ -275,16 +338,15 @@ class StoreWriter:
             "size": len(vocabulary),
             "sha256": vocabulary.digest,
         }
-        (self.partial / "corpus.json").write_text(
-            json.dumps(whole, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        content = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        storage.replace_file(self.partial / "corpus.json", content.encode())
         return TokenStore.open(self.partial)
 
-    def settle(self) -> TokenStore:
-        """The whole to its place, in one step."""
+    def publish(self) -> TokenStore:
+        """Rename the complete store to its path, in one step, and open it there."""
         if self.path.exists():
-            self.path.rmdir()  # empty: checked when this writer was made
-        os.replace(self.partial, self.path)
+            self.path.rmdir()  # it is empty: checked by the constructor
+        storage.move_into_place(self.partial, self.path)
         return TokenStore.open(self.path)
 
 
@@ -301,7 +363,17 @@ def write_store(
     shards: int = 1,
     features: Mapping[str, np.ndarray] | None = None,
 ) -> TokenStore:
-    """A small store from arrays in memory: tests, examples, and corpora that fit. `features` by split: a row for each user."""
+    """Write a store from arrays of ids in memory, one array per user: for tests, examples and small corpora.
+
+    Args:
+        path: The folder of the store; it must be missing or empty.
+        train, held_out, public, test_posts: The users of each split; public and test_posts may be left out.
+        vocabulary: The words of the ids.
+        info: More entries for corpus.json.
+        counts: The content of counts.json.
+        shards: The number of shards.
+        features: By split, an array with one row of numbers per user.
+    """
     splits = {"train": train, "held_out": held_out, "public": public, "test_posts": test_posts}
     with StoreWriter(path) as writer:
         for name, users in splits.items():
@@ -320,7 +392,7 @@ def write_store(
 
 
 def _read_features(path: Path, num_users: int) -> np.ndarray:
-    """One row of numbers for each user, as `features.npy` beside the shards; never unpickled."""
+    """Read features.npy, one row of numbers per user. Pickled content is refused."""
     try:
         features_UF = np.load(path, mmap_mode="r", allow_pickle=False)
         fits = features_UF.ndim == 2 and len(features_UF) == num_users and features_UF.dtype == np.float32
@@ -332,12 +404,12 @@ def _read_features(path: Path, num_users: int) -> np.ndarray:
 
 
 def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
-    """A file that only its owner can read: made with that mode, so that there is no moment at which others could."""
+    """Write a JSON file that only its owner can read.
+
+    It has this mode from the start, so others can read it at no time.
+    """
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2, ensure_ascii=False)
-        file.write("\n")
+    storage.create_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -346,10 +418,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not all(isinstance(content.get(k, {}), dict) for k in ("tokens", "vocabulary")):
-        raise CorpusCorrupt(f"{path} is missing or does not read back as written. {CURE}")
+        raise CorpusCorrupt(f"{path} is missing or does not read back as written. {REMEDY}")
     return content
 
 
 def partial_path(path: Path) -> Path:
-    """Where a store is written until it is whole: a sibling, so that the last move is a rename on one disk."""
+    """The folder of an unfinished store: in the same parent folder, so that the last step is a rename on one disk."""
     return path.with_name(path.name + ".partial")

@@ -1,6 +1,9 @@
-"""What the owner of a store may want to see of it: exact counts, hence never for a report or a run folder.
+"""Statistics of a token store for the owner of the data: exact counts, which must not enter a report or a run folder.
 
-In: an open store. Out: plain numbers. Everything here is computed from private users without noise.
+    split_statistics(store.train)           users, tokens, posts, percentiles and a histogram of the users' lengths
+    cap_effect(store, weight_cap=1600)      how many users reach a weight cap, and the resulting weights
+
+All numbers are computed from private users without noise.
 """
 
 from dataclasses import dataclass
@@ -15,7 +18,17 @@ PERCENTILES = (0, 1, 10, 25, 50, 75, 90, 99, 100)
 
 @dataclass(frozen=True, kw_only=True)
 class SplitStatistics:
-    """One split. `tokens` counts predicted tokens, that is, not BOS."""
+    """Statistics of one split.
+
+    Attributes:
+        users: The number of users.
+        tokens: The number of predicted tokens: all ids except BOS.
+        posts: The number of sequences.
+        out_of_dictionary: The fraction of words that are UNK.
+        percentiles: The `PERCENTILES` of the users' numbers of tokens.
+        histogram: (from, up to, users) for each bin of the numbers of tokens.
+        largest_user_share: The share of the tokens that the longest user wrote.
+    """
 
     users: int
     tokens: int
@@ -27,7 +40,7 @@ class SplitStatistics:
 
 
 def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
-    """One pass over the tokens, block by block."""
+    """Compute the statistics of a split in one pass over its ids."""
     counts = np.zeros(3, dtype=np.int64)
     for block in users.blocks():
         counts += [np.count_nonzero(block == special) for special in (BOS, EOS, UNK)]
@@ -47,17 +60,17 @@ def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
     )
 
 
-def predicted_lengths(users: UserTokens, helping: int = 4096) -> np.ndarray:
-    """How many predicted tokens each user has: ids that are not BOS."""
+def predicted_lengths(users: UserTokens, users_at_once: int = 4096) -> np.ndarray:
+    """Return the number of predicted tokens (ids except BOS) of each user."""
     lengths = np.empty(users.num_users, dtype=np.int64)
-    for begin in range(0, users.num_users, helping):
-        some = users.users(np.arange(begin, min(begin + helping, users.num_users)))
+    for begin in range(0, users.num_users, users_at_once):
+        some = users.users(np.arange(begin, min(begin + users_at_once, users.num_users)))
         lengths[begin : begin + len(some)] = [np.count_nonzero(tokens != BOS) for tokens in some]
     return lengths
 
 
 def histogram(lengths: np.ndarray, bins: int) -> tuple[tuple[int, int, int], ...]:
-    """(from, up to, users) in bins that double, since users' lengths spread over magnitudes."""
+    """Return (from, up to, users) in bins that double, since the lengths of users spread over orders of magnitude."""
     if not len(lengths):
         return ()
     top = int(lengths.max())
@@ -65,13 +78,13 @@ def histogram(lengths: np.ndarray, bins: int) -> tuple[tuple[int, int, int], ...
     while edges[-1] <= top:
         edges.append(edges[-1] * 2)
     edges = [0, *edges[-bins:]] if len(edges) > bins else edges
-    found = np.histogram(lengths, bins=np.array(edges))[0]
-    return tuple((edges[i], edges[i + 1] - 1, int(n)) for i, n in enumerate(found))
+    counts = np.histogram(lengths, bins=np.array(edges))[0]
+    return tuple((edges[i], edges[i + 1] - 1, int(n)) for i, n in enumerate(counts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapEffect:
-    """What a weight cap w-hat does: weights are min(tokens / w-hat, 1)."""
+    """The effect of a weight cap w-hat: the weight of a user is min(tokens / w-hat, 1) (paper, section 2)."""
 
     weight_cap: int
     users_at_cap: float
@@ -80,6 +93,7 @@ class CapEffect:
 
 
 def cap_effect(store: TokenStore, weight_cap: int) -> CapEffect:
+    """Compute what a weight cap would do to the training users of a store."""
     lengths = predicted_lengths(store.train)
     weights = np.minimum(lengths / weight_cap, 1.0)
     return CapEffect(

@@ -1,13 +1,11 @@
-"""A corpus of any size for load tests: what real words follow each other, said by users who do not exist.
+"""Generates a synthetic store of any size for load tests, with the word statistics of a real store.
 
-In: a store to follow, a number of users, tokens for each. Out: a store, marked synthetic for ever in corpus.json.
-Each user mixes two sources at a rate of their own: pairs of neighbouring words of the whole store, and the favourite
-words of one of a few topics. It is fitted to real users without noise: treat it as private as the store that it
-follows.
-Which words follow which in a store, and which its groups of users favour: what a synthetic corpus is drawn from.
+    fit           fits a `WordModel` to a store: which words follow which, and the favourite words of 16 topics
+    generate      draws the streams of many users at once from the model
+    synthesise    writes a store of such users, marked as synthetic in corpus.json
 
-In: an open store. Out: two cumulative tables, in which one search draws the next word for any number of users at
-once. It is fitted to real users without noise: as private as the store.
+Each user mixes two distributions at their own rate: the successors of the previous word, and the words of one topic.
+The model is fitted to real users without noise, so a synthetic store is as private as the store that it was fitted to.
 """
 
 import multiprocessing
@@ -21,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from unheard.config import require
-from unheard.corpus.progress import Progress, cores
+from unheard.corpus import Progress, available_cores, no_progress
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.store import StoreWriter, TokenStore
 from unheard.corpus.vocabulary import BOS, EOS
@@ -34,10 +32,10 @@ _FIT_USERS = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class WordModel:
-    """Successors of every word as one long cumulative table, and a table for each topic.
+    """The successors of every word in one cumulative table, and the words of every topic in another.
 
-    `after` holds, for each successor of word w, w + its cumulative probability: one ascending array over all words, so one
-    search draws the next word after any words at once.
+    `after` holds, for each successor of word w, the sum of w and the cumulative probability: one ascending array over
+    all words, so one `searchsorted` draws the next words of any number of users. `topics` is built in the same way.
     """
 
     size: int
@@ -48,27 +46,36 @@ class WordModel:
     topic_weights: np.ndarray
 
     def next_words(self, last: np.ndarray, draw: np.ndarray) -> np.ndarray:
+        """Draw a successor of each word in `last`; `draw` has uniform numbers in [0, 1)."""
         return self.successors[np.minimum(np.searchsorted(self.after, last + draw, side="right"), len(self.after) - 1)]
 
-    def topic_next(self, topic: np.ndarray, draw: np.ndarray) -> np.ndarray:
+    def topic_words_drawn(self, topic: np.ndarray, draw: np.ndarray) -> np.ndarray:
+        """Draw a word of each topic in `topic`."""
         return self.topic_words[
             np.minimum(np.searchsorted(self.topics, topic + draw, side="right"), len(self.topics) - 1)
         ]
 
 
 def fit(store: TokenStore, seed: int = 0) -> WordModel:
-    """Count pairs over up to 20 million tokens, and sort users into topics by a few rounds of hard clustering."""
+    """Fit a model to a store.
+
+    Counts pairs of neighbouring words over up to 20 million tokens, and clusters up to 2,000 users into 16 topics.
+
+    Args:
+        store: The store to follow.
+        seed: Decides which users are clustered, and the first assignment of users to topics.
+    """
     size = len(store.vocabulary)
     pairs: list[np.ndarray] = []
     seen = 0
     for block in store.train.blocks():
         block = block.astype(np.int64)
-        inside = block[1:] != BOS  # what follows EOS is the next post, not a word
+        inside = block[1:] != BOS  # the id after EOS begins the next post
         pairs.append((block[:-1] * size + block[1:])[inside])
         seen += len(block)
         if seen >= _FIT_TOKENS:
             break
-    # every word can end its post: no word is a dead end, whatever the store holds
+    # Every word can end its post, so every word has a successor.
     ends = np.arange(size, dtype=np.int64) * size + EOS
     codes, counts = np.unique(np.concatenate([*pairs, ends]), return_counts=True)
     words, followers = np.divmod(codes, size)
@@ -89,7 +96,7 @@ def fit(store: TokenStore, seed: int = 0) -> WordModel:
 
 
 def _cumulative(row: np.ndarray, column: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (sorted) of counts as row + cumulative share: one ascending array over all rows."""
+    """Turn counts, sorted by row, into row + cumulative share: one ascending array over all rows."""
     total = np.zeros(int(row.max()) + 1)
     np.add.at(total, row, count)
     running = np.cumsum(count)
@@ -98,7 +105,10 @@ def _cumulative(row: np.ndarray, column: np.ndarray, count: np.ndarray) -> tuple
 
 
 def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Word counts of each topic, and how many users it has: hard EM for a mixture of unigrams."""
+    """The word counts and the share of users of each topic, by hard EM for a mixture of unigram models.
+
+    Each round assigns every user to the topic under which their words are most likely, then counts the words again.
+    """
     users = store.train
     generator = reproducible_generator(seed, "topics")
     chosen = np.sort(generator.permutation(users.num_users)[:_FIT_USERS])
@@ -113,7 +123,7 @@ def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[n
     sums = np.stack([counts[member == k].sum(0) for k in range(number)])
     weights = np.bincount(member, minlength=number).astype(np.float64)
     alive = sums.sum(1) > 0
-    if not alive.any():  # a store without words: every topic is the end of the post
+    if not alive.any():  # a store without words: the only topic ends the post
         sums = np.zeros((1, size), dtype=np.float32)
         sums[0, EOS] = 1
         return sums, np.ones(1)
@@ -121,35 +131,48 @@ def _topics(store: TokenStore, size: int, seed: int, rounds: int = 5) -> tuple[n
 
 
 _SHARD_TOKENS = 1 << 26  # 128 MiB at two bytes
-_TOGETHER = 8_192  # users generated side by side
+_USERS_AT_ONCE = 8_192
 
 
 def generate(
     model: WordModel, users: int, tokens_per_user: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The streams of many users side by side: all their ids end to end, and each one's length. BOS is not counted."""
+    """Draw the streams of many users at once.
+
+    A user writes the words of their topic at their own rate, between 5 and 35 %, and successors of the last word
+    otherwise.
+
+    Args:
+        model: The fitted model.
+        users: The number of users.
+        tokens_per_user: The number of tokens of each user, without BOS.
+        generator: The source of random numbers.
+
+    Returns:
+        The ids of all users one after the other, and the number of ids of each user.
+    """
     topic = generator.choice(len(model.topic_weights), size=users, p=model.topic_weights)
-    rate = generator.uniform(0.05, 0.35, size=users)  # how much of a user's text is their topic's
+    rate = generator.uniform(0.05, 0.35, size=users)  # the share of topic words in a user's text
     predicted = np.empty((users, tokens_per_user), dtype=np.int64)
     last = np.full(users, BOS)
     for t in range(tokens_per_user):
         draw = generator.random(users, dtype=np.float64)
         own = (generator.random(users, dtype=np.float32) < rate) & (last != BOS)
         word = model.next_words(last, draw)
-        word[own] = model.topic_next(topic[own], draw[own])
+        word[own] = model.topic_words_drawn(topic[own], draw[own])
         predicted[:, t] = word
         last = np.where(word == EOS, BOS, word)
     return with_bos(predicted)
 
 
 def with_bos(predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Put BOS in front of every user and after every EOS that something follows."""
+    """Insert BOS in front of every user and after every EOS except the last id of a user."""
     begins = np.ones(predicted.shape, dtype=bool)
     begins[:, 1:] = predicted[:, :-1] == EOS
     flat_begins = begins.ravel()
-    places = np.arange(predicted.size) + np.cumsum(flat_begins)
+    positions = np.arange(predicted.size) + np.cumsum(flat_begins)
     flat = np.full(predicted.size + int(flat_begins.sum()), BOS, dtype=np.int64)
-    flat[places] = predicted.ravel()
+    flat[positions] = predicted.ravel()
     return flat, predicted.shape[1] + begins.sum(1)
 
 
@@ -162,18 +185,29 @@ def synthesise(
     held_out: int | None = None,
     seed: int = 0,
     workers: int = 0,
-    progress: Progress = lambda step, fraction: None,
+    progress: Progress = no_progress,
 ) -> TokenStore:
-    """Write a synthetic store; shards are made in parallel, each from its own stream of random numbers."""
+    """Write a synthetic store. Shards are written in parallel, each from its own stream of random numbers.
+
+    Args:
+        like: The store to fit the model to.
+        out: The folder of the new store.
+        users: The number of training users.
+        tokens_per_user: The number of tokens of each user, without BOS.
+        held_out: The number of held-out users; None means a hundredth of `users`.
+        seed: The same seed gives the same store.
+        workers: The number of processes; 0 means one per core.
+        progress: Called with the finished fraction.
+    """
     require(users >= 1 and tokens_per_user >= 1, "users and tokens_per_user must be 1 or more.")
     held_out = max(1, users // 100) if held_out is None else held_out
     with StoreWriter(out) as writer:
         model = fit(like, seed)
         shards = max(1, -(-users * tokens_per_user // _SHARD_TOKENS))
-        jobs = [*_jobs("train", users, shards), *_jobs("held_out", held_out, shards)]
+        pieces = [*_pieces("train", users, shards), *_pieces("held_out", held_out, shards)]
         task = WriteSynthetic(folder=writer.partial, model=model, tokens_per_user=tokens_per_user, seed=seed)
-        for done, _ in enumerate(_run_all(task, jobs, workers), start=1):
-            progress("Synthesising", done / len(jobs))
+        for done, _ in enumerate(_run_all(task, pieces, workers), start=1):
+            progress("Synthesising", done / len(pieces))
         info = {
             "name": writer.path.name,
             "made_by": f"unheard {version('unheard')}",
@@ -190,7 +224,7 @@ def synthesise(
 
 @dataclass(frozen=True, kw_only=True)
 class WriteSynthetic:
-    """Writes one shard, in this process or another, from a stream of random numbers that is the shard's own."""
+    """Writes one shard, in this process or another, from the shard's own stream of random numbers."""
 
     folder: Path
     model: WordModel
@@ -200,24 +234,25 @@ class WriteSynthetic:
     def __call__(self, split: str, number: int, users: int) -> None:
         generator = reproducible_generator(self.seed, "synthetic", split, number)
         writer = ShardWriter(self.folder / split, number, token_dtype(self.model.size))
-        together = max(1, min(_TOGETHER, (1 << 24) // self.tokens_per_user))
-        for begin in range(0, users, together):
-            some = min(together, users - begin)
+        users_at_once = max(1, min(_USERS_AT_ONCE, (1 << 24) // self.tokens_per_user))
+        for begin in range(0, users, users_at_once):
+            some = min(users_at_once, users - begin)
             writer.append_many(*generate(self.model, some, self.tokens_per_user, generator))
         writer.close()
 
 
-def _jobs(split: str, users: int, shards: int) -> list[tuple[str, int, int]]:
+def _pieces(split: str, users: int, shards: int) -> list[tuple[str, int, int]]:
+    """(split, shard, number of users) for each shard of a split."""
     cuts = [users * s // shards for s in range(shards + 1)]
     return [(split, s, cuts[s + 1] - cuts[s]) for s in range(shards)]
 
 
-def _run_all(task: WriteSynthetic, jobs: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
-    workers = min(workers or cores(), len(jobs))
-    if workers <= 1 or sum(n for _, _, n in jobs) < _TOGETHER:
-        for job in jobs:
-            yield task(*job)
+def _run_all(task: WriteSynthetic, pieces: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
+    workers = min(workers or available_cores(), len(pieces))
+    if workers <= 1 or sum(n for _, _, n in pieces) < _USERS_AT_ONCE:
+        for piece in pieces:
+            yield task(*piece)
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for finished in as_completed([pool.submit(task, *job) for job in jobs]):
+        for finished in as_completed([pool.submit(task, *piece) for piece in pieces]):
             yield finished.result()

@@ -1,7 +1,13 @@
-"""How text becomes tokens: words, characters, or any tokenizer.json; the same object serves prepare and prediction.
+"""Tokenizers: split text into words, characters, or the tokens of any Hugging Face tokenizer.json, and join them again.
 
-In: a text. Out: a list of strings. Each kind is a frozen part, so its record in corpus.json rebuilds it anywhere.
-The rules are Hugging Face `tokenizers` normalisers and pre-tokenisers (the paper: "words, after normalization").
+    >>> WordTokenizer().split("Don't panic!")
+    ["don't", 'panic', '!']
+
+Each tokenizer is a frozen dataclass. Its record in corpus.json (`tokenizer_to_table`) restores it anywhere, so that a
+trained model splits text exactly as its training corpus was split. The rules are normalisers and pre-tokenizers of the
+Hugging Face library `tokenizers`. The paper uses words "after normalization".
+
+To add a tokenizer, implement `Tokenizer` and list the class in `TOKENIZER_KINDS`.
 """
 
 import re
@@ -16,20 +22,23 @@ from unheard.errors import InputError
 
 
 class Tokenizer(Protocol):
-    """What every kind answers. `split` works on white-space-separated chunks alone where `by_chunks` says so."""
+    """Splits text into tokens. Implementations are hashable and picklable."""
 
     @property
-    def is_subword(self) -> bool: ...
+    def is_subword(self) -> bool:
+        """Whether tokens may be smaller than words."""
+        ...
 
-    @property
-    def by_chunks(self) -> bool: ...
+    def split(self, text: str) -> list[str]:
+        """Return the tokens of a text."""
+        ...
 
-    def split(self, text: str) -> list[str]: ...
+    def join(self, words: Iterable[str]) -> str:
+        """Return readable text for tokens."""
+        ...
 
-    def join(self, words: Iterable[str]) -> str: ...
 
-
-# A word: letters, marks and digits, joined inside by an apostrophe (don't) or by a zero-width (non-)joiner (Persian).
+# A word: letters, marks and digits, joined by apostrophes (don't) or by zero-width (non-)joiners (Persian).
 _LETTERS = r"[\p{L}\p{M}\p{N}]+"
 _WORD = rf"{_LETTERS}(?:['\x{{200c}}\x{{200d}}]{_LETTERS})*"
 _INVISIBLE = r"[\x{ad}\x{200b}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2060}-\x{2069}\x{feff}]"  # directions, soft hyphens
@@ -40,21 +49,35 @@ _NO_SPACE_AFTER = frozenset("([{$#@")
 
 @dataclass(frozen=True, kw_only=True)
 class WordTokenizer:
-    """Words in lower case; each punctuation mark and each emoji is a token of its own (decision 0021)."""
+    """Words in lower case; each punctuation mark and each emoji is a token of its own (docs/decisions/0021).
+
+    Args:
+        lowercase: Whether words are lower-cased.
+        punctuation: "tokens" keeps punctuation marks and emojis as tokens, "drop" removes them.
+
+    Example:
+        >>> WordTokenizer(punctuation="drop").split("Well, OK!")
+        ['well', 'ok']
+        >>> WordTokenizer().join(["well", ",", "ok", "!"])
+        'well, ok!'
+    """
 
     lowercase: bool = True
     punctuation: Literal["tokens", "drop"] = "tokens"
 
     is_subword = False
-    by_chunks = True
 
     def split(self, text: str) -> list[str]:
+        """Return the words of a text."""
         return [word for chunk in text.split() for word in self.split_chunk(chunk)]
 
     def split_chunk(self, chunk: str) -> list[str]:
-        """The words of a text without white space: what `split` is made of, and what prepare remembers by heart."""
+        """Return the words of a text without white space.
+
+        `split` works chunk by chunk, so encoders can cache the chunks.
+        """
         if chunk.isascii() and chunk.isprintable():
-            # What the rules come to when there is nothing but ASCII: five times as fast, and held to them by a test.
+            # The same result as `split_by_rules` for ASCII, five times as fast; a test compares the two.
             words = _ASCII_WORD.findall(chunk.lower() if self.lowercase else chunk)
         else:
             words = self.split_by_rules(chunk)
@@ -63,19 +86,19 @@ class WordTokenizer:
         return words
 
     def split_ascii(self, chunks: list[str]) -> list[str]:
-        """The words of many printable ASCII chunks in one go, with "\\n" behind the words of each."""
+        """Return the words of many printable ASCII chunks at once, with "\\n" after the words of each."""
         text = "\n".join([*chunks, ""])
         words = _ASCII_WORD.findall(text.lower() if self.lowercase else text)
         return words if self.punctuation == "tokens" else [w for w in words if w == "\n" or w[0].isalnum()]
 
     def split_by_rules(self, chunk: str) -> list[str]:
-        """The definition: normalise, then cut."""
+        """The definition of a word: normalise, then split."""
         normalise, cut = self._rules
         words = [word for word, _ in cut.pre_tokenize_str(normalise.normalize_str(chunk))]
         return [w for w in words if not w.isspace()]
 
     def join(self, words: Iterable[str]) -> str:
-        """Words as a person would type them: no space before a comma, none after an opening bracket."""
+        """Join words as people type them: no space before a comma, none after an opening bracket."""
         text, glue = "", ""
         for word in words:
             text += word if word in _NO_SPACE_BEFORE else glue + word
@@ -89,14 +112,14 @@ class WordTokenizer:
         steps = [
             normalizers.NFC(),
             normalizers.Replace(Regex(_INVISIBLE), ""),
-            normalizers.Replace(Regex(r"\p{Cc}"), " "),  # NUL and other control characters part words
+            normalizers.Replace(Regex(r"\p{Cc}"), " "),  # NUL and other control characters separate words
             normalizers.Replace(Regex(r"[’‘ʼ＇]"), "'"),
             normalizers.Replace(Regex(r"[“”„«»]"), '"'),
         ]
         if self.lowercase:
-            steps += [normalizers.Lowercase(), normalizers.NFC()]  # lower case can take a text out of NFC
-        # \X is what a reader sees as one character: a flag or a family emoji is not torn apart. White space stands before
-        # it, alone: a mark that follows it would else become one with it.
+            steps += [normalizers.Lowercase(), normalizers.NFC()]  # lower-casing can undo NFC
+        # \X is what a reader sees as one character, so a flag or a family emoji stays whole. White space is matched
+        # before it and alone: otherwise it would be joined with a combining mark that follows.
         cut = pre_tokenizers.Split(Regex(rf"{_WORD}|\s|\X"), behavior="isolated")
         return normalizers.Sequence(steps), cut
 
@@ -108,13 +131,14 @@ class CharacterTokenizer:
     lowercase: bool = True
 
     is_subword = True
-    by_chunks = False
 
     def split(self, text: str) -> list[str]:
+        """Return the characters of a text."""
         normalise, cut = self._rules
         return [c for c, _ in cut.pre_tokenize_str(normalise.normalize_str(" ".join(text.split())))]
 
     def join(self, words: Iterable[str]) -> str:
+        """Concatenate characters."""
         return "".join(words)
 
     @cached_property
@@ -133,40 +157,53 @@ class CharacterTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceTokenizer:
-    """Any Hugging Face tokenizer.json. Its whole definition travels with the store, so no path has to stay valid."""
+    """The tokenizer of a Hugging Face tokenizer.json.
+
+    The store keeps its whole definition, so no path has to stay valid.
+    """
 
     definition: str
 
     is_subword = True
-    by_chunks = False
 
     @classmethod
     def read(cls, path: str | Path) -> "HuggingFaceTokenizer":
+        """Read a tokenizer.json.
+
+        Raises:
+            InputError: The file cannot be read, or is not a tokenizer.json.
+        """
         try:
             definition = Path(path).read_text(encoding="utf-8")
-        except OSError as trouble:
-            raise InputError(f"Cannot read the tokenizer {path}: {trouble.strerror}.") from None
-        tokens = cls(definition=definition)
+        except OSError as error:
+            raise InputError(f"Cannot read the tokenizer {path}: {error.strerror}.") from None
+        tokenizer = cls(definition=definition)
         try:
-            _ = tokens.tokenizer
-        except Exception as trouble:  # the library raises plain Exception
-            raise InputError(f"{path} is not a Hugging Face tokenizer.json: {trouble}.") from None
-        return tokens
+            _ = tokenizer.tokenizer
+        except Exception as error:  # the library raises plain Exception
+            raise InputError(f"{path} is not a Hugging Face tokenizer.json: {error}.") from None
+        return tokenizer
 
     def split(self, text: str) -> list[str]:
+        """Return the tokens of a text, without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).tokens
 
     def join(self, words: Iterable[str]) -> str:
+        """Decode tokens with the tokenizer's decoder."""
         words = list(words)
         return self.tokenizer.decoder.decode(words) if self.tokenizer.decoder is not None else " ".join(words)
 
     def words_by_id(self) -> list[str]:
-        """Its own vocabulary, in its own order: for byte-pair encodings, most frequent merges first."""
+        """Return the tokenizer's own vocabulary in the order of its ids.
+
+        For byte-pair encodings this order begins with the most frequent merges.
+        """
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
         return sorted(vocabulary, key=lambda word: vocabulary[word])
 
     @cached_property
     def tokenizer(self):
+        """The `tokenizers.Tokenizer`, without truncation and padding."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self.definition)
@@ -183,9 +220,10 @@ TOKENIZER_KINDS: dict[str, type] = {
 
 
 def tokenizer_from_table(table: Mapping[str, Any]) -> Tokenizer:
-    """Rebuild the tokens that a store or a run folder records."""
+    """Restore the tokenizer that corpus.json or a run folder records."""
     return part_of_kind(TOKENIZER_KINDS, table, "tokens")
 
 
-def tokenizer_to_table(tokens: Tokenizer) -> dict[str, Any]:
-    return table_from_part(tokens, TOKENIZER_KINDS)
+def tokenizer_to_table(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the record of a tokenizer, with its kind."""
+    return table_from_part(tokenizer, TOKENIZER_KINDS)

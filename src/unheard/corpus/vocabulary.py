@@ -1,8 +1,12 @@
-"""A vocabulary is a list of words by rank: what is not in it is UNK, and where it came from is part of the guarantee.
+"""A vocabulary: a list of words by rank that gives each word its id. A word outside the list has the id UNK.
 
-In: a public word list, a file, or words in order. Out: words <-> ids. Ids 0, 1, 2 are BOS, EOS and UNK in every
-store, and count among its size: the paper's 10,000 words are rows of one embedding, these three among them (DESIGN
-section 4).
+    >>> vocabulary = Vocabulary.of(["the", "cat"])
+    >>> vocabulary.id("cat"), vocabulary.id("dog"), vocabulary.word(3)
+    (4, 2, 'the')
+
+Ids 0, 1 and 2 are BOS, EOS and UNK in every store and count in the size: the paper's 10,000 words are the rows of one
+embedding, including these three. `public_vocabulary` is the default: the most frequent words of a language, from the
+package `wordfreq`. It is built from public text, so it has no privacy cost. `vocabulary_sources` has the alternatives.
 """
 
 import hashlib
@@ -14,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unheard import storage
 from unheard.config import nearest
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
 from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValue
@@ -21,9 +26,9 @@ from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValu
 BOS, EOS, UNK = 0, 1, 2
 SPECIALS = ("<BOS>", "<EOS>", "<UNK>")
 
-# Marks per 1,000 English words in print, a published count (V. Cook, "Frequencies for English punctuation marks", 2013);
-# those from the brackets on are set by hand. `wordfreq` counts words only; without these a public vocabulary would have
-# no full stop.
+# Punctuation marks per 1,000 English words in print (V. Cook, "Frequencies for English punctuation marks", 2013); the
+# values from the brackets on are estimates. `wordfreq` counts words only: without this table a public vocabulary would
+# have no full stop.
 _MARKS_PER_1000_WORDS = {
     ".": 65.3, ",": 61.6, '"': 26.7, "'": 24.3, "-": 15.3, "?": 5.6, ":": 3.4, "!": 3.3, ";": 3.2,
     "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
@@ -32,19 +37,26 @@ _MARKS_PER_1000_WORDS = {
 
 
 class Vocabulary:
-    """Words by rank, the three special ones first."""
+    """Words in the order of their ids, the special words first.
+
+    Args:
+        words: All words, beginning with `SPECIALS`.
+
+    Raises:
+        InvalidValue: The special words are missing, or a word occurs twice.
+    """
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words: tuple[str, ...] = tuple(words)
         if self.words[: len(SPECIALS)] != SPECIALS:
             raise InvalidValue(f"A vocabulary begins with {', '.join(SPECIALS)}, not with {self.words[:3]}.")
         if len(self._ids) != len(self.words):
-            twice = next(w for i, w in enumerate(self.words) if self._ids[w] != i)
-            raise InvalidValue(f"The word {twice!r} stands twice in the vocabulary: each word has one id.")
+            repeated = next(w for i, w in enumerate(self.words) if self._ids[w] != i)
+            raise InvalidValue(f"The word {repeated!r} stands twice in the vocabulary: each word has one id.")
 
     @classmethod
     def of(cls, words: Iterable[str]) -> "Vocabulary":
-        """From words by rank without the special ones."""
+        """Make a vocabulary of words by rank, without the special words."""
         return cls((*SPECIALS, *words))
 
     @cached_property
@@ -64,26 +76,30 @@ class Vocabulary:
         return hash(self.words)
 
     def id(self, word: str) -> int:
-        """The id of a word; UNK if it has none. A text's own "<BOS>" is an unknown word, never the special one."""
+        """Return the id of a word, or UNK. The text "<BOS>" is an unknown word, never the special word."""
         i = self._ids.get(word, UNK)
         return i if i > UNK else UNK
 
     def encode_words(self, words: Sequence[str]) -> np.ndarray:
+        """Return the ids of words, int64."""
         return np.fromiter((self.id(w) for w in words), dtype=np.int64, count=len(words))
 
     @property
     def digest(self) -> str:
-        """One fixed number for these words in this order: a store whose word list was swapped is noticed."""
+        """A hash of the words in their order, by which a store detects that its word list was replaced."""
         return hashlib.sha256("\n".join(_one_line(w) for w in self.words).encode("utf-8", "surrogatepass")).hexdigest()
 
     def word(self, i: int) -> str:
+        """Return the word of an id."""
         return self.words[i]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text("".join(f"{_one_line(w)}\n" for w in self.words), encoding="utf-8")
+        """Write the words to a file, one per line (atomic replace)."""
+        storage.replace_file(Path(path), "".join(f"{_one_line(w)}\n" for w in self.words).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Vocabulary":
+        """Read a file written by `save`; raises `CorpusCorrupt` for other files."""
         words = read_word_list(path)
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise CorpusCorrupt(f"{path} does not begin with {', '.join(SPECIALS)}: it is no store's vocabulary.")
@@ -91,7 +107,7 @@ class Vocabulary:
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:
-    """Words, one on each line."""
+    """Read a file with one word per line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -103,7 +119,7 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
 
 
 def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) -> Vocabulary:
-    """A word list of the user's: most frequent first, with or without the special words."""
+    """Make a vocabulary of a word list: most frequent word first, with or without the special words."""
     words = [w for w in read_word_list(path) if w and w not in SPECIALS]
     words = list(dict.fromkeys(words))
     if not words:
@@ -111,46 +127,53 @@ def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) 
     return Vocabulary.of(words if size is None else words[: size - len(SPECIALS)])
 
 
-def public_vocabulary(size: int = 10_000, language: str = "en", tokens: Tokenizer | None = None) -> Vocabulary:
-    """The most frequent words of a language by `wordfreq`: built from public text, so it costs no user anything."""
+def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Tokenizer | None = None) -> Vocabulary:
+    """Make a vocabulary of the most frequent words of a language. It is built from public text and has no privacy cost.
+
+    Args:
+        size: The number of words, including BOS, EOS and UNK.
+        language: A language code of `wordfreq`, such as "en".
+        tokenizer: Only words that this tokenizer produces are taken; words are counted in pieces for a subword
+            tokenizer.
+
+    Raises:
+        InvalidValue: The language is unknown or the size too small.
+    """
     import wordfreq
 
-    tokens = tokens or WordTokenizer()
+    tokenizer = tokenizer or WordTokenizer()
     known = wordfreq.available_languages()
     if language not in known:
         raise InvalidValue(f"No public word list for language '{language}'.{nearest(language, known)}")
     if size <= len(SPECIALS):
         raise InvalidValue(f"A vocabulary of {size} rows has no room for words: {len(SPECIALS)} are BOS, EOS and UNK.")
-    weights = _marks() | wordfreq.get_frequency_dict(language)
-    if tokens.is_subword:
-        weights = _piece_weights(weights, tokens)
+    marks = {mark: count / 1000.0 for mark, count in _MARKS_PER_1000_WORDS.items()}
+    weights = marks | wordfreq.get_frequency_dict(language)
+    if tokenizer.is_subword:
+        weights = _piece_weights(weights, tokenizer)
     ranked = sorted(weights, key=lambda w: (-weights[w], w))
     kept = []
     for word in ranked:
         if len(kept) == size - len(SPECIALS):
             break
-        # A word that the tokens never make would be a dead row. (A space is made between others only.)
-        if _is_a_word(word) and (tokens.split(word) == [word] or word == " "):
+        # A word that the tokenizer never produces would be useless. (It produces a space only between other tokens.)
+        if _is_a_word(word) and (tokenizer.split(word) == [word] or word == " "):
             kept.append(word)
     return Vocabulary.of(kept)
 
 
-def _piece_weights(words: dict[str, float], tokens: Tokenizer) -> dict[str, float]:
-    """How often each piece (a character, say) stands in those words; one word in twenty begins with a capital."""
+def _piece_weights(words: dict[str, float], tokenizer: Tokenizer) -> dict[str, float]:
+    """The frequency of each subword token in these words, if one word in twenty begins with a capital."""
     weights: dict[str, float] = {" ": sum(words.values())}
-    for word, weight in itertools.islice(words.items(), 20_000):  # the rest is one word in a hundred
+    for word, weight in itertools.islice(words.items(), 20_000):  # the others are one word in a hundred
         for form, share in ((word, 0.95), (word.capitalize(), 0.05)):
-            for piece in tokens.split(form):
+            for piece in tokenizer.split(form):
                 weights[piece] = weights.get(piece, 0.0) + weight * share
     return weights
 
 
-def _marks() -> dict[str, float]:
-    return {mark: count / 1000.0 for mark, count in _MARKS_PER_1000_WORDS.items()}
-
-
 def _is_a_word(word: str) -> bool:
-    """`wordfreq` files all numbers of one shape under zeros ("a00"): shapes, not words."""
+    """False for the patterns under which `wordfreq` counts numbers ("a00")."""
     return "00" not in word and word not in SPECIALS
 
 

@@ -1,10 +1,13 @@
-"""Vocabularies that are counted: from another, public, text for nothing, or from the users' own at a price.
+"""The sources of a vocabulary. Each source builds the vocabulary, and states its origin and its privacy cost.
 
-In: the choice, and the scanned rows. Out: the vocabulary with its provenance and its events.
-Where the words come from: each choice finds its vocabulary and says what it cost the users.
+    PublicVocabulary       the most frequent words of a language (the default); no cost
+    FileVocabulary         a word list; the user is responsible that it was not made from the users' text
+    TokenizerVocabulary    the tokens of a tokenizer.json; no cost
+    CorpusVocabulary       the words of another, public corpus; no cost, or the cost that store already has
+    PrivateVocabulary      the training users' own words with differential privacy; every run on the store pays for it
 
-In: the choice (a public list, a file, a tokenizer; vocabulary_from_text.py has those that count words). Out: the
-vocabulary, its provenance and its events. A vocabulary is public, or paid for (DESIGN, 3.11).
+A vocabulary is public, or its cost is in the ledger (docs/privacy.md). To add a source, implement `VocabularySource`
+and list the class in `VOCABULARY_KINDS`.
 """
 
 import shutil
@@ -12,46 +15,63 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import duckdb
 import numpy as np
 
-from unheard.config import require
+from unheard.config import require, table_from_part
+from unheard.corpus import Progress
 from unheard.corpus.backends import Grouping, GroupingBackend
+from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
-from unheard.corpus.progress import Progress
-from unheard.corpus.scan import as_refusal, batches, open_database, scan_sql
-from unheard.corpus.sources import Fields, find_sources
+from unheard.corpus.scan import open_database, scan_error, scan_sql
+from unheard.corpus.sources import Fields, find_sources, make_batches
+from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore
-from unheard.corpus.tokenizers import HuggingFaceTokenizer
+from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.corpus.word_counts import CountVotes, count_public, summed
 from unheard.errors import InputError
 from unheard.privacy.events import to_record
 from unheard.randomness import secure_generator
 
-if TYPE_CHECKING:  # no database is needed to know a tokenizer's words
-    from unheard.corpus.backends import Grouping, GroupingBackend
-    from unheard.corpus.pipeline import Preparation
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedText:
+    """The scanned text of the users and how it will be encoded: what a source may need to count words."""
+
+    tokenizer: Tokenizer
+    encoding: EncodingOptions
+    splits: SplitRule
+    backend: GroupingBackend
+    grouping: Grouping
+    progress: Progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyResult:
+    """A vocabulary, entries about its origin for corpus.json, and its privacy cost as records of events."""
+
     vocabulary: Vocabulary
     provenance: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
 
 
 class VocabularySource(Protocol):
-    def find(
-        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
-    ) -> VocabularyResult: ...
+    """Builds a vocabulary. A source is a frozen dataclass whose fields are recorded in corpus.json."""
+
+    def build(self, text: GroupedText) -> VocabularyResult: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicVocabulary:
-    """The most frequent words of a language: nothing of any user in it."""
+    """The most frequent words of a language, from public text (see `vocabulary.public_vocabulary`).
+
+    Args:
+        size: The number of words, including BOS, EOS and UNK.
+        language: A language code of `wordfreq`.
+    """
 
     size: int = 10_000
     language: str = "en"
@@ -59,25 +79,28 @@ class PublicVocabulary:
     def __post_init__(self) -> None:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
-    def find(
-        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
-    ) -> VocabularyResult:
-        found = public_vocabulary(self.size, self.language, preparation.tokenizer)
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`."""
         return VocabularyResult(
-            vocabulary=found, provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"}
+            vocabulary=public_vocabulary(self.size, self.language, text.tokenizer),
+            provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"},
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileVocabulary:
-    """A word list that the user answers for: it must not have been made from the users' own text."""
+    """A word list, one word per line, most frequent first. It must not have been made from the users' own text.
+
+    Args:
+        path: The file.
+        size: The largest number of words, including BOS, EOS and UNK; None takes all.
+    """
 
     path: str
     size: int | None = None
 
-    def find(
-        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
-    ) -> VocabularyResult:
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`."""
         return VocabularyResult(
             vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
         )
@@ -85,48 +108,48 @@ class FileVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerVocabulary:
-    """All pieces of a tokenizer.json, in its own order."""
+    """All tokens of a tokenizer.json, in the order of their ids."""
 
-    def find(
-        self, preparation: "Preparation", backend: "GroupingBackend", grouping: "Grouping", progress: Progress
-    ) -> VocabularyResult:
-        if not isinstance(preparation.tokenizer, HuggingFaceTokenizer):
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`; raises `InputError` if the corpus is not split by a tokenizer.json."""
+        if not isinstance(text.tokenizer, HuggingFaceTokenizer):
             raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
-        found = tokenizer_vocabulary(preparation.tokenizer)
-        return VocabularyResult(vocabulary=found, provenance={"source": "the tokenizer's own pieces"})
+        vocabulary = tokenizer_vocabulary(text.tokenizer)
+        return VocabularyResult(vocabulary=vocabulary, provenance={"source": "the tokenizer's own pieces"})
 
 
-def tokenizer_vocabulary(tokens: HuggingFaceTokenizer) -> Vocabulary:
-    """A model that was made for this tokenizer knows the store's words by the same rule (models/hugging_face.py)."""
-    return Vocabulary.of(w for w in tokens.words_by_id() if w not in SPECIALS)
-
-
-if TYPE_CHECKING:
-    from unheard.corpus.pipeline import Preparation
+def tokenizer_vocabulary(tokenizer: HuggingFaceTokenizer) -> Vocabulary:
+    """Return the vocabulary of a tokenizer. models/hugging_face.py uses the same rule to match a model with a store."""
+    return Vocabulary.of(w for w in tokenizer.words_by_id() if w not in SPECIALS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusVocabulary:
-    """The words of another corpus, a public one: a store's own vocabulary, or the most frequent words of raw text."""
+    """The words of another, public corpus: the vocabulary of a store, or the most frequent words of raw text.
+
+    Args:
+        path: A token store, a .txt file, or any input of `prepare`.
+        size: The largest number of words, including BOS, EOS and UNK.
+        text_field: The column with the text; None means the same name as in the main input.
+    """
 
     path: str
     size: int = 10_000
     text_field: str | None = None
 
-    def find(
-        self, preparation: "Preparation", backend: GroupingBackend, grouping: Grouping, progress: Progress
-    ) -> VocabularyResult:
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`."""
         if (Path(self.path) / "corpus.json").is_file():
             other = TokenStore.open(self.path)
             words = other.vocabulary.words[: self.size]
             provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
             # DP: words that cost somebody something keep their price: the users may be the same people.
             return VocabularyResult(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
+        grouping = text.grouping
         folder = grouping.work / "public-words"
         shutil.rmtree(folder, ignore_errors=True)
-        count_public(
-            public_texts(self.path, self.text_field or preparation.fields.text, grouping), preparation.tokenizer, folder
-        )
+        field = self.text_field or grouping.fields.text
+        count_public(public_texts(self.path, field, grouping), text.tokenizer, folder)
         totals = [
             (total, word)
             for words, sums in summed(folder, grouping, 2)
@@ -141,7 +164,15 @@ class CorpusVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateVocabulary:
-    """The training users' own words under user-level differential privacy; every run on the store pays for it."""
+    """The training users' own words under user-level differential privacy (see `private_vocabulary`).
+
+    Every run on the store pays for it: the events of the release are in the store and begin every ledger.
+
+    Args:
+        epsilon, delta: The cost.
+        size: The largest number of words, including BOS, EOS and UNK.
+        words_per_user: The largest number of words that each user votes for.
+    """
 
     epsilon: float
     delta: float
@@ -152,17 +183,13 @@ class PrivateVocabulary:
         WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
-    def find(
-        self, preparation: "Preparation", backend: GroupingBackend, grouping: Grouping, progress: Progress
-    ) -> VocabularyResult:
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`."""
         release = WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
-        saved = grouping.work / "vocabulary.txt"
+        saved = text.grouping.work / "vocabulary.txt"
         # DP: a stopped and repeated prepare keeps its one release; drawing the noise again would be a second one.
-        vocabulary = (
-            Vocabulary.load(saved) if saved.is_file() else self._draw(release, preparation, backend, grouping, progress)
-        )
-        vocabulary.save(saved.with_suffix(".writing"))
-        saved.with_suffix(".writing").replace(saved)
+        vocabulary = Vocabulary.load(saved) if saved.is_file() else self._draw(release, text)
+        vocabulary.save(saved)
         figures = {
             "noise_multiplier": release.noise_multiplier,
             "threshold_delta": release.threshold_delta,
@@ -172,55 +199,66 @@ class PrivateVocabulary:
         events = [to_record(event) for event in release.events()]
         return VocabularyResult(vocabulary=vocabulary, provenance=provenance, events=events)
 
-    def _draw(
-        self,
-        release: WordRelease,
-        preparation: "Preparation",
-        backend: GroupingBackend,
-        grouping: Grouping,
-        progress: Progress,
-    ) -> Vocabulary:
+    def _draw(self, release: WordRelease, text: GroupedText) -> Vocabulary:
+        """Count the votes on all shards and release the words above the threshold."""
+        grouping = text.grouping
         folder = grouping.work / "votes"
         shutil.rmtree(folder, ignore_errors=True)
         task = CountVotes(
-            folder=folder,
-            tokens=preparation.tokenizer,
-            rule=preparation.encoding,
-            splits=preparation.splits,
-            release=release,
+            folder=folder, tokenizer=text.tokenizer, options=text.encoding, splits=text.splits, release=release
         )
-        for done, _ in enumerate(backend.over_shards(grouping, task, range(grouping.shards)), start=1):
-            progress("Finding words", done / grouping.shards)
+        for done, _ in enumerate(text.backend.over_shards(grouping, task, range(grouping.shards)), start=1):
+            text.progress("Finding words", done / grouping.shards)
         generator = secure_generator()  # DP: keyed by the operating system, known to nobody
-        found: list[tuple[int, str]] = []
+        released: list[tuple[int, str]] = []
         for words, sums in summed(folder, grouping):
             passed, noisy = release.release(sums, generator)
-            found += [(int(noisy[i]), words[i]) for i in np.flatnonzero(passed)]
+            released += [(int(noisy[i]), words[i]) for i in np.flatnonzero(passed)]
         shutil.rmtree(folder, ignore_errors=True)
-        if not found:
+        if not released:
             raise InputError(
                 f"No word has enough users to be released at epsilon {self.epsilon}, delta {self.delta}: "
                 "raise --vocab-epsilon, or take --vocab public."
             )
-        found.sort(key=lambda pair: (-pair[0], pair[1]))
-        return Vocabulary.of(word for _, word in found[: self.size - len(SPECIALS)])
+        released.sort(key=lambda pair: (-pair[0], pair[1]))
+        return Vocabulary.of(word for _, word in released[: self.size - len(SPECIALS)])
+
+
+VOCABULARY_KINDS: dict[str, type] = {
+    "public": PublicVocabulary,
+    "file": FileVocabulary,
+    "tokenizer": TokenizerVocabulary,
+    "corpus": CorpusVocabulary,
+    "private": PrivateVocabulary,
+}
+
+
+def vocabulary_source_to_table(source: VocabularySource) -> dict[str, Any]:
+    """Return the record of a source for corpus.json.
+
+    A path is cut to its last name, since corpus.json may be published.
+    """
+    table = table_from_part(source, VOCABULARY_KINDS)
+    if "path" in table:
+        table["path"] = Path(table["path"]).name
+    return table
 
 
 def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:
-    """The texts of a public input: lines of a .txt file, or the text field of any input that prepare reads."""
+    """Yield the texts of a public input: the lines of a .txt file, or the text column of any input of `prepare`."""
     if path.endswith(".txt") and Path(path).is_file():
         with open(path, encoding="utf-8", errors="replace") as file:
             yield from file
         return
     fields = Fields(user=field, text=field, table=grouping.fields.table)
     database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
-    for batch in batches(find_sources([path])):
+    for batch in make_batches(find_sources([path])):
         try:
             result = database.execute(
                 f"SELECT text FROM ({scan_sql(database, batch, fields, 1, 1 << 30)}) WHERE reason IS NULL"
             )
             while rows := result.fetchmany(4096):
                 yield from (row[0] for row in rows)
-        except duckdb.Error as trouble:
-            raise as_refusal(trouble, batch) from None
+        except duckdb.Error as error:
+            raise scan_error(error, batch) from None
     database.close()

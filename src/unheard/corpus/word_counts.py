@@ -1,7 +1,13 @@
-"""Counting words without holding them all: users' votes for a private vocabulary, plain counts of a public text.
+"""Counts words within fixed memory: users' votes for a private vocabulary, and plain counts of a public text.
 
-In: the rows of a shard, or the lines of a public text. Out: files of (word, sum) that DuckDB adds up within its
-memory limit.
+Counts go to Parquet files of (word, sum) whenever there are too many to hold; DuckDB adds the files up (`summed`).
+
+    CountVotes       the task that a grouping backend runs on each shard: the votes of its training users
+    count_public     the words of a public text
+    summed           the totals over all files
+
+A word gets a vote from each user that chose it, and each user's choice is limited (`private_vocabulary.WordRelease`),
+so the sums are what the Gaussian mechanism releases.
 """
 
 import itertools
@@ -17,28 +23,37 @@ import numpy as np
 from unheard.corpus.backends import Grouping, Rows, by_user
 from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
-from unheard.corpus.readers.columns import quoted
+from unheard.corpus.readers import quoted
 from unheard.corpus.scan import open_database
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
 from unheard.corpus.vocabulary import SPECIALS
 
-_HELD_WORDS = 1 << 19
+_MAX_WORDS = 1 << 19  # different words in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountVotes:
-    """The votes of one shard's training users, of the very text that their streams will hold."""
+    """A `ShardTask`: counts the votes of the training users of a shard, on the text that the store will contain.
+
+    Args:
+        folder: Where the files of sums go.
+        tokenizer: Splits text into words.
+        options: How posts become streams; only words within the stream of a user count.
+        splits: Which users train.
+        release: The mechanism, which bounds the votes.
+    """
 
     folder: Path
-    tokens: Tokenizer
-    rule: EncodingOptions
+    tokenizer: Tokenizer
+    options: EncodingOptions
     splits: SplitRule
     release: WordRelease
 
     def __call__(self, shard: int, rows: Rows) -> dict[str, Any]:
-        split = _splitter(self.tokens)
-        sums = SumFiles(self.folder, shard)
+        """Write the sums of one shard; return the number of files."""
+        split = CachedSplitter(self.tokenizer)
+        sums = WordSums(self.folder, shard)
         for user, lists in by_user(rows):
             # DP: only training users have a vote: the event is charged to runs on them, and to nobody else.
             if self.splits.split_of(user) != "train":
@@ -49,56 +64,57 @@ class CountVotes:
                 sums.add(dict.fromkeys(chosen, self.release.vote(len(chosen))))
         return {"files": sums.finish()}
 
-    def words_of(self, texts: Iterator[str], split: "Memo") -> set[str]:
-        """The different words of a user's stream; none if the user is too short to be in the store."""
+    def words_of(self, texts: Iterator[str], split: "CachedSplitter") -> set[str]:
+        """Return the different words of a user's stream; none if the user is too short to be in the store."""
         words: set[str] = set()
-        left = self.rule.tokens_per_user
+        left = self.options.tokens_per_user
         count = 0
-        for text in self.rule.texts(texts):
-            found = split(text)
-            if not found:
+        for text in self.options.texts(texts):
+            own = split(text)
+            if not own:
                 continue
-            words.update(found if left is None else found[:left])
-            count += len(found) + 1
+            words.update(own if left is None else own[:left])
+            count += len(own) + 1
             if left is not None:
-                left -= len(found) + 1
+                left -= len(own) + 1
                 if left <= 0:
                     break
-        return {w for w in words if _votable(w)} if count >= self.rule.min_tokens else set()
+        return {w for w in words if _votable(w)} if count >= self.options.min_tokens else set()
 
 
-class Memo:
-    """text -> words, with chunks of text remembered where that changes nothing."""
+class CachedSplitter:
+    """Splits text into words. For a `WordTokenizer` it caches the words of each chunk."""
 
-    def __init__(self, tokens: Tokenizer) -> None:
-        self._tokens = tokens
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._chunks: dict[str, list[str]] = {}
 
     def __call__(self, text: str) -> list[str]:
-        if not isinstance(self._tokens, WordTokenizer):
-            return self._tokens.split(text)
+        if not isinstance(self._tokenizer, WordTokenizer):
+            return self._tokenizer.split(text)
         words: list[str] = []
         for chunk in text.split():
             known = self._chunks.get(chunk)
             if known is None:
-                if len(self._chunks) >= _HELD_WORDS:
+                if len(self._chunks) >= _MAX_WORDS:
                     self._chunks.clear()
-                known = self._chunks[chunk] = self._tokens.split_chunk(chunk)
+                known = self._chunks[chunk] = self._tokenizer.split_chunk(chunk)
             words += known
         return words
 
 
-def _splitter(tokens: Tokenizer) -> Memo:
-    return Memo(tokens)
-
-
 def _votable(word: str) -> bool:
-    """Rules that are public: no special word, none longer than a word can be."""
+    """Public rules: no special word, and no word above the length limit."""
     return len(word) <= MAX_WORD_CHARS and word not in SPECIALS
 
 
-class SumFiles:
-    """Adds up numbers for words; when it holds too many, what it has goes to a file and it begins again."""
+class WordSums:
+    """Sums of numbers by word. When there are too many words to hold, they go to a Parquet file.
+
+    Args:
+        folder: The folder of the files; it is created if missing.
+        shard: The number of the shard, which names the files, so that several processes can write into one folder.
+    """
 
     def __init__(self, folder: Path, shard: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,12 +123,14 @@ class SumFiles:
         self._files = 0
 
     def add(self, numbers: dict[str, int]) -> None:
+        """Add a number to the sum of each word."""
         for word, number in numbers.items():
             self._sums[word] += number
-        if len(self._sums) >= _HELD_WORDS:
+        if len(self._sums) >= _MAX_WORDS:
             self._write()
 
     def finish(self) -> int:
+        """Write the rest; return the number of files."""
         self._write()
         return self._files
 
@@ -132,7 +150,13 @@ class SumFiles:
 
 
 def summed(folder: Path, grouping: Grouping, at_least: int = 0) -> Iterator[tuple[list[str], np.ndarray]]:
-    """Words and their totals over all files, some thousand at a time, in order of the words."""
+    """Yield words and their totals over all files, some thousand at a time, in the order of the words.
+
+    Args:
+        folder: The folder of the files of `WordSums`.
+        grouping: Gives the memory limit and the folder for intermediate results.
+        at_least: Words with a smaller total are left out.
+    """
     if not any(folder.glob("*.parquet")):
         return
     database = open_database(grouping.memory_bytes, 2, str(grouping.work / "temp"))
@@ -145,10 +169,10 @@ def summed(folder: Path, grouping: Grouping, at_least: int = 0) -> Iterator[tupl
     database.close()
 
 
-def count_public(texts: Iterable[str], tokens: Tokenizer, folder: Path) -> None:
-    """Plain counts of a public text, for a vocabulary that costs nobody anything."""
-    split = _splitter(tokens)
-    sums = SumFiles(folder, 0)
+def count_public(texts: Iterable[str], tokenizer: Tokenizer, folder: Path) -> None:
+    """Count the words of a public text into files in `folder`."""
+    split = CachedSplitter(tokenizer)
+    sums = WordSums(folder, 0)
     for text in texts:
         sums.add(Counter(w for w in split(text) if _votable(w)))
     sums.finish()

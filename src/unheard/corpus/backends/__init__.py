@@ -1,8 +1,16 @@
-"""Everything one user wrote, in one place and in time order: scanned once, cut into shards by user, each shard sorted.
+"""Groups the input by user: all posts of one user together, in the order of their times.
 
-In: batches of files. Out: for each shard its rows, user and text: users in order of their ids, posts in order of
-time, then of their place in the input. This is the plan; two engines follow it, DuckDB (duck.py) and Spark
-(spark.py), with the same result to the byte.
+The input is scanned once. Each row goes into a file of its shard, chosen by the hash of the user id, so that a user is
+in exactly one shard. Then each shard is sorted and its rows are given to a task (`ShardTask`), such as
+`encode.EncodeShard`: users in the order of their ids, the posts of a user in the order of time, then of their position
+in the input.
+
+`Grouping` is the plan. Two implementations of `GroupingBackend` carry it out with the same result to the byte:
+
+    backends.duckdb.DuckDBBackend    one machine, one process per core, fixed memory
+    backends.spark.SparkBackend      a Spark cluster
+
+A new backend implements the three methods of `GroupingBackend`.
 """
 
 import itertools
@@ -16,24 +24,39 @@ from typing import Any, Protocol
 
 import duckdb
 
-from unheard.corpus.progress import Progress, cores
-from unheard.corpus.readers.columns import Fields, FileBatch, sql_list
+from unheard import storage
+from unheard.corpus import Progress, available_cores
+from unheard.corpus.readers import sql_list
 from unheard.corpus.scan import UNUSABLE, open_database
+from unheard.corpus.sources import Fields, FileBatch
 from unheard.errors import CorpusError
 
-ORDER = '"user", "time" NULLS LAST, place'
-Rows = Iterator[tuple[Sequence[str], Sequence[str]]]  # users and texts, some thousand at a time: columns are quick
+ORDER = '"user", "time" NULLS LAST, position'
+"""The SQL order of the rows of a shard."""
+
+Rows = Iterator[tuple[Sequence[str], Sequence[str]]]
+"""Sorted rows in blocks of some thousand: the users and the texts of a block, as two columns."""
 
 
 class ShardTask(Protocol):
-    """What is done with the users of one shard. It may run in another process or on another machine: picklable."""
+    """Work on the rows of one shard. It may run in another process or on another machine, so it must be picklable."""
 
     def __call__(self, shard: int, rows: Rows) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouping:
-    """The plan that both engines follow. `work` is where rows wait between the scan and the tasks."""
+    """The plan that every backend follows.
+
+    Args:
+        work: A folder for the rows between the scan and the tasks.
+        fields: The columns to read.
+        shards: The number of shards.
+        excluded: Ids of users to leave out.
+        duplicate_chars: The least length of a post that counts as a duplicate.
+        drop_duplicates: Whether posts that several users wrote word for word are left out.
+        memory_bytes: The memory for all processes together.
+    """
 
     work: Path
     fields: Fields
@@ -46,68 +69,77 @@ class Grouping:
 
     @property
     def rows(self) -> Path:
+        """The folder of the scanned rows: one folder per batch, in it one folder per shard."""
         return self.work / "rows"
 
     @property
     def duplicates(self) -> Path:
+        """The file of the hashes of duplicate posts."""
         return self.work / "duplicates.parquet"
 
     def batch_folder(self, batch: FileBatch) -> Path:
+        """The folder of the rows of one batch. It exists only when the batch has been scanned completely."""
         return self.rows / f"{batch.number:05d}"
 
     def shard_files(self, shard: int) -> list[str]:
-        return sorted(str(p) for p in self.rows.glob(f"*/shard={shard}/*.parquet"))
+        """The files with the rows of one shard, of finished batches only: unfinished ones are in hidden folders."""
+        return sorted(str(p) for p in self.rows.glob(f"[0-9]*/shard={shard}/*.parquet"))
 
-    def notice(self, batch: FileBatch, sentences: Sequence[str]) -> None:
-        """Keep what the owner should hear about a batch's files; scanned again, it is said once."""
+    def save_warnings(self, batch: FileBatch, warnings: Sequence[str]) -> None:
+        """Keep the warnings about a batch for the owner. A repeated scan of the batch replaces them."""
         folder = self.work / "noticed"
         folder.mkdir(exist_ok=True)
-        (folder / f"{batch.number:05d}.json").write_text(json.dumps(list(sentences)))
+        storage.replace_file(folder / f"{batch.number:05d}.json", json.dumps(list(warnings)).encode())
 
-    def noticed(self) -> list[str]:
-        files = sorted((self.work / "noticed").glob("*.json"))
-        return [sentence for file in files for sentence in json.loads(file.read_text())]
+    def warnings(self) -> list[str]:
+        """All warnings, in the order of the batches."""
+        files = sorted((self.work / "noticed").glob("[0-9]*.json"))
+        return [warning for file in files for warning in json.loads(file.read_text())]
 
     def check_version(self) -> None:
-        """A user's shard is DuckDB's hash of their id, which may differ between versions and would split the user."""
+        """Raise `CorpusError` if a worker has another version of DuckDB.
+
+        Its hash of a user id could differ, which would put the posts of one user into two shards.
+        """
         if duckdb.__version__ != self.duckdb_version:
             raise CorpusError(
-                f"A worker has DuckDB {duckdb.__version__}, the others {self.duckdb_version}: install one version on all."
+                f"A worker has DuckDB {duckdb.__version__}, the others {self.duckdb_version}: "
+                "install one version on all."
             )
 
 
 class GroupingBackend(Protocol):
-    """Who does the work. What it means is above."""
+    """Carries out a `Grouping`. The backend decides where the work runs, and never what the result is."""
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
-        """Every row into files by shard under `grouping.rows`; how many there are, and of what kind."""
+        """Write every row into files by shard under `grouping.rows`; return the counts of `count_rows`."""
         ...
 
     def find_duplicates(self, grouping: Grouping) -> int:
-        """How many posts stand word for word under several users; their hashes go to `grouping.duplicates`."""
+        """Count posts that several users wrote word for word, and write their hashes to `grouping.duplicates`."""
         ...
 
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run the task on each shard's sorted rows; (shard, result) as they finish."""
+        """Run the task on the sorted rows of each shard; yield (shard, result) as the tasks finish."""
         ...
 
 
 def count_rows(grouping: Grouping) -> Counter[str]:
-    """How many rows were read and why some cannot be used, from the scanned files: the same for both engines."""
+    """Count the scanned rows: `rows` in total, `kept`, and the unusable ones by reason."""
     reasons = ("malformed", "no_user", "no_text", "excluded", "kept")
     counts: Counter[str] = Counter(dict.fromkeys(reasons, 0))
-    for file in sorted(grouping.rows.glob("*/rejected.json")):
+    for file in sorted(grouping.rows.glob("[0-9]*/rejected.json")):
         counts.update(json.loads(file.read_text()))
-    database = open_database(grouping.memory_bytes, cores(), str(grouping.work / "temp"))
+    database = open_database(grouping.memory_bytes, available_cores(), str(grouping.work / "temp"))
     for shard in range(UNUSABLE, grouping.shards):
         if files := grouping.shard_files(shard):
             query = (
                 f"SELECT reason, count(*), count(*) - count(time) FROM read_parquet({sql_list(files)}) GROUP BY reason"
             )
             for reason, rows, timeless in database.execute(query).fetchall():
-                if reason is None or reason in reasons:  # what is undecided was counted apart
+                if reason is None or reason in reasons:  # undecided rows are in rejected.json
                     counts[reason or "kept"] += rows
                 if reason is None and grouping.fields.time is not None:
                     counts["no_time"] += timeless
@@ -117,15 +149,15 @@ def count_rows(grouping: Grouping) -> Counter[str]:
 
 
 def by_user(rows: Rows) -> Iterator[tuple[str, Iterator[Sequence[str]]]]:
-    """Every user with their texts, in one or more lists. Python's work is a step for each user, not for each row."""
-    pieces = ((user, texts[part]) for users, texts in rows for user, part in runs(users))
+    """Yield each user with the lists of their texts. Python takes one step per user and block, not one per row."""
+    pieces = ((user, texts[part]) for users, texts in rows for user, part in equal_runs(users))
     for user, lists in itertools.groupby(pieces, key=itemgetter(0)):
         yield user, map(itemgetter(1), lists)
 
 
-def runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
-    """Where equal values stand in a row."""
-    place = 0
+def equal_runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
+    """Yield each run of equal neighbouring values, as the value and a slice."""
+    position = 0
     for value, equal in itertools.groupby(values):
-        begin, place = place, place + len(list(equal))
-        yield value, slice(begin, place)
+        begin, position = position, position + len(list(equal))
+        yield value, slice(begin, position)

@@ -1,13 +1,23 @@
-"""The grouping on one machine: DuckDB scans and sorts within a fixed memory, one process for each core.
+"""The grouping on one machine: DuckDB scans and sorts within a fixed memory, in one process per core.
 
-In: the plan of grouping.py. Out: rows in Parquet files by shard, then each shard's rows in order. Finished batches have
-their names: a repeated scan does not read them again.
+The work folder:
+
+    rows/00007/shard=3/*.parquet     the rows of batch 7 whose users are in shard 3
+    rows/00007/shard=-1/*.parquet    its unusable rows: only the reasons
+    rows/00007/rejected.json         rows that DuckDB rejected, by reason
+    duplicates.parquet               hashes of posts that several users wrote
+    temp/                            intermediate results that exceed the memory
+
+A batch is written into a staged folder that gets its name when it is complete, so a repeated scan skips finished
+batches.
+
+Memory: the processes share `Grouping.memory_bytes`, and DuckDB moves to disk what does not fit. A shard is sorted by
+DuckDB and read in blocks of some thousand rows, so that even a user with half of all text fits.
 """
 
 import gc
 import json
 import multiprocessing
-import os
 import shutil
 import threading
 from collections import Counter
@@ -19,27 +29,37 @@ from typing import Any
 
 import duckdb
 
+from unheard import storage
+from unheard.corpus import Progress, available_cores
 from unheard.corpus.backends import ORDER, Grouping, Rows, ShardTask, count_rows
-from unheard.corpus.compression import as_far_as_they_go, is_tear
-from unheard.corpus.progress import Progress, cores
-from unheard.corpus.readers.columns import FileBatch, quoted, sql_list
-from unheard.corpus.scan import UNUSABLE, Aftermath, after_scan, as_refusal, open_database, scan_sql
+from unheard.corpus.input_files import is_truncation_error
+from unheard.corpus.readers import quoted, sql_list
+from unheard.corpus.scan import UNUSABLE, ScanSummary, open_database, scan_error, scan_sql, summarise_scan
+from unheard.corpus.sources import FileBatch
 from unheard.errors import CorpusError
 
 _FETCH_ROWS = 4096
-_ROW_GROUP = 8192  # small groups leave the writer's buffers early: a quarter less work than its default
+_ROW_GROUP = 8192  # small row groups leave the writer's buffers early: a quarter less work than with the default
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuckDBBackend:
-    """This machine; 0 workers means one for each core."""
+    """Groups on this machine.
+
+    Args:
+        workers: The number of processes; 0 means one per core. More than one process needs a main module that can be
+            imported again (`if __name__ == "__main__":` in a script).
+    """
 
     workers: int = 0
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
+        """See `GroupingBackend.scan`. Batches that were scanned before an interruption are not scanned again."""
         total = sum(b.text_bytes for b in batches) or 1
         waiting = [b for b in batches if not grouping.batch_folder(b).is_dir()]
         done = total - sum(b.text_bytes for b in waiting)
+        for leftover in grouping.rows.glob(".*.new"):  # staged folders of an interrupted scan
+            shutil.rmtree(leftover, ignore_errors=True)
         if len(waiting) == 1:
             scan_batch(
                 grouping, waiting[0], 1, lambda part: progress("Reading", (done + part * waiting[0].text_bytes) / total)
@@ -52,13 +72,14 @@ class DuckDBBackend:
         return count_rows(grouping)
 
     def find_duplicates(self, grouping: Grouping) -> int:
+        """See `GroupingBackend.find_duplicates`."""
         files = [file for shard in range(grouping.shards) for file in grouping.shard_files(shard)]
         if not files:
             return 0
-        database = open_database(grouping.memory_bytes, cores(), str(grouping.work / "temp"))
+        database = open_database(grouping.memory_bytes, available_cores(), str(grouping.work / "temp"))
         target = quoted(str(grouping.duplicates))
         hashes = f'SELECT text_hash, "user" FROM read_parquet({sql_list(files)}) WHERE text_hash IS NOT NULL'
-        # Few posts stand twice: found by their hashes alone, and only then is it asked whose they are.
+        # Few posts occur twice. They are found by their hashes alone, and only then their users are compared.
         twice = f"SELECT text_hash FROM ({hashes}) GROUP BY text_hash HAVING count(*) > 1"
         several = (
             f"SELECT text_hash, count(*) AS posts FROM ({hashes}) WHERE text_hash IN ({twice}) "
@@ -72,20 +93,21 @@ class DuckDBBackend:
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """See `GroupingBackend.over_shards`."""
         yield from self._parallel(run_on_shard, grouping, shards, task)
 
     def _parallel(
         self, function: Callable[..., Any], grouping: Grouping, items: Sequence[Any], *more: Any
     ) -> Iterator[Any]:
-        """(item, function(grouping, item, sharers, *more)) as they finish, each in a process that shares the memory."""
-        workers = min(self.workers or cores(), len(items))
+        """Yield (item, function(grouping, item, processes, *more)) as they finish; the processes share the memory."""
+        workers = min(self.workers or available_cores(), len(items))
         if workers <= 1:
             for item in items:
                 yield item, function(grouping, item, 1, *more)
             return
-        # spawn: a forked copy of a process with DuckDB's threads in it may hang
+        # spawn: a forked copy of a process with DuckDB's threads in it may hang.
+        # gc.disable: rows are millions of tuples and texts without cycles; to search them for cycles costs a tenth.
         spawn = multiprocessing.get_context("spawn")
-        # gc.disable: rows are tuples and texts, millions of them and never in a circle; looking for circles is a tenth
         with ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable) as pool:
             waiting = {pool.submit(function, grouping, item, workers, *more): item for item in items}
             try:
@@ -97,60 +119,73 @@ class DuckDBBackend:
 
 
 def scan_batch(
-    grouping: Grouping, batch: FileBatch, sharers: int, report: Callable[[float], None] = lambda part: None
+    grouping: Grouping, batch: FileBatch, processes: int, report: Callable[[float], None] = lambda part: None
 ) -> None:
-    """One batch's rows into files by shard: written apart, named when whole."""
-    folder = grouping.batch_folder(batch)
-    writing = folder.with_suffix(".writing")
+    """Write the rows of one batch into files by shard. The folder of the batch appears when it is complete.
+
+    If DuckDB finds that a .gz file is truncated, the file is unpacked as far as it goes and the batch is scanned again.
+
+    Args:
+        grouping: The plan.
+        batch: The files to read.
+        processes: The number of processes that share the memory and the cores.
+        report: Called with the finished fraction of this batch.
+
+    Raises:
+        InputError: A column is missing, or a file cannot be read.
+        CorpusError: The disk is full or the memory is too small.
+    """
     unpacked = grouping.work / "temp" / f"unpacked-{batch.number}"
-    readable, torn = as_far_as_they_go(batch, unpacked, gzip_too=False)
-    try:
-        after = _scan_into(writing, grouping, readable, sharers, report)
-    except duckdb.Error as trouble:
-        if not is_tear(trouble):
-            raise as_refusal(trouble, batch) from None
-        readable, torn = as_far_as_they_go(batch, unpacked, gzip_too=True)
+    readable, truncated = batch.replace_truncated(unpacked, check_gzip=False)
+    with storage.staged_folder(grouping.batch_folder(batch)) as folder:
         try:
-            after = _scan_into(writing, grouping, readable, sharers, report)
-        except duckdb.Error as again:
-            raise as_refusal(again, batch) from None
-    grouping.notice(batch, [*torn, *after.noticed])
-    (writing / "rejected.json").write_text(json.dumps(after.rows))
-    os.replace(writing, folder)
+            summary = _scan_into(folder, grouping, readable, processes, report)
+        except duckdb.Error as error:
+            if not is_truncation_error(error):
+                raise scan_error(error, batch) from None
+            readable, truncated = batch.replace_truncated(unpacked, check_gzip=True)
+            try:
+                summary = _scan_into(folder, grouping, readable, processes, report)
+            except duckdb.Error as second:
+                raise scan_error(second, batch) from None
+        grouping.save_warnings(batch, [*truncated, *summary.warnings])
+        (folder / "rejected.json").write_text(json.dumps(summary.rows))
     shutil.rmtree(unpacked, ignore_errors=True)
 
 
 def _scan_into(
-    writing: Path, grouping: Grouping, batch: FileBatch, sharers: int, report: Callable[[float], None]
-) -> Aftermath:
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
+    folder: Path, grouping: Grouping, batch: FileBatch, processes: int, report: Callable[[float], None]
+) -> ScanSummary:
+    """Run the query of `scan.scan_sql` and write its rows into `folder`, partitioned by shard."""
+    for old in folder.iterdir():  # of a first attempt on a truncated file
+        shutil.rmtree(old)
     temp = str(grouping.work / "temp" / f"batch-{batch.number}")
-    database = open_database(grouping.memory_bytes // sharers, max(1, cores() // sharers), temp, grouping.excluded)
-    # Rows wait in memory until a shard has this many: their product with the number of shards must stay small.
+    threads = max(1, available_cores() // processes)
+    database = open_database(grouping.memory_bytes // processes, threads, temp, grouping.excluded)
+    # Rows wait in memory until a shard has this many. Their product with the number of shards must stay small.
     database.execute(f"SET partitioned_write_flush_threshold={max(2048, 262_144 // grouping.shards)}")
     try:
         query = scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
         options = f"FORMAT parquet, COMPRESSION uncompressed, ROW_GROUP_SIZE {_ROW_GROUP}"
         options += ", PARTITION_BY (shard), OVERWRITE_OR_IGNORE"
-        _run_watched(database, f"COPY ({query}) TO {quoted(str(writing))} ({options})", report)
-        return after_scan(database, batch, grouping.fields, (writing / f"shard={UNUSABLE}").is_dir())
+        _run_interruptibly(database, f"COPY ({query}) TO {quoted(str(folder))} ({options})", report)
+        return summarise_scan(database, batch, grouping.fields, (folder / f"shard={UNUSABLE}").is_dir())
     finally:
         database.close()
 
 
-def run_on_shard(grouping: Grouping, shard: int, sharers: int, task: ShardTask) -> dict[str, Any]:
-    """One shard's task in this process, with its part of the memory."""
-    return task(shard, sorted_rows(grouping, shard, sharers))
+def run_on_shard(grouping: Grouping, shard: int, processes: int, task: ShardTask) -> dict[str, Any]:
+    """Run a task on the sorted rows of one shard, with this process's share of the memory."""
+    return task(shard, sorted_rows(grouping, shard, processes))
 
 
-def sorted_rows(grouping: Grouping, shard: int, sharers: int) -> Rows:
-    """Users and texts of one shard in the fixed order. Sorting spills to disk: one user may have half of all text."""
+def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
+    """Yield the users and texts of one shard in `ORDER`. Sorting spills to disk: one user may have half of all text."""
     files = grouping.shard_files(shard)
     if not files:
         return
     temp = str(grouping.work / "temp" / f"shard-{shard}")
-    database = open_database(grouping.memory_bytes // sharers, max(1, cores() // sharers), temp)
+    database = open_database(grouping.memory_bytes // processes, max(1, available_cores() // processes), temp)
     unwanted = ""
     if grouping.drop_duplicates:
         unwanted = (
@@ -163,8 +198,8 @@ def sorted_rows(grouping: Grouping, shard: int, sharers: int) -> Rows:
         while rows := result.fetchmany(_FETCH_ROWS):
             users, texts = zip(*rows, strict=True)
             yield users, texts
-    except duckdb.Error as trouble:
-        first = str(trouble).strip().split("\n")[0]
+    except duckdb.Error as error:
+        first = str(error).strip().split("\n")[0]
         raise CorpusError(
             f"Sorting a part of the corpus failed: {first} Make room on disk or raise --memory."
         ) from None
@@ -172,15 +207,15 @@ def sorted_rows(grouping: Grouping, shard: int, sharers: int) -> Rows:
         database.close()
 
 
-def _run_watched(database: duckdb.DuckDBPyConnection, query: str, report: Callable[[float], None]) -> None:
-    """Run a query in another thread, so that this one can say how far it is and can be interrupted."""
-    trouble: list[BaseException] = []
+def _run_interruptibly(database: duckdb.DuckDBPyConnection, query: str, report: Callable[[float], None]) -> None:
+    """Run a query in another thread, so that this thread can report progress and be interrupted."""
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
             database.execute(query)
         except BaseException as error:
-            trouble.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -192,5 +227,5 @@ def _run_watched(database: duckdb.DuckDBPyConnection, query: str, report: Callab
         database.interrupt()
         thread.join()
         raise
-    if trouble:
-        raise trouble[0]
+    if errors:
+        raise errors[0]

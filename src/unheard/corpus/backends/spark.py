@@ -1,8 +1,18 @@
-"""The same grouping on a Spark cluster: Spark shuffles and sorts, the reading and the writing are the very same code.
+"""The grouping on a Spark cluster: Spark shuffles and sorts.
 
-In: the plan of grouping.py. Out: the same shard files, to the byte. Every worker scans whole batches with the one
-reader (scan.py), and runs the tasks of whole shards. Inputs and --out must lie where all workers see them under one
-path (a shared file system).
+The reading and the encoding are the same code as with the DuckDB backend. Each worker scans whole batches with the
+query of `scan` and runs the tasks of whole shards. The resulting store is the same to the byte as with `DuckDBBackend`.
+Inputs and `--out` must be on a file system that all workers see under one path.
+
+How the three methods map to Spark:
+
+    scan             one task per batch runs the DuckDB query and returns Arrow batches; Spark writes them by shard
+    find_duplicates  an aggregation by the hash of the text
+    over_shards      a repartition by shard, a sort within each partition, then one Python task per shard
+
+Give many files or large uncompressed ones: a compressed file is one task. All workers must have the same version of
+DuckDB (checked), since the hash of a user id decides the shard. Needs the extra `unheard[spark]` and Java 17; set
+PYSPARK_PYTHON to an interpreter that has Unheard installed.
 """
 
 import json
@@ -17,57 +27,64 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from unheard.corpus.backends import Grouping, ShardTask, count_rows, runs
-from unheard.corpus.compression import as_far_as_they_go, is_tear
-from unheard.corpus.progress import Progress
-from unheard.corpus.readers.columns import FileBatch
-from unheard.corpus.scan import UNUSABLE, after_scan, as_refusal, open_database, scan_sql
+from unheard import storage
+from unheard.corpus import Progress
+from unheard.corpus.backends import Grouping, ShardTask, count_rows, equal_runs
+from unheard.corpus.input_files import is_truncation_error
+from unheard.corpus.scan import UNUSABLE, open_database, scan_error, scan_sql, summarise_scan
+from unheard.corpus.sources import FileBatch
 from unheard.errors import CorpusError, InputError, UnheardError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession  # pyright: ignore[reportMissingImports]
 
-_ROWS = "shard int, reason string, user string, text string, time double, place bigint, text_hash bigint"
-_SCANNED = 1 << 14  # rows in one Arrow batch
+_ROWS = "shard int, reason string, user string, text string, time double, position bigint, text_hash bigint"
+_ARROW_ROWS = 1 << 14  # rows in one Arrow batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkBackend:
-    """A Spark session for each step's work; `local[*]` runs it on this machine."""
+    """Groups on a Spark cluster.
+
+    Args:
+        master: The address of the cluster; the default "local[*]" runs Spark on this machine.
+    """
 
     master: str = "local[*]"
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
-        """One task for each batch; all rows land under rows/00000, by shard, as the DuckDB engine lays them."""
+        """See `GroupingBackend.scan`: one Spark task per batch; all rows go to rows/00000, by shard."""
         folder = grouping.rows / "00000"
         if not folder.is_dir():
             _check_fields(grouping, batches)
-            writing = folder.with_suffix(".writing")
-            shutil.rmtree(writing, ignore_errors=True)
             session = self._session(grouping)
             table = session.createDataFrame([(batch.number,) for batch in batches], "number int")
             table = table.repartitionByRange(len(batches), "number")
             rows = table.mapInArrow(_scanner(grouping, {b.number: b for b in batches}), _ROWS)
-            self._run(lambda: rows.write.partitionBy("shard").option("compression", "none").parquet(str(writing)))
-            os.replace(writing, folder)
+            rows = rows.write.partitionBy("shard").option("compression", "none").mode("overwrite")
+            with storage.staged_folder(folder) as staged:
+                self._run(lambda: rows.parquet(str(staged)))
         progress("Reading", 1.0)
         return count_rows(grouping)
 
     def find_duplicates(self, grouping: Grouping) -> int:
+        """See `GroupingBackend.find_duplicates`."""
         from pyspark.sql import functions as f  # pyright: ignore[reportMissingImports]
 
         session = self._session(grouping)
         rows = self._kept(session, grouping).where("text_hash IS NOT NULL").groupBy("text_hash")
-        found = rows.agg(f.count("*").alias("posts"), f.min("user").alias("a"), f.max("user").alias("b")).where(
-            "a <> b"
+        totals = rows.agg(f.count("*").alias("posts"), f.min("user").alias("a"), f.max("user").alias("b"))
+        several = totals.where("a <> b")
+        self._run(
+            lambda: several.select("text_hash", "posts").write.mode("overwrite").parquet(str(grouping.duplicates))
         )
-        self._run(lambda: found.select("text_hash", "posts").write.mode("overwrite").parquet(str(grouping.duplicates)))
         total = session.read.parquet(str(grouping.duplicates)).agg(f.sum("posts")).first()
         return int(total[0] or 0) if total is not None else 0
 
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """See `GroupingBackend.over_shards`: one Spark task per shard."""
         if not shards:
             return
         session = self._session(grouping)
@@ -76,17 +93,19 @@ class SparkBackend:
             unwanted = session.read.parquet(str(grouping.duplicates)).select("text_hash")
             rows = rows.join(unwanted, "text_hash", "left_anti")
         ordered = rows.repartition(len(shards), "shard").sortWithinPartitions(
-            "shard", "user", rows["time"].asc_nulls_last(), "place"
+            "shard", "user", rows["time"].asc_nulls_last(), "position"
         )
         results = ordered.select("shard", "user", "text").mapInArrow(_runner(task), "shard int, result string")
         done = {int(row[0]): json.loads(row[1]) for row in self._run(results.collect)}
-        for shard in shards:  # a shard that no user fell into has no row to run its task
+        for shard in shards:  # a shard without users has no rows, so Spark did not run its task
             yield shard, done[shard] if shard in done else task(shard, iter(()))
 
     def _kept(self, session: "SparkSession", grouping: Grouping) -> "DataFrame":
+        """The usable rows."""
         return session.read.parquet(str(grouping.rows / "00000")).where("shard >= 0")
 
     def _session(self, grouping: Grouping) -> "SparkSession":
+        """Start Spark, or return the running session; raises `InputError` if Spark or Java is not installed."""
         try:
             from pyspark.sql import SparkSession  # pyright: ignore[reportMissingImports]
         except ImportError:
@@ -94,54 +113,54 @@ class SparkBackend:
         if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
             raise InputError("--engine spark needs Java 17: install it, or set JAVA_HOME.")
         if self.master.startswith("local"):
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # this interpreter, not whatever `python3` is
-        # Rows cross as Arrow; pandas, of which this warns, is not used.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # this interpreter, not `python3` of the path
+        # Rows are exchanged as Arrow; pandas, which this warning is about, is not used.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
         builder = SparkSession.builder.master(self.master).appName("unheard prepare")  # pyright: ignore[reportAttributeAccessIssue]
         settings = {
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
-            "spark.sql.execution.arrow.maxRecordsPerBatch": str(_SCANNED),
-            "spark.sql.adaptive.enabled": "false",  # one task for each shard, as asked
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ARROW_ROWS),
+            "spark.sql.adaptive.enabled": "false",  # keeps one task per shard
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.log.level": "ERROR",
         }
-        if self.master.startswith("local"):  # two hundred tasks for a shuffle are for clusters
+        if self.master.startswith("local"):  # the default of 200 shuffle tasks is for clusters
             settings["spark.sql.shuffle.partitions"] = str(max(2, grouping.shards))
         for key, value in settings.items():
             builder = builder.config(key, value)
         return builder.getOrCreate()
 
     def _run(self, action):
-        """A refusal inside a worker comes back wrapped in pages of Java: only its sentence is for people."""
+        """Run a Spark action. An error of this package inside a worker is raised again without the Java stack trace."""
         try:
             return action()
-        except Exception as trouble:
-            for line in str(trouble).splitlines():
+        except Exception as error:
+            for line in str(error).splitlines():
                 for kind in (InputError, CorpusError):
                     marker = f"{kind.__module__}.{kind.__name__}: "
                     if marker in line:
                         raise kind(line.split(marker, 1)[1]) from None
-            if isinstance(trouble, UnheardError):
+            if isinstance(error, UnheardError):
                 raise
-            raise CorpusError(f"Spark failed: {str(trouble).strip().splitlines()[0]}") from None
+            raise CorpusError(f"Spark failed: {str(error).strip().splitlines()[0]}") from None
 
 
 def _check_fields(grouping: Grouping, batches: Sequence[FileBatch]) -> None:
-    """A missing column is refused here, before any worker starts."""
+    """Raise `InputError` for a missing column before any worker starts."""
     database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
     for batch in batches:
         try:
             scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
-        except duckdb.Error as trouble:
-            if not is_tear(trouble):  # its worker will read it as far as it goes
-                raise as_refusal(trouble, batch) from None
+        except duckdb.Error as error:
+            if not is_truncation_error(error):  # the worker reads a truncated file as far as it goes
+                raise scan_error(error, batch) from None
     database.close()
 
 
 def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
-    """Runs on a worker: batch numbers in, their rows out."""
+    """Return the function that a worker runs: batch numbers in, their rows out."""
 
     def scan(numbers):
         import pyarrow  # pyright: ignore[reportMissingImports]
@@ -150,23 +169,24 @@ def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
             for number in numbered.column(0).to_pylist():
                 grouping.check_version()
                 unpacked = grouping.work / "temp" / f"unpacked-{number}"
-                batch, torn = as_far_as_they_go(batches[number], unpacked, gzip_too=True)  # rows cannot be called back
+                # check_gzip: rows that were yielded cannot be taken back when an error shows up later.
+                batch, truncated = batches[number].replace_truncated(unpacked, check_gzip=True)
                 temp = str(grouping.work / "temp" / f"scan-{number}")
                 database = open_database(grouping.memory_bytes, 1, temp, grouping.excluded)
                 try:
                     query = scan_sql(database, batch, grouping.fields, grouping.shards, grouping.duplicate_chars)
-                    unusable = False
-                    for rows in database.sql(query).to_arrow_reader(_SCANNED):
-                        unusable |= UNUSABLE in rows.column("shard").unique().to_pylist()
+                    has_unusable = False
+                    for rows in database.sql(query).to_arrow_reader(_ARROW_ROWS):
+                        has_unusable |= UNUSABLE in rows.column("shard").unique().to_pylist()
                         yield rows
-                    after = after_scan(database, batch, grouping.fields, unusable)
-                except duckdb.Error as trouble:
-                    raise as_refusal(trouble, batch) from None
-                grouping.notice(batch, [*torn, *after.noticed])
+                    summary = summarise_scan(database, batch, grouping.fields, has_unusable)
+                except duckdb.Error as error:
+                    raise scan_error(error, batch) from None
+                grouping.save_warnings(batch, [*truncated, *summary.warnings])
                 shutil.rmtree(unpacked, ignore_errors=True)
-                for reason, number in after.rows.items():
+                for reason, number in summary.rows.items():
                     columns = {"shard": [-1] * number, "reason": [reason] * number}
-                    columns |= {name: [None] * number for name in ("user", "text", "time", "place", "text_hash")}
+                    columns |= {name: [None] * number for name in ("user", "text", "time", "position", "text_hash")}
                     types = ("int32", "string", "string", "string", "float64", "int64", "int64")
                     schema = pyarrow.schema(list(zip(columns, map(pyarrow.type_for_alias, types), strict=True)))
                     yield pyarrow.RecordBatch.from_pydict(columns, schema=schema)
@@ -176,7 +196,7 @@ def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
 
 
 def _runner(task: ShardTask):
-    """Runs on a worker: sorted rows of whole shards in, one result for each shard out."""
+    """Return the function that a worker runs: sorted rows of whole shards in, one result per shard out."""
 
     def run(batches):
         import itertools
@@ -185,7 +205,11 @@ def _runner(task: ShardTask):
         import pyarrow  # pyright: ignore[reportMissingImports]
 
         columns = ([batch.column(i).to_pylist() for i in range(3)] for batch in batches)
-        rows = ((shard, users[part], texts[part]) for numbers, users, texts in columns for shard, part in runs(numbers))
+        rows = (
+            (shard, users[part], texts[part])
+            for numbers, users, texts in columns
+            for shard, part in equal_runs(numbers)
+        )
         shards, results = [], []
         for shard, mine in itertools.groupby(rows, key=itemgetter(0)):
             shards.append(shard)

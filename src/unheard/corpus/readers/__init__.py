@@ -1,53 +1,59 @@
-"""How each format is read: a batch of files in, a query for (trouble, user, text, time) out.
+"""SQL for each file format: every record of a batch becomes one row (problem, user, text, time).
 
-In: a batch and the names of its fields. Out: SQL in which every row of the files is one row, usable or not (then trouble
-says why). A field that is in none of a batch's rows is refused here, with the columns there are.
+`json.json_sql` and `csv.csv_sql` build the queries for JSON and CSV; `scan.rows_sql` chooses between them and reads
+Parquet and DuckDB files itself. `problem` is NULL for a usable record, or says why the record cannot be used. A column
+that is in none of the records raises `InputError` with the columns that there are.
+
+This module has what the readers share: the check of the columns, and the quoting of names and texts in SQL.
 """
 
 from collections.abc import Sequence
 
-import duckdb
-
 from unheard.config import nearest
-from unheard.corpus.readers.columns import Fields, FileBatch, check_columns, column_name, quoted, sql_paths
-from unheard.corpus.readers.csv import csv_sql
-from unheard.corpus.readers.json import json_sql
+from unheard.corpus.sources import Fields, FileBatch
 from unheard.errors import InputError
 
-
-def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
-    """One row for every row of the batch, in its order."""
-    kind = batch.sources[0].format
-    if kind in ("jsonl", "json"):
-        return json_sql(database, batch, fields)
-    if kind in ("csv", "tsv"):
-        return csv_sql(database, batch, fields)
-    if kind == "parquet":
-        table = f"read_parquet({sql_paths(batch)}, union_by_name=true, binary_as_string=true)"
-    elif kind == "duckdb":
-        table = _attached(database, batch, fields.table)
-    else:
-        raise InputError(f"{batch.sources[0].path}: a {kind} source must be imported first.")
-    names = [row[0] for row in database.execute(f"DESCRIBE SELECT * FROM {table}").fetchall()]
-    check_columns(names, fields, batch)
-    text, user = f"CAST({column_name(fields.text)} AS VARCHAR)", f"CAST({column_name(fields.user)} AS VARCHAR)"
-    time = f"CAST({column_name(fields.time)} AS VARCHAR)" if fields.time else "NULL"
-    return f'SELECT NULL AS trouble, {user} AS "user", {text} AS text, {time} AS time FROM {table}'
+MAX_RECORD_BYTES = 16 << 20
 
 
-def _attached(database: duckdb.DuckDBPyConnection, batch: FileBatch, table: str | None) -> str:
-    path, alias = batch.sources[0].path, f"source_{batch.number}"
-    database.execute(f"ATTACH IF NOT EXISTS {quoted(path)} AS {alias} (READ_ONLY)")
-    known = database.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [alias]).fetchall()
-    return f"{alias}.{column_name(choose_table(path, [row[0] for row in known], table))}"
+def missing_columns(names: Sequence[str], fields: Fields) -> list[tuple[str, str]]:
+    """Return (option, column) for each column that is not among `names`. JSON pointers are not checked."""
+    options = (("--user-field", fields.user), ("--text-field", fields.text), ("--time-field", fields.time))
+    return [(option, f) for option, f in options if f is not None and not f.startswith("/") and f not in names]
 
 
-def choose_table(path: str, known: Sequence[str], asked: str | None) -> str:
-    """The table to read in a database: the one asked for, or the only one."""
-    if asked is None and len(known) == 1:
+def check_columns(names: Sequence[str], fields: Fields, batch: FileBatch) -> None:
+    """Raise `InputError`, with the nearest name that there is, if one of the columns is missing."""
+    for option, field in missing_columns(names, fields):
+        raise InputError(f"{batch.sources[0].path} has no column '{field}' ({option}).{nearest(field, names)}")
+
+
+def choose_table(path: str, known: Sequence[str], wanted: str | None) -> str:
+    """Return the table of a database to read: `wanted`, or the only one that there is."""
+    if wanted is None and len(known) == 1:
         return known[0]
-    if asked is None:
+    if wanted is None:
         raise InputError(f"{path} has {len(known)} tables ({', '.join(sorted(known))}): choose one with --table.")
-    if asked not in known:
-        raise InputError(f"{path} has no table '{asked}'.{nearest(asked, known)}")
-    return asked
+    if wanted not in known:
+        raise InputError(f"{path} has no table '{wanted}'.{nearest(wanted, known)}")
+    return wanted
+
+
+def sql_paths(batch: FileBatch) -> str:
+    """The paths of a batch as an SQL list."""
+    return sql_list([s.sql_path for s in batch.sources])
+
+
+def sql_list(texts: Sequence[str]) -> str:
+    """An SQL list of string literals."""
+    return "[" + ", ".join(quoted(text) for text in texts) + "]"
+
+
+def quoted(text: str) -> str:
+    """An SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def column_name(column: str) -> str:
+    """An SQL identifier."""
+    return '"' + column.replace('"', '""') + '"'

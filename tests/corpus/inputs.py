@@ -75,7 +75,7 @@ def write_sqlite(path: Path, rows) -> Path:
     return path
 
 
-def made(
+def prepared(
     folder: Path, inputs, *, out="store", backend=None, memory_bytes=1 << 28, user_map=None, given=None, **choices
 ):
     """A prepared store, with everybody in the training split unless the test says otherwise."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.corpus.making import write_jsonl
+from tests.corpus.inputs import write_jsonl
 from unheard.cli.main import app
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources

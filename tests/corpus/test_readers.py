@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.corpus.making import made, words_of, write_jsonl
+from tests.corpus.inputs import prepared, words_of, write_jsonl
 from unheard.corpus.readers import json as json_rows
-from unheard.corpus.scan import batches
-from unheard.corpus.sources import Fields, FileBatch, find_sources
+from unheard.corpus.sources import Fields, FileBatch, find_sources, make_batches
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8), st.just("\\ud800"),
@@ -30,7 +29,7 @@ LINES = st.one_of(
 def test_both_readers_see_the_same_rows(tmp_path_factory, lines, user):
     file = tmp_path_factory.mktemp("json") / "x.jsonl"
     file.write_bytes(b"\n".join([*lines, b'{"who": "x", "what": "x", "when": 1, "a/b": 1}\n']))
-    (batch,) = batches(find_sources([str(file)]))
+    (batch,) = make_batches(find_sources([str(file)]))
     fields = Fields(user=user, text="what", time="when")
     database = duckdb.connect(":memory:")
     quick = database.execute(json_rows._quick_sql(batch, fields)).fetchall()
@@ -52,4 +51,4 @@ def test_fields_that_duckdb_takes_for_one_column_are_read_thoroughly(tmp_path, u
     batch = FileBatch(number=0, sources=tuple(find_sources([str(file)])))
     fields = Fields(user=user, text=text, time="when")
     assert not json_rows.is_quick(batch, fields)
-    assert words_of(made(tmp_path, file, fields=fields).store) == ["<BOS> a b <EOS>"]
+    assert words_of(prepared(tmp_path, file, fields=fields).store) == ["<BOS> a b <EOS>"]

@@ -1,13 +1,26 @@
-"""A user's posts become BOS words EOS, end to end, cut at exactly N predicted tokens."""
+"""Encoding: the stream of each user, and the files that `EncodeShard` writes for many users at once."""
+
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.encode import Encoder, cut, sequences, stream_pieces, strip_quotes
+from unheard.corpus.encode import (
+    Encoder,
+    EncodeShard,
+    EncodingOptions,
+    encode_in_pieces,
+    split_sequences,
+    strip_quotes,
+    truncate_stream,
+)
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.store import Shard
 from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
+from unheard.errors import InvalidValue
 
 WORDS = Vocabulary.of(["a", "b", "c", "."])
 A, B, C, DOT, UNK = 3, 4, 5, 6, 2
@@ -15,7 +28,7 @@ A, B, C, DOT, UNK = 3, 4, 5, 6, 2
 
 def stream(posts, unit="post", cap=None, tokens=None, vocabulary=WORDS):
     encoder = Encoder(tokens or WordTokenizer(), vocabulary)
-    pieces = list(stream_pieces(sequences(posts, unit), encoder, cap))
+    pieces = list(encode_in_pieces(split_sequences(posts, unit), encoder, cap))
     ids = np.concatenate([piece for piece, _ in pieces] or [np.empty(0, dtype=encoder.dtype)])
     assert ids.dtype == encoder.dtype
     assert sum(count for _, count in pieces) == np.count_nonzero(ids != BOS)
@@ -81,7 +94,7 @@ def test_the_quick_encoder_gives_what_splitting_and_looking_up_gives(posts):
 
 
 def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.fast_encoder._LIMIT", 2)
+    monkeypatch.setattr("unheard.corpus.fast_encoder._MAX_CHUNKS", 2)
     encoder = Encoder(WordTokenizer(), WORDS)
     for _ in range(3):
         ids, begins = encoder.encode(["a b, c a b c", "b"])
@@ -115,7 +128,13 @@ def test_each_text_begins_where_it_says_even_with_a_break_character_inside():
 
 def test_cut_keeps_no_bos_at_the_end():
     ids = np.array([0, 3, 1, 0, 4, 1])
-    assert [cut(ids, n).tolist() for n in range(5)] == [[], [0, 3], [0, 3, 1], [0, 3, 1, 0, 4], ids.tolist()]
+    assert [truncate_stream(ids, n).tolist() for n in range(5)] == [
+        [],
+        [0, 3],
+        [0, 3, 1],
+        [0, 3, 1, 0, 4],
+        ids.tolist(),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,3 +152,66 @@ def test_cut_keeps_no_bos_at_the_end():
 )
 def test_quoted_and_forwarded_text_goes_and_ones_own_stays(text, own):
     assert strip_quotes(text) == own
+
+
+WORDS = Vocabulary.of(["a", "b", "c", "."])
+USERS = st.lists(st.lists(st.text("abz. \u200b\n", max_size=14), min_size=1, max_size=4), max_size=6)
+
+
+def by_hand(posts, cap, minimum):
+    stream, left = [], cap
+    for post in posts:
+        words = [WORDS.id(w) for w in WordTokenizer().split(post)]
+        body = ([*words, EOS] if words else [])[: None if cap is None else left]
+        stream += [BOS, *body] if body else []
+        left = None if cap is None else left - len(body)
+    return stream if sum(i != BOS for i in stream) >= minimum else None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    users=USERS,
+    cap=st.one_of(st.none(), st.integers(1, 9)),
+    minimum=st.integers(1, 5),
+    helping=st.integers(1, 60),
+    rows_at_once=st.integers(1, 9),
+)
+def test_any_users_with_any_cap_come_out_as_by_hand(tmp_path_factory, users, cap, minimum, helping, rows_at_once):
+    folder = tmp_path_factory.mktemp("shard")
+    minimum = minimum if cap is None else min(cap, minimum)
+    rule = EncodingOptions(tokens_per_user=cap, min_tokens=minimum)
+    task = EncodeShard(
+        folder=folder, tokenizer=WordTokenizer(), vocabulary=WORDS, options=rule, splits=SplitRule(held_out=0.4)
+    )
+    rows = [(f"u{i}", post) for i, posts in enumerate(users) for post in posts]
+    with mock.patch("unheard.corpus.encode.BATCH_CHARS", helping):
+        counts = task(0, (tuple(zip(*some, strict=True)) for some in in_parts(rows, rows_at_once)))
+    wanted = {"train": [], "held_out": []}
+    for i, posts in enumerate(users):
+        stream = by_hand(posts, cap, minimum)
+        if stream is not None:
+            wanted[task.splits.split_of(f"u{i}")].append(stream)
+    for split, streams in wanted.items():
+        shard = Shard.open(folder / split / "00000.offsets", task_dtype())
+        found = [shard.tokens[shard.offsets[k] : shard.offsets[k + 1]].tolist() for k in range(shard.num_users)]
+        assert found == streams
+        assert counts.get(f"{split}_users", 0) == len(streams)
+        assert counts.get(f"{split}_tokens", 0) == sum(i != BOS for s in streams for i in s)
+    assert counts.get("users_seen", 0) == len(users)
+
+
+def in_parts(rows, number):
+    return (rows[i : i + number] for i in range(0, len(rows), number))
+
+
+def task_dtype():
+    from unheard.corpus.shards import token_dtype
+
+    return token_dtype(len(WORDS))
+
+
+def test_a_rule_that_nobody_can_meet_is_refused():
+    with pytest.raises(InvalidValue, match="below min_tokens"):
+        EncodingOptions(tokens_per_user=5, min_tokens=6)
+    with pytest.raises(InvalidValue):
+        EncodingOptions(min_tokens=0)

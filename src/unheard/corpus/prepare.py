@@ -1,0 +1,207 @@
+"""The public function `unheard.prepare`: makes a token store of files or of Python objects.
+
+    import unheard
+
+    store = unheard.prepare("posts.parquet", "corpora/posts", user="uid", text="msg", tokens_per_user=1600)
+    store = unheard.prepare(rows, "corpora/posts")       # dicts, a pandas or Arrow table, a Hugging Face Dataset
+
+It gives the same store as the command `unheard prepare` on the same rows. Python objects are first written to a
+temporary file beside the store; for text that does not fit in memory, give paths.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from unheard import storage
+from unheard.config import nearest
+from unheard.corpus import Progress, no_progress
+from unheard.corpus.backends.duckdb import DuckDBBackend
+from unheard.corpus.conversion import find_chitchat, write_rows
+from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
+from unheard.corpus.sources import Fields, Source, find_sources
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.store import StoreWriter, TokenStore
+from unheard.corpus.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, WordTokenizer
+from unheard.corpus.vocabulary_sources import (
+    CorpusVocabulary,
+    FileVocabulary,
+    PrivateVocabulary,
+    PublicVocabulary,
+    TokenizerVocabulary,
+    VocabularySource,
+)
+from unheard.errors import InputError, InvalidValue
+
+
+def prepare(
+    source: Any,
+    out: str | os.PathLike[str],
+    *,
+    user: str = "user",
+    text: str = "text",
+    time: str | None = None,
+    time_format: str | None = None,
+    table: str | None = None,
+    tokens_per_user: int | None = None,
+    min_tokens: int | None = None,
+    sequence: Literal["post", "sentence"] = "post",
+    tokenizer: str | os.PathLike[str] | Tokenizer = "words",
+    vocabulary: str | os.PathLike[str] | VocabularySource = "public",
+    vocabulary_size: int = 10_000,
+    language: str = "en",
+    vocabulary_epsilon: float | None = None,
+    vocabulary_delta: float | None = None,
+    held_out: float | None = None,
+    public: float = 0.0,
+    salt: str = "unheard",
+    test_tokens: int = 0,
+    exclude_users: Iterable[str] = (),
+    strip_quotes: bool = False,
+    drop_duplicates: bool = False,
+    name: str = "",
+    workers: int = 1,
+    progress: Progress = no_progress,
+) -> TokenStore:
+    """Make a token store of text that is labelled with its author.
+
+    Args:
+        source: What to read: a path, a glob, a folder, "hub:NAME" or a list of these; "chitchat", the demo corpus; or
+            Python objects: an iterable of dicts, a pandas DataFrame, an Arrow table, a Hugging Face `Dataset`.
+        out: The folder of the store. It must be missing or empty.
+        user: The column with the id of the author. All rows with one id are one user, whom the guarantee protects.
+        text: The column with the text.
+        time: The column to sort each user's posts by: numbers, dates or ISO 8601. By default the order of the input.
+        time_format: A `strptime` format for other times.
+        table: The table to read, for a database that has several.
+        tokens_per_user: Cut each user at exactly this many tokens (the paper: 1600). By default nothing is cut.
+        min_tokens: Leave out users with fewer tokens. By default `tokens_per_user`, or 1.
+        sequence: What BOS and EOS enclose: "post" or "sentence".
+        tokenizer: "words", "characters", the path of a tokenizer.json, or a `Tokenizer`.
+        vocabulary: "public" (the most frequent words of a language; all tokens for a tokenizer.json), "private" (the
+            users' own words, with differential privacy), "tokenizer", the path of a word list or of another store,
+            or a `VocabularySource`.
+        vocabulary_size: The number of words, including BOS, EOS and UNK.
+        language: The language of the public vocabulary.
+        vocabulary_epsilon, vocabulary_delta: The cost of a private vocabulary. Every run on the store pays it.
+        held_out: The fraction of users to hold out for evaluation. By default 0.05.
+        public: The fraction of users whose text is public.
+        salt: Decides which users are in which split.
+        test_tokens: The size of an additional test set of random held-out posts.
+        exclude_users: Ids of users to leave out, for example because they opted out.
+        strip_quotes: Remove quoted and forwarded text, which other users wrote.
+        drop_duplicates: Leave out posts of at least 100 characters that several users wrote word for word.
+        name: The name of the corpus in corpus.json. By default the name of the folder.
+        workers: The number of processes; 0 means one per core. A script that uses several needs
+            `if __name__ == "__main__":`.
+        progress: Called with the name of each step and its finished fraction.
+
+    Returns:
+        The opened store. `store.counts["rows"]` says how many rows were used and why others were not; these exact
+        counts are for the owner of the data only.
+
+    Raises:
+        InputError: A column is missing, no row is usable, or no user is left. Single malformed rows are counted
+            instead.
+        InvalidValue: An option has a value that is not allowed.
+        CorpusError: `out` is not empty, or the disk is full.
+
+    Example:
+        >>> import tempfile
+        >>> rows = [{"user": f"user {i}", "text": "good morning"} for i in range(100)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = prepare(rows, f"{folder}/store", held_out=0.1)
+        ...     print(store.train.num_users + store.held_out.num_users, "users")
+        ...     [store.vocabulary.word(i) for i in store.train.tokens(0)]
+        100 users
+        ['<BOS>', 'good', 'morning', '<EOS>']
+    """
+    if user == text:
+        raise InputError(f"user and text are both '{user}': every post would be a user of its own.")
+    fields = Fields(user=user, text=text, time=time, time_format=time_format, table=table)
+    is_chitchat = isinstance(source, str) and source == "chitchat" and not Path("chitchat").exists()
+    if is_chitchat:
+        fields, name = CHITCHAT.fields, name or CHITCHAT.name
+        tokens_per_user = tokens_per_user or CHITCHAT.encoding.tokens_per_user
+        min_tokens = min_tokens or min(CHITCHAT.encoding.min_tokens, tokens_per_user or 1)
+        held_out = CHITCHAT.splits.held_out if held_out is None else held_out
+    chosen = _choose_tokenizer(tokenizer)
+    cost = (vocabulary_epsilon, vocabulary_delta)
+    preparation = Preparation(
+        fields=fields,
+        tokenizer=chosen,
+        vocabulary=_choose_vocabulary(vocabulary, chosen, vocabulary_size, language, cost),
+        encoding=EncodingOptions(
+            sequence=sequence,
+            min_tokens=min_tokens or tokens_per_user or 1,
+            tokens_per_user=tokens_per_user,
+            strip_quotes=strip_quotes,
+        ),
+        splits=SplitRule(held_out=0.05 if held_out is None else held_out, public=public, salt=salt),
+        excluded=tuple(exclude_users),
+        drop_duplicates=drop_duplicates,
+        test_tokens=test_tokens,
+        name=name,
+    )
+    with contextlib.nullcontext([find_chitchat()]) if is_chitchat else _opened(source, out, fields) as sources:
+        backend = DuckDBBackend(workers=workers)
+        return build_store(sources, out, preparation, backend=backend, progress=progress).store
+
+
+@contextlib.contextmanager
+def _opened(source: Any, out: str | os.PathLike[str], fields: Fields) -> Iterator[Sequence[Source]]:
+    """Find the sources; write Python objects to a temporary folder beside `out`, which is deleted at the end."""
+    if isinstance(source, str | os.PathLike):
+        source = [source]
+    if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
+        yield find_sources([os.fspath(item) for item in source])
+        return
+    StoreWriter.check_path(out)  # before the rows are written
+    folder = storage.new_folder_beside(Path(out))
+    try:
+        yield write_rows(source, folder, fields)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _choose_tokenizer(given: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
+    if not isinstance(given, str | os.PathLike):
+        return given
+    if given == "words":
+        return WordTokenizer()
+    return CharacterTokenizer() if given == "characters" else HuggingFaceTokenizer.read(Path(given))
+
+
+def _choose_vocabulary(
+    given: str | os.PathLike[str] | VocabularySource,
+    tokenizer: Tokenizer,
+    size: int,
+    language: str,
+    cost: tuple[float | None, float | None],
+) -> VocabularySource:
+    epsilon, delta = cost
+    if given == "private":
+        if epsilon is None or delta is None:
+            raise InvalidValue('vocabulary="private" needs its cost: vocabulary_epsilon and vocabulary_delta.')
+        return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size)
+    if epsilon is not None or delta is not None:
+        raise InvalidValue('vocabulary_epsilon and vocabulary_delta are for vocabulary="private"; others have no cost.')
+    if not isinstance(given, str | os.PathLike):
+        return given
+    if given == "tokenizer" or (given == "public" and isinstance(tokenizer, HuggingFaceTokenizer)):
+        return TokenizerVocabulary()
+    if given == "public":
+        return PublicVocabulary(size=size, language=language)
+    path = Path(given)
+    if (path / "corpus.json").is_file():
+        return CorpusVocabulary(path=str(path), size=size)
+    if not path.is_file():
+        kinds = ("public", "private", "tokenizer")
+        raise InvalidValue(
+            f"vocabulary='{given}' is no word list, no store and none of these.{nearest(str(given), kinds)}"
+        )
+    return FileVocabulary(path=str(path), size=size)
