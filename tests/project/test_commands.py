@@ -79,3 +79,15 @@ def test_every_command_ends_with_examples():
         if "Examples" not in (command.epilog or "") or name not in (command.epilog or "")
     ]
     assert without == []
+
+
+def test_help_shows_the_default_of_every_option():
+    """Flags are off by default; every other option that may be left out shows a value, or says in words what happens."""
+    without = [
+        f"{name} {p.opts[0]}"
+        for name, command in UNHEARD.items()
+        for p in command.params
+        if p.param_type_name == "option" and not p.required and not p.is_flag
+        if not isinstance(p.show_default, str) and (p.default is None or p.show_default is False)
+    ]
+    assert without == []

@@ -54,9 +54,10 @@ def audit(
     as_json: AsJson = False,
     processes: Processes = 1,
 ) -> None:
-    """Measure what a run reveals: were planted phrases memorized, and does a lower bound on epsilon refute the claim?
+    """Attack a run: were planted phrases memorized, and is a lower bound on epsilon above the claim?
 
-    Exit status 2 if the claim is refuted."""
+    Exit status 2 if the claim is refuted.
+    """
 
     def work(ranks: "Ranks | None") -> None:
         import json

@@ -73,8 +73,10 @@ def benchmark(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time user updates and whole rounds on this machine: users and tokens per second, memory, and shares of the
-    machine's limits."""
+    """Time user updates and whole rounds on this machine.
+
+    Reports users and tokens per second, memory, and the shares of the limits of the machine.
+    """
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from unheard.cli.display import notes

@@ -42,8 +42,10 @@ def budget(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set the privacy budget of all runs on a store together. A run stops before the round that would exceed
-    it."""
+    """Show or set the privacy budget of all runs on a store together.
+
+    A run stops before the round that would exceed the budget.
+    """
     from json import dumps
 
     from unheard.cli.display import note

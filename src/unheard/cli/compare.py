@@ -47,8 +47,7 @@ def compare(
     no_measure: NoMeasure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: accuracy, epsilon, head words, word frequencies, predictions, and the computation that privacy
-    took."""
+    """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
     import json
 
     from unheard.cli.display import note, notes, say

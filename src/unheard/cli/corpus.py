@@ -50,8 +50,7 @@ def show(
         typer.Option(min=1, metavar="N", help="Also show the effect of this weight cap.", show_default="none"),
     ] = None,
 ) -> None:
-    """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate, effect of a weight
-    cap."""
+    """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate."""
     from unheard.cli.display import console
     from unheard.corpus.store import TokenStore
     from unheard.corpus.store_stats import cap_effect, split_statistics
@@ -118,8 +117,10 @@ def synth(
     seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.", metavar="N")] = 0,
     workers: Workers = 0,
 ) -> None:
-    """Make a corpus of any size for load tests, with the word statistics of a real one. It stays marked as
-    synthetic."""
+    """Make a corpus of any size for load tests, with the word statistics of a real one.
+
+    The store stays marked as synthetic.
+    """
     from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
@@ -160,8 +161,11 @@ def part(
     part: Annotated[str, typer.Option(help="Which part of how many: 1/8 to 8/8.", metavar="K/N")],
     out: Annotated[Path, typer.Option(help="The part to create.")],
 ) -> None:
-    """Make one machine's part of a store, for machines without a shared disk: the text of some training users, and
-    everything that describes the store. The ledger is not copied: there is only one, with the whole store."""
+    """Make one machine's part of a store, for machines without a shared disk.
+
+    It holds the text of some training users, and everything that describes the store.
+    The ledger is not copied: there is only one, with the whole store.
+    """
     from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store

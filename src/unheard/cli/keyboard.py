@@ -26,8 +26,7 @@ def keyboard(
         bool, typer.Option("--open/--no-open", help="Open the page in the browser.", show_default=True)
     ] = True,
 ) -> None:
-    """Serve a phone's keyboard as a web page, with three suggestions at each key, for this machine only. Nothing typed
-    is kept."""
+    """Type with a model's suggestions, on a web page for this machine only. Nothing typed is kept."""
     import contextlib
     import os
     import webbrowser

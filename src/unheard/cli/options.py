@@ -141,8 +141,7 @@ NoMeasure = Annotated[
 def overrides(
     set_: list[str] | None, engine: str | None = None, device: str | None = None, rank_timeout: float | None = None
 ) -> list[str]:
-    """Returns changes to the run file, as `table.key=value`: those of --set, then those of the options for the
-    machine."""
+    """Returns changes to the run file, as `table.key=value`: first those of --set, then those of the other options."""
     keys = {"engine.kind": engine, "engine.device": device, "engine.rank_timeout": rank_timeout}
     return [*(set_ or []), *(f"{key}={value}" for key, value in keys.items() if value)]
 

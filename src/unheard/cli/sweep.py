@@ -50,8 +50,11 @@ def sweep(
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
 ) -> None:
-    """Train variants of a run side by side. The result of each is what it would be alone, with a run folder and a
-    ledger of its own, and each is charged to its users: ten variants cost them ten runs."""
+    """Train variants of a run side by side.
+
+    The result of each variant is what it would be alone, with a run folder and a ledger of its own.
+    Each is charged to its users: ten variants cost them ten runs.
+    """
 
     def work(ranks: "Ranks | None") -> None:
         from unheard.cli.display import show_runs, warn_of_no_noise

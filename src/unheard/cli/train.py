@@ -61,7 +61,7 @@ def train(
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
 ) -> None:
-    """Train a model with user-level differential privacy, from a run file into a new run folder."""
+    """Train a model with user-level differential privacy, from a run file into a run folder."""
 
     def work(ranks: "Ranks | None") -> None:
         from unheard.cli.display import show_rounds, warn_of_delta, warn_of_no_noise
@@ -94,7 +94,10 @@ def resume(
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
 ) -> None:
-    """Continue a run after a stop, a crash or a kill. Rounds that were lost are done, and charged, again."""
+    """Continue a run after a stop, a crash or a kill.
+
+    Rounds that were lost are done, and charged, again.
+    """
 
     def work(ranks: "Ranks | None") -> None:
         from unheard.cli.display import show_rounds

@@ -133,8 +133,11 @@ def tune(
     stop_after: StopAfter = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose S, sigma and users per round: train a baseline, sweep S, sweep sigma with few users, then plan the private
-    run with its hypothetical ε and its cost. The sweeps are not private: do them on proxy text (--corpus)."""
+    """Choose S, sigma and users per round of a private run.
+
+    Trains a baseline, sweeps S, then sigma, with few users per round, and plans the private run with its hypothetical ε.
+    The sweeps are not private: do them on proxy text (--corpus).
+    """
     changes = overrides(set_, engine, device)
     if select:
         _check_options(context, OF_SWEEP, "--select")

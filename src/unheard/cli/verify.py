@@ -15,8 +15,10 @@ MARKS = {True: "[green]fits[/]", False: "[bold red]DOES NOT FIT[/]", None: "[yel
 
 
 def verify(folder: RunDir, corpus: Corpus = None, as_json: AsJson = False) -> None:
-    """Recompute epsilon from the ledger and check that everything in a run folder agrees with it. Exit status 2 if
-    not."""
+    """Recompute epsilon from the ledger and check that everything in a run folder agrees with it.
+
+    Exit status 2 if it does not.
+    """
     from dataclasses import asdict
     from json import dumps
 
