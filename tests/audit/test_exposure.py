@@ -1,6 +1,5 @@
 """Planted secrets: found where a model has learned them by heart, and not where it has not."""
 
-import json
 import math
 
 import numpy as np
@@ -9,10 +8,9 @@ import torch
 
 import unheard
 from unheard.audit.exposure import exposures, log_probability, memorized
-from unheard.audit.planted_phrases import read_canaries
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
-from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
+from unheard.errors import InvalidValue
 
 WORDS = 60
 SECRETS = [[7, 31, 12, 55, 20], [40, 9, 9, 33, 61], [5, 58, 22, 17, 48]]
@@ -108,21 +106,6 @@ def test_with_privacy_no_single_users_secret_is(tmp_path):
     assert memorized(found) == []
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["{", "[3]", '[{"tokens": [99], "users": [], "repeats": 1}]', '[{"tokens": "x", "users": [], "repeats": 1}]'],
-)
-def test_a_record_that_is_none_is_refused(tmp_path, content):
-    (tmp_path / "canaries.json").write_text(content)
-    with pytest.raises(CorpusCorrupt):
-        read_canaries(tmp_path, 10)
-
-
-def test_a_store_without_canaries_or_too_few_candidates_are_refused(tmp_path, model):
-    with pytest.raises(CorpusMissing, match="unheard canaries"):
-        read_canaries(tmp_path, 10)
-    (tmp_path / "canaries.json").write_text(json.dumps([{"tokens": [0, 4, 1], "users": [3], "repeats": 2}]))
-    planted = read_canaries(tmp_path, 10)
-    assert planted[0]["carriers"] == 1
+def test_too_few_candidates_are_refused(model):
     with pytest.raises(InvalidValue, match="100"):
-        list(exposures(model, model.initial(0), planted, np.random.default_rng(1), candidates=5))
+        list(exposures(model, model.initial(0), record([4], users=[1]), np.random.default_rng(1), candidates=5))

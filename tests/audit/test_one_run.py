@@ -3,14 +3,11 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 import unheard
 from unheard.audit.background_users import BackgroundUsers
-from unheard.audit.canary_users import CanaryUsers
-from unheard.audit.lower_bound import best_guesses, lower_bound, p_value
 from unheard.audit.one_run import OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult
 from unheard.engines.choice import EngineChoice
@@ -18,7 +15,6 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.randomness import ReproducibleStreams, reproducible_generator
-from unheard.updates.weighting import ONE
 
 
 def audited(run: unheard.Run, seed=1, **more) -> OneRunResult:
@@ -33,59 +29,6 @@ def with_plan(run, **changes) -> unheard.Run:
 
 
 EVERYBODY = unheard.PoissonSampling(sampling_prob=1.0)
-
-
-def test_the_p_value_is_that_of_honest_coins():
-    assert p_value(100, 10, 10, 0.0, 0.0) == pytest.approx(0.5**10)
-    assert p_value(100, 10, 10, math.log(3), 0.0) == pytest.approx(0.75**10)
-    assert p_value(100, 10, 0, 1.0, 0.0) == 1.0
-    assert p_value(100, 10, 10, 0.0, 1e-3) > 0.5**10  # delta makes success likelier
-    assert p_value(10, 4, 3, 0.0, 0.01) == pytest.approx(
-        5 / 16 + 2 * 10 * 0.01 * 6 / 16
-    )  # by hand: max over i is i = 1
-
-
-def test_the_bound_follows_from_the_guesses():
-    assert lower_bound(1000, 1000, 500, 0.0) == 0.0
-    assert lower_bound(1000, 0, 0, 0.0) == 0.0
-    perfect = lower_bound(1000, 1000, 1000, 0.0)
-    p = 0.05 ** (1 / 1000)
-    assert perfect == pytest.approx(math.log(p / (1 - p)), rel=1e-6)
-    assert lower_bound(1000, 1000, 1000, 1e-5) < perfect
-
-
-def test_the_bound_is_too_high_in_no_more_than_one_of_twenty_audits_of_randomised_response():
-    """Each canary says the truth with probability e/(1+e): epsilon is exactly 1."""
-    rng, above = np.random.default_rng(2), 0
-    for _ in range(200):
-        was_in = rng.random(200) < 0.5
-        says_in = was_in ^ (rng.random(200) > math.e / (1 + math.e))
-        above += best_guesses(says_in + rng.random(200) * 1e-3, was_in, 0.0).epsilon > 1.0
-    assert above <= 0.05 * 200
-
-
-def test_every_canary_has_a_direction_of_its_own_at_the_full_norm(run):
-    plan = run.plan.at(0, run.model.layout)
-    users = CanaryUsers.draw(20, run.model.layout, np.random.default_rng(1))
-    units_P = users.units(plan)
-    assert users.norms(units_P) * plan.contribution.grid == pytest.approx(np.full(20, 2.0), rel=0.05)
-    alone = users.cohort(np.array([3]), units_P, plan)
-    heard = users.projections(alone.units_P.double().numpy() * plan.contribution.grid, units_P, users.norms(units_P))
-    assert heard[3] == pytest.approx(2.0, rel=0.05)
-    assert np.abs(np.delete(heard, 3)).max() == 0
-
-
-def test_what_canaries_add_has_gone_through_the_door(run):
-    """The selection of shares is the same sum, to the unit, as every canary's delta through `of_users`."""
-    plan = run.plan.at(0, run.model.layout)
-    users = CanaryUsers.draw(7, run.model.layout, np.random.default_rng(1))
-    units_P = users.units(plan)
-    drawn = np.array([0, 2, 5])
-    loud = torch.from_numpy(np.stack([np.where(users.owner_P == k, 1e6 * users.sign_P, 0.0) for k in drawn]))
-    through = plan.contribution.of_users(loud, np.full(3, ONE))
-    selected = users.cohort(drawn, units_P, plan)
-    assert selected.weight == through.weight == 3.0
-    assert ((through.units_P != 0) == (selected.units_P != 0)).all()
 
 
 @pytest.mark.parametrize("clip", [unheard.FlatClip(norm=2.0), unheard.PerLayerClip(norm=2.0), unheard.NoClip()])
