@@ -1,4 +1,4 @@
-"""Checks the references of docs/privacy.md: each quoted `# DP:` comment is in its file, and each named test exists.
+"""Checks the references of docs/privacy.md: each quoted comment is in its file, each named test exists, none is missing.
 
 A reference is one line of the page: → `file.py` “quoted words of the comment” · `test_name`, `test_name`.
 """
@@ -48,3 +48,14 @@ def test_a_quoted_comment_is_in_its_file_and_its_tests_exist(file, sentence, tes
 def test_every_named_test_exists():
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert [name for name in named if f"def {name}(" not in TESTS] == []
+
+
+def test_every_dp_comment_is_on_the_page():
+    quoted = {file: [sentence for other, sentence, _ in CLAIMS if other == file] for file, _, _ in CLAIMS}
+    missing = [
+        f"{path.relative_to(SRC).as_posix()}: {comment}"
+        for path in sorted(SRC.rglob("*.py"))
+        for comment in dp_comments(path)
+        if not any(sentence in comment for sentence in quoted.get(path.relative_to(SRC).as_posix(), []))
+    ]
+    assert missing == [], "add a line → `file.py` “words of the comment” · `test_name` to docs/privacy.md"
