@@ -108,9 +108,10 @@ def append(path: Path, content: bytes, *, expected_size: int) -> None:
     """Append bytes in one write and sync them.
 
     Args:
-        path: An existing file. content: What to append. expected_size: The file's size as the caller knows it. A file
-        of another size was written by another process; it is
-            left unchanged and `OSError` (EBUSY) is raised.
+        path: An existing file.
+        content: What to append.
+        expected_size: The file's size as the caller knows it. A file of another size was written by another process;
+            it is left unchanged and `OSError` (EBUSY) is raised.
     """
     _write_and_sync(os.open(path, os.O_WRONLY | os.O_APPEND), content, expected_size)
 

@@ -1,7 +1,7 @@
-"""Faults on demand: a child process that is killed, or whose disk fills up, at the n-th step that touches a file or a user.
+"""Fault injection: a child process that is killed, or whose disk is full, at the n-th step that touches a file or a user.
 
-Nothing of this is in the product: the child replaces the few functions through which everything goes, and forgets them when it
-dies. A fork, because importing torch takes seconds and there are a hundred steps to die at.
+The child is a fork, because importing torch takes seconds and there are a hundred steps to fail at. In the child, the few
+functions that every write and every round go through are replaced; the parent is not affected.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def read_only() -> None:
 
 
 class Steps:
-    """Counts steps; at number `at` the fault happens, before the step or, of a write, in the middle of it."""
+    """Counts steps. At step number `at` the fault happens: before the step, or in the middle of it if it is a write."""
 
     def __init__(self, at: int, fault: Fault, *, half: bool = False, writes_only: bool = False) -> None:
         self.at, self.fault, self.half, self.writes_only = at, fault, half, writes_only
@@ -52,7 +52,7 @@ class Steps:
 
 
 def install(steps: Steps) -> None:
-    """Replace, in this process and for good, everything that writes and everything that makes up a round."""
+    """Replace, in this process, the functions that write files and the functions that make up a round."""
     real = {name: getattr(os, name) for name in ("write", "fsync", "replace", "ftruncate", "unlink")}
 
     def before(name: str) -> Callable[..., Any]:
@@ -103,17 +103,17 @@ def in_a_child(work: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(ended)
 
 
-def told_by_a_child(work: Callable[[], str]) -> str:
-    """What `work` says in a fork, its own words or the name and words of its exception."""
+def output_of_a_child(work: Callable[[], str]) -> str:
+    """Run `work` in a fork and return its result, or the name and message of its exception."""
     read, write = os.pipe()
 
     def say() -> None:
         real_write = os.write
         try:
-            said = work()
-        except BaseException as trouble:
-            said = f"{type(trouble).__name__}: {trouble}"
-        real_write(write, said.encode())
+            output = work()
+        except BaseException as error:
+            output = f"{type(error).__name__}: {error}"
+        real_write(write, output.encode())
 
     in_a_child(say)
     os.close(write)
@@ -122,7 +122,7 @@ def told_by_a_child(work: Callable[[], str]) -> str:
 
 
 def every(names: list[str]) -> Iterator[tuple[int, bool]]:
-    """Each step once, and each write a second time, torn in half."""
+    """Each step once, and each write a second time, interrupted in the middle."""
     for at, name in enumerate(names):
         yield at, False
         if name == "file: write":

@@ -1,4 +1,4 @@
-"""kill -9 at every step of a run and inside every write; full and read-only disks; two processes; a clock that goes back."""
+"""A run survives kill -9 at every step and inside every write, full and read-only disks, and other processes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import unheard
-from tests.faults.inject import Steps, disk_full, every, in_a_child, install, kill, read_only, told_by_a_child
+from tests.faults.inject import Steps, disk_full, every, in_a_child, install, kill, output_of_a_child, read_only
 from unheard.audit.verification import verify
 from unheard.corpus.store import write_store
 from unheard.errors import UnheardError
@@ -54,13 +54,13 @@ def small(tmp_path_factory, store):
 
 @pytest.fixture
 def place(small, tmp_path):
-    """A corpus of its own, so that its ledger begins empty, and where the run will be."""
+    """A folder with its own copy of the corpus, whose ledger is empty, and where the run will be created."""
     shutil.copytree(small.corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
     return tmp_path
 
 
 def go(run: unheard.Run, place: Path) -> None:
-    """Begin, or go on, and finish."""
+    """Start the run, or resume it, and complete it."""
     run = replace(run, corpus=place / "corpus")
     if (place / "r").exists():
         list(unheard.resume(place / "r", engine=ENGINE))
@@ -69,7 +69,7 @@ def go(run: unheard.Run, place: Path) -> None:
 
 
 def names_of_steps(run, tmp_path_factory) -> list[str]:
-    """A dry run, whose steps are listed."""
+    """The names of the steps of a run without a fault."""
     place = tmp_path_factory.mktemp("dry")
     shutil.copytree(run.corpus, place / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
 
@@ -79,34 +79,34 @@ def names_of_steps(run, tmp_path_factory) -> list[str]:
         go(run, place)
         return json.dumps(steps.names)
 
-    return json.loads(told_by_a_child(list_steps))
+    return json.loads(output_of_a_child(list_steps))
 
 
 def never_under_counted(place: Path) -> None:
-    """Whatever happened: each round of every model that can be seen is charged, to the run and before that to the people."""
+    """Each round of every model in the folder is charged to the run, and before that to the population."""
     folder = RunFolder(place / "r")
     if not folder.path.exists():
         return
-    ledger, people = Ledger.read(folder.ledger), PopulationLedger.read(place / "corpus" / "ledger.jsonl")
+    ledger, population = Ledger.read(folder.ledger), PopulationLedger.read(place / "corpus" / "ledger.jsonl")
     newest = newest_checkpoint(folder)
     run, _ = read_run_file(folder.run_file)
     seen = max(newest.state.round, released_model(folder.model, run.model)[1])
     assert {e.round for e in ledger.entries} >= set(range(seen))
     assert ledger.contains(newest.ledger_length, newest.ledger_head)
-    assert len(people.events) >= len(ledger)
-    assert sum(len(m.events) for m in people.members.values()) == len(people.events)
+    assert len(population.events) >= len(ledger)
+    assert sum(len(m.events) for m in population.members.values()) == len(population.events)
 
 
 def finishes(run: unheard.Run, place: Path, most: int) -> None:
-    """The same command again goes on to the end; nothing was lost, and no more was charged than was begun."""
+    """The same command again completes the run; nothing was lost, and no more rounds are charged than were started."""
     before = len(Ledger.read(place / "r" / "ledger.jsonl")) if (place / "r").exists() else 0
     go(run, place)
     ledger = Ledger.read(place / "r" / "ledger.jsonl")
     assert len(ledger) >= before
     assert ROUNDS <= len(ledger) <= most
     assert newest_checkpoint(RunFolder(place / "r")).state.round == ROUNDS
-    found = [(f.name, f.words) for f in verify(place / "r", place / "corpus") if f.fits is not True]
-    assert found == []
+    problems = [(f.name, f.words) for f in verify(place / "r", place / "corpus") if f.fits is not True]
+    assert problems == []
 
 
 @TAKES_MANY
@@ -128,8 +128,8 @@ def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_fact
         assert in_a_child(work) == -9, (at, half, names[at])
         never_under_counted(place)
         finishes(small, place, most=ROUNDS + 1)
-        people = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
-        assert ROUNDS <= len(people.events) <= ROUNDS + 1
+        population = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
+        assert ROUNDS <= len(population.events) <= ROUNDS + 1
 
 
 @TAKES_MANY
@@ -146,12 +146,12 @@ def test_a_full_or_read_only_disk_at_any_write_is_one_clear_message_and_no_loss(
             install(Steps(at, fault, writes_only=True))
             try:
                 go(small, place)
-            except (UnheardError, OSError) as refusal:  # what the command line prints and exits with status 2
-                return f"refused: {refusal}"
+            except (UnheardError, OSError) as error:  # what the command line prints and exits with status 2
+                return f"refused: {error}"
             return "done"
 
-        said = told_by_a_child(work)
-        assert said.startswith("refused: "), (names[at], said)
+        output = output_of_a_child(work)
+        assert output.startswith("refused: "), (names[at], output)
         never_under_counted(place)
         finishes(small, place, most=ROUNDS + 1)
 
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_drawn(sma
 
 
 def test_a_clock_that_goes_back_changes_nothing(small, place, monkeypatch):
-    """Nothing that is kept or charged looks at a clock: with time standing on its head a run is resumed and fits."""
+    """Nothing that is stored or charged depends on a clock."""
     for report in (going := unheard.train(replace(small, corpus=place / "corpus"), place / "r", engine=ENGINE)):
         if report.round == 1:
             break
@@ -219,6 +219,6 @@ def test_many_runs_at_once_on_one_store_are_all_charged(small, place):
                 os._exit(status)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
-    people = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
-    assert sorted(len(m.events) for m in people.members.values()) == [20, 20, 20]
+    population = PopulationLedger.read(place / "corpus" / "ledger.jsonl")
+    assert sorted(len(m.events) for m in population.members.values()) == [20, 20, 20]
     assert all(not [f for f in verify(folder) if f.fits is not True] for folder in folders)

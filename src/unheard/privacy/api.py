@@ -39,7 +39,8 @@ def epsilon(
     Args:
         users: The population: how many users there are, as you may say in public.
         users_per_round: The expected number of users in a round. Each user is drawn with probability users_per_round /
-            users. noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
+            users.
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
         rounds: Rounds of training.
         delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
         accountant: "moments" (the paper's), "rdp", "pld", or "best" for the smallest valid bound.

@@ -156,8 +156,7 @@ def from_record(record: Mapping[str, Any]) -> Event:
 
     Raises:
         LedgerError: The kind or a key is unknown, a key is missing, or a value is out of range. The cost of such an
-        event
-            is unknown, so it is never skipped.
+            event is unknown, so it is never skipped.
     """
     if not isinstance(record, Mapping):
         raise LedgerError(f"An event must be a table with a 'kind', not {record!r}.")

@@ -220,8 +220,9 @@ class ChainedFile:
         Call it after `read` and `repair`, and with several writers inside `locked()`.
 
         Raises:
-            LedgerError: A record is no plain JSON. OSError: The write failed, or another process has written to the
-            file. The file is as it was, or has a torn end.
+            LedgerError: A record is no plain JSON.
+            OSError: The write failed, or another process has written to the file. The file is as it was, or has a torn
+                end.
         """
         lines, hashes = b"", [self.head]
         for record in records:

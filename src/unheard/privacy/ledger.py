@@ -193,8 +193,7 @@ class Ledger:
 
         Raises:
             LedgerError: The event could not be written, or another process has written to the file. Nothing of the
-            round
-                may be released.
+                round may be released.
         """
         self.charge_all([event], round)
 

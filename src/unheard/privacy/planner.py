@@ -32,9 +32,12 @@ class CostEstimate:
     """A run that has not happened, and what it would cost.
 
     Args:
-        population: The number of users that the run would declare. users_per_round: The expected size of a cohort. A
-        user is in a round with probability users_per_round / population. noise_multiplier: z: the noise, in units of
-        the sensitivity. rounds: The number of rounds. delta: Above 0 and below 1 / population.
+        population: The number of users that the run would declare.
+        users_per_round: The expected size of a cohort. A user is in a round with probability users_per_round /
+            population.
+        noise_multiplier: z: the noise, in units of the sensitivity.
+        rounds: The number of rounds.
+        delta: Above 0 and below 1 / population.
 
     Raises:
         InvalidValue: A value is out of range.

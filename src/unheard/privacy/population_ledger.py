@@ -152,9 +152,10 @@ class PopulationLedger:
         """Record that a run begins; does nothing if the run is known.
 
         Args:
-            run: The id of the run. facts: Public facts of the run. held: The number of entries at the start of the
-            run's own ledger that belong to an earlier run and are charged
-                here under the earlier run's id.
+            run: The id of the run.
+            facts: Public facts of the run.
+            held: The number of entries at the start of the run's own ledger that belong to an earlier run and are
+                charged here under the earlier run's id.
         """
         with self._up_to_date():
             if run not in self.members:
@@ -282,8 +283,9 @@ class JointLedger:
     began: the error is on the safe side.
 
     Args:
-        ledger: The run's own ledger, open for charging. population: The ledger of the store's population. What the
-        run's ledger holds and this one lacks is charged to it.
+        ledger: The run's own ledger, open for charging.
+        population: The ledger of the store's population. What the run's ledger holds and this one lacks is charged to
+            it.
     """
 
     def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:
@@ -382,10 +384,11 @@ def open_population_ledger(
     """Open the ledger of a store's population, and charge the store's vocabulary to it once.
 
     Args:
-        store: The folder of the token store. corpus: The name of the corpus, for the header of a new ledger.
+        store: The folder of the token store.
+        corpus: The name of the corpus, for the header of a new ledger.
         vocabulary_events: The records of the events that the store's vocabulary has cost; empty for a public
-        vocabulary. ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run
-        file).
+            vocabulary.
+        ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run file).
 
     Raises:
         LedgerError: The store is a part of another store and no ledger is named, or the ledger cannot be used.
