@@ -89,7 +89,8 @@ def _parameter_row(parameter: Any) -> str:
     else:
         names = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
     choices = getattr(parameter.type, "choices", None)
-    listed = f" One of {', '.join(f'`{_value(choice)}`' for choice in choices)}." if choices else ""
+    is_listed = choices and all(_value(choice) in (parameter.help or "") for choice in choices)
+    listed = f" One of {', '.join(f'`{_value(choice)}`' for choice in choices)}." if choices and not is_listed else ""
     repeated = " May be repeated." if parameter.multiple and "repeated" not in (parameter.help or "") else ""
     if parameter.required:
         default = "required"
