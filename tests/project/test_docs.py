@@ -85,6 +85,16 @@ def test_every_file_that_a_page_names_exists(name):
     assert [path for path in sorted(named) if not ((SRC / path).is_file() or (ROOT / path).is_file())] == []
 
 
+def test_every_file_that_a_decision_names_exists():
+    missing = [
+        f"{page.name}: {path}"
+        for page in sorted((DOCS / "decisions").glob("*.md"))
+        for path in PATH.findall(page.read_text())
+        if not ((SRC / path).is_file() or (ROOT / path).is_file())
+    ]
+    assert missing == []
+
+
 def test_every_test_that_guards_a_sharp_edge_exists():
     named = set(TEST.findall((DOCS / "sharp-edges.md").read_text()))
     assert len(named) > 50

@@ -45,7 +45,7 @@ def test_a_quoted_comment_is_in_its_file_and_its_tests_exist(file, sentence, tes
     assert [name for name in named if f"def {name}(" not in TESTS] == []
 
 
-def test_every_named_test_exists():
+def test_every_test_named_on_the_page_exists():
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert [name for name in named if f"def {name}(" not in TESTS] == []
 
