@@ -1,4 +1,4 @@
-"""Real Chromium for the tests of pages: Debian's own, driven by Playwright. Where one is missing the tests skip and name it.
+"""Chromium for the tests of pages, driven by Playwright. Where one of the two is missing the tests skip and name it.
 
 make test CI=true      installs both (as root, on Debian); in CI a missing browser is a failure, not a skip
 UNHEARD_CHROMIUM=...   another Chromium or Chrome than the one on the path
@@ -41,14 +41,14 @@ def browser() -> Iterator[Any]:
 
 
 class OpenPage:
-    """A page and everything that it complained about: `troubles` must stay empty."""
+    """A page with its requests and its console errors and warnings (`complaints`)."""
 
     def __init__(self, context: Any) -> None:
         self.page = context.new_page()
-        self.troubles: list[str] = []
+        self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda m: self.troubles.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
 
     def goto(self, address: str | Path) -> Any:

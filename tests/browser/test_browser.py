@@ -1,4 +1,4 @@
-"""The browser itself: it starts, it runs scripts, and what a page complains about is seen."""
+"""The browser itself: it starts, runs scripts, and reports the errors of a page."""
 
 
 def test_a_page_that_complains_is_heard(open_page, tmp_path):
@@ -6,8 +6,8 @@ def test_a_page_that_complains_is_heard(open_page, tmp_path):
     page.write_text("<!doctype html><title>t</title><script>console.error('no'); missing()</script>")
     opened = open_page()
     assert opened.goto(page).title() == "t"
-    assert opened.troubles[0] == "no"
-    assert "missing is not defined" in opened.troubles[1]
+    assert opened.complaints[0] == "no"
+    assert "missing is not defined" in opened.complaints[1]
 
 
 def test_a_quiet_page_is_quiet_and_asks_for_nothing(open_page, tmp_path):
@@ -15,5 +15,5 @@ def test_a_quiet_page_is_quiet_and_asks_for_nothing(open_page, tmp_path):
     page.write_text("<!doctype html><title>t</title><p id=a></p><script>a.textContent = 1 + 1</script>")
     opened = open_page(width=375, touch=True, scheme="dark")
     assert opened.goto(page).inner_text("#a") == "2"
-    assert opened.troubles == []
+    assert opened.complaints == []
     assert opened.requests == [page.as_uri()]

@@ -1,4 +1,4 @@
-"""The keyboard page in a real browser: typed on with keys and with taps, wide and narrow, light and dark, one model and two."""
+"""The keyboard page in a real browser: keys and taps, wide and narrow, light and dark, one model and two."""
 
 import re
 import threading
@@ -34,7 +34,7 @@ def server(two_models):  # noqa: F811
 
 @pytest.fixture
 def keyboard(server, open_page):
-    """A page with both models on it; whatever a test does, the page must not have complained at its end."""
+    """A page with both models. At the end of the test it must not have reported an error."""
     opened = []
 
     def at(**size):
@@ -47,7 +47,7 @@ def keyboard(server, open_page):
 
     yield at
     for one in opened:
-        assert not one.troubles
+        assert not one.complaints
         assert all(url.startswith(server.address) for url in one.requests)
 
 
@@ -56,7 +56,7 @@ def words(page, model: int = 0) -> list[str]:
 
 
 def until(page, condition: str) -> None:
-    """Asked from outside: Playwright's own waiting evaluates strings in the page, which the page's policy forbids."""
+    """Polls from outside: Playwright's own waiting evaluates strings in the page, which the page's policy forbids."""
     deadline = time.monotonic() + 10
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
@@ -64,7 +64,7 @@ def until(page, condition: str) -> None:
 
 
 def settled(page) -> None:
-    """The suggestions on the page are those for the text on the page, and nothing has been asked for a moment."""
+    """Wait until the suggestions on the page are those for its text and no request is pending."""
     until(
         page,
         "document.getElementById('strips').dataset.after === String(document.getElementById('text').selectionStart)",
@@ -209,7 +209,7 @@ def test_one_model_alone_has_one_row_and_no_comparison(two_models, open_page):  
         page.wait_for_selector("[data-ready=yes]")
         assert page.locator(".strip").count() == 1
         assert not page.locator(".hint").count()
-        assert not one.troubles
+        assert not one.complaints
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -236,7 +236,7 @@ def test_on_a_phone_the_keyboard_is_on_the_first_screen_and_the_systems_own_stay
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_from_its_ground(keyboard, scheme):
-    """At least 4.5 to 1, as WCAG AA asks of small text."""
+    """At least 4.5 to 1, as WCAG AA requires for small text."""
     page = keyboard(scheme=scheme)
     page.locator("#text").press_sequentially("the ")
     settled(page)
@@ -272,14 +272,14 @@ def test_it_can_be_used_without_seeing_it_or_without_a_mouse(keyboard):
 
 
 def test_inline_script_and_other_sites_are_forbidden_by_the_page(server, open_page):
-    """The policy is not only sent: the browser acts on it."""
+    """The browser enforces the policy that the server sends."""
     one = open_page()
     page = one.goto(server.address)
     page.wait_for_selector("[data-ready=yes]")
     page.evaluate("""() => { const made = document.createElement('img'); made.src = 'http://127.0.0.1:1/x.png';
                              document.body.append(made); }""")
     page.wait_for_timeout(200)
-    assert any("Content Security Policy" in trouble for trouble in one.troubles)
+    assert any("Content Security Policy" in trouble for trouble in one.complaints)
     blocked = page.evaluate(
         """() => { try { document.body.innerHTML = '<b>x</b>'; return false; } catch { return true; } }"""
     )

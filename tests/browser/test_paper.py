@@ -1,4 +1,4 @@
-"""The paper's page in a real browser, from disk: every figure drawn, nothing fetched, as wide as the window and no wider."""
+"""The page of the paper's results in a real browser: every figure drawn, nothing fetched, no wider than the window."""
 
 import pytest
 from reproduction.page import exhibits, write_page
@@ -16,12 +16,12 @@ def page_file(quick, everything, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
-def test_every_figure_is_drawn_without_a_complaint_and_the_page_fits(open_page, page_file, size, scheme):
+def test_every_figure_is_drawn_without_an_error_and_the_page_fits(open_page, page_file, size, scheme):
     opened = open_page(**size, scheme=scheme)
     page = opened.goto(page_file)
     page.wait_for_function(DRAWN, timeout=60_000)
     assert page.locator(".plot").count() > 20
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-    assert opened.troubles == []
+    assert opened.complaints == []
     assert [request for request in opened.requests if not request.startswith("data:")] == [page_file.as_uri()]

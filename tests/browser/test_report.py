@@ -1,4 +1,4 @@
-"""The report page in a real browser, from disk: every plot drawn, nothing fetched, wide and narrow, light and dark."""
+"""The report page in a real browser: every plot drawn, nothing fetched, wide and narrow, light and dark."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def page_file(runs, tmp_path_factory):  # noqa: F811
 
 @pytest.fixture
 def show(open_page, page_file):
-    """Open the page and wait until each plot is drawn; the OpenPage and its page come back."""
+    """Open the page and wait until each plot is drawn. Returns the OpenPage and its page."""
 
     def shown(**how):
         opened = open_page(**how)
@@ -33,7 +33,7 @@ def show(open_page, page_file):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_every_plot_is_drawn_without_a_complaint_and_nothing_is_fetched(show, page_file, size, scheme):
+def test_every_plot_is_drawn_without_an_error_and_nothing_is_fetched(show, page_file, size, scheme):
     opened, page = show(**size, scheme=scheme)
     assert {plot.get_attribute("id") for plot in page.query_selector_all(".plot")} == PLOTS
     for name in PLOTS:
@@ -44,7 +44,7 @@ def test_every_plot_is_drawn_without_a_complaint_and_nothing_is_fetched(show, pa
         box = page.locator(f"#{name} svg").bounding_box()
         assert box["width"] > 150
         assert box["height"] > 80
-    assert opened.troubles == []
+    assert opened.complaints == []
     assert [request for request in opened.requests if not request.startswith("data:")] == [page_file.as_uri()]
 
 
@@ -71,7 +71,7 @@ def brightness(colour: str) -> float:
     return sum(float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) / 3
 
 
-def test_pointing_at_a_curve_tells_every_runs_figure(show):
+def test_pointing_at_a_curve_shows_the_figure_of_every_run(show):
     opened, page = show(**DESKTOP)
     plot = page.locator("#accuracy-by-round")
     plot.scroll_into_view_if_needed()
@@ -81,11 +81,11 @@ def test_pointing_at_a_curve_tells_every_runs_figure(show):
     note = page.locator("#vg-tooltip-element").inner_text()
     for word in ("round", "plain", "private", "%"):
         assert word in note
-    assert opened.troubles == []
+    assert opened.complaints == []
 
 
 def labels(page) -> list[float]:
-    """The rounds written under the plot."""
+    """The rounds on the horizontal axis."""
     found = page.locator("#accuracy-by-round .role-axis-label text").all_text_contents()
     return [float(text) for text in found if not text.endswith("%") and text.strip()]
 
@@ -105,7 +105,7 @@ def test_a_curve_can_be_zoomed_by_button_by_key_and_set_back(show):
     page.keyboard.press("0")
     page.wait_for_timeout(200)
     assert sorted(labels(page)) == sorted(whole)
-    assert opened.troubles == []
+    assert opened.complaints == []
 
 
 def test_the_wheel_scrolls_the_page_and_not_the_plot(show):
@@ -119,7 +119,7 @@ def test_the_wheel_scrolls_the_page_and_not_the_plot(show):
     assert sorted(labels(page)) == seen
 
 
-def test_it_can_be_read_by_keyboard_and_by_ear(show):
+def test_it_works_with_a_keyboard_and_a_screen_reader(show):
     _, page = show(**DESKTOP)
     assert page.locator("h1").count() == 1
     assert page.locator("html").get_attribute("lang") == "en"

@@ -1,4 +1,4 @@
-"""A small trained run, and finished models that cost nothing to make: what the tests of this room share."""
+"""A small trained run and untrained models, shared by the tests of deployment."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ WORDS = SENTENCE.split()
 
 @pytest.fixture(scope="session")
 def run_folder(store, model, plan, tmp_path_factory) -> Path:
-    """A run of six rounds on the tests' own corpus. Read it, copy it, do not write into it."""
+    """A run of six rounds on the corpus of the tests. Tests may read and copy it but not write into it."""
     run = unheard.Run(
         corpus=store.path,
         model=model,
@@ -41,23 +41,28 @@ def run_folder(store, model, plan, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def two_models() -> list[LoadedModel]:
-    """An LSTM and a GRU that nobody trained, on a handful of words: what they suggest is fixed, not sensible."""
+    """An untrained LSTM and an untrained GRU on a few words: their suggestions are fixed but not sensible."""
     vocabulary = Vocabulary.of(WORDS)
-    made = []
-    for name, cls, told in (("private", unheard.TiedLSTM, PRIVATE), ("plain", TiedGRU, PLAIN)):
+    models = []
+    for name, cls, statement in (("private", unheard.TiedLSTM, PRIVATE), ("plain", TiedGRU, PLAIN)):
         model = cls(vocabulary_size=len(vocabulary), embedding_size=8, hidden_size=12)
-        steps = stepper_for(model, model.initial(len(made)), context=20)
-        made.append(
+        steps = stepper_for(model, model.initial(len(models)), context=20)
+        models.append(
             LoadedModel(
-                name=name, kind="run", stepper=steps, vocabulary=vocabulary, tokenizer=WordTokenizer(), statement=told
+                name=name,
+                kind="run",
+                stepper=steps,
+                vocabulary=vocabulary,
+                tokenizer=WordTokenizer(),
+                statement=statement,
             )
         )
-    return made
+    return models
 
 
 @pytest.fixture(scope="session")
 def wild():
-    """Parameters as after training: biases and norms that no initialisation has, so that nothing hides behind a zero."""
+    """Parameters as after training, with biases and norms that no initialisation has, so that no zero hides an error."""
 
     def drawn(model, seed: int = 1, spread: float = 0.3) -> torch.Tensor:
         params_P = model.initial(seed)

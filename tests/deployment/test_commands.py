@@ -1,4 +1,4 @@
-"""The four commands of this room, as they are typed: what they print, and that every refusal is one message with status 2."""
+"""The commands export, predict, keyboard and personalize: their output, and that a refusal is one message with status 2."""
 
 import http.client
 import json

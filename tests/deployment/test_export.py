@@ -1,4 +1,4 @@
-"""An export predicts what PyTorch predicts, holds nothing of the users, needs no torch, and is refused when it is not whole."""
+"""Exports predict what PyTorch predicts, contain no data of users, need no torch, and are refused when damaged."""
 
 import json
 import shutil
@@ -101,7 +101,7 @@ def test_contexts_are_drawn_from_the_model_and_begin_with_bos(wild):
 
 @pytest.mark.parametrize("model", EVERY_OPTION)
 def test_one_step_at_a_time_is_the_whole_text_at_once(model, wild):
-    """The keyboard's own steps, for a model that carries its state and for one that reads all again."""
+    """The steppers in torch, for a model that carries its state and for one that reads the text again."""
     params_P, words = wild(model), [0, 5, 9, 2, 30, 5]
     features = torch.zeros(model.user_features) if model.user_features else None
     whole = model.logits(model.layout.split(params_P), torch.tensor([words]), features)[0]
@@ -194,7 +194,7 @@ def test_a_model_that_would_not_agree_is_never_written(run_folder, tmp_path, mon
 
 
 def test_the_export_keeps_the_released_parameters(exported, run_folder, model):
-    """Through another door: the embedding in the float32 graph is the released one, on the sphere, word for word."""
+    """The embedding in the float32 graph is that of the released model, normalised."""
     import onnx
 
     graph = onnx.load_model_from_string((exported.path / FLOAT32).read_bytes()).graph

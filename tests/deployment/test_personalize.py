@@ -1,4 +1,4 @@
-"""The personal finish: it learns from the earlier text only, helps on the later, and stays where only its person can read it."""
+"""Personal models: learn from the earlier text only, improve on the later, and are readable only by their owner."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ def released(run_folder) -> Released:
 
 
 def habits(messages: int, seed: int = 0) -> str:
-    """Somebody who always says the same few things, in some order: nothing that the shared model has met."""
+    """The text of a user who repeats a few sentences that the shared model has not seen."""
     said = ["w5 w40 w7 w33", "w11 w2 w44", "w9 w30 w9 w30 w1"]
     return "\n".join(said[i] for i in np.random.default_rng(seed).integers(len(said), size=messages))
 
@@ -56,7 +56,7 @@ def test_it_guesses_more_of_the_persons_later_words(made):
 
 
 def test_it_never_learns_from_the_later_text(released):
-    """Only the later fifth differs, so the model must be the same, to the bit."""
+    """Only the later fifth differs, so the models must be equal bit for bit."""
     how = PersonalSettings(learning_rate=1.0, passes=2)
     earlier, later = split_by_time(released, habits(200), how.later)
     lines = habits(200).splitlines()
@@ -82,7 +82,7 @@ def test_one_long_message_is_split_too(released):
 
 
 def test_text_that_teaches_nothing_leaves_the_shared_model(released):
-    """With steps as long as that, every pass makes it worse: none is taken, and both columns are the same."""
+    """With a learning rate this large every pass makes the model worse: none is taken, and before equals after."""
     wild = personalize(released, habits(200), PersonalSettings(learning_rate=1e6))
     assert wild.passes == 0
     assert wild.before == wild.after
@@ -172,7 +172,7 @@ def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
 
 
 def test_beside_a_run_file_is_no_shared_place(tmp_path):
-    """`unheard init` writes run.toml into the folder that one works in."""
+    """`unheard init` writes run.toml into the current folder."""
     (tmp_path / "run.toml").write_text("")
     assert check_output_folder(tmp_path / "mine") == (tmp_path / "mine").resolve()
 

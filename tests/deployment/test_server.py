@@ -1,4 +1,4 @@
-"""A hostile client gets refused or served, never a crash; and nothing that is typed is written anywhere."""
+"""The keyboard server: hostile clients are refused or served without a crash, and nothing typed is stored."""
 
 import contextlib
 import http.client
@@ -28,7 +28,7 @@ def server(two_models):
 
 
 def ask(server, method="POST", path="/suggest", body='{"text": "how are "}', **headers):
-    """Status, headers and body of one request on a connection of its own."""
+    """Status, headers and body of one request on its own connection."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     try:
@@ -40,7 +40,7 @@ def ask(server, method="POST", path="/suggest", body='{"text": "how are "}', **h
 
 
 def raw(server, *pieces: bytes, wait: float = 0.0) -> bytes:
-    """What comes back for these very bytes."""
+    """The answer to exactly these bytes."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
         for piece in pieces:
             client.sendall(piece)

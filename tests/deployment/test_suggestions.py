@@ -1,4 +1,4 @@
-"""Suggestions: completions from the dictionary, the next word from the model, both ranked by it, and the state carried over."""
+"""Suggestions: completions and next words, both ranked by the model, and the cache of its states."""
 
 import threading
 from dataclasses import replace
@@ -8,15 +8,13 @@ import pytest
 
 from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, Vocabulary
-from unheard.deployment.keyboard.promises import describe_model
 from unheard.deployment.keyboard.suggestions import MAX_STATES, WINDOW, Suggester, split_at_cursor
-from unheard.deployment.model import LoadedModel, probabilities
+from unheard.deployment.model import probabilities
 from unheard.errors import ModelError
-from unheard.privacy.statement_text import NOT_COVERED
 
 
 class Counting:
-    """A model that prefers the word after the last one, and counts how often it is asked."""
+    """A model that prefers the word with the next id, and counts its steps."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.calls = rows, 0
@@ -174,51 +172,6 @@ def test_many_threads_get_the_same_answers(two_models):
 def test_a_model_of_characters_is_refused_with_the_cure(two_models):
     with pytest.raises(ModelError, match="--tokens words"):
         Suggester(replace(two_models[0], tokenizer=CharacterTokenizer()))
-
-
-def told(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
-    return describe_model(
-        replace(
-            model, statement={"claimed": {"epsilon": epsilon}, "delta": delta, "claim": "c", "warnings": [], **more}
-        )
-    )
-
-
-def test_epsilon_in_words(two_models):
-    model = two_models[0]
-    assert told(model, "infinity")["grade"] == "none"
-    assert "without protection" in told(model, "infinity")["sentences"][0]
-    strong = told(model, 0.5)
-    assert strong["grade"] == "strong"
-    assert "1.7 times as likely" in strong["sentences"][0]  # e^0.5 = 1.6487, rounded up
-    assert "δ = 10⁻⁶" in strong["sentences"][0]
-    assert "20.1 times" in told(model, 3.0)["sentences"][0]  # e^3 = 20.0855
-    assert "2,981 times" in told(model, 8.0)["sentences"][0]  # e^8 = 2980.96
-    weak = told(model, 22.74, 6.88e-4)
-    assert weak["grade"] == "weak"
-    assert "7.6 × 10⁹ times" in weak["sentences"][0]  # e^22.74 = 7.51e9
-    assert "says little" in weak["sentences"][1]
-    assert told(model, 1.0, warnings=["seeded"])["warnings"] == ["Seeded"]
-    assert NOT_COVERED  # what the page leaves out stands in the statement
-
-
-def test_a_model_of_seeded_noise_has_no_headline_of_a_guarantee(two_models):
-    """A small epsilon, and a seed that somebody knows: the page may not call that a strong guarantee."""
-    seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."
-    shown = told(two_models[0], 0.5, warnings=[seeded])
-    assert shown["grade"] == "none"
-    assert shown["headline"] == "An experiment: no guarantee against whoever knows the seed"
-    assert "times as likely" in shown["sentences"][0]
-    assert shown["warnings"] == [seeded]
-
-
-def test_a_personal_model_says_so_before_anything_else(two_models):
-    shown = told(replace(two_models[0], kind="personal"), 0.5)
-    assert shown["headline"] == "A personal model"
-    assert shown["sentences"][0].startswith("It has learned from one person's own text")
-    assert shown["sentences"][1].startswith("Of everybody else: whether")
-    assert shown["grade"] == "none"
-    assert "ε" not in shown["badge"]
 
 
 def test_words_that_differ_only_in_case_are_all_found(two_models):

@@ -1,15 +1,19 @@
 """Use a trained model: export it for devices, type with it, and personalize it for one user.
 
-model           `LoadedModel`: a model that predicts word by word, with its privacy statement; no torch
-loading         open a run folder, an export or a personal model as a `LoadedModel`
-device          open an export with onnxruntime, without torch
-step            one step of a trained model in torch
-export          write a run's model as ONNX in float32 and int8
-parity          compare an exported graph with the trained model
-personalize     continue training on one user's own text, for that user only
-keyboard/       a phone keyboard on a local web page that shows the suggestions
+Modules:
 
-from unheard.deployment.loading import open_model
+    model           `LoadedModel`: a model that predicts word by word, with its privacy statement; no torch
+    loading         open a run folder, an export or a personal model as a `LoadedModel`
+    device          open an export with onnxruntime, without torch
+    step            one step of a trained model in torch
+    export          write a run's model as ONNX in float32 and int8
+    parity          compare an exported graph with the trained model
+    personalize     continue training on one user's own text, for that user only
+    keyboard/       a phone keyboard on a local web page that shows the suggestions
 
-open_model("runs/private").predict("see you", top=3)        # [('tomorrow', 0.21), ...]
+Example:
+
+    from unheard.deployment.loading import open_model
+
+    open_model("runs/private").predict("see you", top=3)        # [('tomorrow', 0.21), ...]
 """

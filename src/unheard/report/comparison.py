@@ -1,10 +1,12 @@
 """Compare several runs: everything that the terminal and the page show, computed once.
 
-compared = Comparison.read(["runs/plain", "runs/private"], as_if_users=1_000_000)
-compared.baseline.name          # 'plain': the first run without privacy
-compared.compute_costs          # rounds and user updates to the baseline's accuracy
-compared.cautions               # sentences on what makes the comparison unfair
-compared.as_json()              # all of it as plain data
+A `Comparison` reads the run folders and chooses a baseline among them:
+
+    compared = Comparison.read(["runs/plain", "runs/private"], as_if_users=1_000_000)
+    compared.baseline.name          # 'plain': the first run without privacy
+    compared.compute_costs          # rounds and user updates to the baseline's accuracy
+    compared.cautions               # sentences on what makes the comparison unfair
+    compared.as_json()              # all of it as plain data
 """
 
 from collections.abc import Sequence

@@ -21,6 +21,7 @@ class ComputeCost:
 
     run: str
     target: float
+    """The AccuracyTop1 to reach."""
     best: float | None
     """The highest smoothed AccuracyTop1 of the run; None before the first evaluation."""
     rounds: int | None

@@ -23,11 +23,14 @@ class Hypothetical:
     """The guarantee that a run would have with more users."""
 
     run: str
+    """The run whose rounds, clip and noise are taken."""
     users: int
+    """The population of the hypothetical run."""
     users_per_round: float
     epsilon: float
     delta: float
     accountant: str
+    """The accountant of the smallest bound."""
 
     @property
     def words(self) -> str:

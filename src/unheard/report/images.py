@@ -1,6 +1,8 @@
 """Write plots as PNG and SVG files, without a browser, in the colours of the light theme.
 
-write_images(Comparison.read(["runs/plain", "runs/private"]), "plots")
+The plots are those of `plots.py`; title and legend are part of the picture:
+
+    write_images(Comparison.read(["runs/plain", "runs/private"]), "plots")
 """
 
 import json

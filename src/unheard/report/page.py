@@ -130,15 +130,15 @@ def environment(*loaders: BaseLoader) -> Environment:
     Args:
         loaders: Loaders that are searched before the templates of this package, for pages defined elsewhere.
     """
-    made = Environment(
+    templates = Environment(
         loader=ChoiceLoader([*loaders, PackageLoader("unheard.report", "templates")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
-    return made
+    templates.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
+    return templates
 
 
 def render(templates: Environment, name: str, **content: Any) -> str:

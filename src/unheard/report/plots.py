@@ -3,10 +3,11 @@
     for plot in plots(Comparison.read(["runs/plain", "runs/private"])):
         plot.name, plot.title, plot.spec
 
-    accuracy_by_round        held-out AccuracyTop1, each evaluation and smoothed over 5, with the baselines as
-    horizontal lines epsilon_by_round         the running epsilon, with the claimed epsilon as a ring and the budget as
-    a horizontal line accuracy_by_band         AccuracyTop1 by word frequency accuracy_by_user         percentiles of
-    AccuracyTop1 over held-out users head_word_histograms     the paper's head-word histograms
+    accuracy_by_round        held-out AccuracyTop1, each evaluation and smoothed, with the baselines as horizontal lines
+    epsilon_by_round         the running epsilon, the claimed epsilon as a ring, and the budget as a horizontal line
+    accuracy_by_band         AccuracyTop1 by word frequency
+    accuracy_by_user         percentiles of AccuracyTop1 over held-out users
+    head_word_histograms     the paper's head-word histograms
 
 `tables.py` has the same numbers as tables. `page.py` shows the plots on the page, `images.py` writes them to files.
 `curve_layer`, `hover_layers` and `end_rounds` also serve the plots of `reproduction/`.
@@ -45,6 +46,7 @@ ROUND_AXIS = {
     "axis": {"title": "round", "format": "~s", "tickCount": 6, "tickMinStep": 1},
     "scale": {"nice": False, "padding": 12},
 }
+"""The horizontal axis of every plot by round."""
 ZOOM = {
     "type": "interval",
     "encodings": ["x"],
@@ -61,7 +63,11 @@ PERCENTILES = {"p5": "5th percentile", "p25": "25th", "p50": "median", "p75": "7
 
 
 def plots(compared: Comparison) -> list[Plot]:
-    """All plots for which the runs have data."""
+    """All plots for which the runs have data.
+
+    The two plots by round need an evaluation and a private run. The others need full measures (`unheard evaluate
+    --full`) of at least one run.
+    """
     drawn = [accuracy_by_round(compared), epsilon_by_round(compared)]
     if compared.measured:
         drawn += [accuracy_by_band(compared), accuracy_by_user(compared), *head_word_histograms(compared)]
@@ -69,7 +75,11 @@ def plots(compared: Comparison) -> list[Plot]:
 
 
 def accuracy_by_round(compared: Comparison) -> Plot | None:
-    """Held-out AccuracyTop1 by round; None before the first evaluation."""
+    """Held-out AccuracyTop1 by round; None before the first evaluation.
+
+    A thin line shows each evaluation and a bold line the mean over five, as the paper plots it. Dotted horizontal lines
+    show the baselines of the full measures.
+    """
     points = [point for record in compared.records for point in accuracy_points(record)]
     if not points:
         return None
@@ -104,7 +114,11 @@ def accuracy_by_round(compared: Comparison) -> Plot | None:
 
 
 def epsilon_by_round(compared: Comparison) -> Plot | None:
-    """Epsilon by round for the private runs; None if there are none."""
+    """Epsilon by round for the private runs; None if there are none.
+
+    The line is the running bound (RDP). The ring is the claimed epsilon at the end, which may be smaller because a
+    tighter accountant was used. A dotted horizontal line shows the budget.
+    """
     private = [record for record in compared.records if record.is_private]
     points = [point for record in private for point in epsilon_points(record)]
     if not points:
@@ -272,7 +286,10 @@ def accuracy_by_band(compared: Comparison) -> Plot:
 
 
 def accuracy_by_user(compared: Comparison) -> Plot:
-    """Percentiles of AccuracyTop1 over held-out users, for each run."""
+    """Percentiles of AccuracyTop1 over held-out users, for each run.
+
+    A line from the 5th to the 95th percentile, a bar over the middle half, and a tick at the median.
+    """
     rows = [{"run": name, **m["users"]["accuracy_top1"]} for name, m in compared.measured.items()]
     legend = _measured_looks(compared)
     x: dict[str, Any] = {"type": "quantitative", "scale": share_scale([row[p] for row in rows for p in ("p5", "p95")])}

@@ -30,6 +30,7 @@ LIGHT = {
     "series-5": "#86670f",
     "series-6": "#ad3558",
 }
+"""Colours of the light theme by name. `series-1` to `series-6` are those of the runs."""
 DARK = {
     "paper": "#14171b",
     "card": "#1b1f25",
@@ -44,6 +45,7 @@ DARK = {
     "series-5": "#d9bf6c",
     "series-6": "#f293b0",
 }
+"""Colours of the dark theme, with the same names."""
 SERIES = 6
 """Number of series colours."""
 DASHES = [[1, 0], [8, 3], [3, 3], [10, 3, 3, 3], [5, 5], [14, 4]]
@@ -62,7 +64,9 @@ class SeriesStyle:
 
     name: str
     colour: str
+    """A CSS colour or variable."""
     dash: list[int]
+    """Lengths of strokes and gaps in pixels; [1, 0] is a solid line."""
 
 
 def series_styles(names: Sequence[str]) -> list[SeriesStyle]:

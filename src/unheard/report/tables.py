@@ -31,7 +31,14 @@ ROWS_BY_ROUND = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of text. The first cell of a row is its name; two leading spaces mark it as a detail of the row above."""
+    """A table of text.
+
+    The first cell of a row is its name. Two leading spaces in it mark the row as a detail of the row above.
+
+    >>> table = Table(title="Users", columns=["", "plain"], rows=[["users", "60"], ["  per round", "6"]])
+    >>> table.rows[1][0]
+    '  per round'
+    """
 
     title: str
     columns: Sequence[str]
@@ -40,7 +47,11 @@ class Table:
 
 
 def summary(compared: Comparison) -> Table:
-    """The main figures of each run, one column per run."""
+    """The main figures of each run, one column per run.
+
+    Accuracy and perplexity are those of the last evaluation. The claimed epsilon is the smallest valid bound; the row
+    below it has the bound of the paper's moments accountant, for comparison with the paper.
+    """
     records = compared.records
     rows = [
         ["AccuracyTop1, held-out", *(percent(latest(r, "accuracy_top1")) for r in records)],
@@ -115,7 +126,11 @@ def bands(measured: Measures) -> Table:
 
 
 def head_words(measured: Measures) -> Table:
-    """How many of the 10 best suggestions are among the most frequent words (the last table of the paper)."""
+    """How many of the 10 best suggestions are among the most frequent words (Table 3 of the paper).
+
+    One row per head size (10, 50, 100) and run. The columns 0 to 10 are the share of positions with that many head
+    words among the suggestions.
+    """
     rows = []
     for head in ("10", "50", "100"):
         for name, m in measured.items():
@@ -141,7 +156,7 @@ def predictions(measured: Measures) -> Table:
 
 
 def computation(compared: Comparison) -> Table:
-    """Rounds and user updates that each run needed to reach the baseline's accuracy."""
+    """Rounds and user updates that each run needed to reach the baseline's accuracy (see `compute_cost.py`)."""
     rows, target = [], 0.0
     for cost in compared.compute_costs:
         target = cost.target
@@ -178,7 +193,12 @@ def epsilon_by_round(compared: Comparison) -> Table:
 
 
 def configuration(compared: Comparison) -> tuple[Table, Table]:
-    """The settings of the run files: those that differ between the runs, and those that are equal in all."""
+    """The settings of the run files.
+
+    Returns:
+        A table of the settings that differ between the runs, and one of those that are equal in all. The seed of a
+        reproducible run is never shown.
+    """
     settings = [_settings(record.tables) for record in compared.records]
     keys = list(dict.fromkeys(key for of_run in settings for key in of_run))
     rows = [[key, *(of_run.get(key, NOTHING) for of_run in settings)] for key in keys]

@@ -1,11 +1,15 @@
 """A phone keyboard on a local web page that shows what one or two models suggest.
 
-server          serves the page and the suggestions on the loopback address
-suggestions     the suggestions of a model for a text
-promises        the privacy guarantee of a model in two sentences
-page/           HTML, CSS and JavaScript of the page
+Modules:
 
-server = KeyboardServer([Suggester(open_model("runs/private"))])
-print(server.address)
-server.serve_forever()
+    server          serves the page and the suggestions on the loopback address
+    suggestions     the suggestions of a model for a text
+    promises        the privacy guarantee of a model in two sentences
+    page/           HTML, CSS and JavaScript of the page
+
+Example:
+
+    server = KeyboardServer([Suggester(open_model("runs/private"))])
+    print(server.address)
+    server.serve_forever()
 """

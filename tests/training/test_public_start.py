@@ -1,4 +1,4 @@
-"""A public start, from end to end: trained without privacy on public text, then privately, and what is said about it."""
+"""A public start from end to end: training without privacy on public text, then privately, and the statement about it."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from unheard.training.checkpoint import load_model
 
 @pytest.fixture(scope="module")
 def public_store(tmp_path_factory):
-    """Other people, who count in the same words."""
+    """A store of other users with the same vocabulary."""
     rng = np.random.default_rng(99)
     return write_store(
         tmp_path_factory.mktemp("public") / "corpus",
@@ -53,7 +53,7 @@ def public_run(public_store, model, tmp_path_factory):
 
 
 def finished(run, folder) -> dict:
-    """The last evaluation of a run, trained to its end."""
+    """Train a run to its end and return its last evaluation."""
     for _ in unheard.train(run, folder):
         pass
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])

@@ -1,0 +1,50 @@
+"""The guarantee of a model in two sentences, as the keyboard shows it."""
+
+from dataclasses import replace
+
+from unheard.deployment.keyboard.promises import describe_model
+from unheard.deployment.model import LoadedModel
+
+
+def description(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
+    return describe_model(
+        replace(
+            model, statement={"claimed": {"epsilon": epsilon}, "delta": delta, "claim": "c", "warnings": [], **more}
+        )
+    )
+
+
+def test_epsilon_in_words(two_models):
+    model = two_models[0]
+    assert description(model, "infinity")["grade"] == "none"
+    assert "without protection" in description(model, "infinity")["sentences"][0]
+    strong = description(model, 0.5)
+    assert strong["grade"] == "strong"
+    assert "1.7 times as likely" in strong["sentences"][0]  # e^0.5 = 1.6487, rounded up
+    assert "δ = 10⁻⁶" in strong["sentences"][0]
+    assert "20.1 times" in description(model, 3.0)["sentences"][0]  # e^3 = 20.0855
+    assert "2,981 times" in description(model, 8.0)["sentences"][0]  # e^8 = 2980.96
+    weak = description(model, 22.74, 6.88e-4)
+    assert weak["grade"] == "weak"
+    assert "7.6 × 10⁹ times" in weak["sentences"][0]  # e^22.74 = 7.51e9
+    assert "says little" in weak["sentences"][1]
+    assert description(model, 1.0, warnings=["seeded"])["warnings"] == ["Seeded"]
+
+
+def test_a_model_of_seeded_noise_has_no_headline_of_a_guarantee(two_models):
+    """A small epsilon, and a seed that somebody knows: the page may not call that a strong guarantee."""
+    seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."
+    shown = description(two_models[0], 0.5, warnings=[seeded])
+    assert shown["grade"] == "none"
+    assert shown["headline"] == "An experiment: no guarantee against whoever knows the seed"
+    assert "times as likely" in shown["sentences"][0]
+    assert shown["warnings"] == [seeded]
+
+
+def test_a_personal_model_says_so_before_anything_else(two_models):
+    shown = description(replace(two_models[0], kind="personal"), 0.5)
+    assert shown["headline"] == "A personal model"
+    assert shown["sentences"][0].startswith("It has learned from one person's own text")
+    assert shown["sentences"][1].startswith("Of everybody else: whether")
+    assert shown["grade"] == "none"
+    assert "ε" not in shown["badge"]
