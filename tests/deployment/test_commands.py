@@ -73,7 +73,7 @@ def test_personalize_prints_before_and_after_and_predict_opens_it(unheard, run_f
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export", "{run}", "--to", "coreml", "--out", "{tmp}/a"], "no such format"),
+        (["export", "{run}", "--to", "coreml", "--out", "{tmp}/a"], "'coreml' is not 'onnx'"),
         (["export", "{tmp}", "--out", "{tmp}/a"], "not a run folder"),
         (["export", "{run}", "--out", "{run}"], "already holds something"),
         (["personalize", "{run}", "--text", "{tmp}/none.txt", "--out", "{tmp}/a"], "Cannot read"),
