@@ -166,11 +166,11 @@ def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
 
 
 def _about_exposures(results: Sequence[Exposure]) -> Iterator[str]:
-    found = memorized(results)
-    if found:
-        numbers = ", ".join(f"{r.number} (carried by {r.users}: {r.exposure:.1f} bits)" for r in found[:10])
-        yield f"Planted phrases: {len(found)} of {len(results)} canaries were memorized: number {numbers}."
-        yield f"({found[0].most:.1f} bits are the most that so many candidates can show.)"
+    learned = memorized(results)
+    if learned:
+        numbers = ", ".join(f"{r.number} (carried by {r.users}: {r.exposure:.1f} bits)" for r in learned[:10])
+        yield f"Planted phrases: {len(learned)} of {len(results)} canaries were memorized: number {numbers}."
+        yield f"({learned[0].most:.1f} bits are the most that so many candidates can show.)"
     else:
         yield f"Planted phrases: none of {len(results)} canaries is more exposed than chance explains."
 

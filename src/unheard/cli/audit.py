@@ -1,4 +1,7 @@
-"""`unheard audit`: attack a run as an auditor would, with planted phrases and with canary users."""
+"""`unheard audit`: attack a run as an auditor would, with planted phrases and with canary users.
+
+Calls `audit_run` (`audit/summary.py`), prints its result in sentences, and writes `audit.json` and `scores.svg`.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,9 @@
-"""`unheard benchmark`: time training on this machine, and compare with the machine's limits."""
+"""`unheard benchmark`: time training on this machine, and compare with the machine's limits.
+
+Measures user updates alone (each engine, precision and number of users at a time) and whole rounds (sampling, reading,
+updates, noise, ledger), on synthetic users. `performance/benchmark.py` does the timing. `unheard plan --cost
+--speed-from` reads the output of `--json`.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,9 @@
-"""`unheard budget`: show or limit what all runs on a store together spend, and join stores that hold the same users."""
+"""`unheard budget`: show or limit what all runs on a store together spend, and join stores that hold the same users.
+
+A store has one ledger for all runs on its users (`privacy/population_ledger.py`). The budget is kept in that ledger, so
+it holds for every later run, whatever its run file says. Stores with common users must share one ledger:
+`--same-people` joins them, which cannot be undone.
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,8 @@
-"""`unheard canaries`: draw random phrases to plant in users' text before an exposure audit."""
+"""`unheard canaries`: draw random phrases to plant in users' text before an exposure audit.
+
+The first of the three steps in `audit/planted_phrases.py`. The output is a file of JSON lines that only its owner may
+read; `unheard prepare --canaries` plants the phrases, and `unheard audit` ranks them after training.
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,9 @@
-"""`unheard compare`: compare runs in the terminal: what each learned, and what each cost."""
+"""`unheard compare`: compare runs in the terminal: what each learned, and what each cost.
+
+Prints the tables and curves of `report/`: accuracy and epsilon by round, accuracy by word frequency, predictions, and
+how many user updates each run took to the accuracy of the baseline. Runs without full measures are measured first
+(`full_measures_if_possible`).
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,8 @@
-"""`unheard demo`: prepare a small chat corpus, train with and without privacy, and compare, in a few minutes."""
+"""`unheard demo`: prepare a small chat corpus, train with and without privacy, and compare, in a few minutes.
+
+Writes a store (`corpora/chitchat-demo`), two run folders (`runs/demo/plain`, `runs/demo/private`) and a page that
+compares them. Each step is skipped or continued if it was done before.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

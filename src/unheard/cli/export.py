@@ -1,4 +1,8 @@
-"""`unheard export`: write a released model for devices."""
+"""`unheard export`: write a released model for devices.
+
+Creates a folder with the model in ONNX (float32 and int8), its vocabulary, tokenizer and privacy statement, after
+comparing its predictions with those of PyTorch (`deployment/export.py`).
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,4 +1,8 @@
-"""`unheard init`: write a commented run file with the paper's settings, ready to edit."""
+"""`unheard init`: write a commented run file with the paper's settings, ready to edit.
+
+The template below has every table of a run file, with its default values. The only value that has no default is the
+population: it is declared by the person who writes the file, never counted from the store.
+"""
 
 from pathlib import Path
 from typing import Annotated

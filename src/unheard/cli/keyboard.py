@@ -1,4 +1,8 @@
-"""`unheard keyboard`: type with the suggestions of one model, or of two side by side, in a browser on this machine."""
+"""`unheard keyboard`: type with the suggestions of one model, or of two side by side, in a browser on this machine.
+
+Starts a web server on the loopback interface (`deployment/keyboard/`) and opens its page. The page shows what the
+model's privacy statement says. Nothing that is typed is written to disk or sent to another machine.
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,9 @@
-"""`unheard personalize`: fine-tune a shared model on one person's text, for that person only."""
+"""`unheard personalize`: fine-tune a shared model on one person's text, for that person only.
+
+The text is divided by time: the model learns from the earlier part, chooses the number of passes on the middle part,
+and is measured on the latest part. The result has learned from one person without noise, so it must not be shared; the
+folder is readable by its owner alone (`deployment/personalize.py`).
+"""
 
 from pathlib import Path
 from typing import Annotated

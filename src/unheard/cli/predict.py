@@ -1,4 +1,7 @@
-"""`unheard predict`: predict the next word, as a keyboard would suggest it."""
+"""`unheard predict`: predict the next word, as a keyboard would suggest it.
+
+Takes a run folder, an export or a personal model. An export runs on ONNX Runtime and does not import torch.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""`unheard report`: write a self-contained HTML page about one or more runs."""
+"""`unheard report`: write a self-contained HTML page about one or more runs.
+
+The page needs no network: plots are SVG inside the page. It holds the same figures as `unheard compare`, the privacy
+statement in plain words, and the configuration of each run.
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,9 @@
-"""`unheard statement`: the privacy statement of a run or of a store, computed from its ledger alone."""
+"""`unheard statement`: the privacy statement of a run or of a store, computed from its ledger alone.
+
+For a run folder it states epsilon by each accountant, what the guarantee rests on, and warnings
+(`privacy/statement.py`). For a store, or with `--all-runs`, it composes every run that was charged to the store's users
+(`privacy/population_statement.py`).
+"""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,9 @@
-"""`unheard sweep`: train variants of one run file side by side."""
+"""`unheard sweep`: train variants of one run file side by side.
+
+Every combination of the values of `--vary` becomes a run folder below `--out`, named after the changed keys. The runs
+share the chunks of the engine and nothing else: each has its own model, cohorts, noise and ledger. The same command
+continues a sweep that was stopped.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,11 @@
-"""`unheard train` and `unheard resume`: from a run file to a run folder."""
+"""`unheard train` and `unheard resume`: from a run file to a run folder.
+
+`train` reads a run file (`training/run_file.py`), applies `--set` and the options for the machine, and trains into a
+new run folder (`run_folder.py` lists its files). `resume` continues a run folder from its newest checkpoint, on the
+same or on another machine; the engine, the device and the number of processes change neither the model nor the ledger.
+
+Both end cleanly at the end of a round: after `--stop-after`, at the budget, by Ctrl-C or SIGTERM.
+"""
 
 from dataclasses import replace
 from pathlib import Path

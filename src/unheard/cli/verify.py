@@ -1,4 +1,8 @@
-"""`unheard verify`: check that the files of a run folder agree, and recompute its epsilon."""
+"""`unheard verify`: check that the files of a run folder agree, and recompute its epsilon.
+
+Prints one line for each check of `audit/verification.py`: it fits, it does not, or it could not be checked, for example
+because the store is not on this machine.
+"""
 
 import typer
 

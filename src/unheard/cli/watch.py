@@ -1,4 +1,8 @@
-"""`unheard watch`: follow a run in the terminal while it trains: progress, accuracy, and the privacy spent."""
+"""`unheard watch`: follow a run in the terminal while it trains: progress, accuracy, and the privacy spent.
+
+Reads the run folder without locking it, from any process (`report/run_monitor.py`), and keeps TensorBoard's event files
+in it up to date.
+"""
 
 from contextlib import suppress
 from pathlib import Path
