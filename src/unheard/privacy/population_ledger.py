@@ -308,8 +308,7 @@ class JointLedger:
             parent: The ledger of the run that this run begins from.
         """
         if parent is not None:
-            # DP: the earlier run had the same users, unless declared otherwise; on this very store it is charged
-            # already.
+            # DP: the earlier run had the same users, unless declared otherwise; on this store it is charged already.
             population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
             population.settle(run_id(parent), parent.entries)
         population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger))
