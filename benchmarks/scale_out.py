@@ -24,7 +24,7 @@ import torch
 import unheard
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.performance.benchmark import synthetic_users
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train
@@ -83,7 +83,7 @@ def measured(size: int, given: argparse.Namespace, folder: Path) -> dict[str, An
 
 def on_one_rank(given: argparse.Namespace) -> None:
     """What each rank of a measured group does."""
-    ranks = Ranks.join()
+    ranks = ProcessGroup.join()
     torch.set_num_threads(1)
     if ranks is not None and not ranks.is_leader:
         serve(ranks)
@@ -110,7 +110,7 @@ def on_one_rank(given: argparse.Namespace) -> None:
         if report.round > given.rounds:  # the last one, which evaluates and saves, is not begun
             break
     if ranks is not None:
-        ranks.leave()
+        ranks.shutdown()
     seconds, streams = np.diff(ends), ReproducibleStreams(seed=SEED)
     users = [len(plan.sampling.draw(population, population, streams.sampling(r + 1))) for r in range(len(seconds))]
     found = {

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 import unheard
-from unheard.engines.distributed.engine import cost_of
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.distributed.protocol import Message
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
@@ -81,7 +80,7 @@ def _users(model: unheard.TiedLSTM, plan: unheard.Plan, given: argparse.Namespac
     engine = unheard.EngineChoice(device=given.device).build(model)
     params_P, now = model.initial(0).to(engine.device), plan.at(0, model.layout)
     users = list(synthetic_users(model.vocabulary_size, given.users, TOKENS))
-    cost = float(cost_of(plan.update, np.array([len(users[0].tokens)]))[0])
+    cost = float(plan.update.cost(np.array([len(users[0].tokens)]))[0])
 
     def work(count: int) -> None:
         engine.sum_updates(params_P, users[:count], now, np.random.default_rng(0)).units_P.cpu()
@@ -131,25 +130,25 @@ def _leader(model: unheard.TiedLSTM, plan: RoundPlan) -> dict[str, float]:
 
 def _network(out: Path) -> None:
     """A message to every rank and all answers; and the way of tensors of two sizes."""
-    ranks = Ranks.join()
+    ranks = ProcessGroup.join()
     assert ranks is not None
     ranks.connect(torch.device("cpu"), 60.0)
     sizes = (SMALL, unheard.TiedLSTM(vocabulary_size=10_000).layout.total)
     if not ranks.is_leader:
-        while ranks.hear().job != "end":
-            ranks.answer()
+        while ranks.receive().kind != "end":
+            ranks.reply()
         for size in sizes:
-            _times(lambda size=size: ranks.add_up(torch.zeros(size, dtype=torch.int64)), time.perf_counter)
+            _times(lambda size=size: ranks.reduce_sum(torch.zeros(size, dtype=torch.int64)), time.perf_counter)
         return
 
     def ask() -> None:
-        ranks.tell([Message("ping") for _ in ranks.others])
-        ranks.answers()
+        ranks.send([Message("ping") for _ in ranks.others])
+        ranks.replies()
 
     messages = [min(_times(ask, time.perf_counter)) for _ in range(3)]
-    ranks.leave()
+    ranks.shutdown()
     small, large = (
-        min(_times(lambda size=size: ranks.add_up(torch.zeros(size, dtype=torch.int64)), time.perf_counter))
+        min(_times(lambda size=size: ranks.reduce_sum(torch.zeros(size, dtype=torch.int64)), time.perf_counter))
         for size in sizes
     )
     rate = 8 * (sizes[1] - sizes[0]) / (large - small)

@@ -4,14 +4,16 @@ r"""Users a second on 1 to 1,024 ranks, predicted from measured parts of a round
     python benchmarks/scale_out_simulator.py --parts parts.json --device "NVIDIA H200" --users-per-round 50000 \
         --bandwidth 25e9 --latency 20e-6
 
-Nothing is assumed silently: times of the parts come from a file (benchmarks/scale_out_parts.py), whole runs to hold them against
-from another (benchmarks/scale_out.py), the network from the command line where it was not measured. A round is what
-engines/distributed/engine.py and training/loop.py do, in their order:
+Nothing is assumed silently: times of the parts come from a file (benchmarks/scale_out_parts.py), whole runs to hold
+them against from another (benchmarks/scale_out.py), the network from the command line where it was not measured. A
+round is what engines/distributed/engine.py and training/loop.py do, in their order:
 
-    draw, ledger | tell every rank, one after the other | hand out parameters | the slowest rank's users | hear every rank | add up
+    draw, ledger | tell every rank, one after the other | hand out parameters | the slowest rank's users | hear every
+    rank | add up
     | noise, if it is not ready yet | average, noise, server
 
-Users are dealt by the library's own `deal`: stragglers come from the spread of what users cost and from ranks' own unsteadiness.
+Users are dealt by the library's own `assign_users`: stragglers come from the spread of what users cost and from ranks'
+own unsteadiness.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.engines.distributed.engine import deal
+from unheard.engines.distributed.load_balancing import assign_users
 from unheard.performance.estimate import measured_speeds
 
 RANKS = tuple(2**k for k in range(11))
@@ -36,7 +38,7 @@ class Parts:
     hardware: str
     parameters: int
     seconds_per_cost: float
-    """Of one unit of a user's cost (a local step; engines/distributed/engine.py `cost_of`), on one rank alone."""
+    """Of one unit of a user's cost (a local step; updates/fedavg.py `cost`), on one rank alone."""
     seconds_fixed: float
     """Of a rank's call to its engine, whoever is in it."""
     cost_mean: float
@@ -58,7 +60,10 @@ class Parts:
     bytes_per_second: float
     """Of the network between two ranks."""
     places: int | None = None
-    """How many ranks can compute at once (cores, for ranks of one thread); more share them. None: each rank has its own."""
+    """How many ranks can compute at once (cores, for ranks of one thread); more share them.
+
+    None: each rank has its own.
+    """
 
     @classmethod
     def read(cls, path: Path, **changes: float | None) -> "Parts":
@@ -82,7 +87,8 @@ def on_device(parts: Parts, device: str) -> Parts:
 
 
 def pipelined(parts: Parts, ranks: int, size: int, shape: str) -> float:
-    """A sum to one rank, or parameters to all, in many small pieces: the bytes go once; what grows is the way of the first."""
+    """A sum to one rank, or parameters to all, in many small pieces: the bytes go once; what grows is the way of the
+    first."""
     if ranks == 1:
         return 0.0
     hops = ranks - 1 if shape == "ring" else 2 * math.ceil(math.log2(ranks))
@@ -116,7 +122,7 @@ def one_round(parts: Parts, ranks: int, users: float, shape: str, rng: np.random
     cost_U = np.maximum(rng.normal(parts.cost_mean, parts.cost_deviation, drawn), 1.0)
     speed_R = np.clip(rng.normal(1.0, parts.unsteadiness, ranks), 0.25, 4.0)
     holds_all = np.ones((1, ranks), dtype=bool)
-    rank_U = deal(cost_U, np.ones(ranks), np.zeros(drawn, dtype=np.int64), holds_all)
+    rank_U = assign_users(cost_U, np.ones(ranks), np.zeros(drawn, dtype=np.int64), holds_all)
     crowd = max(1.0, ranks / (parts.places or ranks))
     own_R = np.bincount(rank_U, weights=cost_U, minlength=ranks)
     busy_R = (parts.seconds_fixed + parts.seconds_per_cost * own_R) * crowd / speed_R

@@ -18,7 +18,7 @@ from reproduction.results import FILE, RunResult, read
 from reproduction.scale import Scale
 from reproduction.scheduling import Job, Waiting
 from unheard.engines.choice import EngineChoice
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder, replace_file
@@ -40,7 +40,7 @@ class Workplace:
     scale: Scale
     seed_shift: int = 0
     engine: EngineChoice = EngineChoice()
-    ranks: Ranks | None = None
+    ranks: ProcessGroup | None = None
     """The other processes, if several work together."""
 
     def make_folders(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reproduction.recipe import PaperRun
     from reproduction.scheduling import Step, Waiting
     from reproduction.workspace import Workplace
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
 
 EXAMPLES = """Examples:
 
@@ -103,7 +103,7 @@ def run(
 
     began = time.monotonic()
 
-    def work_with(ranks: "Ranks | None") -> None:
+    def work_with(ranks: "ProcessGroup | None") -> None:
         from reproduction.cli.display import show_plan, show_running, show_skipped
         from reproduction.runner import run_steps
         from reproduction.scale import scale_named

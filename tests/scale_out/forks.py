@@ -1,4 +1,4 @@
-"""Ranks on demand: forks of the test's own process that meet over Gloo. A fork, because importing torch takes seconds.
+"""ProcessGroup on demand: forks of the test's own process that meet over Gloo. A fork, because importing torch takes seconds.
 
 Rank 0 runs what the test asks for and the others serve, as `unheard` does under torchrun (tests of that: test_commands.py).
 """
@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 import unheard.mechanism.noise
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.training import worker
 
-Lead = Callable[[Ranks], np.ndarray | None]
+Lead = Callable[[ProcessGroup], np.ndarray | None]
 
 
 def on_ranks(
-    size: int, lead: Lead, follow: Callable[[Ranks], None] = worker.serve, *, patience: float = 120
+    size: int, lead: Lead, follow: Callable[[ProcessGroup], None] = worker.serve, *, patience: float = 120
 ) -> np.ndarray:
     """What the leader's work gives. Fails with the leader's words if it raised, or if somebody did not end."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder, started(size, lead, follow, Path(folder)) as processes:
@@ -47,7 +47,7 @@ class LeaderFailed(Exception):
 
 
 @contextlib.contextmanager
-def started(size: int, lead: Lead, follow: Callable[[Ranks], None], folder: Path) -> Iterator[list[int]]:
+def started(size: int, lead: Lead, follow: Callable[[ProcessGroup], None], folder: Path) -> Iterator[list[int]]:
     """The processes by rank; what is left of them is killed at the end."""
     port = _free_port()
     processes = [_fork(rank, size, port, lead, follow, folder) for rank in range(size)]
@@ -60,7 +60,7 @@ def started(size: int, lead: Lead, follow: Callable[[Ranks], None], folder: Path
                 os.waitpid(process, 0)
 
 
-def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Ranks], None], folder: Path) -> int:
+def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[ProcessGroup], None], folder: Path) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
@@ -72,12 +72,12 @@ def _fork(rank: int, size: int, port: int, lead: Lead, follow: Callable[[Ranks],
         torch.set_num_threads(1)
         where = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
         os.environ |= {k: str(v) for k, v in where.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = Ranks.join()
+        ranks = ProcessGroup.join()
         if ranks is None or ranks.is_leader:
             found = lead(ranks)  # pyright: ignore[reportArgumentType] (of one rank: None)
             np.save(folder / "found.npy", np.empty(0) if found is None else found)
             if ranks is not None:
-                ranks.leave()
+                ranks.shutdown()
         else:
             follow(ranks)
         status = 0

@@ -15,7 +15,7 @@ from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shards_of_part, split_store
 from unheard.engines.choice import EngineChoice
-from unheard.engines.distributed.store_replicas import Stores, identity, who_holds_what
+from unheard.engines.distributed.store_replicas import StoreReplicas, shard_holders, store_fingerprint
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
@@ -184,13 +184,13 @@ def test_a_copy_that_knows_other_things_about_its_users_is_refused(store, tmp_pa
             copy = split_store(copy, tmp_path / f"part-{k}", part=k + 1, of=2, progress=quietly)
         looks.append(look(copy))
     whole = TokenStore.open(tmp_path / "whole-0")
-    assert who_holds_what([looks[0], look(whole)], whole).any()
+    assert shard_holders([looks[0], look(whole)], whole).any()
     with pytest.raises(CorpusError, match="Rank 1 has another corpus"):
-        who_holds_what(looks, whole)
+        shard_holders(looks, whole)
 
 
 def look(store: TokenStore) -> np.ndarray:
-    return np.concatenate([identity(store, store.train), store.train.shards_here.astype(np.int64)])
+    return np.concatenate([store_fingerprint(store, store.train), store.train.shards_here.astype(np.int64)])
 
 
 def test_a_part_whose_text_was_replaced_is_refused(seeded, parts, tmp_path):
@@ -307,5 +307,5 @@ def test_the_command_makes_a_part_and_never_a_part_of_one(whole, tmp_path):
 def test_a_place_of_parts_that_cannot_be_filled_in_is_refused(template):
     ranks = SimpleNamespace(rank=1, local_rank=0, node=2)
     with pytest.raises(InvalidValue, match="can be filled in"):
-        Stores(ranks, template).here("/corpora/chat")  # pyright: ignore[reportArgumentType]
-    assert str(Stores(ranks, "/p/{node}-{rank}").here("/corpora/chat")) == "/p/2-1"  # pyright: ignore[reportArgumentType]
+        StoreReplicas(ranks, template).here("/corpora/chat")  # pyright: ignore[reportArgumentType]
+    assert str(StoreReplicas(ranks, "/p/{node}-{rank}").here("/corpora/chat")) == "/p/2-1"  # pyright: ignore[reportArgumentType]

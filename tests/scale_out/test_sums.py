@@ -69,14 +69,14 @@ def test_sums_on_many_ranks_are_those_of_one_to_the_bit(store, model, plan, engi
 
 def test_a_sum_over_ranks_is_of_whole_numbers_beyond_what_floats_hold():
     def lead(ranks):
-        ranks.tell([unheard_message(ranks)])
+        ranks.send([unheard_message(ranks)])
         ranks.connect(torch.device("cpu"), 20.0)
-        return ranks.add_up(torch.tensor([2**60 + 1, -(2**60) - 3])).numpy()
+        return ranks.reduce_sum(torch.tensor([2**60 + 1, -(2**60) - 3])).numpy()
 
     def follow(ranks):
-        ranks.hear()
+        ranks.receive()
         ranks.connect(torch.device("cpu"), 20.0)
-        ranks.add_up(torch.tensor([1, 1]))
+        ranks.reduce_sum(torch.tensor([1, 1]))
 
     assert on_ranks(2, lead, follow).tolist() == [2**60 + 2, -(2**60) - 2]
 
@@ -89,7 +89,7 @@ def unheard_message(ranks):
 
 def test_a_sum_of_floats_is_refused():
     def lead(ranks):
-        ranks.add_up(torch.zeros(3))
+        ranks.reduce_sum(torch.zeros(3))
 
     with pytest.raises(LeaderFailed, match="int64"):
         on_ranks(2, lead, lambda ranks: None)

@@ -59,9 +59,9 @@ def test_a_slow_rank_is_named_after_the_time_it_was_given(longer, tmp_path, monk
 
 
 def test_a_rank_that_stands_still_before_it_has_heard_is_named(longer, tmp_path, monkeypatch):
-    real, rounds = distributed.DistributedEngine._deal, [0]
+    real, rounds = distributed.DistributedEngine._assign, [0]
 
-    def deal(self, *args):
+    def assign(self, *args):
         rounds[0] += 1
         if rounds[0] == 2:  # the leader: between rounds, when rank 1 waits for work
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
@@ -71,7 +71,7 @@ def test_a_rank_that_stands_still_before_it_has_heard_is_named(longer, tmp_path,
         (tmp_path / "pid").write_text(str(os.getpid()))
         worker.serve(ranks)
 
-    monkeypatch.setattr(distributed.DistributedEngine, "_deal", deal)
+    monkeypatch.setattr(distributed.DistributedEngine, "_assign", assign)
     with pytest.raises(LeaderFailed, match="Rank 1 of 2 did not answer within 1 s"):
         on_ranks(2, trained(longer, tmp_path / "r"), follow, patience=30)
     assert charged_and_saved(tmp_path / "r") == (2, 1)
@@ -119,9 +119,9 @@ def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path,
 
 
 def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
-    from unheard.engines.distributed.protocol import Answer, Message
+    from unheard.engines.distributed.protocol import Message, Reply
 
-    said = repr(Message("sum", {"counts": [123456789]}, [123456789])) + repr(Answer([123456789], 7.25))
+    said = repr(Message("sum", {"counts": [123456789]}, [123456789])) + repr(Reply([123456789], 7.25))
     assert "123456789" not in said
     assert "7.25" not in said
 

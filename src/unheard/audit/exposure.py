@@ -26,7 +26,7 @@ from torch import Tensor
 
 from unheard.audit.planted_phrases import FIRST_WORD
 from unheard.corpus.vocabulary import BOS
-from unheard.engines.distributed.parallel_map import Batch, Spread, in_turn
+from unheard.engines.distributed.parallel_map import TokenBatch, ParallelMap, sequential_map
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel
 
@@ -68,7 +68,7 @@ def exposures(
     rng: np.random.Generator,
     *,
     candidates: int = 10_000,
-    spread: Spread = in_turn,
+    spread: ParallelMap = sequential_map,
 ) -> Iterator[Exposure]:
     """Yields the exposure of each planted phrase, one at a time, so that a caller can show progress.
 
@@ -108,12 +108,12 @@ def exposures(
 
 
 def log_probability(
-    model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, spread: Spread = in_turn
+    model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, spread: ParallelMap = sequential_map
 ) -> np.ndarray:
     """Returns log P(phrase | beginning of a post) in nats for N phrases of L words each, [N]."""
     features_F = np.zeros(model.user_features, dtype=np.float32) if model.user_features else None
     batches = [
-        Batch(words_NL[start : start + PHRASES_PER_BATCH], features_F)
+        TokenBatch(words_NL[start : start + PHRASES_PER_BATCH], features_F)
         for start in range(0, len(words_NL), PHRASES_PER_BATCH)
     ]
     return np.concatenate(list(spread(phrases, model, params_P, batches)))

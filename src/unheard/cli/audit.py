@@ -12,7 +12,7 @@ from unheard.cli.options import AsJson, Corpus, Processes, RunDir
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
 
 EXAMPLES = """Examples:
 
@@ -62,7 +62,7 @@ def audit(
     Exit status 2 if the claim is refuted.
     """
 
-    def work(ranks: "Ranks | None") -> None:
+    def work(ranks: "ProcessGroup | None") -> None:
         import json
 
         from unheard.audit.summary import audit_run

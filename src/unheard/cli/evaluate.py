@@ -15,7 +15,7 @@ from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
     from unheard.corpus.store import TokenStore
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
     from unheard.training.released import Released
 
 EXAMPLES = """Examples:
@@ -51,7 +51,7 @@ def evaluate(
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
 
-    def work(ranks: "Ranks | None") -> None:
+    def work(ranks: "ProcessGroup | None") -> None:
         import json
 
         from unheard.cli.display import print_table
@@ -79,7 +79,7 @@ def full_measures_of(
     max_tokens: int | None = None,
     prompts: Sequence[str] | None = None,
     again: bool = False,
-    ranks: "Ranks | None" = None,
+    ranks: "ProcessGroup | None" = None,
 ) -> dict[str, Any]:
     """Returns the full measures of a run's newest model.
 
@@ -126,7 +126,7 @@ def _open(folder: Path, corpus: Path | None) -> "tuple[Released, TokenStore]":
     return released, store
 
 
-def _evaluate(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "Ranks | None") -> dict[str, Any]:
+def _evaluate(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "ProcessGroup | None") -> dict[str, Any]:
     """Computes the measures that training computes, without keeping them."""
     from unheard.cli.display import notes
     from unheard.evaluation.next_word import evaluate as evaluate_users
@@ -149,7 +149,7 @@ def _evaluation(released: "Released", max_tokens: int | None) -> Any:
 
 
 def _measure(
-    folder: Any, corpus: Path | None, max_tokens: int | None, prompts: Sequence[str] | None, ranks: "Ranks | None"
+    folder: Any, corpus: Path | None, max_tokens: int | None, prompts: Sequence[str] | None, ranks: "ProcessGroup | None"
 ) -> dict[str, Any]:
     """Computes the full measures, and keeps them in the run folder if they are of its own store."""
     from dataclasses import replace

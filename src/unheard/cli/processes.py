@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
 
 SAVED = "What was saved is kept: `unheard resume` continues"
 
 
-def run_on_processes(work: "Callable[[Ranks | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
+def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
     """Does the work in this process, with the help of the other ranks if there are any, or starts the processes that do
     it.
 
@@ -36,9 +36,9 @@ def run_on_processes(work: "Callable[[Ranks | None], None]", processes: int = 1,
     """
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         return _launch(processes, max_restarts)
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
 
-    ranks = Ranks.join()
+    ranks = ProcessGroup.join()
     if ranks is None:
         # `kill`, Slurm, Kubernetes and systemd end a job by SIGTERM. Treat it as Ctrl-C, so that what was done is
         # saved.
@@ -55,11 +55,11 @@ def run_on_processes(work: "Callable[[Ranks | None], None]", processes: int = 1,
     try:
         work(ranks)
     finally:
-        ranks.leave()
+        ranks.shutdown()
     return None
 
 
-def _serve(ranks: "Ranks") -> None:
+def _serve(ranks: "ProcessGroup") -> None:
     """Answers the leader's requests until it ends."""
     from unheard.audit.exposure import phrases
     from unheard.errors import RankError
@@ -85,7 +85,7 @@ def _launch(processes: int, max_restarts: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from unheard.engines.distributed.process_group import MEETING_PLACE
+    from unheard.engines.distributed.process_group import RENDEZVOUS_FILE
     from unheard.errors import RankError
 
     # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
@@ -97,7 +97,7 @@ def _launch(processes: int, max_restarts: int) -> None:
     # DP: the processes meet in a folder that only this user may open. A TCP store of torch listens to the whole
     # network, and whoever writes into it can make the ranks send their sums to another address.
     with tempfile.TemporaryDirectory(prefix="unheard-") as folder:
-        os.environ[MEETING_PLACE] = str(Path(folder) / "ranks")
+        os.environ[RENDEZVOUS_FILE] = str(Path(folder) / "ranks")
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         config = LaunchConfig(
             min_nodes=1,
@@ -121,7 +121,7 @@ def _launch(processes: int, max_restarts: int) -> None:
         except ChildFailedError as error:
             _explain(error.failures)
         finally:
-            del os.environ[MEETING_PLACE]
+            del os.environ[RENDEZVOUS_FILE]
 
 
 def _explain(failures: dict[int, Any]) -> None:

@@ -25,7 +25,7 @@ from unheard.cli.options import (
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
     from unheard.training.loop import RoundReport
 
 EXAMPLES = """Examples:
@@ -61,7 +61,7 @@ def sweep(
     Each is charged to its users: ten variants cost them ten runs.
     """
 
-    def work(ranks: "Ranks | None") -> None:
+    def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import show_runs, warn_of_no_noise
         from unheard.mechanism.noise import NoNoise
         from unheard.training.loop import train_together

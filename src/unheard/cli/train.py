@@ -29,7 +29,7 @@ from unheard.cli.options import (
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
-    from unheard.engines.distributed.process_group import Ranks
+    from unheard.engines.distributed.process_group import ProcessGroup
     from unheard.training.loop import RoundReport
 
 EXAMPLES = """Examples:
@@ -70,7 +70,7 @@ def train(
 ) -> None:
     """Train a model with user-level differential privacy, from a run file into a run folder."""
 
-    def work(ranks: "Ranks | None") -> None:
+    def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import show_rounds, warn_of_delta, warn_of_no_noise
         from unheard.engines.distributed.process_group import was_restarted
         from unheard.mechanism.noise import NoNoise
@@ -106,7 +106,7 @@ def resume(
     Rounds that were lost are done, and charged, again.
     """
 
-    def work(ranks: "Ranks | None") -> None:
+    def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import show_rounds
         from unheard.run_folder import RunFolder
         from unheard.training.loop import resume as resume_run

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unheard.corpus.tokenizers import Tokenizer
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.engines.distributed.parallel_map import Spread, in_turn
+from unheard.engines.distributed.parallel_map import ParallelMap, sequential_map
 from unheard.evaluation.baselines import score_baselines
 from unheard.evaluation.next_word import Evaluation, predict
 from unheard.evaluation.scores import by_band, by_token, by_user, score
@@ -60,7 +60,7 @@ def full_measures(
     *,
     prompts: Sequence[str] = PROMPTS,
     progress: Callable[[int, int], None] | None = None,
-    spread: Spread = in_turn,
+    spread: ParallelMap = sequential_map,
 ) -> dict[str, Any]:
     """Compute the content of measures.json.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unheard.config import require
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
-from unheard.engines.distributed.parallel_map import Batch, Spread, in_turn
+from unheard.engines.distributed.parallel_map import TokenBatch, ParallelMap, sequential_map
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
 from unheard.updates.users import User, windows_of
@@ -150,7 +150,7 @@ def evaluate(
     *,
     unroll: int,
     at_once: int | None = None,
-    spread: Spread = in_turn,
+    spread: ParallelMap = sequential_map,
 ) -> dict[str, float]:
     """Evaluate a model on held-out users.
 
@@ -179,17 +179,17 @@ def evaluate(
     return totals.metrics()
 
 
-def _batches(users: Sequence[User], unroll: int, size: int, per_user: bool) -> Iterable[Batch]:
+def _batches(users: Sequence[User], unroll: int, size: int, per_user: bool) -> Iterable[TokenBatch]:
     """Batches of windows: of many users together, or of one user at a time if the model takes user features."""
     if per_user:
         for user in users:
             windows_KW = windows_of(user.tokens, unroll)
             for start in range(0, len(windows_KW), size):
-                yield Batch(windows_KW[start : start + size], user.features)
+                yield TokenBatch(windows_KW[start : start + size], user.features)
         return
     windows_KW = np.concatenate([windows_of(user.tokens, unroll) for user in users] or [np.empty((0, unroll + 1), int)])
     for start in range(0, len(windows_KW), size):
-        yield Batch(windows_KW[start : start + size])
+        yield TokenBatch(windows_KW[start : start + size])
 
 
 @torch.no_grad()

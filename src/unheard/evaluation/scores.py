@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unheard.corpus.vocabulary import BOS, EOS, UNK
-from unheard.engines.distributed.parallel_map import Batch, Spread, in_turn
+from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
 from unheard.evaluation.next_word import TOP, losses, target_rank, tokens_at_once
 from unheard.models.model import LanguageModel, window_targets
@@ -80,7 +80,7 @@ def score(
     unroll: int,
     at_once: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    spread: Spread = in_turn,
+    spread: ParallelMap = sequential_map,
 ) -> tuple[Scores, HeadCounts]:
     """Score every target of these users, with the windows and ranks of training's evaluations.
 
@@ -101,7 +101,7 @@ def score(
     rows: list[tuple[np.ndarray, ...]] = []
     batches, owners = [], []
     for windows_BW, owner_B, features_F in _batches(users, unroll, max(1, at_once // unroll), model):
-        batches.append(Batch(windows_BW, features_F))
+        batches.append(TokenBatch(windows_BW, features_F))
         owners.append(owner_B)
     results = spread(score_batch, model, params_P, batches)
     for batch, owner_B, row in zip(batches, owners, results, strict=True):

@@ -27,7 +27,7 @@ from typing import Any
 
 from unheard.corpus.store import TokenStore
 from unheard.engines.choice import EngineChoice
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.engine import Engine
 from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.evaluation.next_word import evaluate
@@ -82,7 +82,7 @@ def train(
     out: str | Path,
     *,
     engine: EngineChoice = EngineChoice(),
-    ranks: Ranks | None = None,
+    ranks: ProcessGroup | None = None,
     again: bool = False,
 ) -> Generator[RoundReport, None, None]:
     """Train a run in a new folder.
@@ -131,7 +131,7 @@ def resume(
     rounds: int | None = None,
     corpus: str | Path | None = None,
     engine: EngineChoice | None = None,
-    ranks: Ranks | None = None,
+    ranks: ProcessGroup | None = None,
 ) -> Generator[RoundReport, None, None]:
     """Continue a run from its newest checkpoint, on this machine or another.
 
@@ -170,7 +170,7 @@ def resume(
 
 
 def train_together(
-    runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice(), ranks: Ranks | None = None
+    runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice(), ranks: ProcessGroup | None = None
 ) -> Generator[tuple[int, RoundReport], None, None]:
     """Train several runs of one model at the same time on one engine, each in a folder of its own.
 

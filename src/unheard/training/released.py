@@ -17,7 +17,7 @@ from torch import Tensor
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import ModelError, RunFolderError, RunFolderMissing
 from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.evaluation.next_word import predict
@@ -90,7 +90,7 @@ def evaluate(
     *,
     corpus: str | Path | None = None,
     max_tokens: int | None = None,
-    ranks: Ranks | None = None,
+    ranks: ProcessGroup | None = None,
 ) -> dict[str, float]:
     """Evaluate a released model on the held-out users of a corpus.
 

@@ -4,10 +4,10 @@ Rank 0, the leader, runs the whole of training; every other rank waits for reque
 noise, ledger, checkpoints and the run folder belong to the leader alone (docs/decisions/0050-one-leader.md): a worker
 has no ledger to write and no noise to draw. Every process runs the same program:
 
-    ranks = Ranks.join()                       # None for a process that is alone
+    ranks = ProcessGroup.join()                       # None for a process that is alone
     if ranks is None or ranks.is_leader:
         for report in train(run, out, ranks=ranks): ...
-        ranks and ranks.leave()
+        ranks and ranks.shutdown()
     else:
         serve(ranks)
 
@@ -26,10 +26,10 @@ from unheard.config import part_from_table, part_of_kind, table_from_part
 from unheard.corpus.store import TokenStore
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine, sum_share
-from unheard.engines.distributed.parallel_map import Job, Spread, in_turn, on_ranks, work_on
-from unheard.engines.distributed.process_group import Ranks, same_for_all
+from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap, sequential_map, map_on_ranks, map_share
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.distributed.protocol import Message
-from unheard.engines.distributed.store_replicas import Stores
+from unheard.engines.distributed.store_replicas import StoreReplicas
 from unheard.engines.engine import Engine
 from unheard.errors import CorpusError, InvalidValue, UnheardError
 from unheard.evaluation.next_word import count_batch
@@ -37,11 +37,11 @@ from unheard.evaluation.scores import score_batch
 from unheard.models.model import LanguageModel
 from unheard.training.run_file import MODELS
 
-JOBS: tuple[Job, ...] = (count_batch, score_batch)
+JOBS: tuple[BatchFunction, ...] = (count_batch, score_batch)
 """The functions over batches that a worker computes for training and evaluation; the command line adds the audit's."""
 
 
-def build_engine(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None = None) -> Engine:
+def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup | None = None) -> Engine:
     """Build the engine for one model, on this process alone or on all ranks.
 
     Args:
@@ -60,12 +60,12 @@ def build_engine(choice: EngineChoice, model: LanguageModel, ranks: Ranks | None
     own_choice = choice_at_rank(choice, ranks)
     engine = table_from_part(replace(choice, device=own_choice.torch_device().type))
     facts = {"model": table_from_part(model, MODELS), "engine": engine}
-    ranks.tell(same_for_all(ranks, "begin", facts))
+    ranks.send_all("begin", facts)
     local = own_choice.build(model)
-    ranks.answers()
-    ranks.tell(same_for_all(ranks, "connect", {}))
+    ranks.replies()
+    ranks.send_all("connect")
     ranks.connect(local.device, choice.rank_timeout)
-    return DistributedEngine(local, ranks, Stores(ranks, choice.corpus_part), model.layout)
+    return DistributedEngine(local, ranks, StoreReplicas(ranks, choice.corpus_part), model.layout)
 
 
 def _check_no_corpus_part(choice: EngineChoice) -> None:
@@ -78,7 +78,7 @@ def _check_no_corpus_part(choice: EngineChoice) -> None:
         )
 
 
-def choice_at_rank(choice: EngineChoice, ranks: Ranks) -> EngineChoice:
+def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
     """The same choice with the GPU of this rank; on CPUs unchanged."""
     device = choice.torch_device()
     if device.type != "cuda":
@@ -103,7 +103,7 @@ def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
         CorpusError: Some users' text is on no rank, or a rank has another corpus.
     """
     if isinstance(engine, DistributedEngine):
-        engine.reach(store)
+        engine.check_replicas(store)
     elif not store.train.shards_here.all():
         raise CorpusError(
             f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all parts "
@@ -111,21 +111,21 @@ def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
         )
 
 
-def parallel_map_of(engine: Engine) -> Spread:
+def parallel_map_of(engine: Engine) -> ParallelMap:
     """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
-    return on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else in_turn
+    return map_on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else sequential_map
 
 
-def parallel_map_for(model: LanguageModel, ranks: Ranks | None) -> Spread:
+def parallel_map_for(model: LanguageModel, ranks: ProcessGroup | None) -> ParallelMap:
     """The same for a model that is only evaluated, on CPUs, where its parameters are."""
-    return in_turn if ranks is None else parallel_map_of(build_engine(EngineChoice(device="cpu"), model, ranks))
+    return sequential_map if ranks is None else parallel_map_of(build_engine(EngineChoice(device="cpu"), model, ranks))
 
 
-def serve(ranks: Ranks, jobs: Sequence[Job] = JOBS) -> None:
+def serve(ranks: ProcessGroup, jobs: Sequence[BatchFunction] = JOBS) -> None:
     """Answer the leader's requests until it ends the session. Every rank but the leader calls this function.
 
     Args:
-        ranks: The process group, from `Ranks.join`.
+        ranks: The process group, from `ProcessGroup.join`.
         jobs: The functions over batches that the leader may ask for by name.
 
     Raises:
@@ -133,27 +133,27 @@ def serve(ranks: Ranks, jobs: Sequence[Job] = JOBS) -> None:
     """
     worker = _Worker(ranks, {getattr(job, "__name__", ""): job for job in jobs})
     to_add = None
-    while (message := ranks.hear()).job != "end":
-        if message.job == "connect":
+    while (message := ranks.receive()).kind != "end":
+        if message.kind == "connect":
             worker.connect()
-        elif message.job == "add" and to_add is not None:
+        elif message.kind == "add" and to_add is not None:
             # DP: a rank adds its sum and nothing else. It has no streams: the noise is one draw, by the leader.
-            ranks.add_up(to_add)
+            ranks.reduce_sum(to_add)
             to_add = None
         else:
             to_add = _answer(ranks, worker, message)
 
 
-def _answer(ranks: Ranks, worker: "_Worker", message: Message) -> torch.Tensor | None:
+def _answer(ranks: ProcessGroup, worker: "_Worker", message: Message) -> torch.Tensor | None:
     """Compute, and send the result or the error. Returns what is to be added to the sums of the other ranks."""
     try:
         numbers, to_add, seconds = worker.compute(message)
     except Exception as error:
         if ranks.is_broken:
             raise
-        ranks.answer(trouble=_message_for_leader(error))
+        ranks.reply(error=_message_for_leader(error))
         return None
-    ranks.answer(numbers, seconds=seconds)
+    ranks.reply(numbers, seconds=seconds)
     return to_add
 
 
@@ -170,11 +170,11 @@ def _message_for_leader(error: Exception) -> str:
 class _Worker:
     """One rank's model, engine and stores, as the leader last asked for them."""
 
-    ranks: Ranks
-    jobs: Mapping[str, Job]
+    ranks: ProcessGroup
+    jobs: Mapping[str, BatchFunction]
     model: LanguageModel | None = None
     engine: Engine | None = None
-    stores: Stores | None = None
+    stores: StoreReplicas | None = None
     timeout: float = 600.0
 
     def connect(self) -> None:
@@ -184,23 +184,23 @@ class _Worker:
 
     def compute(self, message: Message) -> tuple[np.ndarray | None, torch.Tensor | None, float]:
         """Numbers to answer with, a sum to add to the other ranks' sums, and the seconds that the sum took."""
-        if message.job == "begin":
-            self._begin(message.facts)
+        if message.kind == "begin":
+            self._begin(message.fields)
             return None, None, 0.0
         assert self.model is not None
         assert self.engine is not None
         assert self.stores is not None
-        match message.job:
-            case "look":
-                return self.stores.look(tuple(message.facts["place"])), None, 0.0
+        match message.kind:
+            case "fingerprint":
+                return self.stores.fingerprint(tuple(message.fields["split"])), None, 0.0
             case "sum":
                 return None, *sum_share(self.engine, self.stores, self.ranks, message, self.model.layout)
-            case "spread":
-                return work_on(self.ranks, message, self.jobs, self.model), None, 0.0
-        raise InvalidValue(f"This rank does not know '{message.job}': give every rank the same version of unheard.")
+            case "map":
+                return map_share(self.ranks, message, self.jobs, self.model), None, 0.0
+        raise InvalidValue(f"This rank does not know '{message.kind}': give every rank the same version of unheard.")
 
     def _begin(self, facts: Mapping[str, Any]) -> None:
         choice = part_from_table(EngineChoice, facts["engine"], "engine")
         self.model = part_of_kind(MODELS, facts["model"], "model")
         self.engine = choice_at_rank(choice, self.ranks).build(self.model)  # pyright: ignore[reportArgumentType]
-        self.stores, self.timeout = Stores(self.ranks, choice.corpus_part), choice.rank_timeout
+        self.stores, self.timeout = StoreReplicas(self.ranks, choice.corpus_part), choice.rank_timeout

@@ -1,1 +1,1 @@
-"""Engines on several processes (torch.distributed): the leader asks, every rank sums its share of a cohort."""
+"""Several processes as one engine: process group, messages, load balancing, replicas of the store, parallel map."""

@@ -1,12 +1,23 @@
-"""Processes that train together: rank 0 leads and asks, the others answer. Only messages and sums are here, no meaning.
+"""The process group: messages between the leader (rank 0) and the workers, and collectives over all ranks.
 
-In: what torchrun puts into the environment. Out: `tell`, `hear`, `answer` and `answers` (small messages, to and from one rank at a
-time, over Gloo, so that who is late can be named), `hand_out` and `add_up` (collectives: over NCCL between GPUs, else Gloo).
-What a message is: engines/distributed/protocol.py. How it is used: engines/distributed/engine.py, training/worker.py.
-How ranks find each other, also after some of them died: torchrun may keep one store for all attempts, with old addresses in it.
+Input: the environment variables that torchrun sets. Usage, on every process:
 
-In: what torchrun put into the environment. Out: a store of this attempt's own, the rank, how many there are. Each process brings a
-number that nobody else has; the leader answers it with the name of a fresh corner of the store, so that nothing old is ever read.
+    ranks = ProcessGroup.join()             # None for a single process
+    if ranks.is_leader:
+        ranks.send_all("begin", {...})      # a request to every worker
+        replies = ranks.replies()           # one Reply per worker; raises RankError, which names the rank
+        params_P = ranks.broadcast(params_P)
+        total = ranks.reduce_sum(units)     # int64 only
+        ranks.shutdown()
+    else:
+        message = ranks.receive(); ...; ranks.reply(numbers)
+
+Messages (protocol.py) go to and from one rank at a time over Gloo, so that an error can name the rank that is late or
+gone. Collectives use NCCL between GPUs, else Gloo.
+
+`connect_ranks` connects the processes, also after some of them died: torchrun may keep one key-value store for all
+attempts, with old addresses in it. Each process publishes a random number; the leader answers it with the prefix of a
+fresh part of the store, so that nothing of an earlier attempt is ever read.
 """
 
 import os
@@ -25,28 +36,30 @@ from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from unheard.engines.distributed.protocol import Answer, Message, Sending, wait
+from unheard.engines.distributed.protocol import Message, PendingSend, Reply, wait
 from unheard.errors import RankError
 
-MEETING_PLACE = "UNHEARD_MEETING_PLACE"
-"""The variable by which `--processes` names a file to meet in; torchrun's processes meet at an address instead."""
-PATIENCE = 600.0
-"""Seconds for all to arrive: machines that start together import and compile at their own pace."""
+RENDEZVOUS_FILE = "UNHEARD_MEETING_PLACE"
+"""The environment variable with which `--processes` names a file for the rendezvous; torchrun uses an address
+instead."""
+ARRIVAL_TIMEOUT = 600.0
+"""Seconds for all ranks to arrive: machines import and compile at different speeds."""
 
 
 def world_size() -> int:
+    """The number of processes that were started together; 1 for a single process."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def was_restarted() -> bool:
-    """Whether torchrun has started these processes again after one of them died."""
+    """Whether torchrun has restarted these processes after one of them died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
-def meet() -> tuple[Store, int, int]:
-    """The store, this rank, the number of ranks."""
-    if place := os.environ.get(MEETING_PLACE):
-        store, rank, size = FileStore(place), int(os.environ["RANK"]), world_size()
+def connect_ranks() -> tuple[Store, int, int]:
+    """The rendezvous: a key-value store of this attempt, this rank, and the number of ranks."""
+    if path := os.environ.get(RENDEZVOUS_FILE):
+        store, rank, size = FileStore(path), int(os.environ["RANK"]), world_size()
     else:
         store, rank, size = next(iter(rendezvous("env://")))
     mine = secrets.token_hex(8)
@@ -55,21 +68,23 @@ def meet() -> tuple[Store, int, int]:
 
 
 def _arrive(store: Store, mine: str, rank: int) -> str:
+    """A worker's side: publishes its number and waits for the leader's answer."""
     store.set(f"unheard/hello/{rank}", mine)
-    store.wait([f"unheard/welcome/{mine}"], timedelta(seconds=PATIENCE))
+    store.wait([f"unheard/welcome/{mine}"], timedelta(seconds=ARRIVAL_TIMEOUT))
     attempt = store.get(f"unheard/welcome/{mine}").decode()
     store.set(f"unheard/{attempt}/here/{rank}", "yes")
     return attempt
 
 
 def _welcome(store: Store, attempt: str, size: int) -> str:
-    """Answer every number that is there, until each rank has said that it has heard: an earlier attempt's are silent."""
-    missing, until = set(range(1, size)), time.monotonic() + PATIENCE
+    """The leader's side: answers every published number until each rank has confirmed; numbers of earlier attempts
+    never confirm."""
+    missing, until = set(range(1, size)), time.monotonic() + ARRIVAL_TIMEOUT
     while missing:
         if time.monotonic() > until:
             late = ", ".join(map(str, sorted(missing)[:8]))
             raise RankError(
-                f"Rank {late} of {size} did not arrive within {PATIENCE:g} s. Look at its machine; start again."
+                f"Rank {late} of {size} did not arrive within {ARRIVAL_TIMEOUT:g} s. Look at its machine; start again."
             )
         for rank in sorted(missing):
             if store.check([f"unheard/{attempt}/here/{rank}"]):
@@ -80,12 +95,21 @@ def _welcome(store: Store, attempt: str, size: int) -> str:
     return attempt
 
 
-LONG = timedelta(days=3650)
-"""How long a rank waits for work: a leader may audit or save for hours, and one that dies is noticed by its connection."""
+NO_TIMEOUT = timedelta(days=3650)
+"""How long a worker waits for a message: the leader may work for hours, and a dead leader is noticed by its
+connection."""
 
 
-class Ranks:
-    """The group as one of its processes sees it."""
+class ProcessGroup:
+    """The processes that train together, as one of them sees it. `join` makes it.
+
+    Attributes:
+        rank: this process; 0 is the leader.
+        size: the number of processes.
+        local_rank, local_size: the same on this machine.
+        node: the number of this machine.
+        is_broken: whether a connection has failed; nothing more can be sent then.
+    """
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -97,12 +121,19 @@ class Ranks:
         self.is_broken = False
 
     @classmethod
-    def join(cls) -> "Ranks | None":
-        """Meet the others that torchrun started; None for a process that is alone."""
+    def join(cls) -> "ProcessGroup | None":
+        """Connects to the other processes that torchrun or `--processes` started.
+
+        Returns:
+            The group, or None for a single process.
+
+        Raises:
+            RankError: if not all processes arrive.
+        """
         if world_size() == 1:
             return None
         try:
-            store, rank, size = meet()
+            store, rank, size = connect_ranks()
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         except (RuntimeError, ValueError) as error:
             raise RankError(
@@ -115,22 +146,32 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
+        """Whether this process is rank 0, which runs training."""
         return self.rank == 0
 
     @property
     def others(self) -> range:
+        """All ranks but the leader."""
         return range(1, self.size)
 
     def connect(self, device: torch.device, timeout: float) -> None:
-        """How sums will travel, and how long ranks wait for each other. Every rank calls this at the same point."""
+        """Opens the connections for collectives. Every rank calls this at the same point.
+
+        Args:
+            device: of this rank's engine; CUDA uses NCCL.
+            timeout: seconds that ranks wait for each other.
+        """
         if self._collective is None or (device.type, timeout) != (self.device.type, self.timeout):
             backend = "nccl" if device.type == "cuda" else "gloo"
             self._collective = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
         self.device, self.timeout = device, timeout
 
-    def tell(self, messages: Sequence[Message]) -> None:
-        """The leader asks every other rank for something, each in its own words, and sees that they have heard. All are spoken to
-        at once: one after the other, hundreds of ranks would wait longer than they work."""
+    def send(self, messages: Sequence[Message]) -> None:
+        """Sends one message to each worker and waits until all have confirmed it. Raises `RankError`, which names the
+        rank.
+
+        All sends are posted at once: one after the other would take longer than the work itself with hundreds of ranks.
+        """
         posted = []
         for rank, message in zip(self.others, messages, strict=True):
             with self._naming(rank):
@@ -138,78 +179,93 @@ class Ranks:
         for rank, sending in zip(self.others, posted, strict=True):
             with self._naming(rank):
                 sending.wait(self.timeout)
-        self.answers()
+        self.replies()
 
-    def _post(self, rank: int, message: Message) -> Sending:
-        return Sending([(dist.isend(part, dst=rank), part) for part in message.packed()])
+    def send_all(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
+        """Sends the same message to every worker, as `send`."""
+        self.send([Message(kind, dict(fields or {})) for _ in self.others])
 
-    def hear(self) -> Message:
-        """What the leader asks next, however long that takes. The answer "heard" goes back at once."""
+    def _post(self, rank: int, message: Message) -> PendingSend:
+        return PendingSend([(dist.isend(part, dst=rank), part) for part in message.encode()])
+
+    def receive(self) -> Message:
+        """The next message of the leader, however long that takes. It is confirmed with an empty reply at once."""
         sizes = torch.zeros(2, dtype=torch.int64)
         with self._naming(0):
-            wait(dist.irecv(sizes, src=0), LONG.total_seconds())
-            content = Message.room(sizes)
+            wait(dist.irecv(sizes, src=0), NO_TIMEOUT.total_seconds())
+            content = Message.buffer(sizes)
             wait(dist.irecv(content, src=0), self.timeout)
-        message = Message.unpacked(sizes, content)
-        if message.job != "end":
-            self.answer()
+        message = Message.decode(sizes, content)
+        if message.kind != "end":
+            self.reply()
         return message
 
-    def answer(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, trouble: str = "") -> None:
-        """To the leader: numbers, or what went wrong. It listens when it is done with its own share, however long that is."""
-        answer = Answer(np.empty(0, dtype=np.int64) if numbers is None else numbers, seconds, trouble)
-        with self._naming(0):
-            for part in answer.packed():
-                wait(dist.isend(part, dst=0), LONG.total_seconds())
+    def reply(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, error: str = "") -> None:
+        """Sends a reply to the leader: integers and the time they took, or an error.
 
-    def answers(self) -> list[Answer]:
-        """The leader hears every other rank, in order; whoever is late, gone or in trouble is named."""
-        until, found, coming = time.monotonic() + self.timeout, [], []
+        Waits until the leader receives it.
+        """
+        reply = Reply(np.empty(0, dtype=np.int64) if numbers is None else numbers, seconds, error)
+        with self._naming(0):
+            for part in reply.encode():
+                wait(dist.isend(part, dst=0), NO_TIMEOUT.total_seconds())
+
+    def replies(self) -> list[Reply]:
+        """One reply from each worker, in the order of ranks.
+
+        Raises `RankError`, which names a rank that is late, gone or failed.
+        """
+        until, received, posted = time.monotonic() + self.timeout, [], []
         for rank in self.others:
-            head = Answer.room()
+            head = Reply.buffer()
             with self._naming(rank):
-                coming.append((rank, head, dist.irecv(head, src=rank)))
-        for rank, head, work in coming:
+                posted.append((rank, head, dist.irecv(head, src=rank)))
+        for rank, head, work in posted:
             with self._naming(rank):
                 wait(work, until - time.monotonic())
-                numbers = Answer.room(head)
+                numbers = Reply.buffer(head)
                 if len(numbers):
                     wait(dist.irecv(numbers, src=rank), self.timeout)
-            answer = Answer.unpacked(head, numbers)
-            if answer.trouble:
-                raise RankError(f"Rank {rank} of {self.size}: {answer.trouble}")
-            found.append(answer)
-        return found
+            reply = Reply.decode(head, numbers)
+            if reply.error:
+                raise RankError(f"Rank {rank} of {self.size}: {reply.error}")
+            received.append(reply)
+        return received
 
-    def hand_out(self, tensor: Tensor) -> Tensor:
-        """The leader's tensor, on every rank; all give one of its size and type."""
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The leader's tensor, on every rank; every rank passes a tensor of its shape and type."""
         tensor = tensor.to(self.device).contiguous()
-        self._together(lambda: dist.broadcast(tensor, src=0, group=self._collective))
+        self._collectively(lambda: dist.broadcast(tensor, src=0, group=self._collective))
         return tensor
 
-    def add_up(self, units: Tensor) -> Tensor:
-        """The sum over ranks of whole numbers; only the leader's copy is one."""
+    def reduce_sum(self, units: Tensor) -> Tensor:
+        """The sum over ranks of integers; only the leader's result is the sum.
+
+        Raises:
+            TypeError: unless the tensor is int64.
+        """
         # DP: in int64, where a sum is the same in any order on any number of ranks, and never rounds.
         if units.dtype != torch.int64:
             raise TypeError(f"Sums over ranks are of int64, not of {units.dtype}.")
         units = units.to(self.device).contiguous()
-        self._together(lambda: dist.reduce(units, dst=0, op=dist.ReduceOp.SUM, group=self._collective))
+        self._collectively(lambda: dist.reduce(units, dst=0, op=dist.ReduceOp.SUM, group=self._collective))
         return units
 
-    def leave(self) -> None:
-        """Let the others go home, if they can still hear; who cannot will notice that we have gone."""
+    def shutdown(self) -> None:
+        """Ends the workers' loops. A worker that cannot be reached notices that the leader is gone."""
         for rank in () if self.is_broken else self.others:
             with suppress(RuntimeError):
                 self._post(rank, Message("end")).wait(2.0)
 
-    def _together(self, collective: Callable[[], Any]) -> None:
+    def _collectively(self, collective: Callable[[], Any]) -> None:
+        """Runs a collective; a failure becomes a `RankError`."""
         try:
             collective()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except RuntimeError as error:
             self.is_broken = True
-            raise RankError(f"A rank was lost while sums were on their way ({_first_line(error)}). {_CURE}") from None
+            raise RankError(f"A rank was lost while sums were on their way ({_first_line(error)}). {_REMEDY}") from None
 
     def _naming(self, rank: int) -> "_Naming":
         return _Naming(self, rank)
@@ -217,9 +273,9 @@ class Ranks:
 
 @dataclass
 class _Naming:
-    """Turns a broken connection into an error that names the rank."""
+    """A context that turns a failed connection into a `RankError` that names the rank."""
 
-    ranks: Ranks
+    ranks: ProcessGroup
     rank: int
 
     def __enter__(self) -> None: ...
@@ -231,23 +287,19 @@ class _Naming:
         name = f"Rank {self.rank} of {self.ranks.size}"
         if "Timed out" in str(error):
             late = f"{name} did not answer within {self.ranks.timeout:g} s: it is slow, or it hangs."
-            raise RankError(f"{late} Give it longer (--rank-timeout), or look at its machine. {_CURE}") from None
-        raise RankError(f"{name} is gone ({_first_line(error)}). {_CURE}") from None
+            raise RankError(f"{late} Give it longer (--rank-timeout), or look at its machine. {_REMEDY}") from None
+        raise RankError(f"{name} is gone ({_first_line(error)}). {_REMEDY}") from None
 
 
-_CURE = "No round is lost that was saved: start again and it goes on, or let torchrun do it (--max-restarts)."
+_REMEDY = "No round is lost that was saved: start again and it goes on, or let torchrun do it (--max-restarts)."
 
 
 def share_cores(local_size: int) -> None:
-    """Ranks of one machine share its cores: torchrun leaves each with one thread, which is few where ranks are few."""
+    """ProcessGroup of one machine share its cores: torchrun leaves each with one thread, which is few where ranks are
+    few."""
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local_size))
-
-
-def same_for_all(ranks: Ranks, job: str, facts: Mapping[str, Any]) -> list[Message]:
-    """One message for every other rank."""
-    return [Message(job, dict(facts)) for _ in ranks.others]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,12 @@
-"""What ranks say to each other, and how it lies on the wire: JSON and whole numbers in tensors. Nothing is ever unpickled.
+"""The messages between ranks and their encoding: JSON and integers in tensors. Nothing is ever unpickled.
 
-In: what the leader asks of a rank, what a rank answers. Out: tensors whose sizes the other side knows before it receives them; and
-back from there. Who speaks when, and who is late: engines/distributed/process_group.py.
+The leader sends a `Message` to each worker; a worker sends a `Reply`. Both are encoded as tensors whose sizes the
+receiver knows before it receives them: a message as its two sizes and then its content, a reply as a head of fixed size
+and then its numbers. The exchange itself, its timeouts and its errors are in process_group.py.
+
+    >>> sizes, content = Message("sum", {"dtype": "float32"}, np.arange(3)).encode()
+    >>> Message.decode(sizes, content).fields
+    {'dtype': 'float32'}
 """
 
 import json
@@ -13,77 +18,87 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WORDS = 1024
-"""Bytes of an answer that say what went wrong."""
+ERROR_BYTES = 1024
+"""Bytes of a reply for the text of an error."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What the leader asks of one rank."""
+    """A request of the leader to one worker.
 
-    job: str
-    facts: dict[str, Any] = field(default_factory=dict, repr=False)  # how many users, for one
+    Args:
+        kind: what to do: "begin", "connect", "fingerprint", "sum", "add", "map" or "end".
+        fields: its arguments, as JSON.
+        numbers: its integers, such as the numbers of the users to sum.
+    """
+
+    kind: str
+    # Not shown: the fields and numbers say how many users were drawn, and which.
+    fields: dict[str, Any] = field(default_factory=dict, repr=False)
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
 
-    def packed(self) -> tuple[Tensor, Tensor]:
-        """How many bytes of words and how many numbers, and then both in a row."""
-        said = json.dumps([self.job, self.facts]).encode()
+    def encode(self) -> tuple[Tensor, Tensor]:
+        """The number of bytes of JSON and the number of integers; and the content: both one after the other."""
+        text = json.dumps([self.kind, self.fields]).encode()
         numbers = np.ascontiguousarray(self.numbers, dtype=np.int64)
-        content = torch.from_numpy(np.frombuffer(said + numbers.tobytes(), dtype=np.uint8).copy())
-        return torch.tensor([len(said), numbers.size]), content
+        content = torch.from_numpy(np.frombuffer(text + numbers.tobytes(), dtype=np.uint8).copy())
+        return torch.tensor([len(text), numbers.size]), content
 
     @staticmethod
-    def room(sizes: Tensor) -> Tensor:
-        """Where a message of these sizes is received."""
-        words, count = sizes.tolist()
-        return torch.zeros(words + 8 * count, dtype=torch.uint8)
+    def buffer(sizes: Tensor) -> Tensor:
+        """A tensor into which the content of a message of these sizes is received."""
+        text_bytes, count = sizes.tolist()
+        return torch.zeros(text_bytes + 8 * count, dtype=torch.uint8)
 
     @classmethod
-    def unpacked(cls, sizes: Tensor, content: Tensor) -> "Message":
-        words, said = int(sizes[0]), content.numpy().tobytes()
-        job, facts = json.loads(said[:words])
-        return cls(job, facts, np.frombuffer(said[words:], dtype=np.int64))
+    def decode(cls, sizes: Tensor, content: Tensor) -> "Message":
+        """The message from its two tensors."""
+        text_bytes, encoded = int(sizes[0]), content.numpy().tobytes()
+        kind, fields = json.loads(encoded[:text_bytes])
+        return cls(kind, fields, np.frombuffer(encoded[text_bytes:], dtype=np.int64))
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one rank says: numbers, and how long they took; or what went wrong."""
+class Reply:
+    """The answer of one worker: integers and how long they took to compute, or the text of an error."""
 
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
     seconds: float = field(default=0.0, repr=False)
-    trouble: str = field(default="", repr=False)
+    error: str = field(default="", repr=False)
 
-    def packed(self) -> list[Tensor]:
-        """A head that is always of one size, and the numbers if there are any."""
+    def encode(self) -> list[Tensor]:
+        """A head, always of the same size, and the numbers if there are any."""
         numbers = np.ascontiguousarray(self.numbers, dtype=np.int64)
-        words = np.zeros(WORDS, dtype=np.uint8)
-        said = np.frombuffer(self.trouble.encode()[:WORDS], dtype=np.uint8)
-        words[: len(said)] = said
-        head = np.concatenate([np.array([numbers.size, int(self.seconds * 1e9)]), words.view(np.int64)])
+        text = np.zeros(ERROR_BYTES, dtype=np.uint8)
+        encoded = np.frombuffer(self.error.encode()[:ERROR_BYTES], dtype=np.uint8)
+        text[: len(encoded)] = encoded
+        head = np.concatenate([np.array([numbers.size, int(self.seconds * 1e9)]), text.view(np.int64)])
         return [torch.from_numpy(part.copy()) for part in ((head, numbers) if numbers.size else (head,))]
 
     @staticmethod
-    def room(head: Tensor | None = None) -> Tensor:
-        """Where a head is received; and when that is there, where its numbers are."""
-        return torch.zeros(2 + WORDS // 8 if head is None else int(head[0]), dtype=torch.int64)
+    def buffer(head: Tensor | None = None) -> Tensor:
+        """A tensor into which a head is received; given the head, one for its numbers."""
+        return torch.zeros(2 + ERROR_BYTES // 8 if head is None else int(head[0]), dtype=torch.int64)
 
     @classmethod
-    def unpacked(cls, head: Tensor, numbers: Tensor) -> "Answer":
-        trouble = head[2:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
-        return cls(numbers.numpy(), int(head[1]) / 1e9, trouble)
+    def decode(cls, head: Tensor, numbers: Tensor) -> "Reply":
+        """The reply from its two tensors."""
+        error = head[2:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+        return cls(numbers.numpy(), int(head[1]) / 1e9, error)
 
 
 @dataclass(frozen=True)
-class Sending:
-    """A message on its way, and its memory, which must stay until it has left."""
+class PendingSend:
+    """A message that is being sent, with its memory, which must stay until it is sent."""
 
     parts: list[tuple[Any, Tensor]]
 
     def wait(self, seconds: float) -> None:
+        """Waits until all is sent; raises `RuntimeError` if that takes longer."""
         for work, _ in self.parts:
             wait(work, seconds)
 
 
 def wait(work: Any, seconds: float) -> None:
-    """For something that was posted; a RuntimeError if it takes longer, or the other side is gone."""
+    """Waits for a posted send or receive; raises `RuntimeError` if it takes longer, or the other process is gone."""
     work.wait(timedelta(seconds=max(seconds, 0.01)))

@@ -1,7 +1,8 @@
-"""Where a rank reads users: the store at the leader's path, or this machine's part of it.
+"""Where a rank reads users: the store at the leader's path, or this machine's replica or part of it.
 
-In: places of splits as messages name them, and `[engine] corpus_part`. Out: the same users, read here. Copies of a store must be of
-the store that is charged, and agree on who has which number, or one person could be summed twice under two; that is checked before
+Input: splits as messages name them (the leader's path of the store, the name of the split), and `[engine] corpus_part`.
+Output: the same users, read on this machine. Every replica must be of the store that is charged, and must number
+its users alike; otherwise one person could be summed twice under two numbers. `shard_holders` checks that before
 the first round.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from unheard.corpus.store import TokenStore, UserTokens
-from unheard.engines.distributed.process_group import Ranks
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import CorpusError, InvalidValue
 
 DIGEST = 4
@@ -20,15 +21,16 @@ DIGEST = 4
 
 
 @dataclass
-class Stores:
-    """The stores that this process has opened, by the path that the leader calls them by."""
+class StoreReplicas:
+    """The stores that this process has opened, by the leader's path of each."""
 
-    ranks: Ranks
+    ranks: ProcessGroup
     template: str | None = None
-    """`[engine] corpus_part`: where parts lie, with {rank}, {local_rank} or {node} in it."""
+    """`[engine] corpus_part`: the path of this machine's part, with {rank}, {local_rank} or {node} in it."""
     _open: dict[str, TokenStore] = field(default_factory=dict)
 
     def here(self, path: str) -> Path:
+        """The path on this machine of the store that the leader has at `path`."""
         if self.template is None:
             return Path(path)
         try:
@@ -39,50 +41,56 @@ class Stores:
             ) from None
         return Path(filled)
 
-    def users(self, place: tuple[str, ...]) -> UserTokens:
-        """The users of a split (a store's folder, a split's name), as they lie here."""
-        path, split = place
+    def users(self, split: tuple[str, ...]) -> UserTokens:
+        """The users of a split, given as (the leader's path of the store, the name of the split)."""
+        path, name = split
         if path not in self._open:
             self._open[path] = TokenStore.open(self.here(path))
-        found = getattr(self._open[path], split)
-        if not isinstance(found, UserTokens):
-            raise CorpusError(f"{self._open[path].path} has no {split}.")
-        return found
+        users = getattr(self._open[path], name)
+        if not isinstance(users, UserTokens):
+            raise CorpusError(f"{self._open[path].path} has no {name}.")
+        return users
 
-    def look(self, place: tuple[str, ...]) -> np.ndarray:
-        """What this rank says of a split: which corpus it is and who has which number (as hashes), and the shards it holds."""
-        users = self.users(place)
+    def fingerprint(self, split: tuple[str, ...]) -> np.ndarray:
+        """The fingerprint of a split on this rank (`store_fingerprint`), and for each shard whether this rank holds
+        it."""
+        users = self.users(split)
         users.check_boundaries()
-        return np.concatenate([identity(self._open[place[0]], users), users.shards_here.astype(np.int64)])
+        return np.concatenate([store_fingerprint(self._open[split[0]], users), users.shards_here.astype(np.int64)])
 
 
-def identity(store: TokenStore, users: UserTokens) -> np.ndarray:
-    """Which corpus it is, where users begin and end, and what some of them wrote: three hashes as whole numbers."""
+def store_fingerprint(store: TokenStore, users: UserTokens) -> np.ndarray:
+    """Three hashes as integers: the name of the corpus, the boundaries of its users, and samples of their text."""
     samples = users.samples()
     if store.part is not None:
-        told = store.part.get("samples")
-        told = told if isinstance(told, list) else []
-        if len(told) != len(samples) or any(
-            mine not in (None, whole) for mine, whole in zip(samples, told, strict=True)
+        recorded = store.part.get("samples")
+        recorded = recorded if isinstance(recorded, list) else []
+        if len(recorded) != len(samples) or any(
+            mine not in (None, whole) for mine, whole in zip(samples, recorded, strict=True)
         ):
             raise CorpusError(
                 f"{store.path} is not the part that was made of its store. Make it again: unheard corpus part."
             )
-        samples = told
+        samples = recorded
     wrote = hashlib.sha256(" ".join(map(str, samples)).encode()).digest()
     return np.frombuffer(bytes.fromhex(store.name) + users.boundaries_digest() + wrote, dtype=np.int64)
 
 
-def who_holds_what(looks: list[np.ndarray], store: TokenStore) -> np.ndarray:
-    """A mask [shards, ranks], from what every rank saw; a copy of something else, or a shard that nobody holds, is refused."""
-    meant, path = identity(store, store.train), str(store.path)
-    for rank, look in enumerate(looks):
-        # DP: copies that number users differently would let one person in twice, and those of another store are not charged.
-        if not np.array_equal(look[: 3 * DIGEST], meant):
+def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarray:
+    """Which rank holds which shard, bool [shards, ranks], from the fingerprints of all ranks.
+
+    Raises:
+        CorpusError: if a rank has another corpus, or no rank holds a shard.
+    """
+    expected, path = store_fingerprint(store, store.train), str(store.path)
+    for rank, fingerprint in enumerate(fingerprints):
+        # DP: copies that number users differently would let one person in twice, and those of another store are not
+        # charged.
+        if not np.array_equal(fingerprint[: 3 * DIGEST], expected):
             raise CorpusError(
                 f"Rank {rank} has another corpus than the run's {path}. Give every rank a copy, or a part, of that store."
             )
-    may_HR = np.stack([look[3 * DIGEST :] for look in looks], axis=1).astype(bool)
+    may_HR = np.stack([mine[3 * DIGEST :] for mine in fingerprints], axis=1).astype(bool)
     if len(lost := np.flatnonzero(~may_HR.any(axis=1))):
         names = ", ".join(f"{shard:05d}" for shard in lost[:8])
         raise CorpusError(
