@@ -26,7 +26,7 @@ from torch import Tensor
 
 from unheard.audit.planted_phrases import FIRST_WORD
 from unheard.corpus.vocabulary import BOS
-from unheard.engines.distributed.parallel_map import TokenBatch, ParallelMap, sequential_map
+from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel
 

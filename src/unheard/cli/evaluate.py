@@ -126,7 +126,9 @@ def _open(folder: Path, corpus: Path | None) -> "tuple[Released, TokenStore]":
     return released, store
 
 
-def _evaluate(folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "ProcessGroup | None") -> dict[str, Any]:
+def _evaluate(
+    folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "ProcessGroup | None"
+) -> dict[str, Any]:
     """Computes the measures that training computes, without keeping them."""
     from unheard.cli.display import notes
     from unheard.evaluation.next_word import evaluate as evaluate_users
@@ -149,7 +151,11 @@ def _evaluation(released: "Released", max_tokens: int | None) -> Any:
 
 
 def _measure(
-    folder: Any, corpus: Path | None, max_tokens: int | None, prompts: Sequence[str] | None, ranks: "ProcessGroup | None"
+    folder: Any,
+    corpus: Path | None,
+    max_tokens: int | None,
+    prompts: Sequence[str] | None,
+    ranks: "ProcessGroup | None",
 ) -> dict[str, Any]:
     """Computes the full measures, and keeps them in the run folder if they are of its own store."""
     from dataclasses import replace

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from unheard.config import require
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
-from unheard.engines.distributed.parallel_map import TokenBatch, ParallelMap, sequential_map
+from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
 from unheard.updates.users import User, windows_of

@@ -26,7 +26,7 @@ from unheard.config import part_from_table, part_of_kind, table_from_part
 from unheard.corpus.store import TokenStore
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine, sum_share
-from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap, sequential_map, map_on_ranks, map_share
+from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap, map_on_ranks, map_share, sequential_map
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.distributed.protocol import Message
 from unheard.engines.distributed.store_replicas import StoreReplicas

@@ -118,7 +118,9 @@ def check_other_population(run: Run, proxy: Path) -> None:
     is_same = proxy.resolve() == own.resolve()
     if not is_same and (own / "corpus.json").is_file() and (proxy / "corpus.json").is_file():
         stores = [TokenStore.open(path) for path in (own, proxy)]
-        is_copy = bool((store_fingerprint(stores[0], stores[0].train) == store_fingerprint(stores[1], stores[1].train)).all())
+        is_copy = bool(
+            (store_fingerprint(stores[0], stores[0].train) == store_fingerprint(stores[1], stores[1].train)).all()
+        )
         ledger = _ledger_path(proxy)
         is_same = is_copy or (ledger is not None and ledger in (_ledger_path(own), _ledger_path(run.ledger)))
     if is_same:
