@@ -1,4 +1,4 @@
-"""Bad input is counted and the rest kept, or it is refused in a sentence that says what to do."""
+"""Malformed rows are counted and the others kept; unusable input raises an error that says what to do."""
 
 import errno
 import gzip

@@ -1,4 +1,4 @@
-"""Canaries are in exactly the users that the record names, and in nobody else."""
+"""Canaries are in exactly the users that the record names, and in no other user."""
 
 import json
 import os

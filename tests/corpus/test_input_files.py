@@ -77,7 +77,7 @@ ROWS = [{"who": f"u{i}", "what": f"a b c {i * 7919 % 1000}", "when": i} for i in
 
 
 def pack(path, kind):
-    """A packed twin of a file, and its bytes."""
+    """Compress a file; return the new path and its bytes."""
     if kind == "gz":
         packed = path.with_name(path.name + ".gz")
         packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))

@@ -1,4 +1,4 @@
-"""From any format to the same store: grouped by user, in time order, cut, filtered, split; resumable, never half-taken."""
+"""Every input format gives the same store: users grouped, sorted by time, cut, filtered and split; a call resumes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Private vocabulary: no user votes with more than norm 1; what one user alone wrote stays in, but for delta."""
+"""The private vocabulary: votes have norm at most 1; a word of one user alone is released with probability delta."""
 
 import math
 

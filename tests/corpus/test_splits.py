@@ -1,4 +1,4 @@
-"""Every user is in one split, decided by salt and id alone; test posts are held-out users' only."""
+"""Every user is in one split, by salt and id alone; test posts come from held-out users only."""
 
 import hashlib
 

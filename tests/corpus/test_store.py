@@ -1,4 +1,4 @@
-"""A store reads back what was written, opens without reading it, and is never taken for whole when it is not."""
+"""A store reads back what was written, and an incomplete or damaged store raises an error."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A synthetic corpus has the size asked for, the statistics of the store it follows, and its mark."""
+"""A synthetic store has the requested size, the statistics of its model store, and is marked as synthetic."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Text becomes the words that a reader sees, in any script, by the same rules wherever they run."""
+"""Tokenizers split text of any script into what a reader sees as words or characters."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""A store narrowed by rank is the store that would have been prepared with the shorter list."""
+"""A store with a smaller vocabulary equals the store that is prepared with the shorter word list."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ SAID = (
 
 
 def files(folder):
-    """All but the ledger, which leads to the first store's."""
+    """All files except the ledger, which refers to the ledger of the first store."""
     found = (path for path in folder.rglob("*") if path.is_file() and "ledger" not in path.name)
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
@@ -82,7 +82,7 @@ def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
 
 
 def test_killed_at_any_moment_it_leaves_no_store_with_a_ledger_of_its_own(tmp_path, monkeypatch):
-    """Whoever found the narrower store there without its way to the first one's ledger would charge it apart."""
+    """A smaller store without a reference to the first store's ledger would be charged on its own."""
     large = large_store(tmp_path / "large")
 
     def killed(self, other):

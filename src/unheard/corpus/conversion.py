@@ -5,7 +5,7 @@
     the demo corpus            JSON lines; it is a file of the PyPI package `chitchat-dataset`
     Python objects             JSON lines or Parquet: rows (dicts), pandas and Arrow tables, `datasets.Dataset`
 
-Only the needed columns are converted. `import_source` is called by the pipeline for each source; `write_rows` by the
+Only the needed columns are converted. `convert_source` is called by the pipeline for each source; `write_rows` by the
 public function `unheard.prepare`.
 """
 
@@ -30,13 +30,13 @@ _MALFORMED = "not a row\n"
 """A line that is not JSON: the scan counts it as a malformed row."""
 
 
-def import_source(source: Source, number: int, work: Path, fields: Fields) -> list[Source]:
-    """Return sources that the scan can read: the source itself, or files converted into `work`.
+def convert_source(source: Source, number: int, work: Path, fields: Fields) -> list[Source]:
+    """Convert a source with another format (`Source.needs_conversion`) into files in `work` that the scan reads.
 
     A converted file gets its name when it is complete, so a repeated call does not convert again.
 
     Args:
-        source: One source of `find_sources`.
+        source: A source with the format "hub", "sqlite" or "chitchat".
         number: Its number among all sources, which names the converted file.
         work: The work folder of the pipeline.
         fields: The columns to convert.
@@ -47,8 +47,6 @@ def import_source(source: Source, number: int, work: Path, fields: Fields) -> li
     folder = work / "imports"
     if source.format == "hub":
         return _import_dataset(source, folder / f"{number:05d}", fields)
-    if source.format not in ("sqlite", "chitchat"):
-        return [source]
     target = folder / f"{number:05d}.jsonl"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)

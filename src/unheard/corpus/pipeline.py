@@ -37,7 +37,7 @@ from unheard.corpus import Progress, no_progress
 from unheard.corpus.backends import Grouping, GroupingBackend
 from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.canaries import Canary, plant_canaries
-from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat, import_source
+from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Fields, Source, make_batches
@@ -186,7 +186,10 @@ def _run_steps(
     """The five steps of the module docstring, in order."""
     work, with_map = writer.partial / "work", user_map is not None
     _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, with_map])
-    readable = [file for i, s in enumerate(sources) for file in import_source(s, i, work, preparation.fields)]
+    readable: list[Source] = []
+    for number, source in enumerate(sources):
+        is_readable = not source.needs_conversion
+        readable += [source] if is_readable else convert_source(source, number, work, preparation.fields)
     grouping = Grouping(
         work=work,
         fields=preparation.fields,
@@ -228,7 +231,7 @@ def _run_steps(
     if user_map is not None:
         _write_user_map(Path(user_map), work, grouping.shards)
     # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
-    os.replace(work, writer.partial / "gone")
+    storage.move_into_place(work, writer.partial / "gone")
     shutil.rmtree(writer.partial / "gone")
     _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
     record = preparation.public_record(result, writer.path.name)

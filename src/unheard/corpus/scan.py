@@ -67,7 +67,14 @@ def open_database(
 def scan_sql(
     database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, shards: int, duplicate_chars: int
 ) -> str:
-    """Return the query for one batch.
+    """Return the query for one batch. The module docstring lists its columns.
+
+    Args:
+        database: A connection of `open_database`; its table `excluded` has the users to leave out.
+        batch: The files to read.
+        fields: The columns to read.
+        shards: The number of shards.
+        duplicate_chars: The least length of a post that gets a `text_hash`.
 
     Raises:
         InputError: A column is in none of the batch's rows. The message lists the columns that there are.
@@ -133,11 +140,19 @@ class ScanSummary:
 def summarise_scan(
     database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields, has_unusable: bool
 ) -> ScanSummary:
-    """To be called after the query has run; `has_unusable` says whether it returned any unusable row."""
-    rows, warnings = rejected_rows(database, batch)
-    if has_unusable and is_quick(batch, fields):
-        rows = count_undecided(database, batch, fields)
-    return ScanSummary(rows=rows, warnings=warnings)
+    """Count what the query could not count. To be called after the query has run on the same connection.
+
+    Args:
+        database: The connection.
+        batch: The files that were read.
+        fields: The columns that were read.
+        has_unusable: Whether the query returned any unusable row. If not, no row is undecided.
+    """
+    if batch.sources[0].format in ("csv", "tsv"):
+        rows, warnings = rejected_rows(database, batch)
+        return ScanSummary(rows=rows, warnings=warnings)
+    is_undecided = has_unusable and is_quick(batch, fields)
+    return ScanSummary(rows=count_undecided(database, batch, fields) if is_undecided else {}, warnings=[])
 
 
 def scan_error(error: Exception, batch: FileBatch) -> CorpusError:

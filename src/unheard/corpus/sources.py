@@ -75,6 +75,11 @@ class Source:
     byte_range: tuple[int, int] | None = None
 
     @property
+    def needs_conversion(self) -> bool:
+        """Whether DuckDB cannot read the format itself (see `conversion`)."""
+        return self.format in ("sqlite", "hub", "chitchat")
+
+    @property
     def sql_path(self) -> str:
         """The path that DuckDB opens."""
         return self.path if self.byte_range is None else range_path(self.path, *self.byte_range)

@@ -79,9 +79,17 @@ class UserTokens:
         return self._shards[s].tokens[begin:end]
 
     def users(self, cohort: np.ndarray) -> list[np.ndarray]:
-        """Return the ids of each user of a cohort, in its order.
+        """Return the ids of each user of a cohort, copied in one pass in the order of the disk.
 
-        They are copied in the order of the disk, in one pass.
+        Args:
+            cohort: The numbers of the users, in any order.
+
+        Returns:
+            An array of ids for each user, in the order of the cohort.
+
+        Raises:
+            CorpusCorrupt: An id is outside the vocabulary.
+            IndexError: A number is not that of a user.
         """
         cohort = np.asarray(cohort, dtype=np.int64)
         begins, ends, shard_of = self._spans(cohort)
@@ -319,7 +327,14 @@ class StoreWriter:
     def finish(
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
-        """Write the files beside the shards (`describe`), then move the store to its path (`publish`)."""
+        """Write the files beside the shards (`describe`), then move the store to its path (`publish`).
+
+        Args:
+            vocabulary: The words of the ids.
+            info: The entries of corpus.json; they may be published.
+            counts: The content of counts.json, for the owner only.
+            shards: The number of shards in each split.
+        """
         self.describe(vocabulary=vocabulary, info=info, counts=counts, shards=shards)
         return self.publish()
 

@@ -126,7 +126,15 @@ class WordTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class CharacterTokenizer:
-    """Each character that a reader sees is a token; a run of white space is one space."""
+    """Each character that a reader sees is a token; a run of white space is one space.
+
+    Args:
+        lowercase: Whether text is lower-cased.
+
+    Example:
+        >>> CharacterTokenizer().split("Hi  you")
+        ['h', 'i', ' ', 'y', 'o', 'u']
+    """
 
     lowercase: bool = True
 

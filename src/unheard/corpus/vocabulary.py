@@ -119,7 +119,16 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
 
 
 def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) -> Vocabulary:
-    """Make a vocabulary of a word list: most frequent word first, with or without the special words."""
+    """Make a vocabulary of a word list.
+
+    Args:
+        path: A file with one word per line, most frequent first, with or without the special words.
+        size: The largest number of words, including BOS, EOS and UNK; None takes all.
+
+    Raises:
+        InputError: The file is empty or not UTF-8.
+        CorpusMissing: There is no such file.
+    """
     words = [w for w in read_word_list(path) if w and w not in SPECIALS]
     words = list(dict.fromkeys(words))
     if not words:

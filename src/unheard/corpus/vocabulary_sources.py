@@ -61,7 +61,9 @@ class VocabularyResult:
 class VocabularySource(Protocol):
     """Builds a vocabulary. A source is a frozen dataclass whose fields are recorded in corpus.json."""
 
-    def build(self, text: GroupedText) -> VocabularyResult: ...
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """Build the vocabulary. Only `PrivateVocabulary` reads the users' text."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
