@@ -15,7 +15,7 @@ import os
 
 import lazy_loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # DP: Intel MKL rounds matrix products by their address in memory unless this is set before the first product. A user's update
 # would then depend on the other users of the chunk. No slowdown was measured (docs/log.md).
