@@ -1,4 +1,4 @@
-"""Runs side by side are the runs that each would be alone."""
+"""Runs that train together give the results that each gives alone, and do not disturb each other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,10 @@ import torch
 
 import unheard
 from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
-from unheard.training.checkpoint import load_model
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import load_model, newest_checkpoint
 from unheard.training.loop import train_together
 
 
@@ -62,6 +64,39 @@ def test_left_in_the_middle_all_are_saved_and_go_on(runs, model, tmp_path):
     list(train_together([(run, tmp_path / f"whole-{k}") for k, run in enumerate(runs)]))
     for k in range(4):
         assert torch.equal(final(tmp_path / f"parts-{k}", model), final(tmp_path / f"whole-{k}", model))
+
+
+def test_a_run_that_reaches_its_budget_leaves_the_others_running(runs, tmp_path):
+    event = runs[0].plan.at(0, runs[0].model.layout).event()
+    enough = epsilon([(event, 2)], runs[0].claimed_delta, "rdp") + 1e-6
+    limited = replace(runs[0], budget=unheard.Budget(epsilon=enough, delta=runs[0].claimed_delta))
+    reports = list(train_together([(limited, tmp_path / "limited"), (runs[1], tmp_path / "free")]))
+    assert [(index, report.round, report.stopped is not None) for index, report in reports] == [
+        *[(0, 1, False), (1, 1, False), (0, 2, False), (1, 2, False)],
+        *[(0, 2, True), (1, 3, False), (1, 4, False)],
+    ]
+    assert len(Ledger.read(tmp_path / "limited" / "ledger.jsonl")) == 2
+    assert all((tmp_path / name / "statement.json").exists() for name in ("limited", "free"))
+
+
+def test_an_error_in_one_run_is_raised_and_all_runs_are_saved(runs, model, tmp_path, monkeypatch):
+    places = [(run, tmp_path / f"run-{k}") for k, run in enumerate(runs[:2])]
+    real = RunFolder.append_metrics
+
+    def disk_full(folder, row):
+        if folder.path.name == "run-0":
+            raise OSError("No space left on device")
+        real(folder, row)
+
+    monkeypatch.setattr(RunFolder, "append_metrics", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        list(train_together(places))
+    monkeypatch.undo()
+    for _, folder in places:
+        assert newest_checkpoint(RunFolder(folder)).ledger_length <= len(Ledger.read(folder / "ledger.jsonl")) == 2
+        assert (folder / "statement.json").exists()
+    list(train_together(places))
+    assert [newest_checkpoint(RunFolder(folder)).state.round for _, folder in places] == [3, 4]
 
 
 def test_a_folder_of_another_run_is_not_gone_on_with(runs, tmp_path):
