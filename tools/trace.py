@@ -6,8 +6,8 @@ Usage:
     python tools/trace.py prepare --files  # also list the files, with the functions called in each
     python tools/trace.py train --path     # also print the calls from the command to the round
 
-The script runs the command in this process on a small synthetic corpus in a temporary folder and records every Python call
-with `sys.setprofile`. It reports
+The script runs the command in this process on a small synthetic corpus in a temporary folder and records every Python
+call with `sys.setprofile`. It reports
 
     files       files under src/unheard in which at least one function was called
     switches    distinct pairs (caller, callee) of functions that lie in two different packages of src/unheard

@@ -1,4 +1,4 @@
-"""`train` agrees with Algorithm 1 in plain torch (examples/dp_fedavg_plain.py), which imports nothing of the package."""
+"""`train` agrees with Algorithm 1 in plain torch, examples/dp_fedavg_plain.py, which does not import the package."""
 
 import importlib.util
 from dataclasses import replace

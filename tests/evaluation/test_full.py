@@ -1,4 +1,4 @@
-"""Every figure of measures.json again, by an independent and naive script: plain loops over windows, users and words."""
+"""Every figure of measures.json, recomputed by plain loops over windows, users and words."""
 
 import itertools
 import json
@@ -53,7 +53,7 @@ def measures(what) -> dict:
 
 @pytest.fixture(scope="module")
 def rows(what) -> list[tuple[int, int, int, list[int], float]]:
-    """(user, word before, target, all words from the likeliest on, loss): one position at a time, one window at a time."""
+    """(user, previous word, target, all words by falling score, loss), one position at a time."""
     found = []
     params = what.model.layout.split(what.params_P)
     for u, user in enumerate(what.held_out):

@@ -57,7 +57,7 @@ def test_a_word_outside_the_dictionary_is_a_mistake_even_if_unk_is_guessed(model
 
 
 def test_a_guess_that_the_model_likes_no_better_than_others_is_no_hit(model):
-    """A model that likes all six words equally has guessed nothing; one that likes two of them is right within the first two."""
+    """Six words with equal scores: no hit. Two words with the highest score: a hit within the top two."""
     scored = numbers_of(model, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     assert [scored[f"accuracy_top{k}"] for k in (1, 3, 5)] == [0.0, 0.0, 0.0]
     scored = numbers_of(model, [0.0, 0.0, 0.0, 2.0, 2.0, 1.0])

@@ -1,7 +1,7 @@
 """The public API: every name of `import unheard` is documented, and the examples in its docstrings run.
 
-The examples run in a temporary folder that holds a small store (corpora/posts) and a run of two rounds on it (runs/first). The
-name `run` is that run; `rows` are posts of a few users.
+The examples run in a temporary folder that holds a small store (corpora/posts) and a run of two rounds on it
+(runs/first). The name `run` is that run; `rows` are posts of a few users.
 """
 
 import doctest
@@ -14,7 +14,7 @@ import pytest
 import unheard
 
 CALLABLE = [name for name in unheard.__all__ if not isinstance(getattr(unheard, name), types.ModuleType)]
-NOT_YET = {name for name in CALLABLE if getattr(unheard, name).__module__.split(".")[1] != "training"}
+NOT_YET = {"TokenStore"}
 ROWS = [{"user": f"u{k % 12}", "text": "how are you today , my friend"} for k in range(48)]
 
 

@@ -1,4 +1,4 @@
-"""A run whose clip follows its users: to the true quantile from both sides, through checkpoints, in every engine alike."""
+"""Adaptive clipping: S converges to the quantile, survives checkpoints, and is the same in every engine."""
 
 from dataclasses import replace
 

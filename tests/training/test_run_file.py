@@ -83,7 +83,7 @@ def test_a_run_from_before_there_was_a_key_goes_on_as_what_was_done_then():
 
 
 def test_a_run_folder_from_before_there_was_a_key_reads_as_what_was_done_then(tmp_path, tables):
-    """In one's own run file what is left out has today's default; a folder's run file leaves nothing out, so it is older."""
+    """A key left out of a user's run file has today's default; one left out of a folder's run file did not exist yet."""
     for kind in ("tied_lstm", "tied_gru"):
         tables["model"] = {"kind": kind, "vocabulary_size": tables["model"]["vocabulary_size"]}
         path = tmp_path / "run.toml"

@@ -83,7 +83,8 @@ def cost_of(
 ) -> Cost:
     """The machine time of a plan.
 
-    >>> speed = Speed(device="a GPU", engine="stacked", model="LSTM", users_per_round=100, users_per_second=1000, source="x")
+    >>> figures = dict(users_per_round=100, users_per_second=1000, source="a benchmark")
+    >>> speed = Speed(device="a GPU", engine="stacked", model="LSTM", **figures)
     >>> cost_of(speed, rounds=3600, users_per_round=1000, machines=2, hour_price=3.0).price
     3.0
 
@@ -131,7 +132,8 @@ def speeds_from(path: Path) -> list[Speed]:
         raise InvalidValue(f"Cannot read --speed-from {path}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError, InvalidValue, RecursionError):
         raise InvalidValue(
-            f"{path} is not what `unheard benchmark --json` prints. Write it anew: unheard benchmark --json > {path.name}"
+            f"{path} is not what `unheard benchmark --json` prints. Write it anew: unheard benchmark --json > "
+            f"{path.name}"
         ) from None
     if not rows:
         raise InvalidValue(f"{path} has no whole rounds. Measure some: unheard benchmark --rounds 100 --json")

@@ -89,9 +89,10 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
     check_run(run, store)
     facts = Ledger.read(folder.ledger).facts
     if facts.get("run_hash") != run_hash(run):
+        hint = hint_for_older_run(run, str(facts.get("run_hash")))
         raise LedgerError(
-            f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back (rounds "
-            f"may change), or begin a new run in another folder.{hint_for_older_run(run, str(facts.get('run_hash')))}"
+            f"{folder.run_file} was changed after the run began: its ledger is for another configuration. Put it back "
+            f"(rounds may change), or begin a new run in another folder.{hint}"
         )
     if facts.get("corpus") != store.name:
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
@@ -124,8 +125,8 @@ def first_state(run: Run) -> State:
     if is_private and not is_folder and not run.training.init_is_public:
         # DP: a model of unknown origin may have seen these users without noise.
         raise UnprovenCombination(
-            f"{path} is a model without a ledger: nobody can say what it cost these users. Give its run folder, or, if none of "
-            "them had a part in it, set training.init_is_public = true."
+            f"{path} is a model without a ledger: nobody can say what it cost these users. Give its run folder, or, "
+            "if none of them had a part in it, set training.init_is_public = true."
         )
     return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
 
@@ -141,8 +142,8 @@ def restore_state(run: Run, folder: RunFolder, ledger: JointLedger, device: torc
     # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
     if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
         raise LedgerError(
-            f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
-            "Put the right one back; without it the cost of this model cannot be known."
+            f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or "
+            "replaced. Put the right one back; without it the cost of this model cannot be known."
         )
     if checkpoint.state.params_P.shape != (run.model.layout.total,):
         raise CheckpointCorrupt(
@@ -153,8 +154,8 @@ def restore_state(run: Run, folder: RunFolder, ledger: JointLedger, device: torc
     # DP: a shortened ledger would make these users look less spent than they are.
     if position is not None and population.contains(position) is False:
         raise LedgerError(
-            f"{population.path} does not hold what was charged up to the newest checkpoint: it was shortened or replaced. "
-            "Put the right one back; without it what these people have spent cannot be known."
+            f"{population.path} does not hold what was charged up to the newest checkpoint: it was shortened or "
+            "replaced. Put the right one back; without it what these people have spent cannot be known."
         )
     state = checkpoint.state
     # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
@@ -182,8 +183,8 @@ def check_public_start(run: Run, population: PopulationLedger) -> None:
     # DP: a run that these very users are charged for left no public model, whatever is declared.
     if run_id(Ledger.read(folder.ledger)) in population.members:
         raise UnprovenCombination(
-            f"{start} was trained on these very people (their ledger, {population.path}, holds it): its model is not public for "
-            "them. Leave out training.init_is_public: what that run cost is then part of this one's."
+            f"{start} was trained on these very people (their ledger, {population.path}, holds it): its model is not "
+            "public for them. Leave out training.init_is_public: what that run cost is then part of this one's."
         )
 
 

@@ -118,8 +118,8 @@ def evaluate(
     store = TokenStore.open(corpus or released.run.corpus)
     if store.vocabulary != released.vocabulary:
         raise ModelError(
-            f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it with "
-            "--vocab from-corpus."
+            f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it "
+            "with --vocab from-corpus."
         )
     how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
     users = how.choose(users_in_turn(store.held_out, released.run.model))

@@ -109,8 +109,9 @@ class Run:
     def __post_init__(self) -> None:
         if not 0 < self.claimed_delta < 1 / self.plan.population:
             raise InvalidValue(
-                f"delta = {self.claimed_delta:g} must be above 0 and below 1 / population = {1 / self.plan.population:g}: "
-                "a larger one would allow publishing somebody whole. Lower it, or leave it out for population^-1.1."
+                f"delta = {self.claimed_delta:g} must be above 0 and below 1 / population = "
+                f"{1 / self.plan.population:g}: a larger one would allow publishing somebody whole. Lower it, or "
+                "leave it out for population^-1.1."
             )
 
     @property

@@ -29,14 +29,15 @@ def check_run(run: Run, store: TokenStore) -> None:
     )
     if not store.train.num_users or not store.held_out.num_users:
         raise CorpusError(
-            f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more users."
+            f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more "
+            "users."
         )
     for split in (store.train, store.held_out):
         split.check_boundaries()
         if run.model.user_features and split.num_features != run.model.user_features:
             raise ModelError(
-                f"The model takes {run.model.user_features} features of each user, the corpus has {split.num_features}. "
-                f"Set model.user_features = {split.num_features}."
+                f"The model takes {run.model.user_features} features of each user, the corpus has "
+                f"{split.num_features}. Set model.user_features = {split.num_features}."
             )
     check_is_pure(run.model)
     for _, plan in run.plan.phases(run.model.layout):
@@ -53,6 +54,7 @@ def check_is_pure(model: LanguageModel) -> None:
     # DP: what one user adds must be a function of the parameters and their own text, not of who came before them.
     if not torch.equal(before, model.logits(params, first_14, features_F)):
         raise ModelError(
-            "The model gives different scores for the same words: it draws random numbers, or keeps something from call to call, "
-            "which would carry one user's text into another's update. Make it a function of parameters and tokens alone."
+            "The model gives different scores for the same words: it draws random numbers, or keeps something from "
+            "call to call, which would carry one user's text into another's update. Make it a function of parameters "
+            "and tokens alone."
         )

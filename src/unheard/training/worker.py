@@ -72,9 +72,10 @@ def _check_no_corpus_part(choice: EngineChoice) -> None:
     """A process that is alone reads the whole store, so `corpus_part` would have no effect."""
     if choice.corpus_part is not None:
         raise InvalidValue(
-            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the store, and this "
-            "process is alone: it reads the whole store, at corpus.path. Start as many as hold all parts together (torchrun, "
-            "--processes), or take corpus_part out of [engine]; to resume alone, name the whole store with --corpus."
+            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the "
+            "store, and this process is alone: it reads the whole store, at corpus.path. Start as many as hold all "
+            "parts together (torchrun, --processes), or take corpus_part out of [engine]; to resume alone, name the "
+            "whole store with --corpus."
         )
 
 
@@ -89,7 +90,8 @@ def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
         )
     if torch.cuda.device_count() < ranks.local_size:
         raise InvalidValue(
-            f"{ranks.local_size} ranks on a machine with {torch.cuda.device_count()} GPUs: start fewer, or use device = 'cpu'."
+            f"{ranks.local_size} ranks on a machine with {torch.cuda.device_count()} GPUs: start fewer, or use device "
+            "= 'cpu'."
         )
     torch.cuda.set_device(ranks.local_rank)
     return replace(choice, device=f"cuda:{ranks.local_rank}")
@@ -106,8 +108,8 @@ def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
         engine.check_replicas(store)
     elif not store.train.shards_here.all():
         raise CorpusError(
-            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all parts "
-            "together (torchrun), or give the whole store."
+            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all "
+            "parts together (torchrun), or give the whole store."
         )
 
 
