@@ -18,6 +18,7 @@ from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.store_replicas import StoreReplicas, shard_holders, store_fingerprint
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.training.checkpoint import load_model
 from unheard.training.loop import train_together
 
@@ -42,7 +43,7 @@ def whole(store, tmp_path) -> TokenStore:
 
 @pytest.fixture
 def parts(whole, tmp_path) -> list[TokenStore]:
-    (whole.path / "ledger.jsonl").touch()
+    PopulationLedger.open(whole.path / "ledger.jsonl", {"corpus": whole.name})
     return [split_store(whole, tmp_path / f"part-{k}", part=k + 1, of=PARTS, progress=quietly) for k in range(PARTS)]
 
 
