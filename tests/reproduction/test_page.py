@@ -12,10 +12,7 @@ from reproduction.exhibit import Figure, Line
 from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.page import count_outcomes, exhibits, render_page, write_page, write_pages
 from reproduction.plots import legend_styles, plot_of
-from reproduction.recipes import RECIPES
 from reproduction.results_query import Found, corpora, read
-from reproduction.scale import FULL
-from reproduction.verdict import margin
 
 from reproduction import results
 from tests.reproduction.making import RUNS, changed, world
@@ -180,37 +177,16 @@ def test_a_page_is_replaced_whole(tmp_path, everything):
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
 
-def test_the_readme_says_what_the_results_in_the_repository_say():
+def test_the_results_in_the_repository_give_the_published_counts():
+    """README and the log quote these figures; a change of results or rules that moves them must be deliberate."""
     root = Path(__file__).parents[2]
     counts = count_outcomes(exhibits(corpora(root / "reproduction" / "results")[0]))
+    assert counts == "18 of the paper's 21 conclusions held, 3 did not; 4 of our own 4 expectations held"
     readme = (root / "README.md").read_text(encoding="utf-8")
-    assert counts in readme
+    assert all(text in counts for text in re.findall(r"\d+ of the paper's \d+ conclusions held", readme))
     put_back, grown = (
         read(root / "reproduction" / "results" / name) for name in ("blogs-model.keep_norm=true", "blogs")
     )
-
-    def cost(found: Found, noised: str) -> str:
-        return f"{100 * (found.apart('baseline', noised, 3000) or 0):.2f}"
-
-    for found in (put_back, grown):
-        assert f"is {cost(found, 'flat-S15-sigma0.003')} points below the baseline" in readme.replace("\n", " ")
-    much = "flat-S15-sigma0.012"
-    assert f"costs {cost(put_back, much)} instead of {cost(grown, much)}" in readme
-    conclusions, runs = (table.rows for table in beside(grown, put_back))
-    theirs = [row for row in conclusions if RECIPES[row[0]].is_of_the_paper]
-    held = [sum(row[i] == "held" for row in theirs) for i in (1, 2)]
-    assert (
-        f"of the {len(theirs)} conclusions of the paper that can be drawn both ways {held[1]} hold, against {held[0]}"
-        in readme
-    )
-    points = [float(row[-1].replace("−", "-")) for row in runs]
-    worse = sum(p < -100 * max(margin(grown), margin(put_back)) for p in points)
-    assert f"Of {len(points)} runs made both ways {worse} are worse so by more than chance, and none better" in readme
-    assert max(points) == 0
     assert grown.runs.keys() == set(RUNS)
-    share = sum(FULL.updates(RUNS[name], run.rounds) for name, run in grown.runs.items())
-    share /= sum(FULL.updates(run, run.rounds) for run in RUNS.values())
-    assert f"All {len(RUNS)} runs are made, with {share:.0%}".replace("%", " % of the user updates") in readme
-    assert f"5,000 users have {grown.rounds('flat-S15-sigma0.003-C5000')} rounds" in readme
-    estimate = abs(grown.apart(much, f"{much}-C1250", 3000) or 0)
-    assert f"end {100 * estimate:.2f} points from the estimate with 100 after 3,000 rounds" in readme
+    _, runs = (table.rows for table in beside(grown, put_back))
+    assert max(float(row[-1].replace("−", "-")) for row in runs) == 0  # no run is better with vectors put back

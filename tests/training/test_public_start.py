@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.conftest import WORDS, counting_user
 
 import unheard
-from tests.conftest import WORDS, counting_user
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.privacy.ledger import Ledger
