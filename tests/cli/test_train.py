@@ -50,8 +50,8 @@ def test_the_installed_command_runs_and_says_its_version():
 
 
 def test_output_that_cannot_spell_epsilon_is_no_crash():
-    """PYTHONIOENCODING=ascii, a Latin-1 locale: every page of help and every summary has a Greek letter in it."""
-    words = [Path(sys.executable).parent / "unheard", "--help"]
+    """PYTHONIOENCODING=ascii, a Latin-1 locale: the help of `tune` has a Greek letter in it, as every summary has."""
+    words = [Path(sys.executable).parent / "unheard", "tune", "--help"]
     done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert b"\\u03b5" in done.stdout
