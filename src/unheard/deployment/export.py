@@ -1,4 +1,4 @@
-"""Export the model of a run for devices: one step as ONNX in float32 and int8, with its words and its privacy statement.
+"""Export the model of a run for devices: one step as ONNX, in float32 and int8, with its words and statement.
 
     result = export("runs/private", "export")
     result.sizes                            # {'model.onnx': 5438123, 'model.int8.onnx': 1412345}
@@ -133,7 +133,7 @@ class _GraphBuilder:
         return self.add("Transpose", columns_RN, perm=[1, 0])
 
     def product(self, rows_NR: str, matrix: str, out: str = "") -> str:
-        """rows @ matrix. The scale of a column is a factor of the whole sum, so it is applied to the N sums, not to the weights."""
+        """rows @ matrix. The scale of a column is a factor of the whole sum, so it is applied to the sums."""
         if not self.int8:
             return self.add("MatMul", rows_NR, matrix, out=out)
         sums_NC = self.add("MatMul", rows_NR, self.add("Cast", matrix, to=1))

@@ -40,7 +40,7 @@ from unheard.updates.users import User, batches_of, windows_of
 
 RECORD, MODEL = PERSONAL_RECORD, "personal.safetensors"
 SHARED = ("ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json")
-"""Files that identify a folder which may be copied, published or trained on. A run file alone does not: it can lie anywhere."""
+"""Files that identify a folder which may be copied, published or trained on. A run file alone can lie anywhere."""
 LEAST_TOKENS = 200
 """The smallest text, in tokens: with less there is nothing to measure on."""
 NOT_FOR_OTHERS = (
@@ -53,7 +53,7 @@ class PersonalSettings:
     """How a user's text is used. Batches and windows are those of the run that trained the model."""
 
     passes: int = 5
-    """The largest number of passes over the text. The best number is selected on a part of the text that is not learned from."""
+    """The largest number of passes. The best number is selected on a part of the text that is not learned from."""
     learning_rate: float | None = None
     """None: a tenth of the run's. The run averages the updates of many users; for a single user its rate is too large
     (docs/decisions/0048-personal-finish.md)."""

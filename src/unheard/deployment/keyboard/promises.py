@@ -12,7 +12,7 @@ from unheard.deployment.model import LoadedModel
 from unheard.formatting import raised, small
 
 STRONG, WEAK = 1.0, 8.0
-"""Up to STRONG an epsilon is called strong, above WEAK weak. A convention, not theory: the number is always shown as well."""
+"""Up to STRONG an epsilon is called strong, above WEAK weak. A convention: the number is always shown too."""
 
 
 def describe_model(model: LoadedModel) -> dict[str, Any]:

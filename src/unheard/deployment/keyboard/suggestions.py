@@ -25,8 +25,8 @@ from unheard.errors import ModelError
 MAX_STATES = 128
 """Number of cached states, each with a probability per word: 5 MB at the paper's size."""
 WINDOW = 100
-"""Of a long message only the last 100 to 199 words are read, starting at a multiple of 100, so that the start rarely moves
-and most keys find a cached state."""
+"""Of a long message only the last 100 to 199 words are read, starting at a multiple of 100, so that the start rarely
+moves and most keys find a cached state."""
 _APOSTROPHES = str.maketrans("’‘ʼ＇", "''''")
 
 
@@ -111,7 +111,7 @@ class Suggester:
         return self._ids_by_spelling[first:last]
 
     def _after(self, before: str) -> np.ndarray:
-        """The probability of each word after a text of whole words, computed from its longest prefix with a cached state."""
+        """The probability of each word after a text of whole words, from its longest prefix with a cached state."""
         words = self.model.vocabulary.encode_words(self.model.tokenizer.split(before)).tolist()
         if len(words) >= 2 * WINDOW:
             words = words[len(words) // WINDOW * WINDOW - WINDOW :]
