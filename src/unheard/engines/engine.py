@@ -1,7 +1,17 @@
-"""What an engine is: parameters and a cohort in, the bounded sum of its updates out.
+"""The protocol of an engine: parameters and a cohort in, the bounded sum of its updates out.
 
-Maths lives in the plan, speed in the engine. Changing the engine changes neither the result (within stated rounding) nor the
-ledger; tests/agreement says so for each. This is the meeting point of work: models, updates and mechanism come together here.
+The plan defines what is computed; the engine decides how. Changing the engine changes neither the result (within stated
+rounding) nor the ledger; tests/agreement checks that for each engine.
+
+| engine | for | how |
+| --- | --- | --- |
+| `reference` | any model; the reference of all tests | a loop over users, the paper's pseudocode line by line |
+| `vectorised` | any model | many users at once by torch.func.vmap on a GPU, one at a time per core on a CPU |
+| `stacked` | `TiedLSTM`, `TiedGRU` | many users at once with gradients written out by hand, in Triton on a GPU |
+| `DistributedEngine` | one of the above on several processes | divides the cohort among ranks and adds integers |
+
+    engine = EngineChoice(kind="auto").build(model)              # engines/choice.py
+    total = engine.sum_updates(params_P, users, plan.at(0, model.layout), rng)
 """
 
 from collections.abc import Sequence
@@ -20,42 +30,64 @@ from unheard.updates.users import User
 
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
-    """One round's work of one run."""
+    """The work of one round of one run: the users that were drawn, and what to compute for them.
+
+    Args:
+        params_P: theta0, the parameters at the beginning of the round.
+        users: the users drawn. Not shown in `repr`: who was drawn, and how many, is private.
+        plan: of the round.
+        rng: the stream that the seed of FedSGD's batches is drawn from.
+    """
 
     params_P: Tensor = field(repr=False)
-    users: Sequence[User] = field(repr=False)  # how many were drawn is private too
+    users: Sequence[User] = field(repr=False)
     plan: RoundPlan
     rng: "np.random.Generator | Drawn" = field(repr=False)
 
     @cached_property
     def seed(self) -> int:
-        """The seed of FedSGD's batches, drawn once, whoever looks at it and however often."""
+        """The seed of FedSGD's batches, drawn at the first access."""
         return int(self.rng.integers(2**63))
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """In the place of a generator: a seed that was drawn already, for all who sum a part of one cohort."""
+    """A seed that is drawn already, in place of a generator: for engines that each sum a part of one cohort."""
 
     seed: int
 
     def integers(self, high: int) -> int:
+        """The seed, as `numpy.random.Generator.integers` would return it."""
         return self.seed
 
 
 class Engine(Protocol):
-    """Engines are made for one model and one device. They may keep memory between rounds; what it held of users is
-    overwritten before it is read again."""
+    """An engine for one model on one device.
+
+    It may keep memory between rounds; whatever that memory holds of users is overwritten before it is read again.
+    """
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where the engine computes, and where its sums are."""
+        ...
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """The sum over users of w_k * Clip(delta_k). `rng` seeds FedSGD's batches, nothing else."""
+        """The sum over users of w_k * Clip(delta_k).
+
+        Args:
+            params_P: theta0.
+            users: the cohort; may be empty.
+            plan: of the round.
+            rng: seeds FedSGD's batches, nothing else.
+        """
         ...
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """The same for the cohorts of several runs of one model at once, each as if it were alone."""
+        """The sums of the cohorts of several runs of one model.
+
+        Each sum is the same as if its cohort were summed alone.
+        """
         ...

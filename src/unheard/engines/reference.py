@@ -1,6 +1,7 @@
-"""The oracle: a for-loop over users, and in it the paper's UserUpdate, line by line.
+"""The reference engine: a loop over users, and in it the paper's UserUpdate line by line.
 
-Slow and plain on purpose. Every other engine must agree with this one, by test.
+It is slow and simple on purpose: every other engine is tested against it (tests/agreement). In the paper:
+UserUpdateFedAvg and UserUpdateFedSGD of Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,12 @@ from unheard.updates.users import User
 
 @dataclass(frozen=True)
 class ReferenceEngine:
-    """One user after the other."""
+    """Computes one user after the other, in the precision of the parameters.
+
+    Args:
+        model: any language model.
+        device: where to compute.
+    """
 
     model: LanguageModel
     device: torch.device = torch.device("cpu")
@@ -56,14 +62,26 @@ class ReferenceEngine:
     def user_update(
         self, theta0_P: Tensor, user: User, plan: RoundPlan, seed: int, unclipped: Tensor | None = None
     ) -> Tensor:
-        """UserUpdateFedAvg(k, theta0, ClipFn); FedSGD is the same with one batch. `unclipped` turns false at the first clip."""
+        """UserUpdateFedAvg(k, theta0, ClipFn) of the paper; FedSGD is the same with one batch.
+
+        Args:
+            theta0_P: the parameters at the beginning of the round.
+            user: user k.
+            plan: of the round.
+            seed: of FedSGD's batches.
+            unclipped: a bool tensor, set to False when a local step is clipped.
+
+        Returns:
+            delta_k = theta - theta0 after the user's local steps, [P].
+        """
         features_F = None if user.features is None else torch.as_tensor(user.features, device=self.device)
         theta_P = theta0_P.clone()
         for batch_BW in plan.update.batches(user, seed):
             gradient_P = self._gradient(theta_P, torch.as_tensor(batch_BW, device=self.device), features_F)
             gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
             theta_P = theta_P - plan.update.learning_rate * gradient_P
-            # The clip after every local step is the paper's algorithm; the bound itself is enforced in mechanism/aggregation.
+            # The clip after every local step is the paper's algorithm; the bound itself is enforced in
+            # mechanism/aggregation.
             theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls, unclipped)
         return theta_P - theta0_P
 

@@ -1,11 +1,13 @@
-"""Any model: on a GPU many users at once, each user's parameters a row, torch.func differentiating all rows together; on a CPU one.
+"""The vectorised engine: any model, many users at once on a GPU, one user per core on a CPU.
 
-Its plain twin is engines/reference.py. Users are sorted by how many local steps they take, so a chunk holds users of like length,
-and those who have finished leave it; nobody waits for the longest.
-Gradients of users' losses, each by that user's own parameters: of many users at once, or, where a model resists that, of one.
+On a GPU each user's parameters are one row, and torch.func differentiates the losses of all rows together
+(`vmap(grad(loss))`). The step is compiled by torch.compile if possible. Users are sorted by their number of local
+steps, so that a chunk holds users of similar length; users who have finished leave the chunk. tests/agreement compares
+the engine with engines/reference.py.
 
-In: a loss, layers [U, ...], windows [U, B, W]. Out: gradients [U, ...]. vmap cannot follow code that looks into its tensors
-(`.item()`, `if x.any()`, as mixtures of experts have it). Such a model is found out before the first user, on made-up words.
+vmap cannot differentiate code that reads the values of its tensors (`.item()`, `if x.any()`, as in mixtures of
+experts). The engine tests the model with artificial tokens before the first user, and processes users of such a model
+one at a time.
 """
 
 import warnings
@@ -20,7 +22,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from unheard.devices import to_device
-from unheard.engines.cpu_threads import one_thread_a_chunk
+from unheard.engines.cpu_threads import one_thread_per_chunk
 from unheard.engines.engine import Cohort, Drawn
 from unheard.errors import ModelError
 from unheard.mechanism.plan import RoundPlan
@@ -32,66 +34,79 @@ from unheard.updates.users import User
 Layers = dict[str, Tensor]
 
 
-def of_many_users(
+def gradients_of_users(
     loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None
 ) -> Layers:
+    """The gradient of each user's loss by that user's own parameters, [U, ...] for each layer."""
     in_dims = (0, 0, None if features_UF is None else 0)
     return vmap(grad(loss), in_dims=in_dims, randomness="error")(layers, window_UBW, features_UF)
 
 
-def of_one_user(loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None) -> Layers:
+def gradients_of_one_user(
+    loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None
+) -> Layers:
     """The same for a chunk of one user, without vmap."""
-    one = {name: layer[0] for name, layer in layers.items()}
-    gradients = grad(loss)(one, window_UBW[0], None if features_UF is None else features_UF[0])
+    own = {name: layer[0] for name, layer in layers.items()}
+    gradients = grad(loss)(own, window_UBW[0], None if features_UF is None else features_UF[0])
     return {name: gradient[None] for name, gradient in gradients.items()}
 
 
-def try_out(model: LanguageModel, params_P: Tensor) -> None:
-    """What is wrong with the model itself is an error of its own, before any transform; this also moves a module to the device."""
-    window_UBW, features_UF = _made_up(model, params_P)
+def check_model(model: LanguageModel, params_P: Tensor) -> None:
+    """Computes one loss outside of any transform, so that an error of the model itself is reported as such.
+
+    The call also moves a torch module to the device."""
+    window_UBW, features_UF = _artificial_users(model, params_P)
     with torch.no_grad():
         mean_loss(model, model.layout.split(params_P), window_UBW[0], None if features_UF is None else features_UF[0])
 
 
-def takes_many(model: LanguageModel, params_P: Tensor) -> bool:
-    """Whether vmap can take this model; where not, a warning says why it will be slower."""
+def supports_vmap(model: LanguageModel, params_P: Tensor) -> bool:
+    """Whether vmap can differentiate this model; if not, a warning states the reason."""
 
     def loss(params: Layers, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
         return mean_loss(model, params, window_BW, features_F)
 
-    window_UBW, features_UF = _made_up(model, params_P)
+    window_UBW, features_UF = _artificial_users(model, params_P)
     try:
-        of_many_users(loss, model.layout.split(params_P.expand(2, -1)), window_UBW, features_UF)
+        gradients_of_users(loss, model.layout.split(params_P.expand(2, -1)), window_UBW, features_UF)
         return True
     except (RuntimeError, ModelError) as error:
         warnings.warn(f"This model takes one user at a time, and trains more slowly: {error}", stacklevel=2)
         return False
 
 
-def _made_up(model: LanguageModel, params_P: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Two users' words and features, of nobody."""
+def _artificial_users(model: LanguageModel, params_P: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The tokens and features of two artificial users."""
     window_UBW = torch.tensor([[[0, 3, 1]], [[0, 1, 3]]], device=params_P.device)
     features_UF = torch.zeros(2, model.user_features, device=params_P.device) if model.user_features else None
     return window_UBW, features_UF
 
 
 CHUNK_BYTES = {"cpu": 2**27, "cuda": 16 * 2**30}
-"""Memory that a chunk of users may take, by kind of device, when users_at_once is not given."""
+"""Memory that a chunk of users may take, by type of device, if users_at_once is not given."""
 ROWS_AT_ONCE = {"cpu": 1, "cuda": 16}
-"""Rows of a chunk go in multiples of so many: on a GPU a step is compiled anew for numbers of users that it has not seen."""
+"""The number of rows of a chunk is rounded up to a multiple of this: on a GPU each new number of rows is compiled
+anew."""
 
 
 @dataclass(frozen=True)
 class VectorisedEngine:
-    """Chunks of users through torch.func.vmap."""
+    """The engine for any model: chunks of users through torch.func.vmap.
+
+    Args:
+        model: any language model.
+        device: "cpu" or "cuda".
+        users_at_once: users in a chunk; None: as many as fit `CHUNK_BYTES`. Without effect on a CPU.
+        precision: of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, the clip and the sum are
+            float32 or exact in either case.
+    """
 
     ALONE_ON: ClassVar[tuple[str, ...]] = ("cpu",)
-    """Kinds of devices on which users go one at a time, whatever `users_at_once` says."""
+    """Types of devices on which users are processed one at a time, whatever `users_at_once` is."""
     model: LanguageModel
     device: torch.device = torch.device("cpu")
     users_at_once: int | None = None
     precision: str = "auto"
-    """Of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, clip and sum are float32 or exact either way."""
     _compiled: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -120,15 +135,15 @@ class VectorisedEngine:
             return plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)
 
         chunks = list(self._chunks(by_length, batches))
-        with one_thread_a_chunk(self.device) as run_all:
+        with one_thread_per_chunk(self.device) as run_all:
             return plan.contribution.sum(run_all(chunk_sum, chunks), self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
-        # DP: only batches of one size share a chunk. Products of another size round differently: filled up to the largest in the
-        # chunk, one user would move what another adds.
+        # DP: only batches of one size share a chunk. Products of another size round differently: filled up to the
+        # largest in the chunk, one user would move what another adds.
         for _, alike in groupby(by_length, key=lambda k: batches[k].shape[1:]):
             users = list(alike)
             size = self._chunk_size(batches[users[0]])
@@ -142,8 +157,11 @@ class VectorisedEngine:
         plan: RoundPlan,
         unclipped_U: Tensor | None = None,
     ) -> Tensor:
-        """delta_k for each user of a chunk. `users` come longest first, so those still at work are the first so many rows."""
-        # Batches of all of a user's data have another shape in each cohort: compiling would cost more than it saves.
+        """delta_k of each user of a chunk, [U, P].
+
+        `users` are sorted by descending steps: those not finished are the first rows.
+        """
+        # Batches of all of a user's data have other shapes in each cohort: compiling would take longer than it saves.
         is_compiled = plan.update.batch_size is not None
         multiple = min(ROWS_AT_ONCE[self.device.type], self._chunk_size(batches[0])) if is_compiled else 1
         rows = _whole(len(users), multiple)
@@ -154,7 +172,7 @@ class VectorisedEngine:
         delta_UP = torch.zeros(rows, theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
         eta = plan.update.learning_rate
         balls = plan.contribution.balls
-        # Numbers as tensors: a compiled step is for any learning rate and any S.
+        # As tensors, so that one compiled step serves any learning rate and any S.
         numbers = to_device(
             np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
         )
@@ -171,7 +189,7 @@ class VectorisedEngine:
                 numbers.to(theta0_P.dtype),
                 tuple((b.where.start, b.where.stop) for b in balls),
             )
-            # Who has finished, or is nobody, may be among the rows; what comes out for them is not looked at.
+            # Rows of users who have finished, and padding rows, may be included; their results are not used.
             delta_UP[:at_work].copy_(moved_UP[:at_work])
             if unclipped_U is not None:
                 unclipped_U[:at_work] &= ~was_clipped_U[:at_work]
@@ -186,7 +204,7 @@ class VectorisedEngine:
                 return self._compiled["step"](*args)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # what cannot be compiled runs as it is: slower, and the same
+            except Exception as error:  # run without compilation: slower, with the same result
                 warnings.warn(f"This model cannot be compiled, and trains more slowly: {error}", stacklevel=2)
                 self._compiled["step"] = False
         return self._local_step(*args)
@@ -200,8 +218,16 @@ class VectorisedEngine:
         numbers: Tensor,
         balls: tuple[tuple[int, int], ...],
     ) -> tuple[Tensor, Tensor]:
-        """delta <- Clip(keep * delta - eta * gradient) for each user, and who was clipped. Gradients are taken layer by layer,
-        so that no user's is ever padded with zeros to the whole vector."""
+        """delta <- Clip(keep * delta - eta * gradient) for each user, and which users were clipped.
+
+        Args:
+            theta0_P: the parameters at the beginning of the round.
+            delta_UP: the users' deltas so far.
+            window_UBW: one local batch of each user.
+            features_UF: the users' features, if the model takes them.
+            numbers: eta, 1 - eta * lambda, and the radii of the balls.
+            balls: the start and end of each ball of the clip.
+        """
 
         def loss(params: dict[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_coarse):
@@ -228,25 +254,29 @@ class VectorisedEngine:
     def _gradients(
         self, loss: Callable[..., Tensor], layers: dict[str, Tensor], window_UBW: Tensor, features_UF: Tensor | None
     ) -> dict[str, Tensor]:
-        """Of each user's loss, by each user's own parameters."""
-        return (of_one_user if self._is_alone else of_many_users)(loss, layers, window_UBW, features_UF)
+        """The gradient of each user's loss by that user's own parameters."""
+        return (gradients_of_one_user if self._is_alone else gradients_of_users)(loss, layers, window_UBW, features_UF)
 
     def _choose(self, params_P: Tensor) -> None:
+        """Decides, at the first round, whether users are processed one at a time."""
         if "alone" in self._compiled:
             return
-        try_out(self.model, params_P)
-        # DP: on a CPU every user has operations of their own. In one array with others it would matter who comes last: torch
-        # computes an array's end by other code, where a sigmoid has another last bit.
-        self._compiled["alone"] = self.device.type in self.ALONE_ON or not takes_many(self.model, params_P)
+        check_model(self.model, params_P)
+        # DP: on a CPU every user has operations of their own. In one array with others it would matter who comes last:
+        # torch computes an array's end by other code, where a sigmoid has another last bit.
+        self._compiled["alone"] = self.device.type in self.ALONE_ON or not supports_vmap(self.model, params_P)
 
     @property
     def _is_alone(self) -> bool:
-        """Whether users go one at a time, without vmap. Decided once, for everybody: products of another shape round otherwise,
-        and what one user adds must not depend on who else was drawn."""
+        """Whether users are processed one at a time, without vmap.
+
+        Decided once for all users: products of another shape round differently, and what one user adds must not depend
+        on who else was drawn."""
         return self._compiled.get("alone", False)
 
     @property
     def _is_coarse(self) -> bool:
+        """Whether products are computed in bfloat16."""
         return self.precision == "bfloat16" or (self.precision == "auto" and self.device.type == "cuda")
 
     def _features(self, users: list[User], rows: int) -> Tensor | None:
@@ -256,8 +286,8 @@ class VectorisedEngine:
         return to_device(np.pad(known, ((0, rows - len(known)), (0, 0))), self.device)
 
     def _chunk_size(self, batches_SBW: np.ndarray) -> int:
-        """As many users as fit: about six copies of the parameters and four of the logits live at once for each, and what a deep
-        model adds."""
+        """How many users fit: each needs about six copies of the parameters, four of the logits, and the model's
+        activations."""
         if self._is_alone:
             return 1
         if self.users_at_once:
@@ -269,4 +299,5 @@ class VectorisedEngine:
 
 
 def _whole(rows: int, multiple: int) -> int:
+    """The number of rows, rounded up to a multiple."""
     return -(-rows // multiple) * multiple

@@ -295,7 +295,7 @@ _REMEDY = "No round is lost that was saved: start again and it goes on, or let t
 
 
 def share_cores(local_size: int) -> None:
-    """ProcessGroup of one machine share its cores: torchrun leaves each with one thread, which is few where ranks are
+    """Divides the cores of a machine among its ranks: torchrun gives each rank one thread, which is little if ranks are
     few."""
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.engines.cpu_threads import one_thread_a_chunk
+from unheard.engines.cpu_threads import one_thread_per_chunk
 from unheard.engines.engine import Cohort, Drawn
 from unheard.engines.stacked.chunk import Chunk, Task, clip_kind
 from unheard.engines.stacked.plain import PlainStep
@@ -94,7 +94,7 @@ class StackedEngine:
             return self._chunk_sums(cohorts, sorted(members, key=lambda m: (m[0].cohort, m[1])), dtype)
 
         totals: dict[int, CohortSum] = {}
-        with one_thread_a_chunk(self.device) as run_all:
+        with one_thread_per_chunk(self.device) as run_all:
             for sums in run_all(chunk_sums, list(self._chunks(tasks, work, dtype))):
                 for c, part in sums:  # added at once: kept until the end, the sums would fill the memory
                     totals[c] = cohorts[c].plan.contribution.add(totals.get(c), part)
