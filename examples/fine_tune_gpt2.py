@@ -1,7 +1,7 @@
-"""A Hugging Face model, fine-tuned on what people wrote, with a guarantee for each of them: whole, and through LoRA alone.
+"""Fine-tune a Hugging Face model with user-level privacy: all parameters, and LoRA matrices only.
 
-Nothing is fetched. A small GPT-2 and its tokenizer are made on the spot, and learn a little English from this project's own
-documents, which are public. A folder of your own (`save_pretrained`) goes through the same steps:
+Nothing is downloaded. The example creates a small GPT-2 and its tokenizer and trains them briefly on this project's own
+documents, which are public. Use a folder of your own (`save_pretrained`) in the same way:
 
     unheard prepare posts.jsonl --user-field who --text-field what --tokens MODEL/tokenizer.json --out corpora/posts
 
@@ -9,14 +9,13 @@ documents, which are public. A folder of your own (`save_pretrained`) goes throu
     kind = "hugging_face"
     path = "MODEL"
     train = "lora"              # or "all"
-    base_is_public = true       # no user of the corpus had a part in it: you declare this
+    base_is_public = true       # you declare that no user of the corpus contributed to the weights
 
 Run it (a few minutes on 2 cores): python examples/fine_tune_gpt2.py runs/gpt2      Needs: pip install 'unheard[hf,demo]'
 """
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,18 +29,12 @@ except ImportError:
     )
 
 import unheard
-from unheard.corpus.conversion import find_chitchat
-from unheard.corpus.pipeline import CHITCHAT, build_store
-from unheard.corpus.tokenizers import HuggingFaceTokenizer
-from unheard.corpus.vocabulary_sources import TokenizerVocabulary
-from unheard.evaluation.next_word import evaluate
-from unheard.updates.users import users_in_turn
 
 END = "<|endoftext|>"
 
 
 def make_base(folder: Path, texts: list[str], *, pieces: int = 2000, width: int = 64, steps: int = 400) -> None:
-    """A tokenizer of byte pairs and a GPT-2 of two layers, both from public text; saved as Hugging Face saves them."""
+    """Saves a byte-pair tokenizer and a GPT-2 of two layers, both trained on public text, as `save_pretrained` does."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -59,13 +52,13 @@ def make_base(folder: Path, texts: list[str], *, pieces: int = 2000, width: int 
         )  # fmt: skip
         model = GPT2LMHeadModel(config)
         ids = torch.tensor([i for text in texts for i in [end, *tokenizer.encode(text).ids]])
-        learn_a_little(model, ids, steps)
+        train_briefly(model, ids, steps)
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def learn_a_little(model: GPT2LMHeadModel, ids: torch.Tensor, steps: int) -> None:
-    """Ordinary training on public text: no user is in it."""
+def train_briefly(model: GPT2LMHeadModel, ids: torch.Tensor, steps: int) -> None:
+    """Ordinary training on public text, without any user's data."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     for _ in range(steps):
@@ -78,7 +71,7 @@ def learn_a_little(model: GPT2LMHeadModel, ids: torch.Tensor, steps: int) -> Non
 
 
 def run_on(corpus: Path, model: unheard.HuggingFaceModel, rounds: int, users_per_round: int) -> unheard.Run:
-    """The same plan for both; what LoRA trains is smaller, so each number may move further and is noised less."""
+    """One plan for both. LoRA trains fewer parameters, so it can afford a larger learning rate and clip norm."""
     lora = model.train == "lora"
     return unheard.Run(
         corpus=corpus,
@@ -98,15 +91,14 @@ def run_on(corpus: Path, model: unheard.HuggingFaceModel, rounds: int, users_per
 def fine_tune(
     corpus: Path, base: Path, out: Path, rounds: int, users_per_round: int = 50
 ) -> list[tuple[str, float, float, float]]:
-    """What was trained, held-out accuracy before and after, epsilon."""
+    """Trains all parameters and then LoRA. Returns what was trained, held-out accuracy before and after, and epsilon."""
     rows = []
     for what in ("all", "lora"):
         model = unheard.HuggingFaceModel(path=str(base), train=what, lora_rank=8, base_is_public=True)
         run = run_on(corpus, model, rounds, users_per_round)
-        held_out = run.evaluation.choose(users_in_turn(unheard.TokenStore.open(corpus).held_out, model))
-        before = evaluate(model, model.initial(0), held_out, unroll=run.evaluation.unroll)["accuracy_top1"]
-        report = None
-        for report in unheard.train(run, out / what):
+        report, reports = None, unheard.train(run, out / what)
+        before = unheard.evaluate(out / what)["accuracy_top1"]  # the folder holds the base until the first round
+        for report in reports:
             print(f"\r{what}: {model.layout.total:,} parameters, round {report.round} of {rounds}", end="", flush=True)
         assert report is not None
         assert report.metrics is not None
@@ -122,10 +114,8 @@ def main(out: str, rounds: int = 60) -> None:
     documents = Path(__file__).parents[1]
     public = [path.read_text() for path in sorted([documents / "README.md", *documents.glob("docs/**/*.md")])]
     make_base(folder / "base", public)
-    own_words = HuggingFaceTokenizer.read(folder / "base" / "tokenizer.json")
-    short = replace(CHITCHAT.encoding, tokens_per_user=320)  # two local steps each: a quick example
-    prepared = replace(CHITCHAT, tokenizer=own_words, vocabulary=TokenizerVocabulary(), encoding=short)
-    build_store([find_chitchat()], folder / "corpus", prepared)
+    # 320 tokens are two local steps per user: enough for a quick example.
+    unheard.prepare("chitchat", folder / "corpus", tokenizer=folder / "base" / "tokenizer.json", tokens_per_user=320)
     fine_tune(folder / "corpus", folder / "base", folder, rounds)
     print("then:", unheard.Released.open(folder / "lora").predict("how are"))
 

@@ -1,28 +1,29 @@
-"""One writer's messages from the demo's chat corpus, oldest first, one on each line: a text for `unheard personalize`.
+"""Print the messages of one writer of the demo's chat corpus, oldest first, one per line: a text for `unheard personalize`.
 
-Run it: python examples/one_writer.py [--words 15000] > mine.txt
-It is whoever wrote nearly that many words. The corpus (PyPI's chitchat-dataset, MIT) is public, its writers have pseudonyms.
+Run it: python examples/one_writer.py [--words 15000] > mine.txt      Needs: pip install 'unheard[demo]'
+It chooses the writer with the number of words closest to that. The corpus (PyPI: chitchat-dataset, MIT) is public, and its
+writers have pseudonyms.
 """
 
 import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
-
-from unheard.corpus.conversion import find_chitchat
+from importlib.metadata import files
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("--words", type=int, default=15_000)
-    asked = words.parse_args()
-    conversations = json.loads(Path(find_chitchat().path).read_text(encoding="utf-8")).values()
-    messages = (message for one in conversations for turn in one["messages"] for message in turn)
-    print("\n".join(one_writer(messages, asked.words)))
+    given = words.parse_args()
+    dataset = next(file for file in files("chitchat-dataset") or () if file.name == "dataset.json")
+    conversations = json.loads(dataset.read_text(encoding="utf-8")).values()
+    messages = (message for chat in conversations for turn in chat["messages"] for message in turn)
+    print("\n".join(one_writer(messages, given.words)))
 
 
 def one_writer(messages: Iterable[dict[str, str]], words: int) -> list[str]:
+    """The texts of the writer whose number of words is closest to `words`, oldest first."""
     by_writer = defaultdict(list)
     for message in messages:
         by_writer[message["sender"]].append((message["timestamp"], " ".join(message["text"].split())))
