@@ -1,11 +1,16 @@
 """Any torch module, by name or in hand; and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import unheard
-from unheard.errors import InvalidValue, ModelError
+from unheard.errors import InvalidValue, ModelError, UnprovenCombination
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.statement import statement
+from unheard.training.run_file import run_hash
 
 
 class Scores(nn.Module):
@@ -85,3 +90,94 @@ def test_a_module_in_the_working_folder_is_found(tmp_path, monkeypatch):
         module="my_own_file:Mine", arguments={"num_embeddings": 5, "embedding_dim": 5}, vocabulary_size=5
     )
     assert model.layout.total == 25
+
+
+SECRET = torch.linspace(-1, 1, 50 * 50).view(50, 50)
+
+
+class Big(Scores):
+    """Draws all of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(50)
+        self.norm, self.scale = nn.LayerNorm(50), nn.Parameter(torch.ones(50))
+
+
+class LoadsParameter(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = nn.Parameter(SECRET.clone())
+
+
+class LoadsOneRow(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = nn.Parameter(torch.cat([torch.randn(49, 50), SECRET[:1]]))
+
+
+class LoadsBuffer(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("tokens_of_somebody", torch.arange(50) * 7)
+
+
+class LoadsAttribute(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = SECRET.clone()
+
+
+class Table(nn.Embedding):
+    def reset_parameters(self) -> None:
+        self.weight.data.copy_(SECRET)
+
+
+class LoadsWhenReset(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Table(50, 50)
+
+
+LOADERS = [LoadsParameter, LoadsOneRow, LoadsBuffer, LoadsAttribute, LoadsWhenReset]
+
+
+def named(kind: type, **changes) -> unheard.ModuleModel:
+    return unheard.ModuleModel(module=f"{__name__}:{kind.__name__}", vocabulary_size=50, **changes)
+
+
+@pytest.mark.parametrize(
+    "model", [unheard.ModuleModel.wrap(Big(), vocabulary_size=50), *map(named, LOADERS)], ids=lambda m: m.module
+)
+def test_weights_that_are_not_drawn_from_the_seed_are_refused_with_noise(run, tmp_path, model):
+    with pytest.raises(UnprovenCombination, match="weights_are_public = true"):
+        unheard.train(replace(run, model=model), tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        unheard.ModuleModel.wrap(Big(), vocabulary_size=50, weights_are_public=True),
+        named(LoadsBuffer, weights_are_public=True),
+    ],
+    ids=lambda m: m.module,
+)
+def test_weights_declared_public_are_recorded_and_the_statement_repeats_the_declaration(run, tmp_path, model):
+    list(unheard.train(replace(run, model=model), tmp_path / "r"))
+    ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
+    start = ledger.facts["start"]
+    assert start["base"] == "a model declared public"
+    assert start["base_sha256"] == model.pinned().weights_sha256
+    assert len(start["base_sha256"]) == 64
+    assert any("declared public" in warning for warning in statement(ledger.facts, ledger.entries)["warnings"])
+    list(unheard.resume(tmp_path / "r", rounds=7))
+
+
+def test_weights_that_are_drawn_need_no_declaration(run, tmp_path):
+    list(unheard.train(replace(run, model=named(Big)), tmp_path / "r"))
+    assert Ledger.read(tmp_path / "r" / "ledger.jsonl").facts["start"]["from"] == "seed 0"
+
+
+def test_runs_from_other_weights_have_other_hashes(run):
+    models = [unheard.ModuleModel.wrap(Big(), vocabulary_size=50).pinned() for _ in range(2)]
+    assert len({run_hash(replace(run, model=model)) for model in models}) == 2

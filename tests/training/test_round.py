@@ -98,7 +98,7 @@ class AlwaysDrops(nn.Module):
 
 @pytest.mark.parametrize("kind", [Remembers, AlwaysDrops])
 def test_a_model_that_remembers_or_draws_is_refused(run, tmp_path, kind):
-    careless = replace(run, model=unheard.ModuleModel.wrap(kind(), vocabulary_size=50))
+    careless = replace(run, model=unheard.ModuleModel.wrap(kind(), vocabulary_size=50, weights_are_public=True))
     with pytest.raises(ModelError, match="function of parameters and tokens alone"):
         unheard.train(careless, tmp_path / "r")
     assert not (tmp_path / "r").exists()

@@ -412,6 +412,9 @@ class HuggingFaceModel(BaseModel):
     def origin(self) -> str | None:
         return "a model declared public" if self.base_is_public else "a model of unknown cost"
 
+    def weights_digest(self) -> str | None:
+        return self.base_sha256
+
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         """Raises `ModelError` unless the store was prepared with this model's tokenizer."""
         cure = f"Prepare the corpus with --tokens {Path(self.path) / 'tokenizer.json'} (and no --vocab)."

@@ -100,6 +100,10 @@ class LanguageModel(Protocol):
         else None."""
         ...
 
+    def weights_digest(self) -> str | None:
+        """The SHA-256 of the weights that `origin` is about; None if there are none."""
+        ...
+
     def activations_per_token(self, unroll: int) -> int:
         """About how many numbers a backward pass keeps for each token besides the logits.
 
@@ -130,6 +134,9 @@ class BaseModel:
             )
 
     def origin(self) -> str | None:
+        return None
+
+    def weights_digest(self) -> str | None:
         return None
 
     def activations_per_token(self, unroll: int) -> int:

@@ -4,7 +4,10 @@
 function of parameters and inputs that several threads can call.
 
     model = ModuleModel(module="my_package.models:Transformer", arguments={"width": 64}, vocabulary_size=10_000)
-    model = ModuleModel.wrap(Transformer(width=64), vocabulary_size=10_000)
+    model = ModuleModel.wrap(Transformer(width=64), vocabulary_size=10_000, weights_are_public=True)
+
+A module object, and a class that loads weights when it is built, begin from weights of unknown origin: they may have
+seen the users of the corpus. A run with noise refuses them unless they are declared public, and records their digest.
 
 `torch.func.functional_call` puts the parameters into the module while it runs and takes them out again. If two threads
 called the same module object, one chunk of users would be computed with the parameters of another. Therefore every
@@ -12,6 +15,7 @@ concurrent call has a copy of the module's structure that shares the frozen tens
 """
 
 import copy
+import hashlib
 import importlib
 import inspect
 import os
@@ -20,7 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from unheard.config import require
-from unheard.errors import ModelError
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import ModelError, UnprovenCombination
 from unheard.models.model import BaseModel
 from unheard.parameters import Layout
 
@@ -97,10 +102,17 @@ class ModuleModel(BaseModel):
         arguments: keyword arguments of the class.
         vocabulary_size: V, the last dimension of the logits.
         user_features: must be 0; a torch module takes tokens only.
+        weights_are_public: declares that no user of the corpus contributed to the weights that the module holds when it
+            is built. Training with noise needs it for a module object and for a class that does not draw its weights
+            from the seed.
+        weights_sha256: the digest of those weights. A run fills it in when it begins; None for weights that are drawn
+            from the seed.
 
     Raises:
         InvalidValue: for a malformed `module`.
         ModelError: when the module is first used, if it cannot be imported, built or called.
+        UnprovenCombination: by a run with noise, if the weights are not drawn from the seed and `weights_are_public` is
+            not set.
 
     Example:
         model = unheard.ModuleModel(module="small_transformer:SmallTransformer", vocabulary_size=10_000)
@@ -110,6 +122,8 @@ class ModuleModel(BaseModel):
     arguments: dict[str, Any] = field(default_factory=dict)
     vocabulary_size: int
     user_features: int = 0
+    weights_are_public: bool = False
+    weights_sha256: str | None = None
 
     def __post_init__(self) -> None:
         require(self.module.count(":") == 1, f"module must read 'package.file:Class', not {self.module!r}.")
@@ -119,19 +133,86 @@ class ModuleModel(BaseModel):
         return hash((self.module, self.vocabulary_size))
 
     @classmethod
-    def wrap(cls, module: nn.Module, *, vocabulary_size: int) -> "ModuleModel":
+    def wrap(cls, module: nn.Module, *, vocabulary_size: int, weights_are_public: bool = False) -> "ModuleModel":
         """The model of a module object. Its parameters are the first parameters of a run.
 
         The run folder records the module's class; to resume, the class must be importable and buildable without
-        arguments."""
+        arguments.
+
+        Args:
+            module: copied, put into eval mode and frozen.
+            vocabulary_size: V, the last dimension of the logits.
+            weights_are_public: declares that no user of the corpus contributed to the module's weights. Training with
+                noise needs it.
+        """
         kind = type(module)
-        model = cls(module=f"{kind.__module__}:{kind.__qualname__}", vocabulary_size=vocabulary_size)
+        model = cls(
+            module=f"{kind.__module__}:{kind.__qualname__}",
+            vocabulary_size=vocabulary_size,
+            weights_are_public=weights_are_public,
+        )
         model.__dict__["_module"] = copy.deepcopy(module).eval().requires_grad_(False)
         model.__dict__["_begins_as_it_is"] = True
         return model
 
+    def pinned(self, vocabulary_size: int | None = None) -> "ModuleModel":
+        """The model with the digest of its weights, if they are not drawn from the seed."""
+        if self.weights_sha256 is not None or self._is_drawn:
+            return self
+        model = replace(self, weights_sha256=_digest_of(self._module))
+        model.__dict__.update({key: value for key, value in self.__dict__.items() if key.startswith("_")})
+        return model
+
+    @cached_property
+    def _is_drawn(self) -> bool:
+        """Whether every weight is a constant or a function of the seed.
+
+        The class is built with three seeds. Numbers that are the same in all three were not drawn; unless they are one
+        constant (zeros of a bias, ones of a norm), they were loaded or computed, and nobody can say from what."""
+        if self.weights_sha256 is not None or "_begins_as_it_is" in self.__dict__:
+            return False
+        builds = [_tensors_of(self._drawn(seed)) for seed in (1, 2, 3)]
+        if any(build.keys() != builds[0].keys() for build in builds):
+            return False
+        return all(_no_constant_but_one([build[name] for build in builds]) for name in builds[0])
+
+    def _drawn(self, seed: int) -> nn.Module:
+        """A new module of the class, with every layer drawn from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = self._build()
+            _reset_layers(fresh)
+        return fresh
+
+    def check_store(
+        self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
+    ) -> None:
+        # DP: weights that were not drawn from the seed may have seen these users without noise.
+        if is_private and not self.weights_are_public and not self._is_drawn:
+            raise UnprovenCombination(
+                f"{self.module} begins from weights that are not drawn from the seed: nobody can say what they cost "
+                "these users. If none of them had a part in the weights, set model.weights_are_public = true (Python: "
+                "ModuleModel.wrap(..., weights_are_public=True)); else name a class whose weights are drawn when it is "
+                "built."
+            )
+        super().check_store(tokens, vocabulary, unrolls=unrolls, is_private=is_private)
+
+    def origin(self) -> str | None:
+        if self._is_drawn:
+            return None
+        return "a model declared public" if self.weights_are_public else "a model of unknown cost"
+
+    def weights_digest(self) -> str | None:
+        return self.weights_sha256
+
     @cached_property
     def _module(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self._build()
+
+    def _build(self) -> nn.Module:
+        """A new module of the class, from its arguments and torch's current seed."""
         path, _, name = self.module.partition(":")
         try:
             with _working_folder_importable():
@@ -145,9 +226,7 @@ class ModuleModel(BaseModel):
         if not (inspect.isclass(cls) and issubclass(cls, nn.Module)):
             raise ModelError(f"{self.module!r} is not a torch.nn.Module class.")
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                return cls(**self.arguments).eval().requires_grad_(False)
+            return cls(**self.arguments).eval().requires_grad_(False)
         except Exception as error:  # building a class can raise anything
             raise ModelError(f"{self.module} cannot be built from [model.arguments]: {error}.") from None
 
@@ -177,9 +256,7 @@ class ModuleModel(BaseModel):
             return self.layout.join(dict(fresh.named_parameters())).detach()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for layer in fresh.modules():
-                if callable(reset := getattr(layer, "reset_parameters", None)):
-                    reset()
+            _reset_layers(fresh)
         return self.layout.join(dict(fresh.named_parameters())).detach()
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
@@ -193,6 +270,42 @@ class ModuleModel(BaseModel):
                 f"{(*tokens_BT.shape, self.vocabulary_size)} was expected."
             )
         return logits_BTV
+
+
+def _reset_layers(module: nn.Module) -> None:
+    """Draws the parameters of every layer that can draw its own."""
+    for layer in module.modules():
+        if callable(reset := getattr(layer, "reset_parameters", None)):
+            reset()
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """All tensors that the module holds, by name: parameters, buffers and plain attributes."""
+    tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, part in module.named_modules():
+        plain = {f"{name}.{key}": value for key, value in vars(part).items() if isinstance(value, Tensor)}
+        tensors.update(plain)
+    return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+
+def _no_constant_but_one(draws: list[Tensor]) -> bool:
+    """Whether the elements that are the same in all draws are all one number."""
+    first, *others = draws
+    if any(other.shape != first.shape or other.dtype != first.dtype for other in others):
+        return False
+    # DP: element by element, so that loaded rows in a matrix of drawn rows count too. Two draws of a large matrix share
+    # an element by chance now and then, three do not.
+    same = torch.stack([first == other for other in others]).all(dim=0)
+    return first[same].unique().numel() <= 1
+
+
+def _digest_of(module: nn.Module) -> str:
+    """The SHA-256 of the names, shapes and contents of all tensors of a module."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_tensors_of(module).items()):
+        digest.update(f"{name}\n{tensor.dtype}\n{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @contextmanager

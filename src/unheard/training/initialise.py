@@ -243,7 +243,10 @@ def _base(run: Run) -> dict[str, Any]:
     """The declared origin of a pre-trained model's weights. It is stated whatever `init_from` says, since frozen
     weights stay."""
     origin = run.model.origin()
-    return {} if origin is None else {"base": origin}
+    if origin is None:
+        return {}
+    digest = run.model.weights_digest()
+    return {"base": origin} if digest is None else {"base": origin, "base_sha256": digest}
 
 
 def _start(run: Run) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def resume(
     choice = engine or saved_engine
     if corpus is not None and ranks is None:
         choice = replace(choice, corpus_part=None)  # `corpus` names the whole store, so there are no parts
-    run = pinned(run)
+    # The model in a run folder was pinned when the run began.
     built = build_engine(choice, run.model, ranks)
     return _reports(_train_loop([reopen_run(run, folder, built)], built))
 
