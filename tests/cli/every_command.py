@@ -53,7 +53,7 @@ COMMANDS = [
     "watch live --every 0.1",
     "resume first --rounds 3",
     f"sweep run.toml --out swept --vary clip.norm=1,2 {SMALL}",
-    f"tune run.toml --out tuned --norms 0.1 --noise-stds 0.1 --users-per-round 8 --rounds 1 {LOSS} {SMALL}",
+    f"tune run.toml --out tuned --norms 0.1 --noise-stds 0.1 --users-per-round 8 --rounds 1 --yes {LOSS} {SMALL}",
     "evaluate first --full",
     "compare first swept/norm=1 --png plots",
     "report first --out page",
@@ -70,7 +70,7 @@ COMMANDS = [
     "corpus part store --part 1/2 --out part",
     "benchmark --device cpu --model first/run.toml --engine stacked --users 1 --rounds 0",
     f"prepare posts.jsonl --out large {FIELDS} --vocab public --vocab-size 3000 --held-out 0.2 --workers 1",
-    "demo --rounds 1 --corpus large --out demo",
+    "demo --rounds 1 --corpus large --out demo --yes",
 ]
 
 

@@ -9,7 +9,7 @@ import unheard
 from unheard.cli.display import show_runs
 from unheard.cli.main import app
 from unheard.cli.options import parse_vary
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, PrivacyError
 from unheard.training.loop import RoundReport
 from unheard.training.run_file import run_toml
 
@@ -41,7 +41,10 @@ def test_every_combination_becomes_a_run_and_the_table_names_them(run_file, tmp_
 
 def test_a_run_without_noise_among_them_is_said_before_the_first_round(run_file, tmp_path):
     sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary"]
-    said = CliRunner().invoke(app, [*sweep, "noise.kind=none,gaussian", "--set", "training.rounds=1"]).stderr
+    without = [*sweep, "noise.kind=none,gaussian", "--set", "training.rounds=1"]
+    assert isinstance(CliRunner().invoke(app, without).exception, PrivacyError)
+    assert not (tmp_path / "runs").exists()
+    said = CliRunner().invoke(app, [*without, "--yes"]).stderr
     assert "Without noise epsilon is infinite" in said
     assert (
         "Without noise" not in CliRunner().invoke(app, [*sweep, "clip.norm=1,2", "--set", "training.rounds=1"]).stderr

@@ -1,5 +1,6 @@
 """The road by command line: init, train, resume, evaluate, predict, statement; and every refusal in one message with status 2."""
 
+import io
 import json
 import os
 import re
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from unheard.cli import display
 from unheard.cli.display import show_rounds, show_runs
 from unheard.cli.main import main
 from unheard.privacy.ledger import Ledger
@@ -100,9 +103,36 @@ def test_a_delta_that_promises_little_is_said_before_training(unheard, run_file,
     once = ["train", run_file, "--set", "training.rounds=1"]
     assert "delta = 0.0111 is large" in unheard(*once, "--out", tmp_path / "a").stderr
     for k, other in enumerate(("privacy.delta=1e-3", "noise.kind=none")):
-        said = unheard(*once, "--out", tmp_path / f"b{k}", "--set", other).stderr
+        said = unheard(*once, "--out", tmp_path / f"b{k}", "--set", other, "--yes").stderr
         assert "is large" not in said
         assert ("Without noise epsilon is infinite" in said) == (other == "noise.kind=none")
+
+
+def test_a_run_without_noise_is_refused_without_a_terminal_unless_yes_is_given(unheard, run_file, tmp_path):
+    once = ["train", run_file, "--out", tmp_path / "r", "--set", "training.rounds=1", "--set", "noise.kind=none"]
+    done = unheard(*once, ok=False)
+    assert done.returncode == 2
+    assert "--yes" in done.stderr
+    assert not (tmp_path / "r").exists()
+    unheard(*once, "--yes")
+    refused = unheard("resume", tmp_path / "r", "--rounds", 2, ok=False)
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 1
+    unheard("resume", tmp_path / "r", "--rounds", 2, "--yes")
+    assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 2
+
+
+@pytest.mark.parametrize(("answer", "rounds"), [("n", 0), ("", 0), ("y", 1)])
+def test_a_run_without_noise_is_confirmed_on_a_terminal(unheard, run_file, tmp_path, monkeypatch, answer, rounds):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{answer}\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(display, "notes", Console(stderr=True, force_terminal=True))
+    once = ["train", run_file, "--out", tmp_path / "r", "--set", "training.rounds=1", "--set", "noise.kind=none"]
+    done = unheard(*once, ok=False)
+    assert "Without noise epsilon is infinite" in done.stderr
+    assert done.returncode == (0 if rounds else 1)
+    assert (tmp_path / "r").exists() == bool(rounds)
 
 
 def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_file, tmp_path):

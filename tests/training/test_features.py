@@ -45,8 +45,12 @@ def run_on(store, user_features):
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
 def test_a_model_with_features_tells_the_users_apart_and_one_without_cannot(two_kinds, tmp_path, engine):
     choice = unheard.EngineChoice(kind=engine)
-    knowing = list(unheard.train(run_on(two_kinds, 2), tmp_path / "knowing", engine=choice))[-1].metrics
-    blind = list(unheard.train(run_on(two_kinds, 0), tmp_path / "blind", engine=choice))[-1].metrics
+    knowing = list(unheard.train(run_on(two_kinds, 2), tmp_path / "knowing", engine=choice, allow_no_privacy=True))[
+        -1
+    ].metrics
+    blind = list(unheard.train(run_on(two_kinds, 0), tmp_path / "blind", engine=choice, allow_no_privacy=True))[
+        -1
+    ].metrics
     assert knowing is not None
     assert blind is not None
     assert knowing["accuracy_top1"] == 1.0
@@ -55,13 +59,14 @@ def test_a_model_with_features_tells_the_users_apart_and_one_without_cannot(two_
 
 def test_the_wrong_number_of_features_is_refused_with_the_right_one(two_kinds, store, tmp_path):
     with pytest.raises(ModelError, match=r"model\.user_features = 2"):
-        unheard.train(run_on(two_kinds, 3), tmp_path / "r")
+        unheard.train(run_on(two_kinds, 3), tmp_path / "r", allow_no_privacy=True)
     with pytest.raises(ModelError, match=r"model\.user_features = 0"):
         unheard.train(
             replace(
                 run_on(two_kinds, 3), corpus=store.path, model=unheard.TiedLSTM(vocabulary_size=50, user_features=3)
             ),
             tmp_path / "r",
+            allow_no_privacy=True,
         )
 
 

@@ -17,6 +17,7 @@ from unheard.errors import (
     InvalidValue,
     LedgerError,
     ModelError,
+    PrivacyError,
     RunFolderExists,
     RunFolderInUse,
     RunFolderMissing,
@@ -66,10 +67,25 @@ def test_the_model_learns_on_text_that_can_be_learned(run, tmp_path):
         training=unheard.Training(rounds=50, reproducible_seed=1),
         evaluation=unheard.Evaluation(every=50, max_tokens=500, unroll=20),
     )
-    last = list(unheard.train(easy, tmp_path / "r"))[-1]
+    last = list(unheard.train(easy, tmp_path / "r", allow_no_privacy=True))[-1]
     assert last.metrics is not None
     assert last.metrics["accuracy_top1"] > 0.2  # a guess would be right 1 time in 48
     assert last.epsilon == float("inf")
+
+
+def test_a_run_without_noise_is_refused_unless_it_is_allowed(run, tmp_path):
+    bare = replace(run, plan=replace(run.plan, noise=unheard.NoNoise()), ledger=tmp_path / "population.jsonl")
+    with pytest.raises(PrivacyError, match="allow_no_privacy=True"):
+        unheard.train(bare, tmp_path / "r")
+    with pytest.raises(PrivacyError, match="allow_no_privacy=True"):
+        unheard.train_together([(run, tmp_path / "private"), (bare, tmp_path / "r")])
+    assert not (tmp_path / "r").exists()
+    assert not (tmp_path / "private").exists()
+    assert not (tmp_path / "population.jsonl").exists()
+    unheard.train(bare, tmp_path / "r", allow_no_privacy=True).close()
+    with pytest.raises(PrivacyError, match="allow_no_privacy=True"):
+        unheard.resume(tmp_path / "r")
+    assert next(unheard.resume(tmp_path / "r", allow_no_privacy=True)).epsilon == float("inf")
 
 
 def test_the_event_is_on_disk_before_anybody_is_drawn(run, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def proxy(store, tmp_path):
 
 
 def tune(*words):
-    return CliRunner().invoke(app, ["tune", *map(str, words)], catch_exceptions=False)
+    return CliRunner().invoke(app, ["tune", *map(str, words), "--yes"], catch_exceptions=False)
 
 
 def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, store, tmp_path):
@@ -110,7 +110,7 @@ def test_on_the_runs_own_people_it_says_that_they_have_no_guarantee_left(run_fil
 
 
 def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run_file, tmp_path, monkeypatch, capsys):
-    asked = ["tune", run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.001", *SMALL]
+    asked = ["tune", run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.001", *SMALL, "--yes"]
     monkeypatch.setattr("sys.argv", ["unheard", *map(str, asked)])
     monkeypatch.setattr("unheard.tuning.projected_plan.check_can_be_private", lambda *_: None)
     with pytest.raises(SystemExit, match="2"):

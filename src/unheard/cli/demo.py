@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unheard.cli.options import Yes
+
 if TYPE_CHECKING:
+    from unheard.corpus.pipeline import Preparation
     from unheard.mechanism.plan import Plan
     from unheard.training.run import Run
 
@@ -35,40 +38,65 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder for the two run folders and the page.")] = Path("runs/demo"),
     corpus: Annotated[Path, typer.Option(help="The store to create.")] = Path("corpora/chitchat-demo"),
     rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1, metavar="N")] = 50,
+    yes: Yes = False,
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
-    from unheard.cli.display import notes, show_rounds
+    from unheard.cli.display import confirm_no_noise, notes, show_rounds
     from unheard.training.loop import resume, train
 
     _prepare(corpus)
+    if not _is_demo_corpus(corpus):
+        confirm_no_noise([_run(corpus, rounds, _plain_plan())], yes)
     for name, plan in (("plain", _plain_plan()), ("private", _private_plan())):
         folder = out / name
         notes.print(f"\n[bold]{name}[/]: {ABOUT[name]}")
         is_begun = (folder / "ledger.jsonl").exists()
-        reports = resume(folder, rounds=rounds) if is_begun else train(_run(corpus, rounds, plan), folder)
+        if is_begun:
+            reports = resume(folder, rounds=rounds, allow_no_privacy=True)
+        else:
+            reports = train(_run(corpus, rounds, plan), folder, allow_no_privacy=True)
         show_rounds(reports, name, folder=folder)
     _compare(out)
 
 
 def _prepare(corpus: Path) -> None:
     """Prepares the corpus that comes with the demo, with a small vocabulary and short users."""
-    from dataclasses import replace
-
     from unheard.cli.display import notes, step_bars
     from unheard.corpus.conversion import find_chitchat
-    from unheard.corpus.pipeline import CHITCHAT, build_store
-    from unheard.corpus.vocabulary_sources import PublicVocabulary
+    from unheard.corpus.pipeline import build_store
 
     if (corpus / "corpus.json").exists():
         return
     notes.print(f"Preparing the default corpus (chitchat-dataset: chat, by pseudonymous users) in {corpus}")
-    small = replace(
+    with step_bars() as progress:
+        build_store([find_chitchat()], corpus, _preparation(), progress=progress)
+
+
+def _preparation() -> "Preparation":
+    from dataclasses import replace
+
+    from unheard.corpus.pipeline import CHITCHAT
+    from unheard.corpus.vocabulary_sources import PublicVocabulary
+
+    return replace(
         CHITCHAT,
         vocabulary=PublicVocabulary(size=WORDS),
         encoding=replace(CHITCHAT.encoding, tokens_per_user=TOKENS_PER_USER),
     )
-    with step_bars() as progress:
-        build_store([find_chitchat()], corpus, small, progress=progress)
+
+
+def _is_demo_corpus(corpus: Path) -> bool:
+    """Returns whether the store is the demo's public corpus, on which a run without noise harms nobody.
+
+    A store of that name that was prepared in another way holds somebody else's text.
+    """
+    from unheard.corpus.store import TokenStore
+
+    info, demo = TokenStore.open(corpus).info, _preparation()
+    choices = demo.choices()
+    return info.get("name") == demo.name and all(
+        info.get(key) == choices[key] for key in ("tokens", "streams", "splits")
+    )
 
 
 def _plain_plan() -> "Plan":

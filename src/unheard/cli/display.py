@@ -4,7 +4,8 @@ Results go to `console` (standard output), everything else to `notes` (standard 
 progress bar in a log file would only appear at its end; there `log` prints a line for each evaluation instead.
 
     say(sentence)                                 one sentence on standard output
-    warn_of_delta(delta), warn_of_no_noise(...)   warnings before a run begins
+    warn_of_delta(delta)                          a warning before a run begins
+    confirm_no_noise(runs, yes)                   the question before a run without noise
     with step_bars() as progress: ...             one bar for each named step: progress(step, fraction)
     with counted_bar() as progress: ...           the same for counted steps: progress(step, done, total)
     show_rounds(reports, title), show_runs(...)   the bars of one training run, or of several side by side
@@ -13,6 +14,7 @@ progress bar in a log file would only appear at its end; there `log` prints a li
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ from rich.progress import (
 if TYPE_CHECKING:
     from unheard.report.tables import Table
     from unheard.training.loop import RoundReport
+    from unheard.training.run import Run
 
 console = Console()
 notes = Console(stderr=True)
@@ -61,14 +64,41 @@ def warn_of_delta(delta: float) -> None:
         note(sentence, style="bold yellow")
 
 
-def warn_of_no_noise(corpus: Path | str) -> None:
-    """Warns before the first round of a run without noise, which can never be taken back once it is charged."""
+def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) -> bool:
+    """Asks before the first round of a run without noise, which cannot be taken back once it is charged.
+
+    Args:
+        runs: What will be trained. Nothing is asked if all of them add noise.
+        yes: `--yes`: print the warning and do not ask.
+        can_ask: False in a process that a launcher started: it has no terminal to read from.
+
+    Returns:
+        Whether a run without noise is among them and was allowed: `allow_no_privacy` of `train`.
+
+    Raises:
+        PrivacyError: There is no terminal to ask on, and `yes` is False.
+        typer.Exit: The answer was no.
+    """
+    import typer
+
+    from unheard.mechanism.noise import NoNoise
+    from unheard.training.validate import check_permission
+
+    without_noise = [run for run in runs if isinstance(run.plan.noise, NoNoise)]
+    if not without_noise:
+        return False
+    if not yes and not (can_ask and sys.stdin.isatty() and notes.is_terminal):
+        check_permission(without_noise[0], allow_no_privacy=False)
     note(
         "Without noise epsilon is infinite. From the first round on it is infinite over all runs on the users of "
-        f"{corpus}, for good (unheard statement --all-runs). That is right for public text, or for users who agreed; if these did "
-        "not, press Ctrl-C now.",
+        f"{without_noise[0].corpus}, for good (unheard statement --all-runs). That is right for public text, or for users who "
+        "agreed.",
         style="bold yellow",
     )
+    if not yes and not typer.confirm("Train without noise?", default=False, err=True):
+        note("Not started: nothing was charged.")
+        raise typer.Exit(1)
+    return True
 
 
 @contextlib.contextmanager

@@ -50,6 +50,15 @@ StopAfter = Annotated[
     ),
 ]
 
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes",
+        help="Allow a run without noise, which makes the epsilon of its users infinite for good, without asking. Right for "
+        "public text, or for users who agreed.",
+    ),
+]
+
 EngineName = Annotated[
     str | None,
     typer.Option(

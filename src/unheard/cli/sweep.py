@@ -19,6 +19,7 @@ from unheard.cli.options import (
     RunFile,
     SetKeys,
     StopAfter,
+    Yes,
     overrides,
     parse_vary,
 )
@@ -54,6 +55,7 @@ def sweep(
     processes: Processes = 1,
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
+    yes: Yes = False,
 ) -> None:
     """Train variants of a run side by side.
 
@@ -62,8 +64,7 @@ def sweep(
     """
 
     def work(ranks: "ProcessGroup | None") -> None:
-        from unheard.cli.display import show_runs, warn_of_no_noise
-        from unheard.mechanism.noise import NoNoise
+        from unheard.cli.display import confirm_no_noise, show_runs
         from unheard.training.loop import train_together
         from unheard.training.run_file import read_run_file
 
@@ -73,9 +74,9 @@ def sweep(
             names.append(",".join(change.partition(".")[2] for change in changes))
             runs.append((run, out / names[-1]))
         assert choice is not None
-        if without_noise := [run for run, _ in runs if isinstance(run.plan.noise, NoNoise)]:
-            warn_of_no_noise(without_noise[0].corpus)
-        last = show_runs(train_together(runs, engine=choice, ranks=ranks), names, stop_after)
+        allowed = confirm_no_noise([run for run, _ in runs], yes, can_ask=ranks is None)
+        reports = train_together(runs, engine=choice, ranks=ranks, allow_no_privacy=allowed)
+        last = show_runs(reports, names, stop_after)
         _print_results(names, last, out)
 
     run_on_processes(work, processes, max_restarts)

@@ -24,6 +24,7 @@ from unheard.cli.options import (
     RunFile,
     SetKeys,
     StopAfter,
+    Yes,
     overrides,
 )
 from unheard.cli.processes import run_on_processes
@@ -67,22 +68,24 @@ def train(
     processes: Processes = 1,
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
+    yes: Yes = False,
 ) -> None:
     """Train a model with user-level differential privacy, from a run file into a run folder."""
 
     def work(ranks: "ProcessGroup | None") -> None:
-        from unheard.cli.display import show_rounds, warn_of_delta, warn_of_no_noise
+        from unheard.cli.display import confirm_no_noise, show_rounds, warn_of_delta
         from unheard.engines.distributed.process_group import was_restarted
         from unheard.mechanism.noise import NoNoise
         from unheard.training.loop import train as train_run
         from unheard.training.run_file import read_run_file
 
         run, engine_choice = read_run_file(run_file, overrides(set_, engine, device, rank_timeout))
-        if isinstance(run.plan.noise, NoNoise):
-            warn_of_no_noise(run.corpus)
-        else:
+        allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
+        if not isinstance(run.plan.noise, NoNoise):
             warn_of_delta(run.claimed_delta)
-        reports = train_run(run, out, engine=engine_choice, ranks=ranks, again=was_restarted())
+        reports = train_run(
+            run, out, engine=engine_choice, ranks=ranks, again=was_restarted(), allow_no_privacy=allowed
+        )
         _print_result(out, show_rounds(reports, out.name, stop_after, folder=out))
 
     run_on_processes(work, processes, max_restarts)
@@ -100,6 +103,7 @@ def resume(
     processes: Processes = 1,
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
+    yes: Yes = False,
 ) -> None:
     """Continue a run after a stop, a crash or a kill.
 
@@ -107,19 +111,20 @@ def resume(
     """
 
     def work(ranks: "ProcessGroup | None") -> None:
-        from unheard.cli.display import show_rounds
+        from unheard.cli.display import confirm_no_noise, show_rounds
         from unheard.run_folder import RunFolder
         from unheard.training.loop import resume as resume_run
         from unheard.training.run_file import read_saved_run
 
-        _, choice = read_saved_run(RunFolder.open(folder).run_file)
+        run, choice = read_saved_run(RunFolder.open(folder).run_file)
+        allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
         choice = replace(
             choice,
             kind=engine or choice.kind,
             device=device or choice.device,
             rank_timeout=rank_timeout or choice.rank_timeout,
         )
-        reports = resume_run(folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks)
+        reports = resume_run(folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks, allow_no_privacy=allowed)
         _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder))
 
     run_on_processes(work, processes, max_restarts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unheard.cli.options import AsJson, Device, EngineName, RunFile, SetKeys, StopAfter, overrides, parse_vary
+from unheard.cli.options import AsJson, Device, EngineName, RunFile, SetKeys, StopAfter, Yes, overrides, parse_vary
 
 if TYPE_CHECKING:
     from unheard.engines.choice import EngineChoice
@@ -31,7 +31,7 @@ EXAMPLES = """Examples:
 
 SWEEP, SELECT = "Sweep", "Private selection"
 OF_SWEEP = ("corpus", "population", "norms", "noise_stds", "users_per_round", "rounds", "seeds", "allow_clip_loss")
-OF_SWEEP += ("allow_loss", "noise_multiplier", "stop_after")
+OF_SWEEP += ("allow_loss", "noise_multiplier", "stop_after", "yes")
 OF_SELECT = ("vary", "trials", "trials_from")
 """Options that have a meaning for only one of the two ways to tune."""
 
@@ -131,6 +131,7 @@ def tune(
     engine: EngineName = None,
     device: Device = None,
     stop_after: StopAfter = None,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Choose S, sigma and users per round of a private run.
@@ -147,14 +148,14 @@ def tune(
     from dataclasses import replace
     from json import dumps
 
-    from unheard.cli.display import warn_of_no_noise
+    from unheard.cli.display import confirm_no_noise
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
     from unheard.training.run_file import read_run_file
     from unheard.tuning.output import conclude
     from unheard.tuning.pipeline import Allowance, trial_run
     from unheard.tuning.projected_plan import check_can_be_private
-    from unheard.tuning.trials import Grid
+    from unheard.tuning.trials import Grid, baseline_trials
 
     run, choice = read_run_file(run_file, changes)
     run = pinned(run)
@@ -167,8 +168,8 @@ def tune(
     allowance = Allowance(clip_loss=allow_clip_loss, loss=allow_loss)
     tried = trial_run(run, corpus, population)
     check_can_be_private(run, grid, noise_multiplier)
-    if corpus is None:
-        warn_of_no_noise(run.corpus)
+    # The sweep's own baseline has no noise, on the proxy's users or on the run's.
+    confirm_no_noise([trial.run for trial in baseline_trials(tried, grid, out)], yes)
     if rounds is not None:
         tried = replace(tried, training=replace(tried.training, rounds=rounds))
     result = _train_stages(tried, grid, allowance, out, choice, stop_after)

@@ -52,6 +52,7 @@ from unheard.training.round import Round, run_rounds
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run
 from unheard.training.server import State
+from unheard.training.validate import check_permission
 from unheard.training.worker import build_engine, parallel_map_of
 from unheard.updates.users import User, users_in_turn
 
@@ -84,6 +85,7 @@ def train(
     engine: EngineChoice = EngineChoice(),
     ranks: ProcessGroup | None = None,
     again: bool = False,
+    allow_no_privacy: bool = False,
 ) -> Generator[RoundReport, None, None]:
     """Train a run in a new folder.
 
@@ -105,6 +107,8 @@ def train(
         engine: Which engine computes the updates, and on which device. It does not change the result.
         ranks: The processes to train on (training/worker.py); None for this process alone.
         again: Continue the run if the folder exists already, because processes that died had started it.
+        allow_no_privacy: Allow a run without noise. It makes the epsilon of the corpus's users infinite for good: right
+            for public text, or for users who agreed.
 
     Returns:
         A generator of one report per round. Closing it saves the state.
@@ -112,12 +116,14 @@ def train(
     Raises:
         ConfigError: A value is not usable.
         UnprovenCombination: The parts have no privacy proof together.
+        PrivacyError: The run adds no noise, and `allow_no_privacy` is False.
         ModelError: The model does not fit the corpus.
         CorpusError: The corpus cannot be used.
         RunFolderExists: `out` holds something already.
         BudgetExceeded: While iterating, if the first round would exceed the budget. Later, the last report has
             `stopped` set.
     """
+    check_permission(run, allow_no_privacy)
     run = pinned(run)
     built = build_engine(engine, run.model, ranks)
     if again and RunFolder(Path(out)).run_file.exists():
@@ -132,6 +138,7 @@ def resume(
     corpus: str | Path | None = None,
     engine: EngineChoice | None = None,
     ranks: ProcessGroup | None = None,
+    allow_no_privacy: bool = False,
 ) -> Generator[RoundReport, None, None]:
     """Continue a run from its newest checkpoint, on this machine or another.
 
@@ -145,6 +152,7 @@ def resume(
         corpus: Where the token store is now; None for the path in the run file. It must be the same store.
         engine: Another engine; None for the one in the run file.
         ranks: The processes to train on (training/worker.py); None for this process alone.
+        allow_no_privacy: Allow more rounds of a run without noise; as for `train`.
 
     Returns:
         A generator of one report per round; empty if the run is complete.
@@ -153,10 +161,12 @@ def resume(
         RunFolderMissing: `out` is not a run folder.
         LedgerError: The ledger, the run file and the checkpoint do not belong together.
         CheckpointCorrupt: The newest checkpoint cannot be read.
+        PrivacyError: The run adds no noise, and `allow_no_privacy` is False.
         BudgetExceeded: While iterating, if the first round would exceed the budget.
     """
     folder = RunFolder.open(out)
     run, saved_engine = read_saved_run(folder.run_file)
+    check_permission(run, allow_no_privacy)
     if rounds is not None:
         run = replace(run, training=replace(run.training, rounds=rounds))
     if corpus is not None:
@@ -170,7 +180,11 @@ def resume(
 
 
 def train_together(
-    runs: Sequence[tuple[Run, str | Path]], *, engine: EngineChoice = EngineChoice(), ranks: ProcessGroup | None = None
+    runs: Sequence[tuple[Run, str | Path]],
+    *,
+    engine: EngineChoice = EngineChoice(),
+    ranks: ProcessGroup | None = None,
+    allow_no_privacy: bool = False,
 ) -> Generator[tuple[int, RoundReport], None, None]:
     """Train several runs of one model at the same time on one engine, each in a folder of its own.
 
@@ -187,6 +201,7 @@ def train_together(
         runs: Pairs of a run and its folder.
         engine: Which engine computes the updates, and on which device.
         ranks: The processes to train on (training/worker.py); None for this process alone.
+        allow_no_privacy: Allow runs without noise among them; as for `train`.
 
     Returns:
         A generator of (index in `runs`, report). The reports of one turn follow when all runs have completed their
@@ -198,6 +213,8 @@ def train_together(
     """
     if not runs:
         raise InvalidValue("There are no runs to train.")
+    for run, _ in runs:
+        check_permission(run, allow_no_privacy)
     runs = [(pinned(run), out) for run, out in runs]
     if any(run.model != runs[0][0].model for run, _ in runs):
         raise InvalidValue("Runs side by side share one model's shape; give those of another model apart.")

@@ -7,10 +7,25 @@ without a privacy proof are refused earlier, when the `Plan` is built (mechanism
 import torch
 
 from unheard.corpus.store import TokenStore
-from unheard.errors import CorpusError, ModelError
+from unheard.errors import CorpusError, ModelError, PrivacyError
 from unheard.mechanism.noise import NoNoise
 from unheard.models.model import LanguageModel
 from unheard.training.run import Run
+
+
+def check_permission(run: Run, allow_no_privacy: bool) -> None:
+    """Check that a run adds noise, or that the caller has allowed a run that does not.
+
+    Raises:
+        PrivacyError: The run adds no noise and `allow_no_privacy` is False.
+    """
+    # DP: the first round without noise makes the epsilon of these users infinite over all runs, and nothing undoes it.
+    if isinstance(run.plan.noise, NoNoise) and not allow_no_privacy:
+        raise PrivacyError(
+            "This run adds no noise. Its first round makes epsilon infinite, for good and over all runs, for the users of "
+            f"{run.corpus}. Add noise ([noise] kind = 'gaussian'); or, if the text is public or its users agreed, allow it: "
+            "allow_no_privacy=True in Python, --yes on the command line."
+        )
 
 
 def check_run(run: Run, store: TokenStore) -> None:

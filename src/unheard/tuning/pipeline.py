@@ -85,7 +85,9 @@ class Stage:
             Pairs of an index into `left`, as it was before, and that trial's report of a round.
         """
         left = self.left
-        rounds = train_together([(trial.run, trial.folder) for trial in left], engine=self.engine)
+        runs = [(trial.run, trial.folder) for trial in left]
+        # The permission is for the caller to obtain: a sweep without its baseline does not exist (`trial_run`).
+        rounds = train_together(runs, engine=self.engine, allow_no_privacy=True)
         start, reported, timed_rounds = 0.0, set(), 0
         try:
             for index, report in rounds:
