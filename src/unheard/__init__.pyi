@@ -23,6 +23,7 @@ from .mechanism.clipping import PerLayerClip as PerLayerClip
 from .mechanism.estimators import ClippedDenominator as ClippedDenominator
 from .mechanism.estimators import FixedDenominator as FixedDenominator
 from .mechanism.estimators import TrueAverage as TrueAverage
+from .mechanism.noise import ExactGaussianNoise as ExactGaussianNoise
 from .mechanism.noise import GaussianNoise as GaussianNoise
 from .mechanism.noise import NoNoise as NoNoise
 from .mechanism.plan import Plan as Plan

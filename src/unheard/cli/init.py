@@ -61,7 +61,7 @@ norm = 15.0                    # S: how far one user may move the model
 kind = "fixed_denominator"     # or "clipped_denominator" with min_total_weight, or "true_average" (non-private)
 
 [noise]
-kind = "gaussian"              # or "none"
+kind = "gaussian"              # or "exact_gaussian" (drawn exactly in integers), "none"
 noise_multiplier = 1.0         # z; or noise_std = sigma
 
 # [[schedule]]                 # changes that are fixed before the run; repeat the block for more

@@ -34,7 +34,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.aggregation import LARGEST_COHORT, UNNOISED_GRID, Contribution, noised_grid
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
-from unheard.mechanism.noise import GaussianNoise, Noise, NoNoise
+from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, Noise, NoNoise
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling, Sampling
 from unheard.mechanism.schedule import Change, in_order
 from unheard.mechanism.values import BoundedAverage, CohortSum
@@ -57,7 +57,7 @@ KINDS: dict[str, dict[str, type]] = {
         "clipped_denominator": ClippedDenominator,
         "true_average": TrueAverage,
     },
-    "noise": {"gaussian": GaussianNoise, "none": NoNoise},
+    "noise": {"gaussian": GaussianNoise, "exact_gaussian": ExactGaussianNoise, "none": NoNoise},
 }
 """The name of each part in a run file."""
 

@@ -22,7 +22,7 @@ import torch
 
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Cohort, Engine
-from unheard.mechanism.noise import NoNoise, Normals, NormalsAhead
+from unheard.mechanism.noise import Normals
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
@@ -91,5 +91,4 @@ def draw_cohort(r: Round) -> Cohort:
 
 def draw_normals(r: Round, device: torch.device) -> Normals:
     """Start drawing the round's standard normals on another thread; without noise, return the generator unused."""
-    rng = r.streams.noise(r.attempt)
-    return rng if isinstance(r.plan.noise, NoNoise) else NormalsAhead(rng, r.plan.layout.total, device)
+    return r.plan.noise.ahead(r.streams.noise(r.attempt), r.plan.layout.total, device)
