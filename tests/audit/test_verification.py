@@ -205,3 +205,13 @@ def test_a_run_that_began_from_another_fits_before_its_first_round_and_after(run
     list(unheard.resume(tmp_path / "second"))
     assert wrong(tmp_path / "second") == {}
     assert any("6 charges from before the first round" in f.words for f in verify(tmp_path / "second"))
+
+
+def test_a_changed_byte_of_the_stores_text_does_not_fit(folder, store, tmp_path):
+    corpus = shutil.copytree(store.path, tmp_path / "corpus")
+    assert next(f for f in verify(folder, corpus) if f.name == "store").fits is True
+    tokens = corpus / "held_out" / "00000.tokens"
+    content = bytearray(tokens.read_bytes())
+    content[2] ^= 1
+    tokens.write_bytes(content)
+    assert "held_out/00000.tokens" in wrong(folder, corpus=corpus)["store"]

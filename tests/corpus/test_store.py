@@ -100,7 +100,7 @@ def test_exact_counts_are_in_no_file_that_may_travel_and_only_the_owner_reads_th
     assert "users" not in (store.path / "corpus.json").read_text()
     assert "shards" not in (store.path / "corpus.json").read_text()
     assert store.counts == {"users": 1}
-    for name in ("counts.json", "layout.json"):
+    for name in ("counts.json", "layout.json", "digests.json"):
         assert stat.S_IMODE(os.stat(store.path / name).st_mode) == 0o600
 
 
@@ -147,6 +147,46 @@ def test_a_lost_file_is_noticed_on_opening(small, name):
     (small.path / name).unlink()
     with pytest.raises((CorpusCorrupt, CorpusMissing)):
         TokenStore.open(small.path)
+
+
+def flip_a_bit(file, byte=-3):
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["train/00001.offsets", "held_out/00001.offsets", "layout.json"])
+def test_a_flipped_bit_in_any_small_file_is_noticed_on_opening(small, name):
+    """In the offsets: one word of the first user becomes the second user's, and every size stays as it was."""
+    flip_a_bit(small.path / name, 8 if name.endswith("offsets") else -1)
+    with pytest.raises(CorpusCorrupt):
+        TokenStore.open(small.path)
+
+
+@pytest.mark.parametrize("name", ["train/00001.tokens", "held_out/00001.tokens", "counts.json", "corpus.json"])
+def test_a_flipped_bit_in_any_file_is_noticed_by_the_full_check(small, name):
+    assert small.check_files() == 12
+    file = small.path / name
+    if name == "corpus.json":
+        file.write_text(file.read_text().replace("given", "takes"))
+    else:
+        flip_a_bit(file, 2 if name.endswith("tokens") else -1)
+    with pytest.raises(CorpusCorrupt, match="does not have the content that it was written with"):
+        TokenStore.open(small.path).check_files()
+
+
+def test_a_store_that_lost_its_digests_is_refused(small):
+    (small.path / "digests.json").unlink()
+    with pytest.raises(CorpusCorrupt, match=r"digests\.json"):
+        TokenStore.open(small.path)
+
+
+def test_a_store_of_a_version_without_digests_opens_and_says_that_nothing_was_checked(small):
+    (small.path / "digests.json").unlink()
+    info = json.loads((small.path / "corpus.json").read_text())
+    del info["digests"]
+    (small.path / "corpus.json").write_text(json.dumps(info))
+    assert TokenStore.open(small.path).check_files() is None
 
 
 def test_a_swapped_word_list_is_noticed_on_opening(small):

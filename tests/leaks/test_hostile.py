@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 import unheard
+from unheard.corpus.store import write_digests
 from unheard.privacy import hash_chain as chain
 from unheard.privacy.ledger import Ledger
 from unheard.training import checkpoint
@@ -262,6 +263,7 @@ STORES = {
 @pytest.mark.parametrize("case", STORES)
 def test_a_hostile_store_is_refused_and_nothing_is_made(folder, unheard_command, case):
     STORES[case](folder / "corpus")
+    write_digests(folder / "corpus")  # by whoever damaged the store
     done = unheard_command(
         *("train", folder / "r" / "run.toml", "--out", folder / "new", "--set", "sampling.users_per_round=60")
     )

@@ -161,6 +161,7 @@ def test_files_with_secrets_are_for_their_owner_alone(folder, unheard_command):
     private = [
         "store/counts.json",
         "store/layout.json",
+        "store/digests.json",
         "store/canaries.json",
         "store/ledger.jsonl",
         "drawn.jsonl",

@@ -262,7 +262,7 @@ def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
     assert (whole.path / "counts.json").exists()
     part = split_store(whole, tmp_path / "part", part=1, of=2, progress=quietly)
     beside = {path.name for path in part.path.iterdir()}
-    assert beside == {"corpus.json", "layout.json", "part.json", "vocabulary.txt", "train", "held_out"}
+    assert beside == {"corpus.json", "digests.json", "layout.json", "part.json", "vocabulary.txt", "train", "held_out"}
     assert part.counts == {}
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from unheard.corpus.store import TokenStore
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import RunFolderMissing, UnheardError
 from unheard.privacy.accountants import best_epsilon
@@ -102,6 +103,7 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         ("metrics", _metrics),
         ("statement", _statement),
         ("people", lambda folder: _population(folder, corpus)),
+        ("store", lambda folder: _store(folder, corpus)),
         ("epsilon", _epsilon),
     ]
     return [_finding(name, check, folder) for name, check in checks]
@@ -311,6 +313,21 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
                 "shortened."
             )
     yield f"all charges of this run are in the store's ledger too, among those of {len(population.members)} runs"
+
+
+def _store(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
+    """The store is the one that the ledger names, and every file of it is as it was written."""
+    run, ledger = _run_and_ledger(folder)
+    path = Path(corpus or run.corpus)
+    if not (path / "corpus.json").is_file():
+        raise CheckSkipped(f"not checked: there is no store at {path} (name it with --corpus)")
+    store = TokenStore.open(path)
+    if ledger.facts.get("corpus") not in (None, store.name):
+        raise CheckFailed(f"{path} is not the store that the ledger names.")
+    checked = store.check_files()
+    if checked is None:
+        raise CheckSkipped(f"not checked: {path} was written by a version that recorded no digests")
+    yield f"{checked} files of the store, every byte as it was written"
 
 
 def _epsilon(folder: Folder) -> Iterator[str]:

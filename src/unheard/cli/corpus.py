@@ -50,12 +50,17 @@ def show(
         typer.Option(min=1, metavar="N", help="Also show the effect of this weight cap.", show_default="none"),
     ] = None,
 ) -> None:
-    """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate."""
-    from unheard.cli.display import console
+    """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate.
+
+    First checks the SHA-256 of every file of the store.
+    """
+    from unheard.cli.display import console, notes
     from unheard.corpus.store import TokenStore
     from unheard.corpus.store_stats import cap_effect, split_statistics
 
     opened = TokenStore.open(store)
+    with notes.status("Checking every file of the store"):
+        checked = opened.check_files()
     info = opened.info
     words = info["vocabulary"]
     source = f" ({words['source']})" if words.get("source") else ""
@@ -63,6 +68,8 @@ def show(
     console.print(f"[bold]{info.get('name', opened.path.name)}[/]{synthetic}", highlight=False)
     console.print(f"vocabulary: {words['size']} words, {words['kind']}{source}", highlight=False)
     console.print(f"tokens: {info.get('tokens', {}).get('kind', 'not recorded')}", highlight=False)
+    files = "not recorded by the version that wrote the store" if checked is None else f"{checked} files as written"
+    console.print(f"digests: {files}", highlight=False)
     console.print("\n[bold red]Exact statistics of private users: for the owner of the data, unsafe to publish.[/]\n")
     for name in ("train", "held_out", "public", "test_posts"):
         users = getattr(opened, name)

@@ -3,6 +3,7 @@
     corpus.json        how the store was prepared; it may be published with a run and contains no count of users
     counts.json        exact counts, for the owner only (mode 0600)
     layout.json        the number of shards and the dtype of the ids (mode 0600)
+    digests.json       the size and SHA-256 of every other file but the ledger (mode 0600); stores of 0.1.0 have none
     vocabulary.txt     one word per line, in the order of the ids
     train/ held_out/ public/ test_posts/     the shards of each split (`shards`), optionally features.npy
     ledger.jsonl       the privacy ledger of these users, written by training (privacy/population_ledger.py)
@@ -13,8 +14,8 @@
     store.train.users(np.array([7, 3, 12]))       # the ids of a cohort, read in the order of the disk
 
 Users are numbers; the store contains no ids of users and no text. `StoreWriter` fills `<path>.partial` and renames it
-when the store is complete, so an incomplete store is never at its final path. Opening checks every size and takes
-milliseconds.
+when the store is complete, so an incomplete store is never at its final path. Opening checks every size, and the
+digests of the offsets and of the vocabulary; it takes milliseconds. `TokenStore.check_files` checks every digest.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +37,10 @@ from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 
 FORMAT = 1
 SPLITS = ("train", "held_out", "public", "test_posts")
+
+DIGESTS = "digests.json"
+_SMALL_FILES = (".offsets", ".txt", "layout.json")  # endings of the files whose digests are checked at every opening
+_WHOLE_STORE_ONLY = ("counts.json", "canaries.json")  # files that a part of a store does not have
 
 _SAMPLED_USERS = 64  # users per shard that `UserTokens.samples` hashes
 
@@ -200,6 +205,7 @@ class TokenStore:
         train, held_out: The users of these splits (`UserTokens`).
         public, test_posts: The users of these splits, or None if the store does not have them.
         part: Which part of a store this copy is (`transform.split_store`); None for a whole store.
+        digests: The size in bytes and the SHA-256 of each file; None for a store of version 0.1.0.
 
     Example:
         >>> import tempfile, unheard
@@ -218,6 +224,7 @@ class TokenStore:
         self.shards = int(layout["shards"])
         self.dtype = np.dtype(layout["dtype"])
         self.part = _read_json(path / "part.json") if (path / "part.json").is_file() else None
+        self.digests = _read_digests(path) if info.get("digests") else None
         self.train = self._split("train")
         self.held_out = self._split("held_out")
         self.public = self._split("public") if (path / "public").is_dir() else None
@@ -255,7 +262,55 @@ class TokenStore:
             )
         if layout.get("dtype") != token_dtype(len(vocabulary)).str or not isinstance(layout.get("shards"), int):
             raise CorpusCorrupt(f"{folder / 'layout.json'} does not fit the vocabulary. {REMEDY}")
-        return cls(folder, info, layout, vocabulary)
+        store = cls(folder, info, layout, vocabulary)
+        store._check_sizes()
+        # DP: a flipped bit in the offsets moves text from one user to another, and no size changes.
+        store._check_digests(name for name in store.digests or () if name.endswith(_SMALL_FILES))
+        return store
+
+    def check_files(self) -> int | None:
+        """Check the digest of every file of the store. It reads the whole store: about a second per gigabyte.
+
+        Returns:
+            The number of files that were checked; None for a store of version 0.1.0, which has no digests.
+
+        Raises:
+            CorpusCorrupt: A file is missing, or does not have the content that it was written with.
+        """
+        if self.digests is None:
+            return None
+        return self._check_digests(self.digests)
+
+    def _check_sizes(self) -> None:
+        """Raise `CorpusCorrupt` if a file that has a digest is missing or has another size."""
+        for name, (size, _) in (self.digests or {}).items():
+            try:
+                actual = os.stat(self.path / name).st_size
+            except FileNotFoundError:
+                if self._may_lack(name):
+                    continue
+                raise CorpusCorrupt(f"{self.path / name} is missing. {REMEDY}") from None
+            if actual != size:
+                raise CorpusCorrupt(f"{self.path / name} has {actual} bytes instead of {size}. {REMEDY}")
+
+    def _check_digests(self, names: Iterable[str]) -> int:
+        """Raise `CorpusCorrupt` if one of these files does not have its digest; return how many were read."""
+        checked = 0
+        for name in names:
+            if self._may_lack(name) and not (self.path / name).exists():
+                continue
+            if _sha256(self.path / name) != (self.digests or {})[name][1]:
+                raise CorpusCorrupt(
+                    f"{self.path / name} does not have the content that it was written with: its SHA-256 is not the "
+                    f"one in {DIGESTS}. {REMEDY}"
+                )
+            checked += 1
+        return checked
+
+    def _may_lack(self, name: str) -> bool:
+        """Whether this copy may be without the file: a part has not all training tokens, and no counts."""
+        is_train = name.startswith("train/") and name.endswith(".tokens")
+        return self.part is not None and (is_train or name in _WHOLE_STORE_ONLY)
 
     @property
     def name(self) -> str:
@@ -346,7 +401,7 @@ class StoreWriter:
         write_private_json(self.partial / "counts.json", counts)
         layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
         write_private_json(self.partial / "layout.json", layout)
-        whole = {"format": FORMAT, **info}
+        whole = {"format": FORMAT, **info, "digests": "sha256"}
         whole["vocabulary"] = {
             "kind": "given",
             **info.get("vocabulary", {}),
@@ -355,6 +410,7 @@ class StoreWriter:
         }
         content = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
         storage.replace_file(self.partial / "corpus.json", content.encode())
+        write_digests(self.partial)
         return TokenStore.open(self.partial)
 
     def publish(self) -> TokenStore:
@@ -416,6 +472,42 @@ def _read_features(path: Path, num_users: int) -> np.ndarray:
     if not fits:
         raise CorpusCorrupt(f"{path} must be float32 with one row for each user of its split: write it again.")
     return features_UF
+
+
+def write_digests(folder: Path, known: Mapping[str, tuple[int, str]] | None = None) -> None:
+    """Write digests.json: the size and the SHA-256 of every file of the store in `folder`, but not of its ledger.
+
+    Args:
+        folder: The store, complete but for this file.
+        known: Digests to take over, for a part of a store; only those of other files are computed.
+    """
+    files = dict(known or {})
+    names = ["corpus.json", "layout.json", "vocabulary.txt", "part.json", *_WHOLE_STORE_ONLY]
+    for split in SPLITS:
+        endings = ("*.offsets", "*.tokens", "features.npy")
+        names += sorted(f"{split}/{path.name}" for ending in endings for path in (folder / split).glob(ending))
+    for name in names:
+        if name not in files and (folder / name).is_file():
+            files[name] = ((folder / name).stat().st_size, _sha256(folder / name))
+    content = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
+    write_private_json(folder / DIGESTS, {"files": content})
+
+
+def _read_digests(folder: Path) -> dict[str, tuple[int, str]]:
+    """Read digests.json; a store that was written with one and lacks it is damaged."""
+    try:
+        files = _read_json(folder / DIGESTS)["files"]
+        return {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CorpusCorrupt(f"{folder / DIGESTS} does not read back as written. {REMEDY}") from None
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CorpusCorrupt(f"{path} cannot be read: {error.strerror}. {REMEDY}") from None
 
 
 def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.shards import Shard, ShardWriter, token_dtype
-from unheard.corpus.store import SPLITS, StoreWriter, TokenStore, write_private_json
+from unheard.corpus.store import SPLITS, StoreWriter, TokenStore, write_digests, write_private_json
 from unheard.corpus.vocabulary import SPECIALS, UNK, Vocabulary
 from unheard.errors import CorpusError, InvalidValue
 from unheard.privacy.population_ledger import FILE, PopulationLedger
@@ -75,6 +75,8 @@ def split_store(
         store.train.samples()
     )  # of all shards, so that parts of different stores are recognised even if they share no shard
     write_private_json(writer.partial / "part.json", {"part": part, "of": of, "shards": mine, "samples": samples})
+    if store.digests is not None:
+        write_digests(writer.partial, store.digests)
     return writer.publish()
 
 
