@@ -442,6 +442,10 @@ def print_counts(prepared: "PreparedStore") -> None:
     }.items():
         if rows.get(name):
             line(rows[name], words)
+    if rows.get("merged_users"):
+        line(
+            rows["merged_users"], "users whose id has several spellings (such as 1 and 1.0), each merged into one user"
+        )
     for sentence in counts["noticed"]:
         notice(escape(sentence))
     if counts["duplicate_posts"]:

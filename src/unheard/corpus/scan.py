@@ -4,7 +4,9 @@
 
     shard       hash of the user id modulo the number of shards; -1 (`UNUSABLE`) for a row that is only counted
     reason      why the row is unusable: malformed, no_user, no_text, excluded; NULL if it is usable
-    user        the id, Unicode-normalised (NFC) and without surrounding white space: one person has one id
+    user        the id, Unicode-normalised (NFC), without surrounding white space, and numbers in one spelling (1.0 is
+                1): one person has one id
+    spelling    the id as it is in the input, where it differs from `user`
     text        the post
     time        seconds as a number, or NULL
     position    the position of the row in the whole input, which orders posts with equal times
@@ -34,6 +36,26 @@ _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
 # Any character that is not white space. A search stops at the first one; trimming would copy every text.
 _VISIBLE = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"
 
+# SQL that gives equal numbers in the column `id` one spelling: 1 and 1.0, 0 and -0.0, 007 and 7, 1e+16 and
+# 10000000000000000 are one user, since one file may hold the ids of another as floats. It works on the digits as text,
+# so that no long id is rounded.
+_NUMBER, _EXPONENT = "[+-]?[0-9]+([.][0-9]*)?", "[eE][+]?[0-9]{1,2}"
+_POWER = "try_cast(regexp_extract(id, '([0-9]+)$', 1) AS INTEGER)"
+_FRACTION = "regexp_extract(id, '[.]([0-9]*)', 1)"
+_WITHOUT_EXPONENT = (
+    f"CASE WHEN regexp_full_match(id, '{_NUMBER}{_EXPONENT}') THEN regexp_extract(id, '^[+-]?[0-9]+') "
+    f"|| left({_FRACTION} || repeat('0', {_POWER}), {_POWER}) || '.' || substr({_FRACTION}, {_POWER} + 1) ELSE id END"
+)
+_WITHOUT_ZEROS = (
+    rf"regexp_replace(regexp_replace({_WITHOUT_EXPONENT}, '^[+]?(-?)0*([0-9])', '\1\2'), "
+    r"'[.]0*$|([.][0-9]*[1-9])0+$', '\1')"
+)
+# DP: equal numbers are one id; one person with two ids would be two users.
+_ONE_SPELLING = (
+    f"CASE WHEN regexp_full_match(id, '{_NUMBER}({_EXPONENT})?') THEN regexp_replace({_WITHOUT_ZEROS}, '^-0$', '0') "
+    "ELSE id END"
+)
+
 
 def open_database(
     memory_bytes: int, threads: int, temp: str, excluded: Sequence[str] = ()
@@ -59,7 +81,8 @@ def open_database(
     if excluded:
         database.execute("INSERT INTO excluded SELECT unnest(?)", [list(excluded)])
         database.execute(
-            f"CREATE OR REPLACE TEMP TABLE excluded AS SELECT DISTINCT {_user_sql('id')} AS id FROM excluded"
+            f"CREATE OR REPLACE TEMP TABLE excluded AS SELECT DISTINCT {_ONE_SPELLING} AS id "
+            f"FROM (SELECT {_trimmed_sql('id')} AS id FROM excluded)"
         )
     return database
 
@@ -90,7 +113,8 @@ def scan_sql(
     return f"""
       WITH raw AS ({rows}),
       numbered AS (SELECT *, row_number() OVER () AS row FROM raw),
-      cleaned AS (SELECT row, problem, text, time, {_user_sql('"user"')} AS id FROM numbered),
+      trimmed AS (SELECT row, problem, text, time, "user" AS raw_id, {_trimmed_sql('"user"')} AS id FROM numbered),
+      cleaned AS (SELECT * REPLACE ({_ONE_SPELLING} AS id) FROM trimmed),
       judged AS (
         SELECT *, CASE WHEN problem IS NOT NULL THEN problem WHEN id IS NULL OR id = '' THEN 'no_user'
                        WHEN text IS NULL OR NOT regexp_matches(text, {quoted(_VISIBLE)}) THEN 'no_text'
@@ -99,6 +123,7 @@ def scan_sql(
       SELECT CASE WHEN {usable} THEN CAST(hash(id) % {shards} AS INTEGER) ELSE {UNUSABLE} END AS shard,
              reason,
              CASE WHEN {usable} THEN id END AS "user",
+             CASE WHEN {usable} AND raw_id <> id THEN raw_id END AS spelling,
              CASE WHEN {usable} THEN text END AS text,
              {_time_sql(fields)} AS time,
              CAST({batch.number << _ROW_BITS} + row AS BIGINT) AS position,
@@ -180,7 +205,7 @@ def _time_sql(fields: Fields) -> str:
     return "coalesce(try_cast(time AS DOUBLE), epoch(try_cast(time AS TIMESTAMPTZ)))"
 
 
-def _user_sql(expression: str) -> str:
+def _trimmed_sql(expression: str) -> str:
     """SQL for the normalised id: ids that differ only in Unicode composition or surrounding space are one user."""
     normalised = f"nfc_normalize(trim({expression}, {quoted(_SPACE)}))"
     # Nearly all ids are printable ASCII; to test this is cheaper than to normalise.

@@ -127,7 +127,10 @@ class GroupingBackend(Protocol):
 
 
 def count_rows(grouping: Grouping) -> Counter[str]:
-    """Count the scanned rows: `rows` in total, `kept`, and the unusable ones by reason."""
+    """Count the scanned rows: `rows` in total, `kept`, and the unusable ones by reason; `merged_users` is apart.
+
+    `merged_users` is the number of users whose id is spelled in several ways in the input (1 and 1.0).
+    """
     reasons = ("malformed", "no_user", "no_text", "excluded", "kept")
     counts: Counter[str] = Counter(dict.fromkeys(reasons, 0))
     for file in sorted(grouping.rows.glob("[0-9]*/rejected.json")):
@@ -143,6 +146,13 @@ def count_rows(grouping: Grouping) -> Counter[str]:
                     counts[reason or "kept"] += rows
                 if reason is None and grouping.fields.time is not None:
                     counts["no_time"] += timeless
+            respelled = f'SELECT DISTINCT "user" FROM read_parquet({sql_list(files)}) WHERE spelling IS NOT NULL'
+            merged = (
+                f'SELECT "user" FROM read_parquet({sql_list(files)}) WHERE "user" IN ({respelled}) '
+                'GROUP BY "user" HAVING count(DISTINCT coalesce(spelling, "user")) > 1'
+            )
+            ((users,),) = database.execute(f"SELECT count(*) FROM ({merged})").fetchall()
+            counts["merged_users"] += users
     database.close()
     counts["rows"] = sum(counts[reason] for reason in reasons)
     return counts

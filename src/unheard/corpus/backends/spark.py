@@ -38,7 +38,7 @@ from unheard.errors import CorpusError, InputError, UnheardError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession  # pyright: ignore[reportMissingImports]
 
-_ROWS = "shard int, reason string, user string, text string, time double, position bigint, text_hash bigint"
+_ROWS = "shard int, reason string, user string, spelling string, text string, time double, position bigint, text_hash bigint"
 _ARROW_ROWS = 1 << 14  # rows in one Arrow batch
 
 
@@ -186,8 +186,10 @@ def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
                 shutil.rmtree(unpacked, ignore_errors=True)
                 for reason, number in summary.rows.items():
                     columns = {"shard": [-1] * number, "reason": [reason] * number}
-                    columns |= {name: [None] * number for name in ("user", "text", "time", "position", "text_hash")}
-                    types = ("int32", "string", "string", "string", "float64", "int64", "int64")
+                    columns |= {
+                        name: [None] * number for name in ("user", "spelling", "text", "time", "position", "text_hash")
+                    }
+                    types = ("int32", "string", "string", "string", "string", "float64", "int64", "int64")
                     schema = pyarrow.schema(list(zip(columns, map(pyarrow.type_for_alias, types), strict=True)))
                     yield pyarrow.RecordBatch.from_pydict(columns, schema=schema)
                 database.close()
