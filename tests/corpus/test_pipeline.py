@@ -22,6 +22,7 @@ from tests.corpus.inputs import (
     write_with_duckdb,
 )
 from unheard.corpus.backends.duckdb import DuckDBBackend
+from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.pipeline import prepare_chitchat
 from unheard.corpus.splits import SplitRule
@@ -124,6 +125,26 @@ def test_ids_that_differ_only_in_spaces_or_composition_are_one_user(tmp_path):
     rows = [{"who": w, "what": "a", "when": 0} for w in ("Zoe\u0308", " Zoë\n", "Zoë\u00a0", "zoë", 7, "7")]
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=3)
     assert sorted(len(w.split()) // 3 for w in words_of(done.store)) == [1, 2, 3]
+
+
+EQUAL_NUMBERS = [
+    ["1", "1.0", 1, 1.0, "+1", "01", " 1.00 "],
+    ["0", "-0.0", -0.0, "0.", "-0"],
+    ["-7.5", -7.50, "-07.500"],
+    ["12345678901234567891", "12345678901234567891.0"],
+    ["10000000000000000", 1e16, "1e16", "1.0E+16"],
+    ["12.5", "1.25e1"],
+    ["12345678901234567892", "12345678901234567892.00"],
+]
+
+
+def test_ids_that_are_equal_numbers_are_one_user_and_the_merges_are_counted(tmp_path):
+    ids = [spelling for spellings in EQUAL_NUMBERS for spelling in spellings]
+    others = ["a1", "1e", "1.2.3", "--1", "1e999", "2e999", "0x10", "1-2", "10", "100", "1.05", "1.5"]
+    lines = write_jsonl(tmp_path / "p.jsonl", [{"who": who, "what": "a", "when": 0} for who in ids + others])
+    done = prepared(tmp_path, lines, shards=3)
+    assert done.counts["users"]["users_seen"] == len(EQUAL_NUMBERS) + len(others)
+    assert done.counts["rows"]["merged_users"] == len(EQUAL_NUMBERS)
 
 
 def test_excluded_users_are_gone_whole_and_their_ids_are_matched_as_users_are(tmp_path):
@@ -287,9 +308,62 @@ def test_a_private_vocabulary_is_drawn_once_even_if_prepare_is_stopped_after_it(
         patch.setattr(EncodeShard, "__call__", lambda self, shard, rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepared(tmp_path, file, vocabulary=choice)
-    drawn = Vocabulary.load(tmp_path / "store.partial" / "work" / "vocabulary.txt")
+    (saved,) = (tmp_path / "store.partial").glob("released-*.txt")
+    drawn = Vocabulary.load(saved)
     assert len(drawn) > 3
-    assert prepared(tmp_path, file, vocabulary=choice).store.vocabulary == drawn
+    done = prepared(tmp_path, file, vocabulary=choice)
+    assert done.store.vocabulary == drawn
+    assert len(done.store.vocabulary_events) == 2
+    assert not [*done.store.path.glob("release*")]
+
+
+def private_words(tmp_path, **choices):
+    rows = [{"who": f"u{i}", "what": " ".join(f"w{j}" for j in range(30)), "when": 0} for i in range(300)]
+    file = tmp_path / "x.jsonl"
+    if not file.exists():
+        write_jsonl(file, rows)
+    return prepared(tmp_path, file, **{"vocabulary": PrivateVocabulary(epsilon=4.0, delta=1e-9), **choices})
+
+
+def test_a_canary_that_fails_after_the_draw_does_not_draw_again(tmp_path):
+    with pytest.raises(InputError, match="kept in"):
+        private_words(tmp_path, canaries=(Canary(text="w1 zebra"),))
+    kept = sorted(path.name for path in (tmp_path / "store.partial").iterdir())
+    assert len(kept) == 2  # the words and their cost, and no text
+    drawn = Vocabulary.load(tmp_path / "store.partial" / kept[0])
+    done = private_words(tmp_path, canaries=(Canary(text="w1 w2"),))
+    assert done.store.vocabulary == drawn
+    assert [event["kind"] for event in done.store.vocabulary_events] == ["gaussian", "failure_probability"]
+
+
+def test_a_store_pays_for_draws_of_calls_that_failed(tmp_path):
+    with pytest.raises(InputError, match="kept in"):
+        private_words(tmp_path, canaries=(Canary(text="w1 zebra"),))
+    again = private_words(tmp_path, vocabulary=PrivateVocabulary(epsilon=3.0, delta=1e-9)).store
+    assert [event["kind"] for event in again.vocabulary_events] == ["gaussian", "failure_probability"] * 2
+    assert again.vocabulary_events[0] != again.vocabulary_events[2]
+
+
+def test_a_public_vocabulary_after_a_failed_private_one_still_pays(tmp_path):
+    with pytest.raises(InputError, match="kept in"):
+        private_words(tmp_path, canaries=(Canary(text="w1 zebra"),))
+    assert len(private_words(tmp_path, vocabulary=PublicVocabulary(size=100)).store.vocabulary_events) == 2
+
+
+def test_a_draw_is_charged_before_its_noise_is_drawn(tmp_path, monkeypatch):
+    from unheard.corpus import vocabulary_sources
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocabulary_sources, "secure_generator", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            private_words(tmp_path)
+    assert len(private_words(tmp_path).store.vocabulary_events) == 4
+
+
+def test_a_canary_that_no_vocabulary_can_have_fails_before_the_draw(tmp_path):
+    with pytest.raises(InputError, match="no vocabulary has"):
+        private_words(tmp_path, canaries=(Canary(text="x" * 65),))
+    assert not (tmp_path / "store.partial").exists()
 
 
 def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkeypatch):

@@ -14,9 +14,10 @@ import numpy as np
 
 from unheard.config import require
 from unheard.corpus.encode import truncate_stream
+from unheard.corpus.private_vocabulary import MAX_WORD_CHARS
 from unheard.corpus.shards import Shard, ShardWriter, token_dtype
 from unheard.corpus.tokenizers import Tokenizer
-from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
+from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
 from unheard.errors import InputError
 from unheard.randomness import reproducible_generator
 
@@ -89,6 +90,30 @@ def plant_canaries(
             _rewrite(shard, train, number, mine, tokens_per_user)
         first += shard.num_users
     return record
+
+
+def check_canary_words(canaries: Sequence[Canary], tokenizer: Tokenizer, vocabulary: Vocabulary | None) -> None:
+    """Check the canaries before hours of work, and before the draw of a private vocabulary.
+
+    Args:
+        canaries: The canaries to plant.
+        tokenizer: Splits text into words.
+        vocabulary: The words of the ids; None if they are not known yet. Then only words that no vocabulary has are
+            refused.
+
+    Raises:
+        InputError: A canary has no word, or words outside the vocabulary.
+    """
+    for canary in canaries:
+        words = tokenizer.split(canary.text)
+        never = [word for word in words if len(word) > MAX_WORD_CHARS or word in SPECIALS]
+        if vocabulary is None and (never or not words):
+            raise InputError(
+                f"The canary {canary.text!r} {'has words that no vocabulary has' if never else 'has no word'}: "
+                "a model could not say it. Use other words."
+            )
+        if vocabulary is not None:
+            _encode(canary, tokenizer, vocabulary)
 
 
 def _encode(canary: Canary, tokenizer: Tokenizer, vocabulary: Vocabulary) -> np.ndarray:

@@ -6,7 +6,7 @@
 
 `Preparation` holds every choice that decides the content of the store; its public record is corpus.json. Where the work
 runs (backend, memory, processes) does not change the store. The steps, each of which leaves finished files in
-`<out>.partial` and is skipped if they are there:
+`<out>.partial` and is skipped if they are there (a private vocabulary and its cost stay there whatever fails):
 
     1. convert   input that DuckDB does not read (`conversion`)
     2. scan      every row into files by shard (`backends`, `scan`)
@@ -24,7 +24,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from unheard.config import require, table_from_part
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.backends import Grouping, GroupingBackend
 from unheard.corpus.backends.duckdb import DuckDBBackend
-from unheard.corpus.canaries import Canary, plant_canaries
+from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.shards import Shard, token_dtype, write_shard
@@ -48,11 +48,12 @@ from unheard.corpus.vocabulary import Vocabulary
 from unheard.corpus.vocabulary_sources import (
     GroupedText,
     PublicVocabulary,
+    ReleaseLog,
     VocabularyResult,
     VocabularySource,
     vocabulary_source_to_table,
 )
-from unheard.errors import ConfigError, InputError
+from unheard.errors import ConfigError, CorpusError, InputError
 
 _SHARD_BYTES = 64 << 20
 
@@ -168,9 +169,16 @@ def build_store(
     writer = StoreWriter(out, keep_partial=True)
     try:
         return _run_steps(sources, writer, preparation, backend or DuckDBBackend(), memory_bytes, user_map, progress)
-    except (InputError, ConfigError):
+    except (InputError, ConfigError) as error:
         # The same call would fail again, so there is nothing to resume, and raw text should not stay on disk.
-        shutil.rmtree(writer.partial, ignore_errors=True)
+        _delete_files(writer.partial)
+        if any(writer.partial.iterdir()):
+            raise type(error)(
+                f"{error} Words of the users were drawn before this error. They and their cost are kept in "
+                f"{writer.partial}: the next command with this --out and the same text uses them again, and any other "
+                "one is charged for them."
+            ) from error
+        writer.partial.rmdir()
         raise
 
 
@@ -208,6 +216,7 @@ def _run_steps(
         "noticed": grouping.warnings(),
         "duplicate_posts": backend.find_duplicates(grouping),
     }
+    releases = ReleaseLog(folder=writer.partial, request=_release_request(sources, preparation))
     text = GroupedText(
         tokenizer=preparation.tokenizer,
         encoding=preparation.encoding,
@@ -215,8 +224,13 @@ def _run_steps(
         backend=backend,
         grouping=grouping,
         progress=progress,
+        releases=releases,
     )
+    check_canary_words(preparation.canaries, preparation.tokenizer, vocabulary=None)
     result = preparation.vocabulary.build(text)
+    check_canary_words(preparation.canaries, preparation.tokenizer, result.vocabulary)
+    # DP: the store pays for every draw on its users, also for those of calls that failed or had other choices.
+    events = [*result.events, *releases.events()]
     task = EncodeShard(
         folder=writer.partial,
         tokenizer=preparation.tokenizer,
@@ -234,8 +248,9 @@ def _run_steps(
     storage.move_into_place(work, writer.partial / "gone")
     shutil.rmtree(writer.partial / "gone")
     _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
-    record = preparation.public_record(result, writer.path.name)
+    record = preparation.public_record(replace(result, events=events), writer.path.name)
     store = writer.finish(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
+    releases.clear(store.path)
     return PreparedStore(store=store, counts=counts)
 
 
@@ -254,11 +269,32 @@ def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) 
     plan = {"question": hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()}
     file = work / "plan.json"
     if not file.is_file() or json.loads(file.read_text()) != plan:
-        for old in work.parent.iterdir():
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        if (work / "vocabulary.txt").is_file():
+            raise CorpusError(
+                f"{work.parent} was begun by an older version, which has drawn a private vocabulary and has not "
+                "recorded its cost. Finish it with that version, or delete the folder and count that release yourself."
+            )
+        _delete_files(work.parent)
         (work / "streams").mkdir(parents=True)
         (work / "names").mkdir()
         storage.replace_file(file, json.dumps(plan).encode())
+
+
+def _delete_files(partial: Path) -> None:
+    """Delete an unfinished store, except for the words that were drawn for it and the log of their cost."""
+    for old in partial.iterdir():
+        # DP: what was drawn stays, with its cost: a second draw would be a second release.
+        if old.name == "releases.jsonl" or old.name.startswith("released-"):
+            continue
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def _release_request(sources: Sequence[Source], preparation: Preparation) -> str:
+    """A hash of everything that decides which votes a private vocabulary counts, and of its mechanism."""
+    chosen = preparation
+    choices = [chosen.fields, chosen.tokenizer, chosen.vocabulary, chosen.encoding, chosen.splits, chosen.excluded]
+    choices += [chosen.drop_duplicates, chosen.duplicate_chars, [(s, _size(s), _modified(s)) for s in sources]]
+    return hashlib.sha256(repr(choices).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _encode_shards(

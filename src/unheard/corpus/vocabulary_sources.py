@@ -10,6 +10,7 @@ A vocabulary is public, or its cost is in the ledger (docs/privacy.md). To add a
 and list the class in `VOCABULARY_KINDS`.
 """
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Protocol
 import duckdb
 import numpy as np
 
+from unheard import storage
 from unheard.config import require, table_from_part
 from unheard.corpus import Progress
 from unheard.corpus.backends import Grouping, GroupingBackend
@@ -32,7 +34,7 @@ from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.corpus.word_counts import CountVotes, count_public, summed
-from unheard.errors import InputError
+from unheard.errors import CorpusCorrupt, InputError
 from unheard.privacy.events import to_record
 from unheard.randomness import secure_generator
 
@@ -47,15 +49,79 @@ class GroupedText:
     backend: GroupingBackend
     grouping: Grouping
     progress: Progress
+    releases: "ReleaseLog"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyResult:
-    """A vocabulary, entries about its origin for corpus.json, and its privacy cost as records of events."""
+    """A vocabulary, entries about its origin for corpus.json, and its privacy cost as records of events.
+
+    The cost of words that were drawn for this very store is not among them: it is in the `ReleaseLog`.
+    """
 
     vocabulary: Vocabulary
     provenance: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseLog:
+    """The private vocabularies that were drawn for one store, and what they cost, whether or not the store was finished.
+
+    The log is in the folder of the unfinished store and outlives its other files. So a call that fails after the draw,
+    or that is repeated with other choices, neither draws again for free nor forgets a charge.
+
+    Args:
+        folder: The folder of the unfinished store.
+        request: A hash of everything that decides which votes are counted, and of the mechanism.
+    """
+
+    folder: Path
+    request: str
+
+    @property
+    def file(self) -> Path:
+        """The log of charges: one line of events per draw."""
+        return self.folder / "releases.jsonl"
+
+    def charge(self, events: list[dict[str, Any]]) -> None:
+        """Record the cost of a draw. To be called before the draw."""
+        storage.append_line(self.file, json.dumps({"request": self.request, "events": events}).encode())
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of every draw so far.
+
+        Raises:
+            CorpusCorrupt: The log does not read back as written.
+        """
+        if not self.file.is_file():
+            return []
+        try:
+            lines = [json.loads(line) for line in self.file.read_bytes().splitlines()]
+            return [event for line in lines for event in line["events"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CorpusCorrupt(
+                f"{self.file} is damaged: it records what the words that were drawn for this store have cost. "
+                "Bring back an undamaged copy."
+            ) from None
+
+    def saved(self) -> Vocabulary | None:
+        """The vocabulary that the same request has drawn before; None if there is none."""
+        return Vocabulary.load(self._words) if self._words.is_file() else None
+
+    def save(self, vocabulary: Vocabulary) -> None:
+        """Keep the vocabulary that was drawn."""
+        vocabulary.save(self._words)
+
+    def clear(self, folder: Path) -> None:
+        """Delete the log from a finished store, whose corpus.json has the events."""
+        for path in folder.glob("released-*.txt"):
+            path.unlink()
+        (folder / self.file.name).unlink(missing_ok=True)
+
+    @property
+    def _words(self) -> Path:
+        return self.folder / f"released-{self.request[:16]}.txt"
 
 
 class VocabularySource(Protocol):
@@ -188,18 +254,18 @@ class PrivateVocabulary:
     def build(self, text: GroupedText) -> VocabularyResult:
         """See `VocabularySource`."""
         release = WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
-        saved = text.grouping.work / "vocabulary.txt"
         # DP: a stopped and repeated prepare keeps its one release; drawing the noise again would be a second one.
-        vocabulary = Vocabulary.load(saved) if saved.is_file() else self._draw(release, text)
-        vocabulary.save(saved)
+        vocabulary = text.releases.saved()
+        if vocabulary is None:
+            vocabulary = self._draw(release, text)
+            text.releases.save(vocabulary)
         figures = {
             "noise_multiplier": release.noise_multiplier,
             "threshold_delta": release.threshold_delta,
             "threshold": release.threshold() / UNIT,
         }
         provenance = {"source": "the training users' own text, differentially private", **figures}
-        events = [to_record(event) for event in release.events()]
-        return VocabularyResult(vocabulary=vocabulary, provenance=provenance, events=events)
+        return VocabularyResult(vocabulary=vocabulary, provenance=provenance)
 
     def _draw(self, release: WordRelease, text: GroupedText) -> Vocabulary:
         """Count the votes on all shards and release the words above the threshold."""
@@ -211,6 +277,8 @@ class PrivateVocabulary:
         )
         for done, _ in enumerate(text.backend.over_shards(grouping, task, range(grouping.shards)), start=1):
             text.progress("Finding words", done / grouping.shards)
+        # DP: charged before the draw, on disk, so that no failure or repetition makes the store forget it.
+        text.releases.charge([to_record(event) for event in release.events()])
         generator = secure_generator()  # DP: keyed by the operating system, known to nobody
         released: list[tuple[int, str]] = []
         for words, sums in summed(folder, grouping):
