@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.corpora import Corpus
-from reproduction.recipe import PaperRun
-from reproduction.scale import FULL, Scale
+from reproduction.recipe import FULL, PaperRun, Scale
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.training.run import Run
 from unheard.training.run_file import fill_added_keys, run_from_tables, set_key, tables_from_run
@@ -19,7 +18,7 @@ POPULATION = "POPULATION"
 """In a run's changes: the declared population of its corpus."""
 
 
-def run_of(
+def build_run(
     paper_run: PaperRun,
     corpus: Corpus,
     *,
@@ -80,7 +79,7 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
     return tables
 
 
-def meaning(settings: dict[str, Any]) -> dict[str, Any]:
+def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings less what may differ between two sittings of one run."""
     kept = {
         name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()

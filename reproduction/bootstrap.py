@@ -27,7 +27,7 @@ def resampled_accuracy(
     counts: Sequence[dict[str, np.ndarray]], kind: tuple[str, str] = ("targets", "hits")
 ) -> np.ndarray:
     """Accuracy, mean over runs, in each resample of the users. The same seed gives the same users, so differences are paired."""
-    targets_U, hits_U = (np.mean([one[name] for one in counts], axis=0) for name in kind)
+    targets_U, hits_U = (np.mean([run[name] for run in counts], axis=0) for name in kind)
     rng = np.random.default_rng(SEED)
     drawn_RU = rng.integers(len(targets_U), size=(RESAMPLES, len(targets_U)))
     return hits_U[drawn_RU].sum(axis=1) / targets_U[drawn_RU].sum(axis=1)
@@ -62,14 +62,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path, nargs="?")
-    asked = parser.parse_args()
-    if asked.second is None:
-        low, high = accuracy_interval([asked.first])
-        counts = load(asked.first)
+    arguments = parser.parse_args()
+    if arguments.second is None:
+        low, high = accuracy_interval([arguments.first])
+        counts = load(arguments.first)
         print(f"AccuracyTop1 {100 * counts['hits'].sum() / counts['targets'].sum():.2f} %, 95 % interval ", end="")
         print(f"{100 * low:.2f} to {100 * high:.2f} %, {len(counts['targets']):,} held-out users")
     else:
-        low, high = difference_interval([asked.first], [asked.second])
+        low, high = difference_interval([arguments.first], [arguments.second])
         print(f"difference, 95 % interval {100 * low:.2f} to {100 * high:.2f} points")
 
 

@@ -40,11 +40,11 @@ def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: st
     """`DIR`, a folder of stores named by role, or `ROLE=DIR`; `N` or `ROLE=N` for populations. `name` is the main corpus's."""
     paths = _paths(given)
     declared = _populations(populations)
-    found = {}
+    corpora = {}
     for role, path in paths.items():
         store = TokenStore.open(path)
         users = store.train.num_users
-        found[role] = Corpus(
+        corpora[role] = Corpus(
             role=role,
             path=path,
             name=name if name and role == "main" else _name(store, path),
@@ -57,23 +57,24 @@ def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: st
             vocabulary_size=len(store.vocabulary),
             vocabulary_digest=store.vocabulary.digest,
         )
-    _check_one_dictionary(found)
-    return found
+    _check_one_dictionary(corpora)
+    return corpora
 
 
 def _paths(given: Sequence[str]) -> dict[str, Path]:
     paths: dict[str, Path] = {}
-    for one in given:
-        role, equals, rest = one.partition("=")
+    for text in given:
+        role, equals, rest = text.partition("=")
         if equals and role in CORPORA:
             paths[role] = Path(rest)
-        elif (Path(one) / "corpus.json").is_file():
-            paths["main"] = Path(one)
+        elif (Path(text) / "corpus.json").is_file():
+            paths["main"] = Path(text)
         else:
-            inside = {role: Path(one) / role for role in CORPORA if (Path(one) / role / "corpus.json").is_file()}
+            inside = {role: Path(text) / role for role in CORPORA if (Path(text) / role / "corpus.json").is_file()}
             if not inside:
                 raise CorpusMissing(
-                    f"--corpus {one}: neither a token store, nor a folder of stores named {', '.join(CORPORA)}, nor ROLE=DIR with "
+                    f"--corpus {text}: neither a token store, nor a folder of stores named {', '.join(CORPORA)}, "
+                    "nor ROLE=DIR with "
                     "one of these roles. Make them with `python -m reproduction prepare`."
                 )
             paths = {**inside, **paths}
@@ -83,11 +84,11 @@ def _paths(given: Sequence[str]) -> dict[str, Path]:
 def _populations(given: Sequence[str]) -> dict[str, int]:
     """A plain number is for the main corpus and its other forms: they are the same people."""
     declared: dict[str, int] = {}
-    for one in given:
-        role, equals, number = one.partition("=") if "=" in one else ("", "", one)
+    for text in given:
+        role, equals, number = text.partition("=") if "=" in text else ("", "", text)
         if (equals and role not in CORPORA) or not number.strip().isdigit() or int(number) < 1:
             raise InvalidValue(
-                f"--population {one}: write a whole number, or ROLE=N with a role of {', '.join(CORPORA)}."
+                f"--population {text}: write a whole number, or ROLE=N with a role of {', '.join(CORPORA)}."
             )
         roles = [role] if equals else ["main", "20k", "30k", "characters"]
         declared |= dict.fromkeys(roles, int(number))
@@ -102,11 +103,12 @@ def _name(store: TokenStore, path: Path) -> str:
     return re.sub(r"[^\w.-]+", "-", name) or "corpus"
 
 
-def _check_one_dictionary(found: Mapping[str, Corpus]) -> None:
+def _check_one_dictionary(corpora: Mapping[str, Corpus]) -> None:
     """Models go from the other corpus to the main one, so their words must be the same."""
-    main, other = found.get("main"), found.get("other")
+    main, other = corpora.get("main"), corpora.get("other")
     if main and other and main.vocabulary_digest != other.vocabulary_digest:
         raise CorpusError(
-            f"{other.path} has another dictionary than {main.path}: a model of one cannot be measured on the other. Prepare both "
+            f"{other.path} has another dictionary than {main.path}: a model of one cannot be measured on the "
+            "other. Prepare both "
             "with the same one (`python -m reproduction prepare INPUT --other OTHER` does)."
         )

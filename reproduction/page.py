@@ -16,11 +16,11 @@ from typing import Any
 
 from jinja2 import FileSystemLoader
 
-from reproduction.comparison import beside
+from reproduction.comparison import comparison_tables
 from reproduction.exhibit import NOT_RUN, Exhibit, Table
 from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.plots import plot_of
-from reproduction.results_query import Found, corpora
+from reproduction.results import ResultSet, result_sets
 from reproduction.verdict import UNCERTAIN, points
 from unheard.report.images import write_png, write_svg
 from unheard.report.page import environment, render
@@ -45,7 +45,7 @@ def write_pages(
     Returns:
         The paths of the pages, the main one first.
     """
-    founds = corpora(results)
+    founds = result_sets(results)
     folders = [out, *(out / found.folder for found in founds[1:])]
     written = []
     for found, folder in zip(founds, folders, strict=True):
@@ -55,14 +55,14 @@ def write_pages(
             if other is not found
         ]
         shown = exhibits(found, progress)
-        compared = () if found is founds[0] else beside(founds[0], found)
+        compared = () if found is founds[0] else comparison_tables(founds[0], found)
         written.append(write_page(shown, folder, others=others, compared=compared))
         if pictures:
             write_pictures(shown, folder / "figures", progress)
     return written
 
 
-def exhibits(found: Found, progress: Progress = lambda step, part: None) -> list[Exhibit]:
+def exhibits(found: ResultSet, progress: Progress = lambda step, part: None) -> list[Exhibit]:
     """Every table and figure of the paper, in order, filled with the results of one corpus."""
     filled = []
     for i, name in enumerate(EXHIBITS, 1):
@@ -144,7 +144,7 @@ def _content(exhibit: Exhibit) -> dict[str, Any]:
     plots = [plot_of(figure) for figure in exhibit.figures]
     return {
         "name": recipe.name,
-        "place": recipe.place,
+        "place": recipe.location,
         "title": _typeset(recipe.title),
         "claim": _typeset(recipe.claim),
         "claimed_by": recipe.claimed_by,

@@ -1,11 +1,11 @@
-"""Every number that the paper prints about a table or a figure, as data with its place.
-
-In: nothing. Out: frozen values; tests and exhibits read them here and nowhere else. Epsilons are kept as the paper's own digits,
-since two of them are cut and not rounded. Paper: Tables 1 and 2, sections 1 and 3, appendices B and D.
-"""
+"""printed"""
 
 import math
 from dataclasses import dataclass
+from functools import cache
+
+from unheard.privacy.accountants import best_epsilon, epsilon
+from unheard.privacy.events import PoissonGaussian
 
 REDDIT = 763_430
 """K: users of the paper's corpus, each with 1,600 tokens."""
@@ -18,7 +18,7 @@ TINY_DELTA = 1e-9
 class PrintedEpsilon:
     """An epsilon by the moments accountant, as the paper prints it."""
 
-    place: str
+    location: str
     population: int
     users_per_round: int
     noise_multiplier: float = 1.0
@@ -59,7 +59,7 @@ class PrintedModel:
 class PrintedNumber:
     """A figure in the text."""
 
-    place: str
+    location: str
     what: str
     value: float
 
@@ -77,7 +77,7 @@ _TABLE_1 = (
 TABLE_1: tuple[tuple[PrintedEpsilon, ...], ...] = tuple(
     tuple(
         PrintedEpsilon(
-            place=f"Table 1, row {row}",
+            location=f"Table 1, row {row}",
             population=users,
             users_per_round=drawn,
             noise_multiplier=z,
@@ -118,7 +118,7 @@ TABLE_2: tuple[PrintedModel, ...] = (
             population=users,
             users_per_round=drawn,
             epsilon=PrintedEpsilon(
-                place=f"Table 2, row {row}",
+                location=f"Table 2, row {row}",
                 population=users,
                 users_per_round=drawn,
                 rounds=ACCURACY_ROUNDS,
@@ -133,10 +133,10 @@ TABLE_2: tuple[PrintedModel, ...] = (
 
 
 def _in_text(
-    place: str, drawn: int, rounds: int, digits: str, users: int = REDDIT, cut: bool = False
+    location: str, drawn: int, rounds: int, digits: str, users: int = REDDIT, cut: bool = False
 ) -> PrintedEpsilon:
     return PrintedEpsilon(
-        place=place,
+        location=location,
         population=users,
         users_per_round=drawn,
         rounds=rounds,
@@ -155,12 +155,37 @@ IN_TEXT: tuple[PrintedEpsilon, ...] = (
     _in_text("Appendix D", 5000, 20_000, "8.92"),
 )
 
-SAME_ACCURACY = PrintedNumber(place="Section 1", what="AccuracyTop1 that both reach", value=0.175)
-BASELINE_ROUNDS = PrintedNumber(place="Section 1", what="rounds of the baseline to it", value=4120)
-PRIVATE_ROUNDS = PrintedNumber(place="Section 1", what="rounds of the private run to it", value=4980)
-COMPUTATION = PrintedNumber(place="Section 1", what="user updates of the private run, times the baseline's", value=60)
-PRIVACY_COST = PrintedNumber(place="Section 3", what="AccuracyTop1 at sigma = 0.003 less the baseline's", value=-0.0013)
-OTHER_CORPUS_COST = PrintedNumber(place="Section 3", what="AccuracyTop1 lost by another corpus", value=-0.0250)
-DROWNED = PrintedNumber(place="Section 3", what="sigma at z = 1 with S = 20 and C = 100", value=0.2)
-PARAMETERS = PrintedNumber(place="Appendix B", what="parameters of the model", value=1.35e6)
-TIED_SMALLER = PrintedNumber(place="Appendix B", what="share by which tying makes the model smaller", value=0.40)
+SAME_ACCURACY = PrintedNumber(location="Section 1", what="AccuracyTop1 that both reach", value=0.175)
+BASELINE_ROUNDS = PrintedNumber(location="Section 1", what="rounds of the baseline to it", value=4120)
+PRIVATE_ROUNDS = PrintedNumber(location="Section 1", what="rounds of the private run to it", value=4980)
+COMPUTATION = PrintedNumber(
+    location="Section 1", what="user updates of the private run, times the baseline's", value=60
+)
+PRIVACY_COST = PrintedNumber(
+    location="Section 3", what="AccuracyTop1 at sigma = 0.003 less the baseline's", value=-0.0013
+)
+OTHER_CORPUS_COST = PrintedNumber(location="Section 3", what="AccuracyTop1 lost by another corpus", value=-0.0250)
+DROWNED = PrintedNumber(location="Section 3", what="sigma at z = 1 with S = 20 and C = 100", value=0.2)
+PARAMETERS = PrintedNumber(location="Appendix B", what="parameters of the model", value=1.35e6)
+TIED_SMALLER = PrintedNumber(location="Appendix B", what="share by which tying makes the model smaller", value=0.40)
+
+
+@cache
+def moments(cell: PrintedEpsilon) -> float:
+    """By the moments accountant, as the paper did."""
+    return epsilon([(_event(cell), cell.rounds)], cell.delta, "moments")
+
+
+def today(cell: PrintedEpsilon) -> float:
+    """The smaller of PLD and RDP for the same run."""
+    return best_epsilon_today(_event(cell), cell.rounds, cell.delta)
+
+
+@cache
+def best_epsilon_today(event: PoissonGaussian, rounds: int, delta: float) -> float:
+    """The smaller of PLD and RDP for so many rounds."""
+    return best_epsilon([(event, rounds)], delta).epsilon
+
+
+def _event(cell: PrintedEpsilon) -> PoissonGaussian:
+    return PoissonGaussian(sampling_prob=cell.users_per_round / cell.population, noise_multiplier=cell.noise_multiplier)

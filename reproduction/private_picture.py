@@ -61,11 +61,11 @@ def specification() -> dict[str, Any]:
             },
         },
     }
-    level = {"data": {"values": [{"value": BIGRAM}]}, "encoding": {"y": left}}
+    level_line = {"data": {"values": [{"value": BIGRAM}]}, "encoding": {"y": left}}
     bigram = [
-        {**level, "mark": {"type": "rule", "strokeDash": [3, 3], "color": BASELINE}},
+        {**level_line, "mark": {"type": "rule", "strokeDash": [3, 3], "color": BASELINE}},
         {
-            **level,
+            **level_line,
             "mark": {"type": "text", "align": "right", "dy": 9, "x": 634, "color": BASELINE, "fontSize": 11},
             "encoding": {"y": left, "text": {"value": "bigram, counted without privacy"}},
         },

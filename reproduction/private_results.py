@@ -46,11 +46,11 @@ class Verdict:
 # ------------------------------------------------------------------------------------------------------------------- reading
 
 
-def folders_of(name: str, place: Path = REVIEWS) -> list[Path]:
+def folders_of(name: str, root: Path = REVIEWS) -> list[Path]:
     """The run of this name, its repetitions, or its seeds where the name ends in `-seed`."""
     if name.endswith("-seed"):
-        return sorted(path for path in place.glob(f"{name}[0-9]") if (path / "metrics.jsonl").exists())
-    return sorted(path for path in place.glob(f"{name}*") if (path / "metrics.jsonl").exists() and path.is_dir())
+        return sorted(path for path in root.glob(f"{name}[0-9]") if (path / "metrics.jsonl").exists())
+    return sorted(path for path in root.glob(f"{name}*") if (path / "metrics.jsonl").exists() and path.is_dir())
 
 
 def accuracy(folders: Sequence[Path], at: int) -> list[float]:
@@ -89,22 +89,22 @@ class Measured:
         )
 
 
-def missing(rounds: dict[str, int], place: Path) -> str | None:
+def missing(rounds: dict[str, int], root: Path) -> str | None:
     """Why nothing can be said: the runs that did not reach the round at which they are read."""
-    lacking = [
+    absent = [
         f"{n.removesuffix('-seed')} at round {at:,}"
         for n, at in rounds.items()
-        if not accuracy(folders_of(n, place), at)
+        if not accuracy(folders_of(n, root), at)
     ]
-    models = [n for n in rounds if any(not (f / "per_user.npz").exists() for f in folders_of(n, place))]
-    if lacking:
-        return f"Missing: {', '.join(lacking)}."
+    models = [n for n in rounds if any(not (f / "per_user.npz").exists() for f in folders_of(n, root))]
+    if absent:
+        return f"Missing: {', '.join(absent)}."
     return f"No model was kept of {', '.join(models)}." if models else None
 
 
-def difference(rule: str, first: str, second: str, at: Sequence[int], place: Path, *, change: bool = False) -> Measured:
+def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path, *, change: bool = False) -> Measured:
     """First minus second, in points, at the last of some rounds; with `change`, minus the same at the first of them."""
-    sides = [folders_of(first, place), folders_of(second, place)]
+    sides = [folders_of(first, root), folders_of(second, root)]
     by_run = [np.array(accuracy(side, at[-1])) for side in sides]
     if change:
         by_run = [values - np.array(accuracy(side, at[0])) for values, side in zip(by_run, sides, strict=True)]
@@ -128,14 +128,14 @@ def is_so(seen: str, wanted: str) -> bool | None:
 
 
 def within(
-    rule: str, first: str, second: str, limit: float, place: Path, *, both: bool = False
+    rule: str, first: str, second: str, limit: float, root: Path, *, both: bool = False
 ) -> tuple[bool | None, str]:
     """First is at most `limit` points below second (with `both`, nor above), at the last round of the rule."""
-    found = difference(rule, first, second, RULES[rule]["read_at"], place)
-    lower = is_so(found.against(-limit), "above")
-    upper = is_so(found.against(limit), "below") if both else True
+    measured = difference(rule, first, second, RULES[rule]["read_at"], root)
+    lower = is_so(measured.against(-limit), "above")
+    upper = is_so(measured.against(limit), "below") if both else True
     answer = False if False in (lower, upper) else None if None in (lower, upper) else True
-    return answer, f"{first.removesuffix('-seed')} against {second.removesuffix('-seed')}: {found}"
+    return answer, f"{first.removesuffix('-seed')} against {second.removesuffix('-seed')}: {measured}"
 
 
 def private_norm() -> Verdict:
@@ -149,78 +149,82 @@ def private_norm() -> Verdict:
     )
 
 
-def private_run(place: Path) -> Verdict:
+def private_run(root: Path) -> Verdict:
     from unheard.privacy.accountants import epsilon
     from unheard.privacy.events import PoissonGaussian
 
     q = RULES["private-run"]["users_per_round"] / POPULATIONS["reviews_81"]
     event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.0)
     spent = epsilon([(event, RULES["private-run"]["rounds"])], 1e-9, "pld")
-    gap = within("private-run", "private", "baseline-C5000-seed", RULES["private-run"]["threshold"], place)
+    gap = within("private-run", "private", "baseline-C5000-seed", RULES["private-run"]["threshold"], root)
     return joined([gap, (spent <= 4.634, f"epsilon {spent:.3f} at delta = 1e-9")])
 
 
-def mean_curve(name: str, place: Path) -> tuple[list[int], list[float]]:
+def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
     """Rounds that all runs were evaluated at, and their mean accuracy there."""
-    curves = [smoothed(read_metrics(folder)) for folder in folders_of(name, place)]
+    curves = [smoothed(read_metrics(folder)) for folder in folders_of(name, root)]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, [100 * float(np.mean([curve[r] for curve in curves])) for r in rounds]
 
 
-def private_rounds(place: Path) -> Verdict:
+def private_rounds(root: Path) -> Verdict:
     first, last = RULES["private-rounds"]["read_at"]
-    target = float(np.interp(first, *mean_curve("baseline-seed", place)))
-    reached = float(np.interp(last, *mean_curve("private", place)))
-    ends = difference("private-rounds", "private", "baseline-seed", [5000], place)
-    found = Measured(reached - target, ends.half, ends.is_short)
-    return joined([(is_so(found.against(0.0), "above"), f"private at {last:,} against baseline at {first:,}: {found}")])
+    target = float(np.interp(first, *mean_curve("baseline-seed", root)))
+    drawn_rounds = float(np.interp(last, *mean_curve("private", root)))
+    ends = difference("private-rounds", "private", "baseline-seed", [5000], root)
+    measured = Measured(drawn_rounds - target, ends.half, ends.is_short)
+    return joined(
+        [(is_so(measured.against(0.0), "above"), f"private at {last:,} against baseline at {first:,}: {measured}")]
+    )
 
 
-def private_estimate(place: Path) -> Verdict:
+def private_estimate(root: Path) -> Verdict:
     parts = []
     for at in RULES["private-estimate"]["read_at"]:
-        found = difference("private-estimate", "private", "estimate-seed", [at], place)
-        inside = (is_so(found.against(-0.25), "above"), is_so(found.against(0.25), "below"))
-        parts.append((False if False in inside else None if None in inside else True, f"round {at:,}: {found}"))
+        measured = difference("private-estimate", "private", "estimate-seed", [at], root)
+        inside = (is_so(measured.against(-0.25), "above"), is_so(measured.against(0.25), "below"))
+        parts.append((False if False in inside else None if None in inside else True, f"round {at:,}: {measured}"))
     return joined(parts)
 
 
-def table_2_cost(place: Path) -> Verdict:
+def table_2_cost(root: Path) -> Verdict:
     names = [name for label, name in SEEDED.items() if label.startswith("S = 1")]
     parts = [
-        within("table-2-cost", name, "baseline-seed", limit, place)
+        within("table-2-cost", name, "baseline-seed", limit, root)
         for name, limit in zip(names[1:], (0.83, 1.54), strict=True)
     ]
     for less, more in itertools.pairwise(names):
-        found = difference("table-2-cost", more, less, [5000], place)
-        words = f"{more.removesuffix('-seed')} against {less.removesuffix('-seed')}: {found}"
-        parts.append((is_so(found.against(0.0), "below"), words))
+        measured = difference("table-2-cost", more, less, [5000], root)
+        words = f"{more.removesuffix('-seed')} against {less.removesuffix('-seed')}: {measured}"
+        parts.append((is_so(measured.against(0.0), "below"), words))
     return joined(parts)
 
 
-def figure_1_later(place: Path) -> Verdict:
+def figure_1_later(root: Path) -> Verdict:
     parts = []
     for name in (name for label, name in SEEDED.items() if label.startswith("S = 1")):
-        found = difference(
-            "figure-1-later", "baseline-seed", name, RULES["figure-1-later"]["read_at"], place, change=True
+        measured = difference(
+            "figure-1-later", "baseline-seed", name, RULES["figure-1-later"]["read_at"], root, change=True
         )
-        parts.append((is_so(found.against(0.0), "above"), f"cost of {name.removesuffix('-seed')} changes by {found}"))
+        parts.append(
+            (is_so(measured.against(0.0), "above"), f"cost of {name.removesuffix('-seed')} changes by {measured}")
+        )
     return joined(parts)
 
 
-def figure_7(place: Path) -> Verdict:
+def figure_7(root: Path) -> Verdict:
     many, few = "S15-sigma0.012-C1250-seed", "S15-sigma0.012-seed"
-    curves = [dict(zip(*mean_curve(name, place), strict=True)) for name in (many, few)]
+    curves = [dict(zip(*mean_curve(name, root), strict=True)) for name in (many, few)]
     shared = [r for r in curves[0] if r in curves[1] and 500 <= r <= 3000]
     apart = float(np.mean([abs(curves[0][r] - curves[1][r]) for r in shared]))
-    ends = difference("figure-7", many, few, [3000], place)
+    ends = difference("figure-7", many, few, [3000], root)
     mean = Measured(apart, ends.half, ends.is_short)
     words = f"mean distance of the curves {apart:.2f} points"
-    return joined([(is_so(mean.against(0.25), "below"), words), within("figure-7", many, few, 0.25, place, both=True)])
+    return joined([(is_so(mean.against(0.25), "below"), words), within("figure-7", many, few, 0.25, root, both=True)])
 
 
-def figure_1_match(place: Path) -> Verdict:
-    return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, place)])
+def figure_1_match(root: Path) -> Verdict:
+    return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, root)])
 
 
 JUDGES = {
@@ -235,19 +239,18 @@ JUDGES = {
 """Each rule with the runs that it needs and the round that they must have reached."""
 
 
-def verdicts(place: Path = REVIEWS) -> dict[str, Verdict]:
+def verdicts(root: Path = REVIEWS) -> dict[str, Verdict]:
     """Of every rule that the runs of private_run.py belong to."""
-    made = {"private-S": private_norm(), "expect-hours": _hours()}
+    outcomes = {"private-S": private_norm(), "expect-hours": _hours()}
     for rule, (judge, needed) in JUDGES.items():
-        why = missing(needed, place)
-        made[rule] = Verdict("cannot tell", why) if why else judge(place)
-    return made | accounting()
+        why = missing(needed, root)
+        outcomes[rule] = Verdict("cannot tell", why) if why else judge(root)
+    return outcomes | accounting()
 
 
 def accounting() -> dict[str, Verdict]:
     """The rules that need no training."""
-    from reproduction.epsilons import moments
-    from reproduction.printed import TABLE_1, TABLE_2
+    from reproduction.printed import TABLE_1, TABLE_2, moments
     from unheard.privacy.accountants import epsilon
     from unheard.privacy.events import PoissonGaussian
 
@@ -301,7 +304,8 @@ def main() -> None:
     final = counts["hits"].sum() / counts["targets"].sum()
     print("## The private run\n")
     print(
-        f"{rounds:,} of 5,000 rounds, {last['seconds']:.0f} s, {last['users_per_second']:,.0f} users/s, {last['device']}, ",
+        f"{rounds:,} of 5,000 rounds, {last['seconds']:.0f} s, {last['users_per_second']:,.0f} users/s, "
+        f"{last['device']}, ",
         end="",
     )
     print(f"torch {last['torch']}, {last['date']}, commit {last['commit'][:12]}. ", end="")
@@ -322,13 +326,15 @@ def main() -> None:
     print(f"without sentence ends {100 * counts['word_hits'].sum() / counts['words'].sum():.2f} %, ", end="")
     print(f"also without punctuation {100 * counts['plain_hits'].sum() / counts['plain'].sum():.2f} %.\n")
     print(
-        "| round | accuracy at this evaluation, % | accuracy by the rules, % | epsilon, RDP |\n| ---: | ---: | ---: | ---: |"
+        "| round | accuracy at this evaluation, % | accuracy by the rules, % | epsilon, RDP |\n| ---: | ---: | "
+        "---: | ---: |"
     )
     curve = smoothed(read_metrics(private))
     for row in read_metrics(private):
         if row["round"] in MARKS or row["round"] % 500 == 0:
             print(
-                f"| {row['round']:,} | {100 * row['accuracy_top1']:.2f} | {100 * curve[row['round']]:.2f} | {row['epsilon']:.2f} |"
+                f"| {row['round']:,} | {100 * row['accuracy_top1']:.2f} | {100 * curve[row['round']]:.2f} | "
+                f"{row['epsilon']:.2f} |"
             )
     _composed(rounds, statement["delta"])
     _interrupted(curve)
@@ -382,8 +388,8 @@ def _interrupted(curve: dict[int, float]) -> None:
         "\nDifferences at the last round that both reached. It is not the round of any rule, so it decides nothing.\n"
     )
     print("| first | second | round | first minus second, points |\n| --- | --- | ---: | ---: |")
-    for name, place, other, at in pairs:
-        gap = np.mean(accuracy(folders_of(name, place), at)) - np.mean(accuracy(folders_of(other, INTERRUPTED), at))
+    for name, root, other, at in pairs:
+        gap = np.mean(accuracy(folders_of(name, root), at)) - np.mean(accuracy(folders_of(other, INTERRUPTED), at))
         print(f"| {name.removesuffix('-seed')} | {other.removesuffix('-seed')} | {at:,} | {gap:+.2f} |")
 
 

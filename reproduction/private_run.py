@@ -365,14 +365,14 @@ def collect(work: Path, out: Path, *, models: bool) -> None:
     for folder in sorted((work / "runs").iterdir()):
         if folder.name.startswith("."):
             continue
-        place = out / folder.name
-        place.mkdir(parents=True, exist_ok=True)
+        target_folder = out / folder.name
+        target_folder.mkdir(parents=True, exist_ok=True)
         for name in (*SMALL_FILES, *(("model.safetensors",) if models else ())):
             if (folder / name).exists():
-                shutil.copyfile(folder / name, place / name)
-        if (place / "run.toml").exists():  # without the paths of the machine
-            text = (place / "run.toml").read_text(encoding="utf-8")
-            (place / "run.toml").write_text(text.replace(f"{work.resolve()}/", ""), encoding="utf-8")
+                shutil.copyfile(folder / name, target_folder / name)
+        if (target_folder / "run.toml").exists():  # without the paths of the machine
+            text = (target_folder / "run.toml").read_text(encoding="utf-8")
+            (target_folder / "run.toml").write_text(text.replace(f"{work.resolve()}/", ""), encoding="utf-8")
     if (work / "chosen_S.json").exists():
         shutil.copyfile(work / "chosen_S.json", out / "chosen_S.json")
 
@@ -396,12 +396,12 @@ def main() -> None:
         made.set_defaults(work_on=work)
         return made
 
-    named = verb("digest", lambda asked: print(content_digest(asked.store)))
+    named = verb("digest", lambda arguments: print(content_digest(arguments.store)))
     named.add_argument("store", type=Path)
-    cut = verb("segments", lambda asked: print(segments(asked.source, asked.target)))
+    cut = verb("segments", lambda arguments: print(segments(arguments.source, arguments.target)))
     cut.add_argument("source", type=Path)
     cut.add_argument("target", type=Path)
-    made = verb("prepare", lambda asked: prepare(asked.data, asked.work.resolve()))
+    made = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve()))
     made.add_argument("--data", type=Path, required=True)
     made.add_argument("--work", type=Path, required=True)
     for name in ("run", "all"):
@@ -416,35 +416,35 @@ def main() -> None:
     read = verb("measure", _measure)
     read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")
     read.add_argument("--device", default="cuda")
-    back = verb("restore", lambda asked: restore(asked.kept, asked.work))
+    back = verb("restore", lambda arguments: restore(arguments.kept, arguments.work))
     back.add_argument("kept", type=Path, help="a result folder with checkpoints/")
     back.add_argument("--work", type=Path, required=True)
-    got = verb("collect", lambda asked: collect(asked.work, asked.out, models=asked.models))
+    got = verb("collect", lambda arguments: collect(arguments.work, arguments.out, models=arguments.models))
     got.add_argument("--work", type=Path, required=True)
     got.add_argument("--out", type=Path, required=True)
     got.add_argument("--models", action="store_true")
-    asked = parser.parse_args()
-    asked.work_on(asked)
+    arguments = parser.parse_args()
+    arguments.work_on(arguments)
 
 
-def _measure(asked: argparse.Namespace) -> None:
-    for folder in asked.folders:
-        measure(folder, asked.device)
+def _measure(arguments: argparse.Namespace) -> None:
+    for folder in arguments.folders:
+        measure(folder, arguments.device)
 
 
-def _run(asked: argparse.Namespace) -> None:
-    until = None if asked.stop_after is None else time.monotonic() + asked.stop_after
-    for step in getattr(asked, "steps", STEPS):
+def _run(arguments: argparse.Namespace) -> None:
+    until = None if arguments.stop_after is None else time.monotonic() + arguments.stop_after
+    for step in getattr(arguments, "steps", STEPS):
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
             break
         run_step(
             step,
-            asked.work.resolve(),
-            device=asked.device,
+            arguments.work.resolve(),
+            device=arguments.device,
             stop_after=left,
-            scale=asked.scale,
-            repetition=asked.repetition,
+            scale=arguments.scale,
+            repetition=arguments.repetition,
         )
 
 

@@ -1,86 +1,161 @@
-"""What a recipe is: the runs behind a table or figure of the paper, as data.
+"""Recipes as data: which runs a table or figure of the paper needs, and at which scale they are run.
 
-In: nothing. Out: PaperRun and Recipe, plain values without torch. A run is the paper's common setting (setting.py) and what it
-changes in it, as `table.key=value`, just as on the command line. Runs are named; recipes that need the same run share it.
+A `Recipe` names the runs behind one table or figure. A `PaperRun` is the common configuration of the paper
+(`base_config.py`) and a list of changes in the form `table.key=value`, as on the command line. Runs have unique
+names; recipes that need the same run share it.
+
+    run = PaperRun(name="flat-S15", changes=("clip.norm=15", "noise.kind=none"), rounds=3000)
+    SMOKE.rounds(run), SMOKE.users(run)     # (2, 2): a small version of the same run
+
+A `Scale` says how large the runs are: `full` as in the paper, `smoke` for a test of everything in about a minute.
+This module has no dependency on torch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from unheard.config import nearest
+from unheard.errors import InvalidValue
+
 CORPORA = ("main", "20k", "30k", "characters", "other", "synthetic")
-"""Which token store a run is trained on: the corpus; the same with other dictionaries or as characters; another corpus with the
-main one's dictionary; a synthetic one of the paper's size."""
+"""Roles of token stores: the corpus itself; the same text with larger dictionaries or as characters; another corpus with
+the dictionary of the main one; a synthetic corpus with the size of the paper's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRun:
-    """One training run."""
+    """One training run, described relative to the common configuration."""
 
     name: str
-    """Unique, readable, and a file name: `flat-S15-sigma0.003`."""
+    """Unique, readable and valid as a file name: `flat-S15-sigma0.003`."""
     changes: tuple[str, ...] = ()
-    """What differs from the common setting: `clip.norm=15`."""
+    """Differences from the common configuration: `clip.norm=15`."""
     rounds: int
-    """As many as the paper's figure shows; a run may stop earlier, and the figure then says so."""
+    """Number of rounds in the figure of the paper. A run may stop earlier; the exhibit then says so."""
     seed: int = 1
     corpus: str = "main"
     after: str | None = None
-    """The run whose last model this one begins from, if not from the common initialisation."""
+    """Name of the run whose last model this run starts from. None: the common initialisation."""
     is_after_public: bool = False
-    """The model begun from was trained on other people."""
+    """Whether the initial model was trained on other users, so that it costs no privacy here."""
 
     @property
     def users(self) -> int:
-        """Users a round: the paper's 100, unless the run says otherwise."""
-        asked = [change for change in self.changes if change.startswith("sampling.users_per_round=")]
-        return int(asked[-1].partition("=")[2]) if asked else 100
+        """Expected users per round: 100 as in the paper, unless a change says otherwise."""
+        given = [change for change in self.changes if change.startswith("sampling.users_per_round=")]
+        return int(given[-1].partition("=")[2]) if given else 100
 
     def with_seed(self, seed: int) -> "PaperRun":
-        """The same run drawn again."""
+        """The same run with another seed, which is part of its name."""
         return self if seed == self.seed else replace(self, name=f"{self.name}-seed{seed}", seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A table or figure: which runs fill it, and what the paper concluded from it."""
+    """A table or figure: the runs that fill it, and the conclusion of the paper that the exhibit checks."""
 
     name: str
     title: str
-    place: str
-    """Where in the paper: `Figure 1`, `Table 2`, `Section 3`."""
+    location: str
+    """Where it is in the paper: `Figure 1`, `Table 2`, `Section 3`."""
     runs: tuple[PaperRun, ...] = ()
     claim: str
-    """The paper's conclusion, in our words, or what we expect where it has none; the exhibit says whether it held."""
+    """The conclusion of the paper in our words, or our expectation if the paper has none."""
     rank: int
-    """Which comes first when time is short: 1 before 2."""
+    """Priority if time is short: 1 is run before 2."""
 
     @property
     def is_of_the_paper(self) -> bool:
-        """Whether the paper concluded it; else we expected it."""
-        return not self.place.startswith("Not in the paper")
+        """Whether the claim is a conclusion of the paper; otherwise it is an expectation of our own."""
+        return not self.location.startswith("Not in the paper")
 
     @property
     def claimed_by(self) -> str:
-        """Whose conclusion it is, as a label."""
+        """Label for the source of the claim."""
         return "The paper" if self.is_of_the_paper else "Expected"
 
 
 def distinct(recipes: Iterable[Recipe]) -> list[PaperRun]:
-    """Every run once and as long as the longest of its recipes asks, the most wanted recipes first, a run after the one that it
-    begins from."""
-    found: dict[str, PaperRun] = {}
+    """Every run of some recipes once.
+
+    Args:
+        recipes: Recipes, which may share runs.
+
+    Returns:
+        The runs in the order of the ranks of their recipes. A run has the largest number of rounds that any of its
+        recipes asks for, and comes after the run that it starts from.
+    """
+    longest: dict[str, PaperRun] = {}
     for recipe in sorted(recipes, key=lambda r: r.rank):
         for run in recipe.runs:
-            before = found.get(run.name, run)
+            before = longest.get(run.name, run)
             assert replace(before, rounds=run.rounds) == run, f"two different runs are called {run.name}"
-            found[run.name] = max(before, run, key=lambda r: r.rounds)
+            longest[run.name] = max(before, run, key=lambda r: r.rounds)
     ordered: dict[str, PaperRun] = {}
 
-    def place(run: PaperRun) -> None:
+    def add(run: PaperRun) -> None:
         if run.after is not None and run.after not in ordered:
-            place(found[run.after])
+            add(longest[run.after])
         ordered.setdefault(run.name, run)
 
-    for run in found.values():
-        place(run)
+    for run in longest.values():
+        add(run)
     return list(ordered.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Sizes that all runs share: how often they are evaluated, how many rounds and users they have."""
+
+    name: str
+    evaluate_every: int = 20
+    held_out_tokens: int = 75_000
+    """Size of the evaluation set in tokens. The test set of the paper had 75,122."""
+    checkpoint_every: int = 200
+    most_rounds: int | None = None
+    users_divided_by: int = 1
+    users_from_to: tuple[int, int] = (1, 2**40)
+    changes: tuple[str, ...] = ()
+    """Further changes to every run."""
+
+    def changed(self, changes: Sequence[str]) -> "Scale":
+        """This scale with further changes to every run."""
+        return replace(self, changes=(*self.changes, *changes))
+
+    def rounds(self, run: PaperRun, cap: int | None = None) -> int:
+        """Number of rounds of a run at this scale; `cap` is an additional limit by the user."""
+        return min(limit for limit in (run.rounds, self.most_rounds, cap) if limit is not None)
+
+    def users(self, run: PaperRun, population: int | None = None) -> int:
+        """Users per round. The smoke scale takes at most what a small corpus has; the full scale uses exactly the stated
+        number."""
+        if self.users_divided_by == 1:
+            return run.users
+        least, most = self.users_from_to
+        return max(1, min(max(run.users // self.users_divided_by, least), most, population or most))
+
+    def updates(self, run: PaperRun, rounds: int) -> int:
+        """User updates of so many rounds: the unit in which time is estimated."""
+        return rounds * self.users(run)
+
+
+FULL = Scale(name="full")
+"""The sizes of the paper."""
+SMOKE = Scale(
+    name="smoke",
+    evaluate_every=1,
+    held_out_tokens=500,
+    most_rounds=2,
+    users_divided_by=50,
+    users_from_to=(1, 3),
+    changes=("model.embedding_size=8", "model.hidden_size=16"),
+)
+"""A small version of everything, which shows in about a minute that all recipes work on a corpus."""
+SCALES = {scale.name: scale for scale in (FULL, SMOKE)}
+
+
+def scale_named(name: str) -> Scale:
+    """Look up a scale by its name; raises `InvalidValue` if there is none."""
+    if name not in SCALES:
+        raise InvalidValue(f"Unknown scale '{name}'.{nearest(name, SCALES)}")
+    return SCALES[name]

@@ -86,10 +86,10 @@ def commit() -> str:
     """Which state of the software this was; the package's version where there is no repository."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        description = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        found = ""
-    return found or f"unheard {version('unheard')}"
+        description = ""
+    return description or f"unheard {version('unheard')}"
 
 
 def _held_out(run: Run, corpus: Corpus) -> list[User]:
@@ -103,8 +103,10 @@ def _elsewhere(run: Run, params_P: Tensor, main: Corpus) -> dict[str, Any]:
 
 def _epsilons(folder: RunFolder) -> dict[str, float | None]:
     """Of the statement that training left; infinity is null."""
-    told = json.loads(folder.statement.read_text(encoding="utf-8"))
-    return {name: _finite(float(value)) for name, value in {**told["epsilon"], "delta": told["delta"]}.items()}
+    statement = json.loads(folder.statement.read_text(encoding="utf-8"))
+    return {
+        name: _finite(float(value)) for name, value in {**statement["epsilon"], "delta": statement["delta"]}.items()
+    }
 
 
 def _short(value: float) -> float | None:

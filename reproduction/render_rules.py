@@ -91,7 +91,8 @@ def render(rules: dict[str, Any]) -> str:
     for rule in rules["rule"]:
         q, visits, users, rounds = _exposure_text(rule, populations)
         lines.append(
-            f"| [{rule['id']}](#{rule['id']}) | {rule['exhibit']} | {rule['corpus']} | {users} | {rounds} | {q} | {visits} "
+            f"| [{rule['id']}](#{rule['id']}) | {rule['exhibit']} | {rule['corpus']} | {users} | {rounds} | {q} | "
+            f"{visits} "
             f"| {rule['seeds'] or '—'} | {rule['threshold']:g} {rule['unit']} |"
         )
     for title, group in (("Conclusions of the paper", paper), ("Our own expectations", own)):
@@ -123,7 +124,8 @@ def _rule(rule: dict[str, Any], populations: dict[str, int]) -> list[str]:
         f"- **Held**: {rule['holds']}",
         f"- **Did not hold**: {rule['fails']}",
         f"- **Cannot tell**: {rule['cannot_tell']}",
-        f"- **Earlier verdict**: growing vectors: {rule['old_growing']} Projected after every round: {rule['old_projected']}",
+        f"- **Earlier verdict**: growing vectors: {rule['old_growing']} Projected after every round: "
+        f"{rule['old_projected']}",
         f"- **Changed**: {rule['changed']}",
     ]
 

@@ -1,84 +1,122 @@
-"""What runs left behind, as lines of JSON: everything that tables and figures are made of.
+"""The results of runs: one line of JSON per run, and queries over the lines of one corpus.
 
-In: finished or interrupted runs. Out: `results/<corpus>/runs.jsonl`, one line a run; of a name, the line that went furthest counts.
-Figures only: nothing of anyone's text, no user, no cohort. Torch is not needed to read it.
+`results/<corpus>/runs.jsonl` holds everything that the tables and figures are computed from. `append` writes lines,
+`read_runs` reads one file, `read_results` wraps it in a `ResultSet`, and `result_sets` finds all sets under a folder.
+If a file has several lines for one run, the line with the most rounds counts.
+
+    results = read_results(Path("reproduction/results/blogs"))
+    results.accuracy("baseline", 1000)              # smoothed AccuracyTop1 after 1,000 rounds, or None
+    results.difference("flat-S15", "baseline", 1000)
+
+Inputs are the `RunResult` values that `record.py` computes from run folders. Outputs are numbers and curves for the
+exhibits. Accuracy is AccuracyTop1 as a fraction, smoothed over five evaluations like the figures of the paper
+(Section 3). A value that was not measured is None. The files hold aggregate figures only: no text, no user, no
+cohort. Torch is not needed to read them.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from unheard import storage
+from unheard.curves import Points, mean_and_error, smoothed
 from unheard.errors import InvalidValue, RunFolderError
 
 FILE = "runs.jsonl"
+"""Name of the file that holds the results of one corpus."""
 WAIT_SECONDS = 60.0
-"""How long to wait for another process that adds lines."""
+"""How long `append` waits for another process that holds the lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """One run, as far as it went."""
+    """The result of one run, up to its last completed round.
+
+    A line of `runs.jsonl` has exactly these fields; unknown fields of newer versions are ignored when a file is read.
+    """
 
     name: str
     corpus: str
-    """The name that the corpus goes by in print: `blogs`."""
+    """Display name of the corpus: `blogs`."""
     seed: int
     rounds: int
-    """Rounds that were done."""
+    """Number of completed rounds."""
     planned: int
-    """Rounds that the recipe asks for."""
+    """Number of rounds that the recipe asks for."""
     settings: dict[str, Any]
-    """The complete run file, as tables, without paths."""
+    """The complete run file as tables, without paths."""
     evaluations: list[dict[str, Any]]
-    """round, accuracy_top1, accuracy_top3, accuracy_top5, loss, perplexity: every 20 rounds. A loss that is not finite is None."""
+    """One row per evaluation (every 20 rounds) with round, accuracy_top1, accuracy_top3, accuracy_top5, loss and
+    perplexity. A loss that is not finite is None."""
     head_words: dict[str, list[int]] = field(default_factory=dict)
-    """For n = 10, 50, 100: how many targets had 0, 1, ... 10 of the ten predictions among the n most frequent words."""
+    """For n = 10, 50, 100: the number of targets for which 0, 1, ..., 10 of the ten predictions are among the n most
+    frequent words (Table 3)."""
     accuracy_elsewhere: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The last model on held-out users of another corpus, by the role of that corpus: `main`."""
+    """Metrics of the last model on held-out users of another corpus, by the role of that corpus (`main`)."""
     parameters: int
     epsilon: dict[str, float | None]
-    """By accountant, with `delta`: what this very run cost its population, as it is. None: infinite."""
+    """Epsilon of this run for its own population, by accountant, and `delta`. None means infinite."""
     population: int
     store: str = ""
-    """Names the token store by how it was prepared, as ledgers do; lines of before do not have it."""
+    """Digest of how the token store was prepared, as in ledgers. Lines of early versions do not have it."""
     seconds: float
-    """Wall time of its rounds, evaluation included; runs side by side share it by their updates. A group's first turn, which
-    compiles, and rounds of a sitting that was killed, count at the pace of the others."""
+    """Wall time of the rounds, including evaluation. Runs that trained side by side share the time in proportion to
+    their user updates. The first turn of a group, which compiles kernels, and rounds of a killed process count at the
+    throughput of the others."""
     users_per_second: float
-    """Of the whole group that it ran with, in its last sitting; 0 if that did no round."""
+    """User updates per second of the whole group in its last session; 0 if it completed no round."""
     device: str
     date: str
     commit: str
 
 
 def append(folder: Path, results: Iterable[RunResult]) -> None:
-    """A line each; of two processes one waits for the other."""
+    """Append one line per result to `folder/runs.jsonl`.
+
+    A lock makes concurrent processes wait for each other. An incomplete last line, which a killed process leaves, is
+    removed first.
+
+    Args:
+        folder: Folder of the results of one corpus. It is created if it does not exist.
+        results: The results to append.
+
+    Raises:
+        RunFolderError: The file cannot be written.
+    """
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with storage.locked(folder / f".{FILE}.lock", wait=WAIT_SECONDS):
-            size, whole = path.stat().st_size if path.exists() else 0, len(_whole(path))
+            size, whole = path.stat().st_size if path.exists() else 0, len(_complete_lines(path))
             if whole < size:  # a kill left the last line unfinished
                 storage.truncate(path, whole, expected_size=size)
             for result in results:
                 storage.append_line(path, json.dumps(asdict(result), allow_nan=False).encode())
-    except OSError as trouble:
+    except OSError as error:
         raise RunFolderError(
-            f"Cannot write {path}: {trouble.strerror}. The runs are kept: make room, or name another folder (--results)."
+            f"Cannot write {path}: {error.strerror}. The runs are kept: make room, or name another folder (--results)."
         ) from None
 
 
-def read(folder: Path) -> dict[str, RunResult]:
-    """By run name; of several lines with one name, the one that went furthest, and of those the newest."""
+def read_runs(folder: Path) -> dict[str, RunResult]:
+    """Read `folder/runs.jsonl`.
+
+    Returns:
+        The result of each run by its name. If a run has several lines, the one with the most rounds is returned, and
+        of equal ones the last. Empty if there is no file.
+
+    Raises:
+        InvalidValue: A line is not a result. The message names the line.
+    """
     known = {f.name for f in fields(RunResult)}
-    found: dict[str, RunResult] = {}
+    by_name: dict[str, RunResult] = {}
     path = folder / FILE
     if not path.exists():
-        return found
-    for number, line in enumerate(_whole(path).split(b"\n"), 1):
+        return by_name
+    for number, line in enumerate(_complete_lines(path).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
@@ -89,14 +127,14 @@ def read(folder: Path) -> dict[str, RunResult]:
             raise InvalidValue(
                 f"{path}, line {number}, is not a result. Remove the line; `python -m reproduction run` makes it again."
             ) from None
-        before = found.get(result.name)
+        before = by_name.get(result.name)
         if before is None or rounds >= before.rounds:
-            found[result.name] = result
-    return found
+            by_name[result.name] = result
+    return by_name
 
 
-def _whole(path: Path) -> bytes:
-    """What the file holds, less a last line that was being written when its process was killed."""
+def _complete_lines(path: Path) -> bytes:
+    """The content of the file without an incomplete last line, which a killed process leaves."""
     if not path.exists():
         return b""
     content = path.read_bytes()
@@ -106,3 +144,188 @@ def _whole(path: Path) -> bytes:
     except ValueError:
         return content[:end]
     return content
+
+
+def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
+    """Round and smoothed value of every evaluation of one measure."""
+    rows = _evaluations(result, measure)
+    return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))
+
+
+def last_quarter(result: RunResult, at: int) -> Points:
+    """Round and AccuracyTop1, not smoothed, of the evaluations in the last quarter of the first `at` rounds."""
+    rows = _evaluations(result, "accuracy_top1")
+    return tuple((row["round"], row["accuracy_top1"]) for row in rows if 3 * at < 4 * row["round"] <= 4 * at)
+
+
+def _evaluations(result: RunResult, measure: str) -> list[dict[str, Any]]:
+    """The evaluations of a run in order and at regular distances. A run that was interrupted has an additional
+    evaluation where the session ended; it is left out, because smoothing over five evaluations would then cover fewer
+    rounds than in an uninterrupted run."""
+    rows = sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])
+    every = result.settings.get("evaluation", {}).get("every", 1)
+    return [row for row in rows if row["round"] % every == 0 or row is rows[-1]]
+
+
+POINT = 0.01
+"""One percentage point of accuracy."""
+SEED_SUFFIX = re.compile(r"-seed\d+$")
+"""The end of the name of a repetition with another seed: `baseline-seed2`."""
+
+
+@dataclass(frozen=True)
+class ResultSet:
+    """The results of all runs on one corpus, with the queries that exhibits use.
+
+    Every query takes names of runs (`RECIPES` lists them). It returns None, or an empty curve, if a run is missing or
+    stopped too early.
+    """
+
+    corpus: str = ""
+    """Display name of the corpus; empty if nothing was run."""
+    runs: dict[str, RunResult] = field(default_factory=dict)
+    folder: str = ""
+    """Name of the folder that the results were read from."""
+
+    @property
+    def title(self) -> str:
+        """The corpus, followed by what distinguishes its folder: `blogs (seeds+10)`."""
+        added = self.changed or self.folder
+        return self.corpus if self.folder in ("", self.corpus) else f"{self.corpus} ({added})"
+
+    @property
+    def changed(self) -> str:
+        """The change that all runs of this set share, from the name of the folder: `seeds+10`, `smoke`,
+        `model.keep_norm=true`. Empty for the settings of the paper."""
+        is_other = self.corpus and self.folder.startswith(f"{self.corpus}-")
+        return self.folder.removeprefix(f"{self.corpus}-") if is_other else ""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a result of this run."""
+        return name in self.runs
+
+    def curve(self, name: str, measure: str = "accuracy_top1") -> Points:
+        """Smoothed value by round; empty if there is no result."""
+        return curve(self.runs[name], measure) if name in self.runs else ()
+
+    def rounds(self, *names: str) -> int | None:
+        """The number of rounds that all of these runs completed. None if a run is missing or was never evaluated."""
+        ends = [self.runs[name].rounds if self.curve(name) else None for name in names if name in self.runs]
+        known = [end for end in ends if end is not None]
+        return min(known) if names and len(known) == len(names) else None
+
+    def accuracy(self, name: str, at: int | None = None) -> float | None:
+        """Smoothed AccuracyTop1 of one run.
+
+        Args:
+            name: Name of the run.
+            at: Number of rounds; None means at the end of the run.
+
+        Returns:
+            The accuracy at the last evaluation up to that round, or None if the run stopped before it.
+        """
+        points = self.curve(name)
+        if not points or (at is not None and self.runs[name].rounds < at):
+            return None
+        drawn_rounds = [value for round_, value in points if at is None or round_ <= at]
+        return drawn_rounds[-1] if drawn_rounds else None
+
+    def targets(self, name: str) -> int | None:
+        """Number of held-out words that the run was evaluated on, from its head-word counts; None if they were not
+        counted."""
+        counts = next(iter(self.runs[name].head_words.values()), []) if name in self.runs else []
+        return sum(counts) or None
+
+    def seeds(self, name: str) -> list[str]:
+        """Names of the run and of its repetitions with other seeds, as far as they have results."""
+        return sorted(run for run in self.runs if SEED_SUFFIX.sub("", run) == name)
+
+    def mean(self, name: str, at: int | None = None) -> float | None:
+        """Mean accuracy over the seeds that completed `at` rounds; None if there is none."""
+        values = [value for run in self.seeds(name) if (value := self.accuracy(run, at)) is not None]
+        return sum(values) / len(values) if values else None
+
+    def difference(self, first: str, second: str, at: int | None) -> float | None:
+        """Accuracy of the first run minus the second after `at` rounds, each averaged over its seeds. None if one of
+        them did not get there."""
+        mine, its = self.mean(first, at), self.mean(second, at)
+        return None if at is None or mine is None or its is None else mine - its
+
+    def mean_lead(self, first: str, second: str, at: int) -> tuple[float, float] | None:
+        """Mean difference (first minus second) over the last quarter of `at` rounds, and its uncertainty of two standard
+        errors.
+
+        This is for runs whose accuracy varies more than smoothing over five evaluations removes (FedSGD). The
+        differences are taken evaluation by evaluation: if both runs drew the same cohorts, most of the variation
+        cancels.
+
+        Returns:
+            The mean difference and its uncertainty, or None if the runs share fewer than two evaluations.
+        """
+        others = dict(last_quarter(self.runs[second], at))
+        both = [value - others[r] for r, value in last_quarter(self.runs[first], at) if r in others]
+        if len(both) < 2:
+            return None
+        less, error = mean_and_error(both)
+        return less, 2 * error
+
+    def first_round_at(self, name: str, target: float) -> int | None:
+        """The first evaluated round at which the smoothed accuracy is at least `target`, or None."""
+        return next((int(round_) for round_, value in self.curve(name) if value >= target), None)
+
+    def distances(self, first: str, second: str, after: int = 0) -> list[tuple[int, float]]:
+        """Round and difference (first minus second) at every round from `after` on at which both runs were evaluated."""
+        others = dict(self.curve(second))
+        return [(int(r), value - others[r]) for r, value in self.curve(first) if r in others and r >= after]
+
+    def seed_distance(self, at: int | None = None) -> float | None:
+        """The largest distance between two seeds of any run, at round `at` or at the last round that its seeds share.
+        This estimates how much chance alone can change an accuracy. None if no run has several seeds."""
+        distances = []
+        for name in {SEED_SUFFIX.sub("", run) for run in self.runs}:
+            seeds = self.seeds(name)
+            meet = self.rounds(*seeds)
+            if len(seeds) > 1 and meet is not None:
+                values = [self.accuracy(run, min(meet, at or meet)) for run in seeds]
+                known = [value for value in values if value is not None]
+                distances += [max(known) - min(known)] if len(known) > 1 else []
+        return max(distances, default=None)
+
+
+def read_results(folder: Path) -> ResultSet:
+    """Read the results of one corpus from its own folder.
+
+    >>> from pathlib import Path
+    >>> read_results(Path("no-such-folder")).runs
+    {}
+    """
+    runs = read_runs(folder)
+    names = [run.corpus for run in runs.values()]
+    # The dictionaries and the other corpus have names of their own; most runs are on the corpus itself.
+    return ResultSet(max(names, key=names.count) if names else folder.name, runs, folder.name)
+
+
+def result_sets(folder: Path) -> list[ResultSet]:
+    """Find all sets of results under a folder.
+
+    Args:
+        folder: The folder of one corpus, or the folder above it.
+
+    Returns:
+        The sets, ordered by the number of rounds; sets with changed settings (`blogs-model.keep_norm=true`) come
+        after the unchanged ones, and smoke tests come last. One empty set if there are no results.
+
+    Raises:
+        InvalidValue: `folder` is a file.
+    """
+    if (folder / FILE).exists():
+        return [read_results(folder)]
+    if folder.exists() and not folder.is_dir():
+        raise InvalidValue(f"{folder} is a file. Give the folder that holds {FILE}, or the one above it.")
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
+    sets = [read_results(path) for path in subfolders if (path / FILE).exists()]
+
+    def rank(run: ResultSet) -> tuple[bool, bool, int]:
+        return run.changed.startswith("smoke"), bool(run.changed), -sum(run.rounds for run in run.runs.values())
+
+    return sorted(sets, key=rank) or [ResultSet()]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from reproduction import results
 from reproduction.record import record
 from reproduction.results import RunResult
-from reproduction.scheduling import Clock, Job, Pace, Step, Waiting, jobs_of, next_group
-from reproduction.workspace import Workplace
+from reproduction.scheduling import Clock, Job, PendingJob, Step, Throughput, jobs_of, next_group
+from reproduction.workspace import Workspace
 from unheard.devices import finish
 from unheard.errors import RankError, UnheardError
 from unheard.training.loop import train_together
@@ -54,66 +54,68 @@ class GroupEnded:
 
     results: list[RunResult]
     stopped: bool
-    trouble: str | None = None
+    error: str | None = None
 
 
-Happening = Skipped | GroupBegan | RoundDone | GroupEnded
+Event = Skipped | GroupBegan | RoundDone | GroupEnded
 
 
 def run_steps(
-    place: Workplace,
+    workspace: Workspace,
     steps: Sequence[Step],
     *,
     cap: int | None = None,
     stop_after: float | None = None,
     clock: Clock = time.monotonic,
-) -> Iterator[Happening]:
+) -> Iterator[Event]:
     """All steps in order, until the time is up. Whatever was begun is saved and recorded before this ends."""
-    pace = Pace(clock)
+    pace = Throughput(clock)
     until = None if stop_after is None else clock() + stop_after
     for step in steps:
         step_until = _earlier(until, None if step.seconds is None else clock() + step.seconds)
-        yield from _run_step(place, jobs_of(step, place.scale, cap), step_until, pace)
+        yield from _run_step(workspace, jobs_of(step, workspace.scale, cap), step_until, pace)
         if pace.is_over(until, 1):
             return
 
 
-def _run_step(place: Workplace, jobs: list[Job], until: float | None, pace: Pace) -> Iterator[Happening]:
+def _run_step(workspace: Workspace, jobs: list[Job], until: float | None, pace: Throughput) -> Iterator[Event]:
     by_name = {job.run.name: job for job in jobs}
     possible = []
     for job in jobs:
-        if why := place.why_not(job, by_name):
+        if why := workspace.reason_not_runnable(job, by_name):
             yield Skipped(name=job.run.name, why=why)
         else:
             possible.append(job)
-    waiting = place.waiting(possible)
+    waiting = workspace.pending_jobs(possible)
     while waiting and not pace.is_over(until, 1):
-        group = next_group(waiting, lambda job: place.is_ready(job, by_name))
+        group = next_group(waiting, lambda job: workspace.is_ready(job, by_name))
         if not group:
             yield from (Skipped(name=w.job.run.name, why=f"{w.job.run.after} is not as far yet") for w in waiting)
             return
-        yield from _run_group(place, group, until, pace)
-        waiting = [one for one in waiting if one not in group]
+        yield from _run_group(workspace, group, until, pace)
+        waiting = [pending for pending in waiting if pending not in group]
 
 
-def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace: Pace) -> Iterator[Happening]:
-    jobs = [one.job for one in group]
+def _run_group(workspace: Workspace, group: list[PendingJob], until: float | None, pace: Throughput) -> Iterator[Event]:
+    jobs = [pending.job for pending in group]
     for job in jobs:
-        place.note_begun(job)
-    began_at = {job.run.name: place.rounds_done(job.run.name) for job in jobs}
+        workspace.record_start(job)
+    began_at = {job.run.name: workspace.rounds_done(job.run.name) for job in jobs}
     names = tuple(began_at)
     yield GroupBegan(
-        names=names, updates=sum(one.left * one.users for one in group), rounds=max(one.left for one in group)
+        names=names,
+        updates=sum(pending.left * pending.users for pending in group),
+        rounds=max(pending.left for pending in group),
     )
-    runs = [(place.run(job), place.folder(job.run.name).path) for job in jobs]
+    runs = [(workspace.run(job), workspace.folder(job.run.name).path) for job in jobs]
     rounds = {job.run.name: job.rounds for job in jobs}
-    made: list[RunResult] = []
-    trouble: list[str] = []
-    going, ended = {number for number, one in enumerate(group) if one.left}, set()
+    recorded: list[RunResult] = []
+    errors: list[str] = []
+    going, ended = {number for number, pending in enumerate(group) if pending.left}, set()
     pace.begin()
     try:
         # The paper's corpora are public text, and its baselines have no noise.
-        rounds_of_all = train_together(runs, engine=place.engine, ranks=place.ranks, allow_no_privacy=True)
+        rounds_of_all = train_together(runs, engine=workspace.engine, ranks=workspace.ranks, allow_no_privacy=True)
         with closing(rounds_of_all) as reports:  # pyright: ignore[reportArgumentType]
             for number, report in reports:
                 pace.count(number, group[number].users)
@@ -124,61 +126,61 @@ def _run_group(place: Workplace, group: list[Waiting], until: float | None, pace
                     ended.add(number)
                 if number == max(going - ended | {number}):
                     if pace.is_first_turn:
-                        finish(place.engine.torch_device())
+                        finish(workspace.engine.torch_device())
                         pace.settled()
                     if pace.is_over(until, len(group)):
                         break
     except RankError:
         raise  # without its ranks no other group would do better
     except Exception as error:  # memory that was not there for this group may well be for the next
-        trouble.append(_told(error))
+        errors.append(_error_text(error))
     finally:
         # However the group ends: at its last round, by the clock, by whoever reads us, by Ctrl-C.
-        made += _record_all(place, group, began_at, pace, trouble)
+        recorded += _record_all(workspace, group, began_at, pace, errors)
         pace.closed(len(group))
-    stopped = any(done.rounds < rounds[done.name] for done in made)
-    yield GroupEnded(results=made, stopped=stopped, trouble="\n".join(trouble) or None)
+    stopped = any(done.rounds < rounds[done.name] for done in recorded)
+    yield GroupEnded(results=recorded, stopped=stopped, error="\n".join(errors) or None)
 
 
 def _record_all(
-    place: Workplace, group: list[Waiting], began_at: dict[str, int], pace: Pace, trouble: list[str]
+    workspace: Workspace, group: list[PendingJob], began_at: dict[str, int], pace: Throughput, errors: list[str]
 ) -> list[RunResult]:
     """A line for each run of the group that has done a round; one that cannot be measured does not keep the others from theirs."""
-    known, made = results.read(place.results), []
-    for one in group:
-        job, name = one.job, one.job.run.name
-        folder, done = place.folder(name), place.rounds_done(name)
+    known, recorded = results.read_runs(workspace.results), []
+    for pending in group:
+        job, name = pending.job, pending.job.run.name
+        folder, done = workspace.folder(name), workspace.rounds_done(name)
         if not done or not folder.statement.exists():
             continue
         per_second = pace.updates_per_second
         before = known.get(name)
         # Earlier sittings are known from their line; rounds of one that was killed count at today's pace.
         counted = before.rounds if before and before.rounds == began_at[name] else 0
-        seconds = (done - counted) * one.users / per_second if per_second else 0.0
+        seconds = (done - counted) * pending.users / per_second if per_second else 0.0
         try:
             result = record(
                 job,
-                place.run(job),
-                place.corpora[job.run.corpus],
+                workspace.run(job),
+                workspace.corpora[job.run.corpus],
                 folder,
-                main=place.corpora.get("main"),
-                began_after=place.began_after.get(name),
-                choice=place.engine,
+                main=workspace.corpora.get("main"),
+                began_after=workspace.began_after.get(name),
+                choice=workspace.engine,
                 seconds=seconds + (before.seconds if before and counted else 0.0),
                 users_per_second=per_second,
             )
         except Exception as error:
-            trouble.append(_told(error))
+            errors.append(_error_text(error))
             continue
-        results.append(place.results, [result])
-        made.append(result)
-    return made
+        results.append(workspace.results, [result])
+        recorded.append(result)
+    return recorded
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """A refusal speaks for itself; anything else is told with where it happened."""
     return str(error) if isinstance(error, UnheardError) else "".join(traceback.format_exception(error))
 
 
-def _earlier(one: float | None, other: float | None) -> float | None:
-    return min((moment for moment in (one, other) if moment is not None), default=None)
+def _earlier(pending: float | None, other: float | None) -> float | None:
+    return min((moment for moment in (pending, other) if moment is not None), default=None)

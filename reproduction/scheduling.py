@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reproduction.recipe import PaperRun, distinct
+from reproduction.recipe import PaperRun, Scale, distinct
 from reproduction.recipes import RECIPES
-from reproduction.scale import Scale
 from unheard.config import nearest, part_from_table, require
 from unheard.errors import InvalidValue, UnknownKey
 
@@ -69,18 +68,20 @@ def steps_by_rank(names: Sequence[str]) -> list[Step]:
 def read_schedule(path: Path) -> list[Step]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as trouble:
-        raise InvalidValue(f"Cannot read the schedule {path}: {trouble.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as trouble:
-        raise InvalidValue(f"The schedule {path} is not valid TOML: {trouble}.") from None
+    except OSError as error:
+        raise InvalidValue(f"Cannot read the schedule {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"The schedule {path} is not valid TOML: {error}.") from None
     if set(content) != {"step"} or not isinstance(content["step"], list):
         raise InvalidValue(f"The schedule {path} is a list of [[step]], and nothing else.")
     steps = [part_from_table(Step, table, "step") for table in content["step"]]
     for step in steps:
         names = [run.name for name in step.recipes for run in RECIPES[name].runs]
-        if strange := [asked for asked in step.runs if asked != "*" and not any(fnmatchcase(n, asked) for n in names)]:
+        if unknown := [
+            pattern for pattern in step.runs if pattern != "*" and not any(fnmatchcase(n, pattern) for n in names)
+        ]:
             raise UnknownKey(
-                f"No run of {', '.join(step.recipes)} is called '{strange[0]}'.{nearest(strange[0], names)}"
+                f"No run of {', '.join(step.recipes)} is called '{unknown[0]}'.{nearest(unknown[0], names)}"
             )
     return steps
 
@@ -107,11 +108,11 @@ def planned_rounds(scale: Scale) -> dict[str, int]:
 
 def furthest(jobs: Iterable[Job]) -> list[Job]:
     """Each run once, with the rounds of the step that takes it furthest: what a whole schedule comes to."""
-    found: dict[str, Job] = {}
+    by_name: dict[str, Job] = {}
     for job in jobs:
-        before = found.get(job.run.name, job)
-        found[job.run.name] = replace(before, rounds=max(before.rounds, job.rounds))
-    return list(found.values())
+        before = by_name.get(job.run.name, job)
+        by_name[job.run.name] = replace(before, rounds=max(before.rounds, job.rounds))
+    return list(by_name.values())
 
 
 MOST_RUNS = 16
@@ -122,7 +123,7 @@ LIKE_LENGTH = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class PendingJob:
     """A job with what decides its company."""
 
     job: Job
@@ -133,23 +134,23 @@ class Waiting:
     """Users a round."""
 
 
-def next_group(waiting: Sequence[Waiting], is_ready: Callable[[Job], bool] = lambda job: True) -> list[Waiting]:
+def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = lambda job: True) -> list[PendingJob]:
     """The most wanted job that can begin, and those in line that fit beside it."""
-    ready = [one for one in waiting if is_ready(one.job)]
+    ready = [pending for pending in waiting if is_ready(pending.job)]
     if not ready:
         return []
     first, *others = ready
     group, users = [first], first.users
-    for one in others:
-        fits = len(group) < MOST_RUNS and users + one.users <= MOST_USERS
-        if fits and one.key == first.key and _alike(one.left, first.left):
-            group.append(one)
-            users += one.users
+    for pending in others:
+        fits = len(group) < MOST_RUNS and users + pending.users <= MOST_USERS
+        if fits and pending.key == first.key and _alike(pending.left, first.left):
+            group.append(pending)
+            users += pending.users
     return group
 
 
-def _alike(one: int, other: int) -> bool:
-    return max(one, other) <= LIKE_LENGTH * max(min(one, other), 1)
+def _alike(first: int, second: int) -> bool:
+    return max(first, second) <= LIKE_LENGTH * max(min(first, second), 1)
 
 
 CLOSING_SECONDS = 1.0
@@ -158,7 +159,7 @@ CLOSING_SECONDS = 1.0
 Clock = Callable[[], float]
 
 
-class Pace:
+class Throughput:
     """One for a sitting; `begin` for each group."""
 
     def __init__(self, clock: Clock) -> None:

@@ -1,6 +1,14 @@
-"""Whether a conclusion of the paper held here: three answers, each with a sentence and the rule that decided.
+"""Verdicts: whether a conclusion of the paper held in our runs.
 
-In: numbers. Out: Verdict. Tolerances stand here, once, so that no figure gets one of its own. A verdict is computed, never typed.
+A verdict has one of three outcomes, a sentence with the measured numbers, and the rule that decided. All tolerances
+are constants of this module, so that every exhibit uses the same ones. A verdict is always computed from results and
+never written by hand.
+
+    undecided = missing(results, ["baseline", "flat-S15"], rule, against=["baseline"])
+    verdict = undecided or decide(loss <= SMALL, "After 3,000 rounds ...", rule)
+
+Inputs are a `ResultSet` and names of runs; the output is a `Verdict`. The rules of the runs with registered
+thresholds are in `rules.toml` and `private_results.py`.
 """
 
 import math
@@ -8,19 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from reproduction.results_query import POINT, Found
+from reproduction.results import POINT, ResultSet
 from unheard.formatting import in_points, percent
 
 NEARLY = 0.5 * POINT
-"""At most so far apart, two accuracies nearly match."""
+"""Two accuracies nearly match if they differ by at most this."""
 SMALL = 1.0 * POINT
-"""At most so much is a small effect. (The paper calls 0.13 points negligible, and shows 0.58 and 1.29 as costs.)"""
+"""An effect is small up to this. (The paper calls 0.13 points negligible, and reports 0.58 and 1.29 as costs.)"""
 UNCERTAIN = 0.2 * POINT
-"""Below this, or below the distance between two seeds if that is more, two single runs do not differ."""
+"""Two single runs do not differ if they are closer than this, or closer than two seeds of one run."""
 TRAINED = 500
-"""Fewer rounds say nothing about a trained model."""
+"""Runs with fewer rounds say nothing about a trained model."""
 LEARNED = 5.0 * POINT
-"""Below this a run has learned no more than to say the most frequent words, or has gone astray. Nothing can be held against it:
+"""A run below this accuracy predicts only the most frequent words, or has diverged. Nothing can be compared with it:
 noise costs nothing where there is nothing to lose."""
 
 Outcome = Literal["held", "did not hold", "cannot tell"]
@@ -28,66 +36,84 @@ Outcome = Literal["held", "did not hold", "cannot tell"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The answer, the sentence with its numbers, and the rule."""
+    """The outcome, a sentence with the numbers, and the rule that decided."""
 
     outcome: Outcome
     sentence: str
     rule: str
 
 
-def judged(is_so: bool | None, sentence: str, rule: str) -> Verdict:
-    """None: the numbers do not decide."""
+def decide(is_so: bool | None, sentence: str, rule: str) -> Verdict:
+    """Build a verdict.
+
+    Args:
+        is_so: Whether the conclusion holds by the rule; None if the numbers do not decide.
+        sentence: The measured numbers in words.
+        rule: The rule in words.
+    """
     outcome: Outcome = "cannot tell" if is_so is None else "held" if is_so else "did not hold"
     return Verdict(outcome=outcome, sentence=sentence, rule=rule)
 
 
 def missing(
-    found: Found, names: Sequence[str], rule: str, least: int = TRAINED, against: Sequence[str] = ()
+    results: ResultSet, names: Sequence[str], rule: str, least: int = TRAINED, against: Sequence[str] = ()
 ) -> Verdict | None:
-    """Why nothing can be said, if these runs are not all there or did not get far enough to say anything; or if those of them that
-    the others are held `against` have learned nothing."""
-    absent = [name for name in names if name not in found]
+    """Check that runs exist and were trained long enough to be judged.
+
+    Args:
+        results: The results of one corpus.
+        names: Runs that the rule needs.
+        rule: The rule, which the verdict quotes.
+        least: Smallest number of rounds that all of them must have.
+        against: Those of the runs that the others are compared with. They must have learned something.
+
+    Returns:
+        A verdict "cannot tell" with the reason, or None if the runs can be judged.
+    """
+    absent = [name for name in names if name not in results]
     if len(absent) == len(names):
-        return judged(None, "Not run.", rule)
+        return decide(None, "Not run.", rule)
     if absent:
-        return judged(None, f"Not run yet: {', '.join(absent)}.", rule)
-    if unknown := [name for name in names if found.rounds(name) is None]:
-        return judged(None, f"Too few rounds to be evaluated: {', '.join(unknown)}.", rule)
-    rounds = found.rounds(*names)
+        return decide(None, f"Not run yet: {', '.join(absent)}.", rule)
+    if unknown := [name for name in names if results.rounds(name) is None]:
+        return decide(None, f"Too few rounds to be evaluated: {', '.join(unknown)}.", rule)
+    rounds = results.rounds(*names)
     if rounds is not None and rounds < least:
-        return judged(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)
-    return idle(found, against, rule, rounds) or blurred(found, names, rule)
+        return decide(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)
+    return untrained(results, against, rule, rounds) or imprecise(results, names, rule)
 
 
-def blurred(found: Found, names: Sequence[str], rule: str) -> Verdict | None:
-    """Why nothing can be said, if the held-out text is so short that two accuracies nearly match, or not, by chance alone."""
+def imprecise(results: ResultSet, names: Sequence[str], rule: str) -> Verdict | None:
+    """A verdict "cannot tell" if the held-out text is so short that the standard error of an accuracy exceeds `NEARLY`;
+    otherwise None."""
     for name in names:
-        accuracy, targets = found.accuracy(name) or 0.0, found.targets(name)
+        accuracy, targets = results.accuracy(name) or 0.0, results.targets(name)
         error = math.sqrt(accuracy * (1 - accuracy) / targets) if targets else 0.0
         if error > NEARLY:
-            told = f"The held-out text is too short to tell: its standard error is {points(error)} for {name}."
-            return judged(None, f"{told} Hold out more users.", rule)
+            text = f"The held-out text is too short to tell: its standard error is {points(error)} for {name}."
+            return decide(None, f"{text} Hold out more users.", rule)
     return None
 
 
-def idle(found: Found, names: Sequence[str], rule: str, at: int | None) -> Verdict | None:
-    """Why nothing can be held against these runs, if one of them has learned nothing."""
+def untrained(results: ResultSet, names: Sequence[str], rule: str, at: int | None) -> Verdict | None:
+    """A verdict "cannot tell" if one of these runs has learned nothing by round `at`; otherwise None."""
     for name in names:
-        accuracy = found.accuracy(name, at) or 0.0
+        accuracy = results.accuracy(name, at) or 0.0
         if accuracy < LEARNED:
             sentence = f"After {plural(at or 0)} {name} has {percent(accuracy)}: it has learned nothing that others could lose."
-            return judged(None, sentence, rule)
+            return decide(None, sentence, rule)
     return None
 
 
-def margin(found: Found, at: int | None = None) -> float:
-    """How far apart two single runs must lie to differ."""
-    return max(UNCERTAIN, found.seed_distance(at) or 0.0)
+def margin(results: ResultSet, at: int | None = None) -> float:
+    """How far two single runs must lie apart to differ: `UNCERTAIN`, or the distance between two seeds if that is
+    larger."""
+    return max(UNCERTAIN, results.seed_distance(at) or 0.0)
 
 
-def about_seeds(found: Found, differences: Sequence[float], at: int | None = None) -> str:
-    """A sentence on the noise of training, where several seeds were run; said of differences that it could explain."""
-    distance = found.seed_distance(at)
+def about_seeds(results: ResultSet, differences: Sequence[float], at: int | None = None) -> str:
+    """A sentence on the variation between seeds, and on whether it could explain the given differences."""
+    distance = results.seed_distance(at)
     if distance is None:
         return "One seed each: chance alone can move a figure by a few tenths of a point."
     inside = all(abs(difference) <= distance for difference in differences)
@@ -96,14 +122,15 @@ def about_seeds(found: Found, differences: Sequence[float], at: int | None = Non
 
 
 def points(difference: float) -> str:
-    """A difference of accuracies in words: 0.13 points."""
+    """A difference of accuracies in words: `0.13 points`."""
     return f"{in_points(abs(difference))} points"
 
 
 def below(difference: float) -> str:
-    """First less second: `0.13 points below` if the first is lower."""
+    """A difference with its direction: `0.13 points below`, or `above` if it is positive."""
     return f"{points(difference)} {'above' if difference > 0 else 'below'}"
 
 
 def plural(rounds: int) -> str:
+    """A number of rounds in words: `1 round`, `3,000 rounds`."""
     return f"{rounds:,} round{'' if rounds == 1 else 's'}"

@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from reproduction.base_config import meaning, run_of, settings_of, side_by_side_key
+from reproduction.base_config import build_run, comparable_settings, settings_of, side_by_side_key
 from reproduction.corpora import Corpus
-from reproduction.results import FILE, RunResult, read
-from reproduction.scale import Scale
-from reproduction.scheduling import Job, Waiting
+from reproduction.recipe import Scale
+from reproduction.results import FILE, RunResult, read_runs
+from reproduction.scheduling import Job, PendingJob
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
@@ -30,7 +30,7 @@ ROUNDS_LOST_ON_A_CPU = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workplace:
+class Workspace:
     """Everything about a sitting but which runs it is for."""
 
     corpora: Mapping[str, Corpus]
@@ -49,16 +49,16 @@ class Workplace:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 TemporaryFile(dir=folder).close()
-            except OSError as trouble:
+            except OSError as error:
                 raise RunFolderError(
-                    f"Cannot write to {folder}: {trouble.strerror}. Name another folder with {option}."
+                    f"Cannot write to {folder}: {error.strerror}. Name another folder with {option}."
                 ) from None
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.work / name)
 
     def run(self, job: Job) -> Run:
-        return run_of(
+        return build_run(
             job.run,
             self.corpora[job.run.corpus],
             ledger=self.work / "ledgers" / f"{job.run.name}.jsonl",
@@ -75,7 +75,7 @@ class Workplace:
         is_slow = self.engine.torch_device().type == "cpu"
         return replace(self.scale, checkpoint_every=min(every, ROUNDS_LOST_ON_A_CPU) if is_slow else every)
 
-    def why_not(self, job: Job, others: Mapping[str, Job]) -> str | None:
+    def reason_not_runnable(self, job: Job, others: Mapping[str, Job]) -> str | None:
         """Why a run cannot be made here, as the end of a sentence; None if it can."""
         corpus = self.corpora.get(job.run.corpus)
         if corpus is None:
@@ -85,27 +85,27 @@ class Workplace:
             return f"{corpus.name} holds nobody out to measure on (prepare it with a larger --held-out, or more users)"
         if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
             return f"{users:,} users a round are more than {corpus.name} has (--scale smoke takes fewer)"
-        if job.run.after is not None and (why := self.why_not(others[job.run.after], others)):
+        if job.run.after is not None and (why := self.reason_not_runnable(others[job.run.after], others)):
             return f"it begins from {job.run.after}, and {why}"
         return None
 
-    def waiting(self, jobs: Sequence[Job]) -> list[Waiting]:
+    def pending_jobs(self, jobs: Sequence[Job]) -> list[PendingJob]:
         """The jobs that lack rounds, and those that others must begin from. All of them can be made here."""
-        known = read(self.results)
+        known = read_runs(self.results)
         runs = {job.run.name: self.run(job) for job in jobs}
-        lacking = [job for job in jobs if not self._suffices(known.get(job.run.name), job, runs[job.run.name])]
-        begun_from = {job.run.after for job in lacking if not self.folder(job.run.name).run_file.exists()}
-        found = []
+        incomplete = [job for job in jobs if not self._suffices(known.get(job.run.name), job, runs[job.run.name])]
+        begun_from = {job.run.after for job in incomplete if not self.folder(job.run.name).run_file.exists()}
+        pending = []
         for job in jobs:
             left = job.rounds - self.rounds_done(job.run.name)
-            if job in lacking or (job.run.name in begun_from and left > 0):
+            if job in incomplete or (job.run.name in begun_from and left > 0):
                 run = runs[job.run.name]
                 self._check_same(job, run)
                 corpus = self.corpora[job.run.corpus]
                 users = self.scale.users(job.run, min(corpus.users, corpus.population))
                 key = side_by_side_key(run, job.run.corpus)
-                found.append(Waiting(job=job, key=key, left=max(left, 0), users=users))
-        return found
+                pending.append(PendingJob(job=job, key=key, left=max(left, 0), users=users))
+        return pending
 
     def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
         """Whether the run that it begins from is as far as it is wanted."""
@@ -113,11 +113,11 @@ class Workplace:
             return True
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
 
-    def begun_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
+    def started_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
         """A sentence, and the runs that it is true of: they began from an earlier state of another run than that one has now, or
         is wanted for. They go on from there, which their names do not say."""
         wanted = {job.run.name: job.rounds for job in jobs}
-        told: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         for job in jobs:
             began, after = self.began_after.get(job.run.name), job.run.after
             if after is None or began is None or not self.folder(job.run.name).run_file.exists():
@@ -125,13 +125,13 @@ class Workplace:
             further = max(self.rounds_done(after), wanted.get(after, 0))
             if began < further:
                 why = f"began from {after} after {began:,} of its rounds, of which there are to be {further:,}"
-                told.setdefault(why, []).append(job.run.name)
-        return told
+                reasons.setdefault(why, []).append(job.run.name)
+        return reasons
 
     def rounds_done(self, name: str) -> int:
         return self.folder(name).saved_round
 
-    def note_begun(self, job: Job) -> None:
+    def record_start(self, job: Job) -> None:
         """Keep after how many rounds of the earlier run this one begins: that one may go on later."""
         if job.run.after is not None and not self.folder(job.run.name).run_file.exists():
             self.work.mkdir(parents=True, exist_ok=True)
@@ -150,9 +150,10 @@ class Workplace:
         if result is None:
             return False
         is_same_store = result.store in ("", self.corpora[job.run.corpus].digest)
-        if not is_same_store or meaning(_as_read(settings_of(run))) != meaning(result.settings):
+        if not is_same_store or comparable_settings(_as_read(settings_of(run))) != comparable_settings(result.settings):
             raise InvalidValue(
-                f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, population, "
+                f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, "
+                "population, "
                 "seed, scale, dictionary or default). Choose another --name, so that they do not mix."
             )
         return result.rounds >= job.rounds
@@ -164,7 +165,8 @@ class Workplace:
         facts = Ledger.read(folder.ledger).facts
         if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(run), self.corpora[job.run.corpus].digest):
             raise RunFolderExists(
-                f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or work folder). "
+                f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or "
+                "work folder). "
                 "Choose another --work or --name, or remove it."
             )
 

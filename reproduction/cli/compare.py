@@ -23,9 +23,8 @@ def compare(
     import json
     from dataclasses import asdict
 
-    from reproduction.comparison import beside
-    from reproduction.results import FILE
-    from reproduction.results_query import read
+    from reproduction.comparison import comparison_tables
+    from reproduction.results import FILE, read_results
     from unheard.cli.display import notes, print_table
     from unheard.errors import CorpusMissing
 
@@ -35,7 +34,7 @@ def compare(
                 f"There is no {folder / FILE}. Give a folder that `python -m reproduction run` wrote results to."
             )
     with notes.status("Working out what both show"):
-        tables = beside(read(first), read(second))
+        tables = comparison_tables(read_results(first), read_results(second))
     if as_json:
         print(json.dumps([asdict(table) for table in tables]))
     else:

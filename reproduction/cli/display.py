@@ -22,19 +22,19 @@ from rich.table import Table
 from unheard.cli.display import console, if_interrupted, log, notes, say
 
 if TYPE_CHECKING:
-    from reproduction.runner import GroupEnded, Happening
-    from reproduction.scheduling import Waiting
-    from reproduction.workspace import Workplace
+    from reproduction.runner import Event, GroupEnded
+    from reproduction.scheduling import PendingJob
+    from reproduction.workspace import Workspace
 
 _WIDE = 110
 EVERY = 30
 """Seconds between two lines where there is no terminal."""
 
 
-def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: float, why: str) -> None:
+def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_second: float, why: str) -> None:
     """Every run that lacks rounds, its user updates, and how long they take."""
     if not left:
-        say(f"{place.results}: nothing is left to run.")
+        say(f"{workspace.results}: nothing is left to run.")
         return
     table = Table(title="To be run", title_justify="left", show_edge=False, pad_edge=False)
     columns = {
@@ -57,21 +57,22 @@ def show_plan(place: "Workplace", left: Sequence["Waiting"], users_per_second: f
     needed = duration(total / users_per_second)
     runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
     say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
-    for told, names in place.begun_early([one.job for one in left]).items():
+    for told, names in workspace.started_early([one.job for one in left]).items():
         _warn(
-            f"{', '.join(names)}: {told}, and goes on from there. To begin anew, remove its folder in {place.work} first."
+            f"{', '.join(names)}: {told}, and goes on from there. To begin anew, remove its folder in "
+            f"{workspace.work} first."
         )
 
 
 def say_if_missing(results: Path) -> None:
     """A mistyped folder is told: all that is shown then is that nothing was run."""
     if not results.exists():
-        close = difflib.get_close_matches(results.name, _names_beside(results), n=1)
+        close = difflib.get_close_matches(results.name, _sibling_names(results), n=1)
         hint = f" Did you mean {results.parent / close[0]}?" if close else " `python -m reproduction run` makes some."
         _warn(f"There is no folder {results}: no results are shown.{hint} --results says where they lie.")
 
 
-def _names_beside(path: Path) -> list[str]:
+def _sibling_names(path: Path) -> list[str]:
     return [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
@@ -85,7 +86,7 @@ def _warn(line: str) -> None:
     notes.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
+def show_running(events: Iterator["Event"], updates: int) -> bool:
     """Draw the bars while groups go by; a row for each run when its group ends. Whether all went well comes back."""
     from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped
 
@@ -100,13 +101,13 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
     # Closed on every way out: the runner then saves and records what was begun.
     stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
     lines = _Lines()
-    with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(happenings):  # pyright: ignore[reportArgumentType]
+    with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(events):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
-        group, accuracy, said, went_well = None, {}, set(), True
-        for one in happenings:
+        group, accuracy, reported, went_well = None, {}, set(), True
+        for one in events:
             match one:
-                case Skipped() if one.name not in said:
-                    said.add(one.name)
+                case Skipped() if one.name not in reported:
+                    reported.add(one.name)
                     show_skipped({one.name: one.why})
                 case GroupBegan():
                     if group is not None:
@@ -125,7 +126,7 @@ def show_running(happenings: Iterator["Happening"], updates: int) -> bool:
                     lines.say(bars.tasks[0], f"{bars.tasks[-1].description}, round {one.round:,}{best}")
                 case GroupEnded():
                     _show_results(one)
-                    went_well = went_well and one.trouble is None
+                    went_well = went_well and one.error is None
                 case _:
                     pass
     return went_well
@@ -135,12 +136,12 @@ class _Lines:
     """A line every so often where nobody sees a bar."""
 
     def __init__(self) -> None:
-        self.said = time.monotonic()
+        self.reported = time.monotonic()
 
     def say(self, whole: Task, doing: str) -> None:
-        if (now := time.monotonic()) < self.said + EVERY:
+        if (now := time.monotonic()) < self.reported + EVERY:
             return
-        self.said = now
+        self.reported = now
         left = "" if whole.time_remaining is None else f", about {duration(whole.time_remaining)} left"
         log(f"{whole.percentage:.0f} % of all runs{left}: {doing}")
 
@@ -159,6 +160,6 @@ def _show_results(ended: "GroupEnded") -> None:
         )
         told = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
         console.print(told, markup=False, highlight=False, soft_wrap=True)
-    if ended.trouble:
-        notes.print(ended.trouble, style="red", markup=False, highlight=False, soft_wrap=True)
+    if ended.error:
+        notes.print(ended.error, style="red", markup=False, highlight=False, soft_wrap=True)
         notes.print("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from reproduction.recipe import PaperRun, Recipe
+    from reproduction.recipe import PaperRun, Recipe, Scale
     from reproduction.results import RunResult
-    from reproduction.scale import Scale
 
 EXAMPLES = """Examples:
 
@@ -46,23 +45,22 @@ def list_(
     from rich.table import Table
 
     from reproduction.cli.display import duration, say_if_missing
-    from reproduction.recipe import distinct
+    from reproduction.recipe import distinct, scale_named
     from reproduction.recipes import RECIPES
-    from reproduction.results_query import corpora
-    from reproduction.scale import scale_named
+    from reproduction.results import result_sets
     from unheard.cli.display import console, say
 
-    chosen, first = scale_named(scale), corpora(results)[0] if results else None
-    found = first.runs if first else {}
+    chosen, first = scale_named(scale), result_sets(results)[0] if results else None
+    known = first.runs if first else {}
     recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
     runs = distinct(RECIPES.values())
-    total, done = _updates(runs, found, chosen, rounds)
+    total, done = _updates(runs, known, chosen, rounds)
     if results:
         say_if_missing(results)
     if as_json:
-        told = [_plain(recipe, _updates(recipe.runs, found, chosen, rounds)) for recipe in recipes]
+        rows = [_plain(recipe, _updates(recipe.runs, known, chosen, rounds)) for recipe in recipes]
         whole = {"runs": len(runs), "user_updates": total, "done": done}
-        print(json.dumps({"results": first.title if first else "", **whole, "recipes": told}))
+        print(json.dumps({"results": first.title if first else "", **whole, "recipes": rows}))
         return
     title = "The paper's recipes, in the order in which `all` runs them"
     if first and results:
@@ -72,26 +70,26 @@ def list_(
         is_figure = name in ("runs", "user updates", "done")
         table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
     for recipe in recipes:
-        updates, _ = _updates(recipe.runs, found, chosen, rounds)
-        figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, found, chosen, rounds)] if results else [])]
-        table.add_row(recipe.name, f"{recipe.place}: {recipe.title}", *figures)
+        updates, _ = _updates(recipe.runs, known, chosen, rounds)
+        figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, known, chosen, rounds)] if results else [])]
+        table.add_row(recipe.name, f"{recipe.location}: {recipe.title}", *figures)
     console.print(table)
-    told = f"; {total - done:,} of them are left" if done else ""
+    rows = f"; {total - done:,} of them are left" if done else ""
     say(
-        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{told}, "
+        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{rows}, "
         f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
     )
 
 
 def _updates(
-    runs: "Iterable[PaperRun]", found: "Mapping[str, RunResult]", scale: "Scale", cap: int | None
+    runs: "Iterable[PaperRun]", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None
 ) -> tuple[int, int]:
     """User updates that these runs take, and those that there are results of."""
     total = done = 0
     for run in runs:
         rounds = scale.rounds(run, cap)
         total += scale.updates(run, rounds)
-        done += scale.updates(run, min(found[run.name].rounds, rounds)) if run.name in found else 0
+        done += scale.updates(run, min(known[run.name].rounds, rounds)) if run.name in known else 0
     return total, done
 
 
@@ -99,7 +97,7 @@ def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
     total, done = updates
     return {
         "name": recipe.name,
-        "place": recipe.place,
+        "place": recipe.location,
         "title": recipe.title,
         "claim": recipe.claim,
         "runs": [run.name for run in recipe.runs],
@@ -108,9 +106,9 @@ def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
     }
 
 
-def _done(recipe: "Recipe", found: "Mapping[str, RunResult]", scale: "Scale", cap: int | None) -> str:
+def _done(recipe: "Recipe", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None) -> str:
     """The part of a recipe's user updates that there are results of."""
     if not recipe.runs:
         return "needs no run"
-    total, done = _updates(recipe.runs, found, scale, cap)
+    total, done = _updates(recipe.runs, known, scale, cap)
     return f"{done / total:.0%}" if done else "not run"

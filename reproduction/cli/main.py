@@ -49,20 +49,20 @@ def show(
 
     from reproduction.cli.display import say_if_missing
     from reproduction.exhibits import exhibit
-    from reproduction.results_query import corpora
+    from reproduction.results import result_sets
     from unheard.cli.display import notes
 
-    found, *others = corpora(results)
+    first, *others = result_sets(results)
     with notes.status("Working out what it shows"):
-        made = exhibit(name, found)
-    if made.runs.rows:  # else it needs no results
+        filled = exhibit(name, first)
+    if filled.runs.rows:  # else it needs no results
         say_if_missing(results)
     if as_json:
-        print(json.dumps(made.as_json(), allow_nan=False))
+        print(json.dumps(filled.as_json(), allow_nan=False))
     else:
-        on = f"Run on {found.title}." if made.runs.rows and found.runs else ""
+        on = f"Run on {first.title}." if filled.runs.rows and first.runs else ""
         also = f" {results} holds others too: {', '.join(one.folder for one in others)}." if on and others else ""
-        _print(made, on + also)
+        _print(filled, on + also)
 
 
 @app.command("page", epilog=PAGE_EXAMPLES)
@@ -87,20 +87,20 @@ def page(
         say(f"The page is written: {path.resolve().as_uri()}")
 
 
-def _print(made: "Exhibit", where: str) -> None:
+def _print(filled: "Exhibit", where: str) -> None:
     from rich.text import Text
 
     from unheard.cli.display import console, print_curves, print_table, say
 
-    console.print(Text(f"{made.recipe.place}: {made.recipe.title}", style="bold"))
+    console.print(Text(f"{filled.recipe.location}: {filled.recipe.title}", style="bold"))
     if where:
         say(where)
-    say(f"{made.recipe.claimed_by}: {made.recipe.claim}")
-    style = {"held": "green", "did not hold": "red"}.get(made.verdict.outcome, "yellow")
-    console.print(Text(made.verdict.outcome.capitalize(), style=f"bold {style}"))
-    say(made.verdict.sentence)
-    say(f"The rule: {made.verdict.rule}")
-    for figure in made.figures:
+    say(f"{filled.recipe.claimed_by}: {filled.recipe.claim}")
+    style = {"held": "green", "did not hold": "red"}.get(filled.verdict.outcome, "yellow")
+    console.print(Text(filled.verdict.outcome.capitalize(), style=f"bold {style}"))
+    say(filled.verdict.sentence)
+    say(f"The rule: {filled.verdict.rule}")
+    for figure in filled.figures:
         if figure.x == "round":
             points = [
                 {"run": line.name, "round": x, "value": y}
@@ -109,7 +109,7 @@ def _print(made: "Exhibit", where: str) -> None:
                 for x, y in line.points
             ]
             print_curves(f"{figure.title}, in %", points, "value", times=100)
-    for table in (*made.tables, made.runs):
+    for table in (*filled.tables, filled.runs):
         print_table(table)
-    for note in made.notes:
+    for note in filled.notes:
         console.print(Text(f"Note: {note}", style="dim"), soft_wrap=True)

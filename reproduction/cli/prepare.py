@@ -85,8 +85,8 @@ def prepare(
     if "characters" in roles:
         _make_characters(sources, out / "characters", preparation, language)
     if "other" in roles and other:
-        told = replace(preparation, fields=columns, name=other_name or _stem(other[0]))
-        _make_other(find_sources(other, format_), out / "other", told, language)
+        other_preparation = replace(preparation, fields=columns, name=other_name or _stem(other[0]))
+        _make_other(find_sources(other, format_), out / "other", other_preparation, language)
     say(f"Next: python -m reproduction run all --corpus {out} --name {preparation.name} --dry-run")
 
 
@@ -125,8 +125,8 @@ def _make_characters(sources: list["Source"], out: Path, preparation: "Preparati
     from unheard.corpus.tokenizers import CharacterTokenizer
     from unheard.corpus.vocabulary_sources import PublicVocabulary
 
-    every_one = PublicVocabulary(language=language)  # there are about a hundred
-    wanted = replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=every_one)
+    all_characters = PublicVocabulary(language=language)  # there are about a hundred
+    wanted = replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=all_characters)
     if not _is_there(out, wanted):
         _make(sources, out, wanted)
 
@@ -164,15 +164,16 @@ def _is_there(path: Path, wanted: "Preparation") -> bool:
     # The record may say more than was asked: where the words come from. Their number is the role's, or fewer if there are no more.
     differ = [
         f"{table}.{key} = {known.get(table, {}).get(key)}, not {value}"
-        for table, asked in wanted.choices().items()
-        for key, value in asked.items()
+        for table, options in wanted.choices().items()
+        for key, value in options.items()
         if key != "size" and known.get(table, {}).get(key) != value
     ]
     if known.get("name") != wanted.name:
         differ.insert(0, f"it is called {known.get('name')}, not {wanted.name}")
     if differ:
         raise CorpusError(
-            f"{path} is there, and is another: {'; '.join(differ)}. Name another folder with --out, or remove this one first."
+            f"{path} is there, and is another: {'; '.join(differ)}. Name another folder with --out, or remove this "
+            "one first."
         )
     say(f"{path} is there already.")
     return True

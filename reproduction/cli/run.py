@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from reproduction.corpora import Corpus
     from reproduction.recipe import PaperRun
-    from reproduction.scheduling import Step, Waiting
-    from reproduction.workspace import Workplace
+    from reproduction.scheduling import PendingJob, Step
+    from reproduction.workspace import Workspace
     from unheard.engines.distributed.process_group import ProcessGroup
 
 EXAMPLES = """Examples:
@@ -105,10 +105,10 @@ def run(
 
     def work_with(ranks: "ProcessGroup | None") -> None:
         from reproduction.cli.display import show_plan, show_running, show_skipped
+        from reproduction.recipe import scale_named
         from reproduction.runner import run_steps
-        from reproduction.scale import scale_named
         from reproduction.scheduling import jobs_of
-        from reproduction.workspace import Workplace
+        from reproduction.workspace import Workspace
         from unheard.cli.display import say
         from unheard.engines.choice import EngineChoice
 
@@ -116,7 +116,7 @@ def run(
         _check_changes(changes or [], [job.run for step in steps for job in jobs_of(step, chosen)])
         corpora = _corpora(corpus, population, name)
         title = _title(name or corpora["main"].name, scale, seed, changes or [])
-        place = Workplace(
+        workspace = Workspace(
             corpora=corpora,
             work=work / title,
             results=results / title,
@@ -125,17 +125,18 @@ def run(
             engine=EngineChoice(kind=engine, device=device, rank_timeout=rank_timeout or EngineChoice.rank_timeout),
             ranks=ranks,
         )
-        left, impossible = _left(place, steps, rounds)
-        show_plan(place, left, *_speed(place, users_per_second))
+        left, impossible = _left(workspace, steps, rounds)
+        show_plan(workspace, left, *_speed(workspace, users_per_second))
         if dry_run or not left:
             show_skipped(impossible)
             return
-        place.make_folders()
+        workspace.make_folders()
         updates = sum(one.left * one.users for one in left)
         left_s = None if stop_after is None else stop_after - (time.monotonic() - began)  # reading and planning count
-        went_well = show_running(run_steps(place, steps, cap=rounds, stop_after=left_s), updates)
+        went_well = show_running(run_steps(workspace, steps, cap=rounds, stop_after=left_s), updates)
         say(
-            f"Results: {place.results / 'runs.jsonl'}. The same command goes on; `python -m reproduction page` shows them."
+            f"Results: {workspace.results / 'runs.jsonl'}. The same command goes on; `python -m reproduction page` "
+            "shows them."
         )
         if not went_well:
             raise typer.Exit(1)
@@ -158,20 +159,20 @@ def _corpora(given: list[str], population: list[str] | None, name: str | None) -
     return corpora
 
 
-def _speed(place: "Workplace", given: float | None) -> tuple[float, str]:
+def _speed(workspace: "Workspace", given: float | None) -> tuple[float, str]:
     """User updates a second for the estimate, and where the figure comes from."""
     from statistics import median
 
     from reproduction.record import device_name
-    from reproduction.results import read
+    from reproduction.results import read_runs
 
     if given is not None:
         return given, "as given"
-    device = device_name(place.engine.torch_device())
-    known = [one.users_per_second for one in read(place.results).values() if one.device == device]
+    device = device_name(workspace.engine.torch_device())
+    known = [one.users_per_second for one in read_runs(workspace.results).values() if one.device == device]
     if measured := [speed for speed in known if speed > 0]:
         return median(measured), "as measured here before"
-    if place.engine.torch_device().type == "cpu":
+    if workspace.engine.torch_device().type == "cpu":
         return CPU_SPEED, "as on two CPU cores; --users-per-second says otherwise"
     return SPEED, "as on one H200; --users-per-second says otherwise"
 
@@ -183,11 +184,11 @@ def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
     from reproduction.scheduling import read_schedule, steps_by_rank
     from unheard.errors import InvalidValue
 
-    asked = {name for step in steps_by_rank(names) for name in step.recipes}
+    requested = {name for step in steps_by_rank(names) for name in step.recipes}
     if schedule is None:
         steps = steps_by_rank(names)
     else:
-        kept = [replace(s, recipes=tuple(n for n in s.recipes if n in asked)) for s in read_schedule(schedule)]
+        kept = [replace(s, recipes=tuple(n for n in s.recipes if n in requested)) for s in read_schedule(schedule)]
         steps = [step for step in kept if step.recipes]
         if not steps:
             raise InvalidValue(f"{schedule} has no step for {', '.join(names)}. Add one, or leave out --schedule.")
@@ -198,17 +199,17 @@ def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
     return steps
 
 
-def _left(place: "Workplace", steps: list["Step"], cap: int | None) -> tuple[list["Waiting"], dict[str, str]]:
+def _left(workspace: "Workspace", steps: list["Step"], cap: int | None) -> tuple[list["PendingJob"], dict[str, str]]:
     """What is still to do, and why what cannot be done cannot; an error if that is all."""
     from reproduction.scheduling import furthest, jobs_of
     from unheard.errors import CorpusMissing
 
-    jobs = furthest(job for step in steps for job in jobs_of(step, place.scale, cap))
+    jobs = furthest(job for step in steps for job in jobs_of(step, workspace.scale, cap))
     by_name = {job.run.name: job for job in jobs}
-    reasons = {job.run.name: why for job in jobs if (why := place.why_not(job, by_name))}
+    reasons = {job.run.name: why for job in jobs if (why := workspace.reason_not_runnable(job, by_name))}
     if len(reasons) == len(jobs):
         raise CorpusMissing(f"None of these runs can be made: {'; '.join(sorted(set(reasons.values())))}.")
-    return place.waiting([job for job in jobs if job.run.name not in reasons]), reasons
+    return workspace.pending_jobs([job for job in jobs if job.run.name not in reasons]), reasons
 
 
 def _check_changes(changes: list[str], runs: list["PaperRun"]) -> None:
@@ -246,8 +247,10 @@ def _say_what_is_counted(corpora: "Mapping[str, Corpus]") -> None:
     counted = [one.role for one in corpora.values() if one.is_counted]
     if counted:
         notes.print(
-            f"No --population was declared for {', '.join(counted)}: the number of training users is COUNTED in the store, "
-            "which is a fact about private people. Right for research corpora only. And all these runs are seeded experiments: "
+            f"No --population was declared for {', '.join(counted)}: the number of training users is COUNTED in "
+            "the store, "
+            "which is a fact about private people. Right for research corpora only. And all these runs are seeded "
+            "experiments: "
             "no epsilon of theirs is a guarantee against whoever knows the seed.",
             style="bold yellow",
             markup=False,

@@ -1,41 +1,45 @@
-"""A file for each table and figure: from what the runs found to what is shown, by the recipe's name.
+"""The exhibits: one function per table and figure, from the results of one corpus to what is shown.
 
-In: Found. Out: Exhibit. No torch: results are read, nothing is trained.
+| module | exhibits | | --- | --- | | `tables` | Tables 1, 2 and 3: privacy by rounds, accuracy by noise, head words |
+| `private_cost` | Figure 1: noised training against the baseline; where the remaining gap comes from | | `sweeps` |
+Figures 2, 3, 9 to 12: accuracy over S and over sigma, for FedAvg, FedSGD and larger dictionaries | | `clip_choices` |
+Figures 4 and 8: S against sigma at equal privacy; an adaptive clip | | `variants` | Figure 5 and the appendix:
+estimators, an update penalty, properties of the model, other models | | `cohort_size` | Figures 6 and 7 and Section
+3: users per round, runs with z = 1, cost of a round | | `public_data` | Section 3 and the appendix: training on
+another corpus, a public initial model |
+
+    exhibit("clipping", read_results(Path("reproduction/results/blogs"))).verdict.sentence
+
+Each function takes a `Recipe` and a `ResultSet` and returns an `Exhibit`. Next to it are its rule in words
+(`RULE_...`) and the function that applies the rule (`judge_...`). Nothing is trained here, and torch is not imported.
 """
 
 from collections.abc import Callable
 
 from reproduction.exhibit import Exhibit
-from reproduction.exhibits.adaptive_clipping import adaptive_clipping
-from reproduction.exhibits.another_corpus import another_corpus
-from reproduction.exhibits.clipping import clipping
-from reproduction.exhibits.closing_the_gap import closing_the_gap
-from reproduction.exhibits.cost import cost
-from reproduction.exhibits.dictionaries import dictionaries_clipping, dictionaries_noise
-from reproduction.exhibits.estimators import estimators
-from reproduction.exhibits.fedsgd import fedsgd_clipping, fedsgd_noise
-from reproduction.exhibits.head_words import head_words
-from reproduction.exhibits.model_choices import tied_embeddings, unit_norm
-from reproduction.exhibits.noise import noise
-from reproduction.exhibits.noised_vs_baseline import noised_vs_baseline
-from reproduction.exhibits.other_models import other_models
-from reproduction.exhibits.private_for_real import private_for_real
-from reproduction.exhibits.public_start import public_start
-from reproduction.exhibits.table_accuracy import table_accuracy
-from reproduction.exhibits.table_rounds import table_rounds
-from reproduction.exhibits.trade_offs import trade_offs, trade_offs_adjusted
-from reproduction.exhibits.update_penalty import update_penalty
-from reproduction.exhibits.users_100_vs_1250 import users_100_vs_1250
-from reproduction.exhibits.users_per_round import users_per_round
+from reproduction.exhibits.clip_choices import adaptive_clipping, trade_offs, trade_offs_adjusted
+from reproduction.exhibits.cohort_size import cost, private_for_real, users_100_vs_1250, users_per_round
+from reproduction.exhibits.private_cost import closing_the_gap, noised_vs_baseline
+from reproduction.exhibits.public_data import another_corpus, public_start
+from reproduction.exhibits.sweeps import (
+    clipping,
+    dictionaries_clipping,
+    dictionaries_noise,
+    fedsgd_clipping,
+    fedsgd_noise,
+    noise,
+)
+from reproduction.exhibits.tables import head_words, table_accuracy, table_rounds
+from reproduction.exhibits.variants import estimators, other_models, tied_embeddings, unit_norm, update_penalty
 from reproduction.recipe import Recipe
 from reproduction.recipes import RECIPES
-from reproduction.results_query import Found
+from reproduction.results import ResultSet
 from unheard.config import nearest
 from unheard.errors import UnknownKey
 
-EXHIBITS: dict[str, Callable[[Recipe, Found], Exhibit]] = {
-    made.__name__.replace("_", "-"): made
-    for made in (
+EXHIBITS: dict[str, Callable[[Recipe, ResultSet], Exhibit]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
         table_rounds,
         noised_vs_baseline,
         table_accuracy,
@@ -63,11 +67,19 @@ EXHIBITS: dict[str, Callable[[Recipe, Found], Exhibit]] = {
         other_models,
     )
 }
-"""In the order in which they are shown."""
+"""The function of each exhibit by the name of its recipe, in the order of display."""
 
 
-def exhibit(name: str, found: Found) -> Exhibit:
-    """One table or figure, filled with what was found."""
+def exhibit(name: str, results: ResultSet) -> Exhibit:
+    """Build one table or figure.
+
+    Args:
+        name: Name of its recipe, for example `noised-vs-baseline`.
+        results: Results of one corpus.
+
+    Raises:
+        UnknownKey: There is no table or figure with this name.
+    """
     if name not in EXHIBITS:
         raise UnknownKey(f"The paper has no table or figure called '{name}' here.{nearest(name, EXHIBITS)}")
-    return EXHIBITS[name](RECIPES[name], found)
+    return EXHIBITS[name](RECIPES[name], results)

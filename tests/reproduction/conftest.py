@@ -1,9 +1,9 @@
 """Exhibits of made-up results, with a quick accountant in the place of PLD, which takes seconds for Table 1."""
 
 import pytest
-from reproduction.results_query import Found
+from reproduction.results import ResultSet
 
-from reproduction import epsilons as recomputed
+from reproduction import printed as recomputed
 from tests.reproduction.making import world
 from unheard.privacy.accountants import Bound, epsilon
 
@@ -16,11 +16,11 @@ def quick(monkeypatch: pytest.MonkeyPatch):
         "best_epsilon",
         lambda events, delta: Bound(epsilon=epsilon(events, delta, "rdp"), accountant="rdp"),
     )
-    recomputed.claimed_today.cache_clear()
+    recomputed.best_epsilon_today.cache_clear()
     yield
-    recomputed.claimed_today.cache_clear()
+    recomputed.best_epsilon_today.cache_clear()
 
 
 @pytest.fixture(scope="session")
-def everything() -> Found:
+def everything() -> ResultSet:
     return world()

@@ -9,14 +9,13 @@ from typing import Any
 
 from reproduction.recipe import PaperRun, distinct
 from reproduction.recipes import RECIPES
-from reproduction.results import RunResult
-from reproduction.results_query import Found
+from reproduction.results import ResultSet, RunResult
 
 RUNS = {run.name: run for run in distinct(RECIPES.values())}
 TOP = 0.215
 
 
-def world(*, rounds: int | None = None, without: Iterable[str] = (), only: Iterable[str] | None = None) -> Found:
+def world(*, rounds: int | None = None, without: Iterable[str] = (), only: Iterable[str] | None = None) -> ResultSet:
     """Every run of every recipe; cut at some rounds, or with some of them left out."""
     gone, kept = set(without), None if only is None else set(only)
     made = {
@@ -24,21 +23,21 @@ def world(*, rounds: int | None = None, without: Iterable[str] = (), only: Itera
         for name, run in RUNS.items()
         if name not in gone and (kept is None or name in kept)
     }
-    return Found("made-up" if made else "", made)
+    return ResultSet("made-up" if made else "", made)
 
 
-def moved(found: Found, points: Mapping[str, float]) -> Found:
+def moved(results: ResultSet, points: Mapping[str, float]) -> ResultSet:
     """The same world with some runs better or worse by so many points, from the first round on."""
-    runs = dict(found.runs)
+    runs = dict(results.runs)
     for name, by in points.items():
         rows = [{**row, "accuracy_top1": row["accuracy_top1"] + by / 100} for row in runs[name].evaluations]
         runs[name] = replace(runs[name], evaluations=rows)
-    return Found(found.corpus, runs)
+    return ResultSet(results.corpus, runs)
 
 
-def changed(found: Found, name: str, **fields: Any) -> Found:
+def changed(results: ResultSet, name: str, **fields: Any) -> ResultSet:
     """The same world with other facts about one run."""
-    return Found(found.corpus, {**found.runs, name: replace(found.runs[name], **fields)})
+    return ResultSet(results.corpus, {**results.runs, name: replace(results.runs[name], **fields)})
 
 
 def result(run: PaperRun, rounds: int) -> RunResult:
@@ -103,8 +102,8 @@ def accuracy_of(run: PaperRun, at: int) -> float:
 
 
 def _number(text: str, pattern: str) -> float | None:
-    found = re.search(pattern, text)
-    return None if found is None else float(found.group(1).rstrip("."))
+    results = re.search(pattern, text)
+    return None if results is None else float(results.group(1).rstrip("."))
 
 
 def _histogram(accuracy: float, head: int) -> list[int]:

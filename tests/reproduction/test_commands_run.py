@@ -10,7 +10,7 @@ from reproduction.cli import display as paper_display
 from reproduction.cli.main import app
 from reproduction.recipe import distinct
 from reproduction.recipes import RECIPES
-from reproduction.results import read
+from reproduction.results import read_runs
 from typer.testing import CliRunner
 
 from unheard.corpus.store import TokenStore
@@ -120,12 +120,12 @@ def test_a_schedule_and_a_seed_on_the_command_line(store, tmp_path):
     asked = ["run", "all", "--corpus", f"main={store.path}", "--scale", "smoke", "--schedule", str(schedule)]
     more = ["--seed", "5", "--name", "digits", "--population", "50", "--stop-after", "600"]
     unheard(*asked, *more, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"))
-    found = read(tmp_path / "results" / "digits-smoke-seeds+5")
-    assert {name: (one.seed, one.rounds, one.population) for name, one in found.items()} == {
+    results = read_runs(tmp_path / "results" / "digits-smoke-seeds+5")
+    assert {name: (one.seed, one.rounds, one.population) for name, one in results.items()} == {
         "baseline": (6, 1, 50),
         "flat-S20": (6, 1, 50),
     }
-    assert found["baseline"].corpus == "digits"
+    assert results["baseline"].corpus == "digits"
 
 
 def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path):
@@ -133,11 +133,11 @@ def test_one_thing_changed_in_every_run_has_a_folder_of_its_own(store, tmp_path)
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     unheard(*asked, *folders)
     unheard(*asked, *folders, "--set", "model.keep_norm=true", "--set", "update.learning_rate=3")
-    usual = read(tmp_path / "results" / "counting-smoke")
-    other = read(tmp_path / "results" / "counting-smoke-model.keep_norm=true-update.learning_rate=3")
+    usual = read_runs(tmp_path / "results" / "counting-smoke")
+    other = read_runs(tmp_path / "results" / "counting-smoke-model.keep_norm=true-update.learning_rate=3")
     assert set(usual) == set(other) == {run.name for run in RECIPES["estimators"].runs}
-    for found, said in ((usual, (False, 6)), (other, (True, 3))):
-        for one in found.values():
+    for results, said in ((usual, (False, 6)), (other, (True, 3))):
+        for one in results.values():
             assert (one.settings["model"]["keep_norm"], one.settings["update"]["learning_rate"]) == said
 
 
@@ -207,7 +207,7 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
     run = ["run", "cost", "users-per-round", "--scale", "smoke", "--rounds", "1", "--work", tmp_path / "work"]
     corpora = ["--corpus", store.path, "--corpus", f"synthetic={tmp_path / 'synth'}", "--results", tmp_path / "results"]
     subprocess.run([*blocked, *run, *corpora], check=True, capture_output=True)
-    assert {"cost-C1250", "baseline-C10"} < set(read(tmp_path / "results" / "counting-smoke"))
+    assert {"cost-C1250", "baseline-C10"} < set(read_runs(tmp_path / "results" / "counting-smoke"))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 import pytest
 from reproduction.cli.main import app
 
-from reproduction import results
+from reproduction import results as results_module
 from tests.reproduction.making import world
 from unheard.cli.main import run_app
 
@@ -29,7 +29,7 @@ def unheard(capsys, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    results.append(tmp_path / "blogs", world(rounds=1000, without=["flat-S10-sigma0.006"]).runs.values())
+    results_module.append(tmp_path / "blogs", world(rounds=1000, without=["flat-S10-sigma0.006"]).runs.values())
     return tmp_path
 
 
@@ -63,13 +63,13 @@ def test_table_1_needs_no_results(unheard, tmp_path):
 
 def test_show_says_which_results_it_shows_and_what_others_there_are(unheard, folder):
     assert "others too" not in unheard("show", "clipping", "--results", folder).out
-    results.append(folder / "more", world(rounds=20, only=["baseline"]).runs.values())
+    results_module.append(folder / "more", world(rounds=20, only=["baseline"]).runs.values())
     said = unheard("show", "clipping", "--results", folder).out
     assert f"Run on made-up (blogs). {folder} holds others too: more." in said
     assert "Run on made-up (more)." in unheard("show", "clipping", "--results", folder / "more").out
     assert "Run on" not in unheard("show", "table-rounds", "--results", folder).out
     (folder / "empty").mkdir()
-    (folder / "empty" / results.FILE).touch()
+    (folder / "empty" / results_module.FILE).touch()
     assert "Run on" not in unheard("show", "clipping", "--results", folder / "empty").out
 
 

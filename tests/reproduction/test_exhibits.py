@@ -4,14 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from reproduction.epsilons import moments
 from reproduction.exhibit import NOT_RUN
 from reproduction.exhibits import EXHIBITS, exhibit
-from reproduction.exhibits.adaptive_clipping import FIXED
-from reproduction.exhibits.table_rounds import judge as judge_rounds
-from reproduction.printed import TABLE_1
+from reproduction.exhibits.clip_choices import FROM_START
+from reproduction.exhibits.tables import judge_table_1 as judge_rounds
+from reproduction.printed import TABLE_1, moments
 from reproduction.recipes import RECIPES
-from reproduction.results_query import Found
+from reproduction.results import ResultSet
 
 from tests.reproduction.making import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
@@ -48,12 +47,12 @@ BROKEN = {
 }
 
 
-def broken(name: str, found: Found) -> Found:
+def broken(name: str, results: ResultSet) -> ResultSet:
     if name == "head-words":  # the best model leans on head words
-        return changed(found, "baseline", head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
+        return changed(results, "baseline", head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
     if name == "cost":
-        return changed(found, "cost-C5000", seconds=10 * 3600.0)
-    return moved(found, BROKEN[name])
+        return changed(results, "cost-C5000", seconds=10 * 3600.0)
+    return moved(results, BROKEN[name])
 
 
 def test_every_recipe_has_an_exhibit_and_no_exhibit_is_without_one():
@@ -77,7 +76,7 @@ def test_in_another_world_it_does_not_hold(name, everything):
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_with_no_results_it_cannot_be_told_and_every_cell_says_not_run(name):
-    made = exhibit(name, Found())
+    made = exhibit(name, ResultSet())
     if name in NOT_BY_RUNS:
         assert made.verdict.outcome == "held"
         return
@@ -98,7 +97,7 @@ def test_after_a_few_rounds_it_is_too_early_to_tell(name):
 @pytest.mark.parametrize("name", [name for name in BY_RUNS if name not in ("cost", "private-for-real", "head-words")])
 def test_with_one_needed_run_missing_it_cannot_be_told_and_names_it(name, everything):
     gone = next(iter(BROKEN[name]))
-    left = Found(everything.corpus, {k: run for k, run in everything.runs.items() if k != gone})
+    left = ResultSet(everything.corpus, {k: run for k, run in everything.runs.items() if k != gone})
     made = exhibit(name, left)
     assert made.verdict.outcome == "cannot tell"
     assert gone in made.verdict.sentence
@@ -135,7 +134,7 @@ def test_noise_that_costs_nothing_does_not_show_what_noise_costs(name, everythin
         ).runs[one]
         for one, run in everything.runs.items()
     }
-    assert exhibit(name, Found("x", runs)).verdict.outcome == "cannot tell"
+    assert exhibit(name, ResultSet("x", runs)).verdict.outcome == "cannot tell"
 
 
 def test_a_tiny_run_is_not_shown_as_one_with_all_its_users(everything):
@@ -166,7 +165,7 @@ def test_models_of_one_quality_cannot_show_what_quality_does(everything):
     for name in flat:
         rows = [{**row, "accuracy_top1": 0.2} for row in flat[name].evaluations]
         flat[name] = changed(everything, name, evaluations=rows).runs[name]
-    assert exhibit("head-words", Found("x", flat)).verdict.outcome == "cannot tell"
+    assert exhibit("head-words", ResultSet("x", flat)).verdict.outcome == "cannot tell"
 
 
 def test_head_words_of_runs_of_very_different_length_are_not_compared(everything):
@@ -211,7 +210,7 @@ def test_a_run_that_was_made_is_not_called_not_run(everything):
 
 
 def test_what_was_not_trained_for_real_is_said(everything):
-    without = Found(everything.corpus, {n: run for n, run in everything.runs.items() if not n.endswith("-C5000")})
+    without = ResultSet(everything.corpus, {n: run for n, run in everything.runs.items() if not n.endswith("-C5000")})
     assert "5,000 users a round were not run." in exhibit("private-for-real", without).verdict.sentence
 
 
@@ -256,7 +255,7 @@ def test_everything_shown_is_json(name, everything):
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(UnknownKey, match="Did you mean 'clipping'"):
-        exhibit("cliping", Found())
+        exhibit("cliping", ResultSet())
 
 
 def test_an_estimate_that_was_far_too_careful_was_no_estimate():
@@ -267,7 +266,7 @@ def test_an_estimate_that_was_far_too_careful_was_no_estimate():
 def test_a_real_run_of_a_few_rounds_is_told_and_decides_nothing():
     """5,000 users a round got to 40 rounds, far from their estimate; 1,250 went all the way, near theirs."""
     name = "flat-S15-sigma0.003-C5000"
-    short = Found("made-up", {**world().runs, name: world(rounds=40).runs[name]})
+    short = ResultSet("made-up", {**world().runs, name: world(rounds=40).runs[name]})
     verdict = exhibit("private-for-real", moved(short, {name: 3.0})).verdict
     assert verdict.outcome == "held"
     assert "5,000 users a round: after 40 rounds it is too early to tell" in verdict.sentence
@@ -277,11 +276,11 @@ def test_a_real_run_of_a_few_rounds_is_told_and_decides_nothing():
 
 def test_a_real_run_that_was_not_evaluated_where_its_estimate_stopped_is_no_match():
     real, estimate = "flat-S15-sigma0.012-C1250", "flat-S15-sigma0.012"
-    found = Found(
+    results = ResultSet(
         "made-up", {**world(without=["flat-S15-sigma0.003-C5000"]).runs, estimate: world(rounds=600).runs[estimate]}
     )
-    late = changed(found, real, evaluations=[row for row in found.runs[real].evaluations if row["round"] > 600])
-    assert exhibit("private-for-real", found).verdict.outcome == "held"
+    late = changed(results, real, evaluations=[row for row in results.runs[real].evaluations if row["round"] > 600])
+    assert exhibit("private-for-real", results).verdict.outcome == "held"
     assert exhibit("private-for-real", late).verdict.outcome == "cannot tell"
 
 
@@ -299,24 +298,26 @@ def test_the_main_comparison_is_over_the_same_rounds_of_all_seeds():
 
 def test_the_main_comparison_is_read_where_it_got_to_though_the_loudest_run_stopped_earlier():
     loud = "flat-S15-sigma0.012"
-    found = Found("made-up", {**world().runs, loud: world(rounds=1000).runs[loud]})
-    verdict = exhibit("noised-vs-baseline", found).verdict
+    results = ResultSet("made-up", {**world().runs, loud: world(rounds=1000).runs[loud]})
+    verdict = exhibit("noised-vs-baseline", results).verdict
     assert verdict.outcome == "held"
     assert verdict.sentence.startswith("After 5,000 rounds σ = 0.003")
     assert "it after 1,000 rounds." in verdict.sentence
     late = [
         {**row, "accuracy_top1": row["accuracy_top1"] - 0.02 * (row["round"] > 2000)}
-        for row in found.runs["flat-S15-sigma0.003"].evaluations
+        for row in results.runs["flat-S15-sigma0.003"].evaluations
     ]
     for seed in ("", "-seed2", "-seed3"):
-        found = changed(found, f"flat-S15-sigma0.003{seed}", evaluations=late)
-    assert exhibit("noised-vs-baseline", found).verdict.outcome == "did not hold"  # what came after 1,000 rounds counts
+        results = changed(results, f"flat-S15-sigma0.003{seed}", evaluations=late)
+    assert (
+        exhibit("noised-vs-baseline", results).verdict.outcome == "did not hold"
+    )  # what came after 1,000 rounds counts
 
 
 def test_rounds_that_one_clip_did_not_reach_decide_nothing():
     """S = 20 stopped at 500 rounds: what it would have lost by 3,000 nobody knows."""
-    found = Found("made-up", {**world().runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
-    assert "3,000" not in exhibit("clipping", found).verdict.sentence
+    results = ResultSet("made-up", {**world().runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
+    assert "3,000" not in exhibit("clipping", results).verdict.sentence
     assert "3,000" in exhibit("clipping", world()).verdict.sentence
 
 
@@ -336,13 +337,13 @@ def test_a_model_that_diverges_without_a_clip_is_compared_with_its_clip_alone():
     assert exhibit("other-models", worse).verdict.outcome == "did not hold"
 
 
-def level(found: Found, names, accuracy: float) -> Found:
+def level(results: ResultSet, names, accuracy: float) -> ResultSet:
     """The same world with some runs at one accuracy from the first round on."""
-    runs = dict(found.runs)
+    runs = dict(results.runs)
     for name in names:
         rows = [{**row, "accuracy_top1": accuracy} for row in runs[name].evaluations]
-        runs[name] = changed(found, name, evaluations=rows).runs[name]
-    return Found(found.corpus, runs)
+        runs[name] = changed(results, name, evaluations=rows).runs[name]
+    return ResultSet(results.corpus, runs)
 
 
 @pytest.mark.parametrize("name", [name for name in BY_RUNS if name != "cost"])
@@ -368,7 +369,7 @@ def test_where_nothing_was_learned_nothing_can_be_told(name, everything):
 )
 def test_a_run_that_went_astray_is_no_measure_for_others(name, gone_astray, everything):
     """Noise costs nothing beside a baseline that has learned nothing: that is no finding about noise."""
-    made = exhibit(name, level(everything, [gone_astray] if gone_astray else FIXED.values(), 0.03))
+    made = exhibit(name, level(everything, [gone_astray] if gone_astray else FROM_START.values(), 0.03))
     assert made.verdict.outcome == "cannot tell"
     assert "learned" in made.verdict.sentence
     assert (gone_astray or "flat-S") in made.verdict.sentence
@@ -411,7 +412,7 @@ def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(eve
         {**row, "accuracy_top1": row["accuracy_top1"] - 0.02 * (row["round"] > 1000)}
         for row in runs["flat-S10"].evaluations
     ]
-    made = exhibit("clipping", changed(Found("made-up", runs), "flat-S10", evaluations=rows))
+    made = exhibit("clipping", changed(ResultSet("made-up", runs), "flat-S10", evaluations=rows))
     assert made.verdict.outcome == "did not hold"
     assert "3,000 rounds" in made.verdict.sentence
 
@@ -419,7 +420,7 @@ def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(eve
 def test_what_fedavg_would_have_reached_had_it_gone_on_nobody_knows(everything):
     """FedSGD has 3,000 rounds, FedAvg stopped after 500 of the 1,500 that it had time for."""
     ahead = level(everything, ["fedsgd-flat-S2"], 0.21)
-    stopped = Found("made-up", {**ahead.runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
+    stopped = ResultSet("made-up", {**ahead.runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
     assert exhibit("fedsgd-clipping", stopped).verdict.outcome == "cannot tell"
     slow = level(ahead, ["flat-S20"], 0.10)
     assert exhibit("fedsgd-clipping", slow).verdict.outcome == "did not hold"
@@ -442,13 +443,13 @@ def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings
 def test_runs_that_swing_together_can_be_told_apart(everything):
     """With one seed both draw the same users: what a round does to one it does to the other."""
     names = [name for name in everything.runs if name.startswith("fedsgd-flat")]
-    found = everything
+    results = everything
     for name in names:
         rows = everything.runs[name].evaluations
         rows = [{**row, "accuracy_top1": row["accuracy_top1"] + 0.03 * (-1) ** i} for i, row in enumerate(rows)]
-        found = changed(found, name, evaluations=rows)
+        results = changed(results, name, evaluations=rows)
     for name in ("fedsgd-clipping", "fedsgd-noise"):
-        assert exhibit(name, found).verdict.outcome == exhibit(name, everything).verdict.outcome == "held"
+        assert exhibit(name, results).verdict.outcome == exhibit(name, everything).verdict.outcome == "held"
 
 
 @pytest.mark.parametrize(
@@ -467,7 +468,7 @@ def test_a_sweep_is_drawn_where_all_of_it_got_to(most, one, shown):
         **world(rounds=most).runs,
         "fedsgd-flat-S20-sigma0.001": world(rounds=one).runs["fedsgd-flat-S20-sigma0.001"],
     }
-    columns = exhibit("fedsgd-noise", Found("made-up", runs)).tables[0].columns
+    columns = exhibit("fedsgd-noise", ResultSet("made-up", runs)).tables[0].columns
     assert columns == ["", "100", "500", *([shown] if shown else [])]
 
 
@@ -515,7 +516,7 @@ def test_what_says_that_it_shows_the_first_seed_does(name, everything):
 
 def test_a_run_that_others_begin_from_does_not_press_its_figure_into_a_corner():
     runs = {**world(rounds=1000).runs, "flat-S20-sigma0.012": world().runs["flat-S20-sigma0.012"]}
-    lines = {line.name: line for line in exhibit("trade-offs", Found("made-up", runs)).figures[0].lines}
+    lines = {line.name: line for line in exhibit("trade-offs", ResultSet("made-up", runs)).figures[0].lines}
     assert max(line.points[-1][0] for line in lines.values()) == 1000
     first, again = lines["S = 20, σ = 0.012"], lines["S = 20, σ = 0.012, again"]
     assert again.is_dashed > first.is_dashed
@@ -524,7 +525,7 @@ def test_a_run_that_others_begin_from_does_not_press_its_figure_into_a_corner():
 
 def test_each_run_that_was_only_estimated_has_its_own_figure(everything):
     name = "flat-S15-sigma0.003-C5000"
-    short = Found("made-up", {**everything.runs, name: world(rounds=100).runs[name]})
+    short = ResultSet("made-up", {**everything.runs, name: world(rounds=100).runs[name]})
     figures = {figure.name: figure for figure in exhibit("private-for-real", short).figures}
     assert {key: max(line.points[-1][0] for line in figure.lines) for key, figure in figures.items()} == {
         "private-for-real-1250": 3000,
@@ -539,7 +540,7 @@ def test_tiny_runs_are_as_long_as_they_were_meant_to_be(everything):
     runs = {
         name: replace(run, planned=2, settings={"sampling": {"users_per_round": 1}}) for name, run in tiny.runs.items()
     }
-    made = exhibit("clipping", Found("made-up", runs))
+    made = exhibit("clipping", ResultSet("made-up", runs))
     assert not any("Stopped" in note for note in made.notes)
     assert {row[2] for row in made.runs.rows} == {"2"}
     assert any("Stopped at 2 of 3,000 rounds" in note for note in exhibit("clipping", tiny).notes)
@@ -563,7 +564,7 @@ def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
         for name, r in everything.runs.items()
     }
     runs["other-baseline"] = everything.runs["other-baseline"]
-    made = exhibit("another-corpus", Found("made-up", runs))
+    made = exhibit("another-corpus", ResultSet("made-up", runs))
     assert made.verdict.outcome == "cannot tell"
     assert "1,500 rounds" in made.verdict.sentence
     assert any("1,500 rounds" in row[0] for row in made.tables[0].rows)
@@ -581,7 +582,8 @@ def test_users_a_round_that_change_head_words_break_the_papers_word_on_them(ever
 def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everything):
     short = world(rounds=40).runs["baseline"]
     assert (
-        exhibit("head-words", Found("made-up", {**everything.runs, "baseline": short})).verdict.outcome == "cannot tell"
+        exhibit("head-words", ResultSet("made-up", {**everything.runs, "baseline": short})).verdict.outcome
+        == "cannot tell"
     )
 
 
@@ -589,7 +591,7 @@ def test_a_figure_ends_where_only_one_run_goes_on(everything):
     """100 users a round are needed longer elsewhere."""
     short = world(rounds=600).runs
     runs = {name: run if name == "baseline" else short[name] for name, run in everything.runs.items()}
-    curves = exhibit("users-per-round", Found("made-up", runs)).figures[0].lines
+    curves = exhibit("users-per-round", ResultSet("made-up", runs)).figures[0].lines
     assert max(round_ for line in curves for round_, _ in line.points) == 600
-    alone = Found("made-up", {"baseline": everything.runs["baseline"]})
+    alone = ResultSet("made-up", {"baseline": everything.runs["baseline"]})
     assert exhibit("users-per-round", alone).figures[0].lines[0].points[-1][0] == everything.runs["baseline"].rounds

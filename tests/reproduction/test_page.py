@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from reproduction.comparison import beside
+from reproduction.comparison import comparison_tables
 from reproduction.exhibit import Figure, Line
 from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.page import count_outcomes, exhibits, render_page, write_page, write_pages
 from reproduction.plots import legend_styles, plot_of
-from reproduction.results_query import Found, corpora, read
+from reproduction.results import ResultSet, read_results, result_sets
 
-from reproduction import results
+from reproduction import results as results_module
 from tests.reproduction.making import RUNS, changed, world
 from unheard.report.images import write_png, write_svg
 
@@ -85,14 +85,14 @@ def test_what_a_result_says_is_escaped(everything):
     assert "&lt;script&gt;alert(1)" in text
 
 
-def write_to_text(found: Found) -> str:
-    return render_page([exhibit("noised-vs-baseline", found)])
+def write_to_text(results: ResultSet) -> str:
+    return render_page([exhibit("noised-vs-baseline", results)])
 
 
 def test_two_corpora_have_a_page_each_that_link_to_each_other(tmp_path, everything):
-    results.append(tmp_path / "results" / "large", everything.runs.values())
-    results.append(tmp_path / "results" / "small", world(rounds=100, only=["baseline"]).runs.values())
-    assert [found.folder for found in corpora(tmp_path / "results")] == ["large", "small"]
+    results_module.append(tmp_path / "results" / "large", everything.runs.values())
+    results_module.append(tmp_path / "results" / "small", world(rounds=100, only=["baseline"]).runs.values())
+    assert [results.folder for results in result_sets(tmp_path / "results")] == ["large", "small"]
     first, second = write_pages(tmp_path / "results", tmp_path / "out", pictures=False)
     assert (first, second) == (tmp_path / "out" / "index.html", tmp_path / "out" / "small" / "index.html")
     assert 'href="small/index.html"' in first.read_text()
@@ -101,18 +101,18 @@ def test_two_corpora_have_a_page_each_that_link_to_each_other(tmp_path, everythi
 
 def test_the_paper_with_something_changed_comes_after_the_paper_as_it_stands(tmp_path, everything):
     some = [world(rounds=rounds, only=["baseline"]).runs.values() for rounds in (100, 200, 50)]
-    results.append(tmp_path / "made-up-model.keep_norm=true", some[0])
-    results.append(tmp_path / "made-up-smoke-seeds+10", everything.runs.values())
-    results.append(tmp_path / "other", some[1])
-    results.append(tmp_path / "made-up", some[2])
+    results_module.append(tmp_path / "made-up-model.keep_norm=true", some[0])
+    results_module.append(tmp_path / "made-up-smoke-seeds+10", everything.runs.values())
+    results_module.append(tmp_path / "other", some[1])
+    results_module.append(tmp_path / "made-up", some[2])
     order = ["other", "made-up", "made-up-model.keep_norm=true", "made-up-smoke-seeds+10"]
-    assert [found.folder for found in corpora(tmp_path)] == order
+    assert [results.folder for results in result_sets(tmp_path)] == order
 
 
 def test_a_corpus_is_also_read_from_its_own_folder(tmp_path, everything):
-    results.append(tmp_path / "blogs", [everything.runs["baseline"]])
-    (found,) = corpora(tmp_path / "blogs")
-    assert list(found.runs) == ["baseline"]
+    results_module.append(tmp_path / "blogs", [everything.runs["baseline"]])
+    (results,) = result_sets(tmp_path / "blogs")
+    assert list(results.runs) == ["baseline"]
 
 
 @pytest.mark.parametrize("name", ["noised-vs-baseline", "noise", "head-words"])
@@ -180,13 +180,13 @@ def test_a_page_is_replaced_whole(tmp_path, everything):
 def test_the_results_in_the_repository_give_the_published_counts():
     """README and the log quote these figures; a change of results or rules that moves them must be deliberate."""
     root = Path(__file__).parents[2]
-    counts = count_outcomes(exhibits(corpora(root / "reproduction" / "results")[0]))
+    counts = count_outcomes(exhibits(result_sets(root / "reproduction" / "results")[0]))
     assert counts == "18 of the paper's 21 conclusions held, 3 did not; 4 of our own 4 expectations held"
     readme = (root / "README.md").read_text(encoding="utf-8")
     assert all(text in counts for text in re.findall(r"\d+ of the paper's \d+ conclusions held", readme))
     put_back, grown = (
-        read(root / "reproduction" / "results" / name) for name in ("blogs-model.keep_norm=true", "blogs")
+        read_results(root / "reproduction" / "results" / name) for name in ("blogs-model.keep_norm=true", "blogs")
     )
     assert grown.runs.keys() == set(RUNS)
-    _, runs = (table.rows for table in beside(grown, put_back))
+    _, runs = (table.rows for table in comparison_tables(grown, put_back))
     assert max(float(row[-1].replace("−", "-")) for row in runs) == 0  # no run is better with vectors put back

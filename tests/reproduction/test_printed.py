@@ -4,8 +4,7 @@ That each epsilon comes out to its digits is tests/privacy/test_moments.py.
 """
 
 import pytest
-from reproduction.epsilons import moments, today
-from reproduction.printed import IN_TEXT, TABLE_1, TABLE_2, PrintedEpsilon
+from reproduction.printed import IN_TEXT, TABLE_1, TABLE_2, PrintedEpsilon, moments, today
 from reproduction.recipes import RECIPES
 
 import unheard
@@ -19,10 +18,10 @@ def test_nothing_is_missing():
 
 
 def test_a_figure_that_is_off_by_one_digit_does_not_agree():
-    cell = PrintedEpsilon(place="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63")
+    cell = PrintedEpsilon(location="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63")
     assert cell.agrees(4.634)
     assert not cell.agrees(4.636)
-    cut = PrintedEpsilon(place="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63", is_cut=True)
+    cut = PrintedEpsilon(location="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63", is_cut=True)
     assert cut.agrees(4.6399)
     assert not cut.agrees(4.6299)
 

@@ -4,17 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reproduction.base_config import meaning, run_of, settings_of
+from reproduction.base_config import build_run, comparable_settings, settings_of
 from reproduction.corpora import Corpus, find_corpora
-from reproduction.recipe import CORPORA, distinct
+from reproduction.recipe import CORPORA, FULL, SMOKE, distinct, scale_named
 from reproduction.recipes import RECIPES
-from reproduction.scale import FULL, SMOKE, scale_named
 from reproduction.scheduling import (
     MOST_RUNS,
     MOST_USERS,
     Job,
+    PendingJob,
     Step,
-    Waiting,
     furthest,
     jobs_of,
     next_group,
@@ -53,7 +52,7 @@ def corpus(role: str = "main", population: int = 763_430, users: int = 763_000) 
 def made(name: str, scale=FULL, **more):
     run = RUNS[name]
     start = Path("runs") / run.after if run.after else None
-    return run_of(run, corpus(run.corpus), ledger=Path("l"), rounds=run.rounds, scale=scale, start=start, **more)
+    return build_run(run, corpus(run.corpus), ledger=Path("l"), rounds=run.rounds, scale=scale, start=start, **more)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -114,7 +113,7 @@ def test_the_estimators_recipe_is_what_its_names_say():
 
 def test_the_clipped_denominators_minimum_is_the_declared_population():
     run = RUNS["variable-clipped-denominator"]
-    plan = run_of(run, corpus(population=5_000), ledger=Path("l"), rounds=1).plan
+    plan = build_run(run, corpus(population=5_000), ledger=Path("l"), rounds=1).plan
     assert plan.estimator == ClippedDenominator(min_total_weight=5_000)
 
 
@@ -131,7 +130,7 @@ def test_results_from_before_a_key_came_mean_what_was_done_then():
     run = made("baseline")
     put_back, grown = (settings_of(replace(run, model=replace(run.model, keep_norm=kept))) for kept in (True, False))
     before = {**put_back, "model": {key: value for key, value in put_back["model"].items() if key != "keep_norm"}}
-    assert meaning(before) == meaning(put_back) != meaning(grown)
+    assert comparable_settings(before) == comparable_settings(put_back) != comparable_settings(grown)
 
 
 def test_only_the_public_start_is_declared_public():
@@ -214,8 +213,8 @@ def test_a_schedule_that_is_none_is_refused(tmp_path, text, said):
         read_schedule(file)
 
 
-def waiting(name: str, key="k", left=100, users=100) -> Waiting:
-    return Waiting(job=Job(run=RUNS[name], rounds=left, planned=left), key=key, left=left, users=users)
+def waiting(name: str, key="k", left=100, users=100) -> PendingJob:
+    return PendingJob(job=Job(run=RUNS[name], rounds=left, planned=left), key=key, left=left, users=users)
 
 
 def test_a_group_is_of_one_kind_of_like_length_and_not_too_large():
@@ -232,9 +231,9 @@ def test_a_group_is_of_one_kind_of_like_length_and_not_too_large():
 
 
 def test_a_corpus_is_a_store_a_folder_of_roles_or_named(store, tmp_path):
-    found = find_corpora([str(store.path)])
-    assert set(found) == {"main"}
-    assert (found["main"].population, found["main"].is_counted, found["main"].name) == (60, True, "counting")
+    results = find_corpora([str(store.path)])
+    assert set(results) == {"main"}
+    assert (results["main"].population, results["main"].is_counted, results["main"].name) == (60, True, "counting")
     for role in ("main", "other"):
         (tmp_path / role).symlink_to(store.path)
     both = find_corpora([str(tmp_path), f"20k={store.path}"], ["1000", "other=50"], "blogs")

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from reproduction.corpora import find_corpora
-from reproduction.recipe import CORPORA, distinct
+from reproduction.recipe import CORPORA, FULL, SMOKE, distinct
 from reproduction.recipes import RECIPES
 from reproduction.record import record
-from reproduction.results import FILE, append, read
+from reproduction.results import FILE, append, read_runs
 from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped, run_steps
-from reproduction.scale import FULL, SMOKE
-from reproduction.scheduling import Pace, Step, jobs_of, steps_by_rank
-from reproduction.workspace import Workplace
+from reproduction.scheduling import Step, Throughput, jobs_of, steps_by_rank
+from reproduction.workspace import Workspace
 
 from reproduction import runner
 from unheard.engines.choice import EngineChoice
@@ -32,16 +31,16 @@ SIX = replace(SMOKE, most_rounds=6, evaluate_every=2, checkpoint_every=2)
 TWO_RUNS = Step(recipes=("estimators",), runs=("baseline", "variable-fixed*"))
 
 
-def workplace(store, folder: Path, scale=SIX, roles=("main",), **more) -> Workplace:
+def workplace(store, folder: Path, scale=SIX, roles=("main",), **more) -> Workspace:
     corpora = find_corpora([f"{role}={store.path}" for role in roles])
-    return Workplace(corpora=corpora, work=folder / "work", results=folder / "results", scale=scale, **more)
+    return Workspace(corpora=corpora, work=folder / "work", results=folder / "results", scale=scale, **more)
 
 
-def lines(place: Workplace) -> list[dict]:
+def lines(place: Workspace) -> list[dict]:
     return [json.loads(line) for line in (place.results / FILE).read_text().splitlines()]
 
 
-def model_of(place: Workplace, name: str, model) -> torch.Tensor:
+def model_of(place: Workspace, name: str, model) -> torch.Tensor:
     return load_model(place.folder(name).model, model)
 
 
@@ -82,22 +81,22 @@ def test_what_is_done_is_not_done_again(everything):
 
 def test_a_result_has_all_that_exhibits_need(everything):
     place, _ = everything
-    found = read(place.results)
-    private, baseline = found["flat-S15-sigma0.003"], found["baseline"]
+    results = read_runs(place.results)
+    private, baseline = results["flat-S15-sigma0.003"], results["baseline"]
     assert set(private.head_words) == {"10", "50", "100"}
     assert len({sum(counts) for counts in private.head_words.values()}) == 1
     assert baseline.epsilon == {"moments": None, "rdp": None, "pld": None, "delta": pytest.approx(60**-1.1)}
     assert private.epsilon["rdp"] > 0
-    assert (private.population, private.seed, found["baseline-seed3"].seed) == (60, 1, 3)
+    assert (private.population, private.seed, results["baseline-seed3"].seed) == (60, 1, 3)
     assert private.parameters == place.run(_job("flat-S15-sigma0.003")).model.layout.total
     assert private.users_per_second > 0
     assert private.seconds > 0
     assert private.settings["noise"] == {"kind": "gaussian", "noise_std": 0.003}
-    assert found["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] >= 0
+    assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] >= 0
     assert baseline.accuracy_elsewhere == {}
     # the same text in both roles: elsewhere is what it is here
-    here = found["other-baseline"].evaluations[-1]["accuracy_top1"]
-    assert found["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] == here
+    here = results["other-baseline"].evaluations[-1]["accuracy_top1"]
+    assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] == here
 
 
 def test_nothing_of_text_or_places_is_in_the_results(everything, store):
@@ -119,7 +118,7 @@ def test_a_run_after_another_begins_from_its_last_model(everything):
         first = read_checkpoint(checkpoint_files(place.folder(name))[0])
         assert first.state.round == 0
         assert torch.equal(first.state.params_P, model_of(place, parent, run.model))
-        assert read(place.results)[name].settings["training"]["init_from"] == f"{parent} after 2 rounds"
+        assert read_runs(place.results)[name].settings["training"]["init_from"] == f"{parent} after 2 rounds"
     # what the first model cost its users is charged to what came of it, unless they were other people
     assert len(Ledger.read(place.folder("then-flat-S10-sigma0.006").ledger)) == 4
     assert len(Ledger.read(place.folder("after-public-flat-S15-sigma0.003").ledger)) == 2
@@ -169,7 +168,7 @@ def whole(store, tmp_path_factory):
     return place
 
 
-def model(place: Workplace, name: str) -> torch.Tensor:
+def model(place: Workspace, name: str) -> torch.Tensor:
     from reproduction.scheduling import jobs_of
 
     job = next(job for job in jobs_of(TWO_RUNS, SIX) if job.run.name == name)
@@ -181,18 +180,18 @@ def test_stopped_by_the_clock_it_says_how_far_it_got_and_goes_on_later(store, tm
     happened = list(run_steps(place, [TWO_RUNS], stop_after=14, clock=Clock()))
     ended = next(one for one in happened if isinstance(one, GroupEnded))
     assert ended.stopped
-    stopped = read(place.results)["baseline"]
+    stopped = read_runs(place.results)["baseline"]
     assert 0 < stopped.rounds < stopped.planned == 6
     reported = [(one.name, one.round) for one in happened if isinstance(one, RoundDone)]
     names = ("baseline", "variable-fixed-denominator")
     assert reported == [(name, number) for number in range(1, stopped.rounds + 1) for name in names]  # whole turns
     list(run_steps(place, [TWO_RUNS]))
-    assert read(place.results)["baseline"].rounds == 6
+    assert read_runs(place.results)["baseline"].rounds == 6
     assert [line["rounds"] for line in lines(place) if line["name"] == "baseline"] == [stopped.rounds, 6]
     for name in ("baseline", "variable-fixed-denominator"):
         assert torch.equal(model(place, name), model(whole, name))
-        assert read(place.results)[name].evaluations == read(whole.results)[name].evaluations
-    assert read(place.results)["baseline"].seconds > stopped.seconds
+        assert read_runs(place.results)[name].evaluations == read_runs(whole.results)[name].evaluations
+    assert read_runs(place.results)["baseline"].seconds > stopped.seconds
 
 
 def test_left_by_its_caller_it_records_what_was_done(store, tmp_path):
@@ -218,7 +217,6 @@ def test_a_group_that_is_left_before_its_first_round_leaves_no_line(store, tmp_p
 
 KILLED = """
 import os, sys
-from tests.reproduction.test_runner import TWO_RUNS, workplace
 from unheard.corpus.store import TokenStore
 from reproduction.runner import RoundDone, run_steps
 from pathlib import Path
@@ -257,15 +255,15 @@ def test_a_group_that_fails_does_not_end_the_others_and_goes_on_later(store, tmp
 
     monkeypatch.setattr(runner, "train_together", failing)
     ended = [one for one in run_steps(place, [step]) if isinstance(one, GroupEnded)]
-    assert ["out of memory" in (one.trouble or "") for one in ended] == [True, False]
-    assert {name: one.rounds for name, one in read(place.results).items()} == {
+    assert ["out of memory" in (one.error or "") for one in ended] == [True, False]
+    assert {name: one.rounds for name, one in read_runs(place.results).items()} == {
         "variable-fixed-denominator": 3,
         "free-norm-baseline": 6,
         "free-norm-flat-S15": 6,
     }
     monkeypatch.undo()
     list(run_steps(place, [step]))
-    assert read(place.results)["variable-fixed-denominator"].rounds == 6
+    assert read_runs(place.results)["variable-fixed-denominator"].rounds == 6
 
 
 def test_a_run_that_cannot_be_measured_does_not_keep_the_others_from_their_line(store, tmp_path, monkeypatch):
@@ -277,7 +275,7 @@ def test_a_run_that_cannot_be_measured_does_not_keep_the_others_from_their_line(
     monkeypatch.setattr(runner, "record", failing)
     place = workplace(store, tmp_path)
     (ended,) = [one for one in run_steps(place, [TWO_RUNS]) if isinstance(one, GroupEnded)]
-    assert "no room" in (ended.trouble or "")
+    assert "no room" in (ended.error or "")
     assert [line["name"] for line in lines(place)] == ["variable-fixed-denominator"]
 
 
@@ -287,7 +285,7 @@ def test_a_cap_is_enough_until_more_is_asked_for(store, tmp_path):
     assert list(run_steps(place, [TWO_RUNS], cap=2)) == []
     assert {line["rounds"] for line in lines(place)} == {2}
     list(run_steps(place, [replace(TWO_RUNS, rounds=4)]))
-    assert {result.rounds for result in read(place.results).values()} == {4}
+    assert {result.rounds for result in read_runs(place.results).values()} == {4}
 
 
 def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_path):
@@ -305,12 +303,12 @@ def test_a_run_that_began_from_an_earlier_state_of_another_is_told(store, tmp_pa
     place = workplace(store, tmp_path)
     step = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012", "then-flat-S10*"))
     list(run_steps(place, [step], cap=2))
-    assert place.begun_early(jobs_of(step, place.scale, 2)) == {}
-    ((why, names),) = place.begun_early(jobs_of(step, place.scale, 4)).items()
+    assert place.started_early(jobs_of(step, place.scale, 2)) == {}
+    ((why, names),) = place.started_early(jobs_of(step, place.scale, 4)).items()
     assert names == ["then-flat-S10-sigma0.006"]
     assert why == "began from flat-S20-sigma0.012 after 2 of its rounds, of which there are to be 4"
     shutil.rmtree(place.folder(names[0]).path)
-    assert place.begun_early(jobs_of(step, place.scale, 4)) == {}
+    assert place.started_early(jobs_of(step, place.scale, 4)) == {}
 
 
 def test_a_run_whose_parent_is_not_there_yet_waits(store, tmp_path):
@@ -337,7 +335,7 @@ def test_what_cannot_be_run_here_is_skipped_with_its_reason(store, tmp_path):
 
 def test_results_and_folders_of_other_settings_are_not_mixed(store, tmp_path, whole):
     place = workplace(store, tmp_path, seed_shift=7)
-    append(place.results, read(whole.results).values())
+    append(place.results, read_runs(whole.results).values())
     with pytest.raises(InvalidValue, match="another --name"):
         list(run_steps(place, [TWO_RUNS]))
     shutil.rmtree(place.results)
@@ -348,7 +346,7 @@ def test_results_and_folders_of_other_settings_are_not_mixed(store, tmp_path, wh
 
 def test_results_and_folders_of_another_corpus_are_not_mixed(store, tmp_path, whole):
     place = workplace(store, tmp_path)
-    append(place.results, read(whole.results).values())
+    append(place.results, read_runs(whole.results).values())
     assert list(run_steps(place, [TWO_RUNS])) == []
     other = replace(place, corpora={"main": replace(place.corpora["main"], digest="another")})
     with pytest.raises(InvalidValue, match="another corpus"):
@@ -384,37 +382,37 @@ def users_of(store):
 def test_a_line_that_a_kill_left_unfinished_is_written_anew(store, tmp_path, whole):
     place = workplace(store, tmp_path)
     shutil.copytree(whole.work, place.work)
-    append(place.results, read(whole.results).values())
+    append(place.results, read_runs(whole.results).values())
     file = place.results / FILE
     before = file.read_bytes()
     file.write_bytes(before[:-100])
-    assert list(read(place.results)) == ["baseline"]
+    assert list(read_runs(place.results)) == ["baseline"]
     list(run_steps(place, [TWO_RUNS]))
     assert file.read_bytes().count(b"\n") == 2
-    assert read(place.results)["variable-fixed-denominator"].evaluations == lines(whole)[1]["evaluations"]
+    assert read_runs(place.results)["variable-fixed-denominator"].evaluations == lines(whole)[1]["evaluations"]
     file.write_bytes(before[:-1])  # all of it but the end of the line
-    append(place.results, [read(whole.results)["baseline"]])
+    append(place.results, [read_runs(whole.results)["baseline"]])
     assert len(lines(place)) == 3
 
 
 @pytest.mark.parametrize("strange", [b"[]", b"3", b"{", b'"\xff"', b'{"name": "baseline"}'])
 def test_a_line_that_is_no_result_is_named(tmp_path, whole, strange):
-    append(tmp_path, read(whole.results).values())
+    append(tmp_path, read_runs(whole.results).values())
     content = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(strange + b"\n\n" + content)
     with pytest.raises(InvalidValue, match="line 1, is not a result"):
-        read(tmp_path)
+        read_runs(tmp_path)
 
 
 def test_a_results_folder_that_cannot_be_written_loses_nothing(store, tmp_path, whole):
     (tmp_path / "results").write_text("in the way")
     with pytest.raises(RunFolderError, match="--results"):
-        append(tmp_path / "results", read(whole.results).values())
+        append(tmp_path / "results", read_runs(whole.results).values())
 
 
 def test_what_the_device_still_does_of_the_first_turn_is_not_counted_towards_the_second():
     now = [0.0]
-    pace = Pace(lambda: now[0])
+    pace = Throughput(lambda: now[0])
     pace.begin()
     pace.count(0, 50)
     assert pace.is_first_turn
@@ -428,7 +426,7 @@ def test_what_the_device_still_does_of_the_first_turn_is_not_counted_towards_the
 
 def test_the_pace_leaves_out_the_first_turn_and_keeps_time_for_the_end():
     now = [0.0]
-    pace = Pace(lambda: now[0])
+    pace = Throughput(lambda: now[0])
     pace.begin()
     for moment, number in ((100, 0), (100, 1), (101, 0), (102, 1), (103, 1)):  # the first run ends before the second
         now[0] = moment
