@@ -1,1 +1,12 @@
-"""The reproduction of the paper: pre-registered rules, run schedule, run scripts and results. Not part of the installed package."""
+"""The reproduction of McMahan et al. (2018), "Learning Differentially Private Recurrent Language Models" (ICLR).
+
+This package is not installed with `unheard`. It holds the recipe of every table and figure, the runner, the results,
+and the pages that compare them with the paper. `python -m reproduction list | show | prepare | run | compare | page`
+are its commands (`cli/`).
+
+    recipes.py -> scheduling.py -> runner.py (workspace.py, base_config.py, record.py) -> results/<corpus>/runs.jsonl
+    results.py -> exhibits/ (exhibit.py, verdict.py, printed.py) -> cli/, page.py, plots.py, comparison.py
+
+The runs with registered rules (`rules.toml`, rendered as `rules.md`) are trained by `private_run.py` and judged by
+`private_results.py`.
+"""

@@ -1,4 +1,4 @@
-"""`python -m reproduction`: the paper's tables and figures, listed, run, compared and shown."""
+"""Entry point of `python -m reproduction`, which lists, runs, compares and shows the tables and figures of the paper."""
 
 from reproduction.cli.main import app
 from unheard.cli.main import run_app

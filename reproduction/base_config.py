@@ -1,8 +1,11 @@
-"""The paper's common setting, and a run made of it: the tables of a run file, changed as the run says.
+"""The configuration that all runs of the paper share, and the complete configuration of one run.
 
-In: a PaperRun, the corpus in its role, a scale. Out: a Run that `train_together` takes. Where in the paper: section 3 and appendix
-"Experiment details": eta = 6, B = 8, unroll 10, E = 1, 100 users a round drawn by independent coins, the fixed denominator, one
-common initialisation, an evaluation every 20 rounds.
+`build_run` takes a `PaperRun`, the corpus in its role and a scale, and returns a `Run` that `train_together` accepts:
+the common tables of a run file, with the changes of the run. `settings_of` and `comparable_settings` give the part of
+a run file that a result stores and that two sessions of one run must agree on.
+
+Paper: Section 3 and Appendix "Experiment details": learning rate 6, batch size 8, unroll 10, one epoch, 100 users per
+round by Poisson sampling, the fixed denominator, one common initialisation, an evaluation every 20 rounds.
 """
 
 from pathlib import Path
@@ -15,7 +18,7 @@ from unheard.training.run import Run
 from unheard.training.run_file import fill_added_keys, run_from_tables, set_key, tables_from_run
 
 POPULATION = "POPULATION"
-"""In a run's changes: the declared population of its corpus."""
+"""In the changes of a run, this stands for the declared population of the corpus."""
 
 
 def build_run(
@@ -28,7 +31,17 @@ def build_run(
     seed_shift: int = 0,
     start: Path | None = None,
 ) -> Run:
-    """The run, on this corpus. `start` is the folder of the run that it begins from; `ledger` is where its people are charged."""
+    """The complete configuration of one run.
+
+    Args:
+        paper_run: The run, relative to the common configuration.
+        corpus: The corpus in the role that the run asks for.
+        ledger: File of the population ledger that the run is charged to.
+        rounds: Number of rounds.
+        scale: Sizes that all runs share.
+        seed_shift: Number added to the seed.
+        start: Folder of the run that this one starts from, if any.
+    """
     tables = common_tables(corpus, scale)
     for change in (*paper_run.changes, *scale.changes):
         set_key(tables, change.replace(POPULATION, str(corpus.population)))
@@ -43,15 +56,15 @@ def build_run(
 
 
 def _take_all_data(update: dict[str, Any], corpus: Corpus) -> None:
-    """FedSGD is of a user's whole data. Its batch is of one size, which engines take together faster, where that holds all of the
-    longest user and is not mostly empty; elsewhere it is left out, which means all data."""
+    """FedSGD takes all data of a user in one batch. A fixed batch size is faster, because engines can stack users; it is
+    kept if it holds the longest user and is at least half full. Otherwise it is removed, which means all data."""
     windows = -(-(corpus.longest - 1) // update["unroll"])
     if not update["batch_size"] / 2 < windows <= update["batch_size"]:
         del update["batch_size"]
 
 
 def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:
-    """What all runs share. S and sigma are each run's own."""
+    """The tables of a run file that all runs share. S and sigma are set by each run."""
     return {
         "corpus": {"path": str(corpus.path)},
         "privacy": {"population": corpus.population},
@@ -69,7 +82,7 @@ def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:
 
 
 def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
-    """The whole run file as tables, without paths: what a result keeps. `after` names the run that it began from."""
+    """The complete run file as tables without paths, for a result. `after` names the run that it started from."""
     tables = tables_from_run(run)
     for table, key in (("corpus", "path"), ("privacy", "ledger"), ("training", "init_from")):
         tables[table].pop(key, None)
@@ -80,7 +93,7 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
 
 
 def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings less what may differ between two sittings of one run."""
+    """The settings without the keys that may differ between two sessions of one run."""
     kept = {
         name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()
     }
@@ -90,7 +103,7 @@ def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def side_by_side_key(run: Run, role: str) -> tuple[Any, ...]:
-    """Runs of one key can share an engine's chunks: one store, one shape of model, one shape of a local batch. Those whose clip
-    follows the users wait for a count every round, and would keep the others waiting."""
+    """Runs with equal keys can train side by side: same store, same model, same shape of a local batch. Runs with an
+    adaptive clip wait for a count in every round, and therefore form groups of their own."""
     follows = isinstance(run.plan.clip, AdaptiveClip)
     return role, run.model, type(run.plan.update), run.plan.update.batch_size, run.plan.update.unroll, follows

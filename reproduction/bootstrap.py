@@ -1,7 +1,8 @@
-"""Bootstrap intervals over held-out users, as reproduction/rules.toml defines them.
+"""Bootstrap intervals over held-out users, as `rules.toml` defines them.
 
-Input: per_user.npz of one or more runs (targets and hits of each held-out user). Output: 95 % intervals of an accuracy or of a
-difference of accuracies. Users are resampled, never single words: words of one user are not independent.
+The input is `per_user.npz` of one or more runs (targets and hits of each held-out user, from `private_run.py
+measure`). The output is a 95 % interval of an accuracy or of a difference of accuracies. Users are resampled, not
+words, because the words of one user are not independent (Efron and Tibshirani, 1993).
 
     python -m reproduction.bootstrap reproduction/results/reviews_81/private [OTHER_RUN]
 """
@@ -13,12 +14,15 @@ from pathlib import Path
 import numpy as np
 
 RESAMPLES = 2000
+"""Number of resamples."""
 SEED = 20261116
+"""Seed of the resampling. It is the same for every run, so that differences are paired."""
 LEVEL = 0.95
+"""Coverage of the intervals."""
 
 
 def load(folder: Path) -> dict[str, np.ndarray]:
-    """Counts of each held-out user."""
+    """Counts of each held-out user of a run, by the name of the count."""
     with np.load(folder / "per_user.npz") as file:
         return {name: file[name] for name in file.files}
 
@@ -26,7 +30,15 @@ def load(folder: Path) -> dict[str, np.ndarray]:
 def resampled_accuracy(
     counts: Sequence[dict[str, np.ndarray]], kind: tuple[str, str] = ("targets", "hits")
 ) -> np.ndarray:
-    """Accuracy, mean over runs, in each resample of the users. The same seed gives the same users, so differences are paired."""
+    """Accuracy, averaged over runs, in each resample of the users.
+
+    Args:
+        counts: Counts per user of each run, on the same users.
+        kind: Names of the counts of targets and of hits.
+
+    Returns:
+        One accuracy per resample. Every call draws the same users, so differences of two results are paired.
+    """
     targets_U, hits_U = (np.mean([run[name] for run in counts], axis=0) for name in kind)
     rng = np.random.default_rng(SEED)
     drawn_RU = rng.integers(len(targets_U), size=(RESAMPLES, len(targets_U)))
@@ -34,24 +46,24 @@ def resampled_accuracy(
 
 
 def interval(values_R: np.ndarray) -> tuple[float, float]:
-    """The 95 % percentile interval."""
+    """The 95 % percentile interval of resampled values."""
     low, high = np.quantile(values_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 def accuracy_interval(folders: Sequence[Path]) -> tuple[float, float]:
-    """Of the mean accuracy of some runs."""
+    """Interval of the mean accuracy of some runs."""
     return interval(resampled_accuracy([load(folder) for folder in folders]))
 
 
 def difference_interval(first: Sequence[Path], second: Sequence[Path]) -> tuple[float, float]:
-    """Of the mean accuracy of the first runs minus that of the second, on the same users."""
+    """Interval of the mean accuracy of the first runs minus that of the second, on the same users."""
     sides = [resampled_accuracy([load(folder) for folder in folders]) for folders in (first, second)]
     return interval(sides[0] - sides[1])
 
 
 def half_width(first: Sequence[Path], second: Sequence[Path]) -> float | None:
-    """Half of the length of the interval of the difference; None where a model was not kept."""
+    """Half the length of the interval of the difference; None if the counts of a run are missing."""
     if not first or not second or any(not (folder / "per_user.npz").exists() for folder in (*first, *second)):
         return None
     low, high = difference_interval(first, second)
@@ -59,6 +71,7 @@ def half_width(first: Sequence[Path], second: Sequence[Path]) -> float | None:
 
 
 def main() -> None:
+    """Print the interval of one run, or of the difference of two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path, nargs="?")

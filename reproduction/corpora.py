@@ -1,7 +1,12 @@
-"""Which token store stands for which of the paper's corpora, and what population is declared for each.
+"""The token stores of an experiment: which store has which role, and the population that is declared for it.
 
-In: `--corpus` and `--population` as they are given. Out: a Corpus for each role that there is. No torch.
-Left out, the population is counted in the store: see docs/decisions/0060-populations-of-experiments.md.
+`find_corpora` reads the values of `--corpus` and `--population` and returns a `Corpus` per role:
+
+    find_corpora(["corpora/blogs"])                     # a folder with main/, 20k/, 30k/, characters/, other/
+    find_corpora(["main=stores/blogs"], ["9000"])       # one store, with a declared population
+
+Without `--population` the training users are counted in the store, which is acceptable for research corpora only; see
+docs/decisions/0060-populations-of-experiments.md. The module does not import torch.
 """
 
 import re
@@ -16,28 +21,43 @@ from unheard.errors import CorpusError, CorpusMissing, InvalidValue
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """One store in its role."""
+    """One token store in its role."""
 
     role: str
     path: Path
     name: str
-    """What it goes by in print: `blogs`."""
+    """Display name: `blogs`."""
     population: int
     is_counted: bool
-    """The population was not declared but counted: for research corpora only."""
+    """Whether the population was counted instead of declared: for research corpora only."""
     users: int
     held_out: int
-    """Held-out users."""
+    """Number of held-out users."""
     longest: int
-    """Tokens of the training user who has most: like the count of users, a fact about private people, and for experiments only."""
+    """Tokens of the longest training user. Like the count of users this is a fact about private data, for experiments
+    only."""
     digest: str
-    """Names the store by how it was prepared, as a run's ledger does."""
+    """Digest of how the store was prepared, as in the ledger of a run."""
     vocabulary_size: int
     vocabulary_digest: str
 
 
 def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: str | None = None) -> dict[str, Corpus]:
-    """`DIR`, a folder of stores named by role, or `ROLE=DIR`; `N` or `ROLE=N` for populations. `name` is the main corpus's."""
+    """Open the token stores.
+
+    Args:
+        given: Stores: `DIR`, a folder of stores named by role, or `ROLE=DIR`.
+        populations: Declared populations: `N` for all versions of the main corpus, or `ROLE=N`.
+        name: Display name of the main corpus; None means its own name.
+
+    Returns:
+        A corpus per role.
+
+    Raises:
+        CorpusMissing: A folder is not a store and holds none.
+        InvalidValue: A population is not a positive number, or its role is unknown.
+        CorpusError: The other corpus has another dictionary than the main one.
+    """
     paths = _paths(given)
     declared = _populations(populations)
     corpora = {}
@@ -62,6 +82,7 @@ def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: st
 
 
 def _paths(given: Sequence[str]) -> dict[str, Path]:
+    """The path of each store by its role."""
     paths: dict[str, Path] = {}
     for text in given:
         role, equals, rest = text.partition("=")
@@ -82,7 +103,7 @@ def _paths(given: Sequence[str]) -> dict[str, Path]:
 
 
 def _populations(given: Sequence[str]) -> dict[str, int]:
-    """A plain number is for the main corpus and its other forms: they are the same people."""
+    """The declared population by role."""
     declared: dict[str, int] = {}
     for text in given:
         role, equals, number = text.partition("=") if "=" in text else ("", "", text)
@@ -96,7 +117,8 @@ def _populations(given: Sequence[str]) -> dict[str, int]:
 
 
 def _name(store: TokenStore, path: Path) -> str:
-    """What the store calls itself; one that is called by its role goes by the folder around it, but for a synthetic one."""
+    """The name in the store, or the name of its folder. If that is just a role (`main`), the name of the folder above,
+    except for synthetic stores."""
     name = str(store.info.get("name") or path.resolve().name)
     if name in CORPORA and not store.info.get("synthetic"):
         name = path.resolve().parent.name
@@ -104,7 +126,7 @@ def _name(store: TokenStore, path: Path) -> str:
 
 
 def _check_one_dictionary(corpora: Mapping[str, Corpus]) -> None:
-    """Models go from the other corpus to the main one, so their words must be the same."""
+    """Models are carried from the other corpus to the main one, so both must have the same dictionary."""
     main, other = corpora.get("main"), corpora.get("other")
     if main and other and main.vocabulary_digest != other.vocabulary_digest:
         raise CorpusError(

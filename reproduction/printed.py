@@ -1,4 +1,14 @@
-"""printed"""
+"""Every number that the paper prints for its tables and figures, and the same epsilons computed again.
+
+Exhibits and tests take printed numbers from here only. Epsilons are kept as strings of digits, because the paper
+truncates two of them instead of rounding. `moments` computes an epsilon with the accountant of the paper, `today`
+with the tightest one that `unheard` has.
+
+>>> TABLE_1[0][0].digits, TABLE_1[0][0].agrees(0.9749)
+('0.97', True)
+
+Paper: Tables 1 and 2, Sections 1 and 3, Appendices B and D.
+"""
 
 import math
 from dataclasses import dataclass
@@ -8,29 +18,31 @@ from unheard.privacy.accountants import best_epsilon, epsilon
 from unheard.privacy.events import PoissonGaussian
 
 REDDIT = 763_430
-"""K: users of the paper's corpus, each with 1,600 tokens."""
+"""Number of users K of the paper's corpus, each with 1,600 tokens."""
 LARGER = 10**8
-"""K: a hypothetical population."""
+"""A hypothetical number of users K."""
 TINY_DELTA = 1e-9
+"""The delta of Table 2 and of the epsilons in the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedEpsilon:
-    """An epsilon by the moments accountant, as the paper prints it."""
+    """An epsilon that the paper prints, with the parameters that it is for."""
 
     location: str
+    """Where it is in the paper: `Table 1, row 2`."""
     population: int
     users_per_round: int
     noise_multiplier: float = 1.0
     rounds: int
     delta: float
     digits: str
-    """The printed figure, digit by digit."""
+    """The printed number, digit by digit."""
     is_cut: bool = False
-    """The last digit was cut off, not rounded."""
+    """Whether the last digit is truncated instead of rounded."""
 
     def agrees(self, epsilon: float) -> bool:
-        """Whether a computed epsilon would have been printed so."""
+        """Whether a computed epsilon would be printed with these digits."""
         places = len(self.digits.partition(".")[2])
         if self.is_cut:
             epsilon = math.floor(epsilon * 10**places) / 10**places
@@ -39,25 +51,25 @@ class PrintedEpsilon:
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedModel:
-    """A row of Table 2. AccuracyTop1 was trained with 100 users a round; epsilon is for `users_per_round`."""
+    """A row of Table 2. AccuracyTop1 was trained with 100 users per round; epsilon is for `users_per_round`."""
 
     noise_std: float
     clip_norm: float | None
     population: int
     users_per_round: int
     epsilon: PrintedEpsilon | None
-    """None: infinite."""
+    """None means infinite."""
     accuracy: float
 
     @property
     def run(self) -> str:
-        """The run here that has the row's sigma and S, by its name among the recipes."""
+        """Name of the run that has the sigma and the S of this row."""
         return "baseline" if self.clip_norm is None else f"flat-S{self.clip_norm:g}-sigma{self.noise_std:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrintedNumber:
-    """A figure in the text."""
+    """A number in the text of the paper."""
 
     location: str
     what: str
@@ -65,7 +77,7 @@ class PrintedNumber:
 
 
 POWERS = tuple(range(7))
-"""Table 1's columns: 10^0 ... 10^6 rounds."""
+"""Columns of Table 1: 10^0 to 10^6 rounds."""
 _TABLE_1 = (
     (10**5, 10**2, 1.0, "0.97 0.98 1.00 1.07 1.18 2.21 7.50"),
     (10**6, 10**1, 1.0, "0.68 0.69 0.69 0.69 0.69 0.72 0.73"),
@@ -89,9 +101,10 @@ TABLE_1: tuple[tuple[PrintedEpsilon, ...], ...] = tuple(
     )
     for row, (users, drawn, z, line) in enumerate(_TABLE_1, 1)
 )
+"""Table 1: six rows with seven epsilons each."""
 
 ACCURACY_ROUNDS = 5000
-"""Table 2 is after so many rounds."""
+"""Number of rounds of Table 2."""
 BASELINE_ACCURACY = 0.1762
 _ACCURACIES = {0.003: 0.1749, 0.006: 0.1704, 0.012: 0.1633}
 _TABLE_2 = (
@@ -130,11 +143,13 @@ TABLE_2: tuple[PrintedModel, ...] = (
         for row, (sigma, norm, users, drawn, digits) in enumerate(_TABLE_2, 2)
     ),
 )
+"""Table 2: the baseline and six rows with an epsilon."""
 
 
 def _in_text(
     location: str, drawn: int, rounds: int, digits: str, users: int = REDDIT, cut: bool = False
 ) -> PrintedEpsilon:
+    """An epsilon in the text, with z = 1 and delta = 1e-9."""
     return PrintedEpsilon(
         location=location,
         population=users,
@@ -154,6 +169,7 @@ IN_TEXT: tuple[PrintedEpsilon, ...] = (
     _in_text("Appendix D", 5000, 3000, "3.81", cut=True),
     _in_text("Appendix D", 5000, 20_000, "8.92"),
 )
+"""Epsilons in the text of the paper."""
 
 SAME_ACCURACY = PrintedNumber(location="Section 1", what="AccuracyTop1 that both reach", value=0.175)
 BASELINE_ROUNDS = PrintedNumber(location="Section 1", what="rounds of the baseline to it", value=4120)
@@ -172,20 +188,21 @@ TIED_SMALLER = PrintedNumber(location="Appendix B", what="share by which tying m
 
 @cache
 def moments(cell: PrintedEpsilon) -> float:
-    """By the moments accountant, as the paper did."""
+    """Epsilon by the moments accountant, as in the paper."""
     return epsilon([(_event(cell), cell.rounds)], cell.delta, "moments")
 
 
 def today(cell: PrintedEpsilon) -> float:
-    """The smaller of PLD and RDP for the same run."""
+    """The smaller bound of PLD and RDP for the same run."""
     return best_epsilon_today(_event(cell), cell.rounds, cell.delta)
 
 
 @cache
 def best_epsilon_today(event: PoissonGaussian, rounds: int, delta: float) -> float:
-    """The smaller of PLD and RDP for so many rounds."""
+    """The smaller bound of PLD and RDP. Cached, because Table 1 takes about fifteen seconds with PLD."""
     return best_epsilon([(event, rounds)], delta).epsilon
 
 
 def _event(cell: PrintedEpsilon) -> PoissonGaussian:
+    """One round of the run as an event of the accountant."""
     return PoissonGaussian(sampling_prob=cell.users_per_round / cell.population, noise_multiplier=cell.noise_multiplier)

@@ -1,7 +1,7 @@
 """Draw the private run: held-out accuracy by round on the left axis, the epsilon spent so far on the right axis.
 
-Input: reproduction/results/reviews_81. Output: an SVG file. Only evaluations that runs recorded are drawn; a run that was
-interrupted ends where it stopped.
+The input is reproduction/results/reviews_81; the output is an SVG or PNG file. The picture shows recorded evaluations
+only; the line of an interrupted run ends where the run stopped.
 
     python -m reproduction.private_picture --out docs/images/private-run.svg
 """
@@ -17,11 +17,12 @@ from unheard.storage import replace_file
 
 PRIVATE, BASELINE, EPSILON = "#2563a8", "#6b7280", "#c2570c"
 BIGRAM = 18.55
-"""AccuracyTop1 in % of a bigram model on the same held-out users, counted without privacy (results/reviews_81/README.md)."""
+"""AccuracyTop1 in % of a bigram model on the same held-out users, counted without privacy
+(results/reviews_81/README.md)."""
 
 
 def specification() -> dict[str, Any]:
-    """Return the Vega-Lite specification of the figure, with its data."""
+    """The Vega-Lite specification of the picture, with its data."""
     private = [(row["round"], 100 * row["accuracy_top1"], row["epsilon"]) for row in read_metrics(REVIEWS / "private")]
     baseline = REVIEWS / "baseline-C5000-seed1"
     is_whole = baseline.is_dir()
@@ -88,7 +89,7 @@ def specification() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the figure."""
+    """Write the picture."""
     import vl_convert
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

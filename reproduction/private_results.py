@@ -1,9 +1,12 @@
-"""Tables and verdicts of the runs of reproduction/private_run.py, computed from the result files.
+"""Tables and verdicts of the runs of `private_run.py`, computed from the result files.
 
-Input: reproduction/results/reviews_81 and reproduction/results/blogs_64. Output: Markdown on stdout. Verdicts follow
-reproduction/rules.toml; a rule whose runs are missing or too short is "cannot tell".
+The inputs are reproduction/results/reviews_81 and reproduction/results/blogs_64; the output is Markdown on standard
+output. Verdicts follow `rules.toml`: a rule whose runs are missing or too short has the outcome "cannot tell".
 
     python -m reproduction.private_results
+
+A difference is tested against a threshold with an interval that combines the bootstrap over users with the variation
+between repetitions. With fewer repetitions than a rule requires, the registered single-seed margin is added.
 """
 
 import itertools
@@ -24,7 +27,9 @@ HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
 INTERRUPTED = REVIEWS / "interrupted"
 RULES = {rule["id"]: rule for rule in load_rules()["rule"]}
+"""The registered rules by name."""
 TERMS = load_rules()["terms"]
+"""The registered margins."""
 SEEDED = {
     "baseline, C = 100": "baseline-seed",
     "S = 15, sigma = 0.003, C = 100": "S15-sigma0.003-seed",
@@ -32,12 +37,14 @@ SEEDED = {
     "S = 15, sigma = 0.012, C = 100": "S15-sigma0.012-seed",
     "S = 8, sigma = 0.0016, C = 100 (estimate)": "estimate-seed",
 }
+"""Prefix of the folders of the runs with several seeds, by label."""
 MARKS = (100, 500, 1000, 1400, 1700, 2200, 3000, 3400, 5000)
+"""Rounds in the table of the private run."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of the outcomes of rules.toml, with the reason."""
+    """An outcome of `rules.toml` and the reason for it."""
 
     outcome: str
     reason: str
@@ -47,20 +54,21 @@ class Verdict:
 
 
 def folders_of(name: str, root: Path = REVIEWS) -> list[Path]:
-    """The run of this name, its repetitions, or its seeds where the name ends in `-seed`."""
+    """The folders of a run and its repetitions, or of its seeds if the name ends in `-seed`."""
     if name.endswith("-seed"):
         return sorted(path for path in root.glob(f"{name}[0-9]") if (path / "metrics.jsonl").exists())
     return sorted(path for path in root.glob(f"{name}*") if (path / "metrics.jsonl").exists() and path.is_dir())
 
 
 def accuracy(folders: Sequence[Path], at: int) -> list[float]:
-    """Accuracy of each run at a round, as the rules define it; runs that were not evaluated there are left out."""
+    """Accuracy in percent of each run at a round, as the rules define it. Runs without an evaluation at that round are
+    left out."""
     curves = [smoothed(read_metrics(folder)) for folder in folders]
     return [100 * curve[at] for curve in curves if at in curve]
 
 
 def sitting(folder: Path) -> dict[str, Any]:
-    """The last sitting of a run."""
+    """The record of the last session of a run."""
     return json.loads((folder / "sittings.jsonl").read_text().splitlines()[-1])
 
 
@@ -69,14 +77,14 @@ def sitting(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number with its 95 % interval, and whether there are as many repetitions as its rule requires."""
+    """A number with its 95 % interval, and whether there are fewer repetitions than its rule requires."""
 
     value: float
     half: float
     is_short: bool
 
     def against(self, threshold: float) -> str:
-        """`above`, `below` or `cannot tell`."""
+        """Compare with a threshold: `above`, `below` or `cannot tell`."""
         margin = TERMS["single_seed_margin"] if self.is_short else 0.0
         if abs(self.value - threshold) <= self.half + margin:
             return "cannot tell"
@@ -90,7 +98,8 @@ class Measured:
 
 
 def missing(rounds: dict[str, int], root: Path) -> str | None:
-    """Why nothing can be said: the runs that did not reach the round at which they are read."""
+    """Why a rule cannot be applied: runs that did not reach the round at which they are read, or whose model was not
+    kept. None if it can."""
     absent = [
         f"{n.removesuffix('-seed')} at round {at:,}"
         for n, at in rounds.items()
@@ -103,7 +112,16 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
 
 
 def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path, *, change: bool = False) -> Measured:
-    """First minus second, in points, at the last of some rounds; with `change`, minus the same at the first of them."""
+    """Accuracy of the first run minus the second, in points, with its interval.
+
+    Args:
+        rule: Name of the rule, which says how many repetitions are required.
+        first: Name of the first run.
+        second: Name of the second run.
+        at: Rounds; the difference is read at the last one.
+        root: Folder of the results.
+        change: Whether to subtract the same difference at the first of the rounds.
+    """
     sides = [folders_of(first, root), folders_of(second, root)]
     by_run = [np.array(accuracy(side, at[-1])) for side in sides]
     if change:
@@ -116,7 +134,7 @@ def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path
 
 
 def joined(parts: Sequence[tuple[bool | None, str]]) -> Verdict:
-    """All parts of a rule: contradicted if one is, else open if one is."""
+    """Combine the parts of a rule: it did not hold if one part is false, and is undecided if one part is."""
     reason = "; ".join(text for _, text in parts) + "."
     if any(is_so is False for is_so, _ in parts):
         return Verdict("did not hold", reason)
@@ -124,13 +142,15 @@ def joined(parts: Sequence[tuple[bool | None, str]]) -> Verdict:
 
 
 def is_so(seen: str, wanted: str) -> bool | None:
+    """Whether an outcome is the wanted one; None for `cannot tell`."""
     return None if seen == "cannot tell" else seen == wanted
 
 
 def within(
     rule: str, first: str, second: str, limit: float, root: Path, *, both: bool = False
 ) -> tuple[bool | None, str]:
-    """First is at most `limit` points below second (with `both`, nor above), at the last round of the rule."""
+    """Whether the first run is at most `limit` points below the second (with `both`, also not above) at the last round
+    of the rule; and the numbers in words."""
     measured = difference(rule, first, second, RULES[rule]["read_at"], root)
     lower = is_so(measured.against(-limit), "above")
     upper = is_so(measured.against(limit), "below") if both else True
@@ -150,6 +170,7 @@ def private_norm() -> Verdict:
 
 
 def private_run(root: Path) -> Verdict:
+    """Rule private-run: accuracy against the baseline with as many users, and epsilon at most that of the paper."""
     from unheard.privacy.accountants import epsilon
     from unheard.privacy.events import PoissonGaussian
 
@@ -161,13 +182,14 @@ def private_run(root: Path) -> Verdict:
 
 
 def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
-    """Rounds that all runs were evaluated at, and their mean accuracy there."""
+    """Rounds at which all repetitions were evaluated, and their mean accuracy there."""
     curves = [smoothed(read_metrics(folder)) for folder in folders_of(name, root)]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, [100 * float(np.mean([curve[r] for curve in curves])) for r in rounds]
 
 
 def private_rounds(root: Path) -> Verdict:
+    """Rule private-rounds: the private run reaches the accuracy of the baseline a given number of rounds later."""
     first, last = RULES["private-rounds"]["read_at"]
     target = float(np.interp(first, *mean_curve("baseline-seed", root)))
     drawn_rounds = float(np.interp(last, *mean_curve("private", root)))
@@ -179,6 +201,7 @@ def private_rounds(root: Path) -> Verdict:
 
 
 def private_estimate(root: Path) -> Verdict:
+    """Rule private-estimate: training with 100 users per round predicts the accuracy of the private run."""
     parts = []
     for at in RULES["private-estimate"]["read_at"]:
         measured = difference("private-estimate", "private", "estimate-seed", [at], root)
@@ -188,6 +211,7 @@ def private_estimate(root: Path) -> Verdict:
 
 
 def table_2_cost(root: Path) -> Verdict:
+    """Rule table-2-cost: each sigma costs no more than in the paper, and more noise costs more."""
     names = [name for label, name in SEEDED.items() if label.startswith("S = 1")]
     parts = [
         within("table-2-cost", name, "baseline-seed", limit, root)
@@ -201,6 +225,7 @@ def table_2_cost(root: Path) -> Verdict:
 
 
 def figure_1_later(root: Path) -> Verdict:
+    """Rule figure-1-later: the cost of noise grows during training."""
     parts = []
     for name in (name for label, name in SEEDED.items() if label.startswith("S = 1")):
         measured = difference(
@@ -213,6 +238,7 @@ def figure_1_later(root: Path) -> Verdict:
 
 
 def figure_7(root: Path) -> Verdict:
+    """Rule figure-7: 1,250 and 100 users per round have the same accuracy at equal sigma."""
     many, few = "S15-sigma0.012-C1250-seed", "S15-sigma0.012-seed"
     curves = [dict(zip(*mean_curve(name, root), strict=True)) for name in (many, few)]
     shared = [r for r in curves[0] if r in curves[1] and 500 <= r <= 3000]
@@ -224,6 +250,7 @@ def figure_7(root: Path) -> Verdict:
 
 
 def figure_1_match(root: Path) -> Verdict:
+    """Rule figure-1-match: sigma = 0.003 nearly matches the baseline."""
     return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, root)])
 
 
@@ -236,11 +263,11 @@ JUDGES = {
     "table-2-cost": (table_2_cost, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
     "figure-7": (figure_7, {"S15-sigma0.012-C1250-seed": 3000, "S15-sigma0.012-seed": 3000}),
 }
-"""Each rule with the runs that it needs and the round that they must have reached."""
+"""The function of each rule, and the runs that it needs with the round that they must have reached."""
 
 
 def verdicts(root: Path = REVIEWS) -> dict[str, Verdict]:
-    """Of every rule that the runs of private_run.py belong to."""
+    """The verdict of every rule that the runs of `private_run.py` belong to."""
     outcomes = {"private-S": private_norm(), "expect-hours": _hours()}
     for rule, (judge, needed) in JUDGES.items():
         why = missing(needed, root)
@@ -249,7 +276,7 @@ def verdicts(root: Path = REVIEWS) -> dict[str, Verdict]:
 
 
 def accounting() -> dict[str, Verdict]:
-    """The rules that need no training."""
+    """The verdicts of the rules that need no training: Tables 1 and 2 by three accountants."""
     from reproduction.printed import TABLE_1, TABLE_2, moments
     from unheard.privacy.accountants import epsilon
     from unheard.privacy.events import PoissonGaussian
@@ -283,6 +310,7 @@ def accounting() -> dict[str, Verdict]:
 
 
 def _hours() -> Verdict:
+    """Rule expect-hours: the private run takes at most 15 minutes."""
     seen = sitting(REVIEWS / "private")
     rounds = RULES["expect-hours"]["rounds"]
     if seen["to_round"] < rounds:
@@ -297,6 +325,7 @@ def _hours() -> Verdict:
 
 
 def main() -> None:
+    """Print the tables and verdicts as Markdown."""
     private = REVIEWS / "private"
     last, statement = sitting(private), json.loads((private / "statement.json").read_text())
     rounds, counts = last["to_round"], load(private)
@@ -346,7 +375,7 @@ def main() -> None:
 
 
 def _composed(rounds: int, delta: float) -> None:
-    """The cost of both attempts together: the first one's evaluations are published too."""
+    """Print the epsilon of both private attempts together, because evaluations of the first one are published too."""
     from unheard.privacy.accountants import epsilon
     from unheard.privacy.events import PoissonGaussian
 
@@ -364,7 +393,7 @@ def _composed(rounds: int, delta: float) -> None:
 
 
 def _interrupted(curve: dict[int, float]) -> None:
-    """What the interrupted runs had when they were lost. Their models were not kept, so there are no intervals over users."""
+    """Print the accuracy of the interrupted runs. Their models were not kept, so there are no intervals over users."""
     marks = (100, 500, 1000, 1400, 1700, 2200)
     print("\n## Beside the interrupted runs, accuracy by the rules, %\n")
     print("| run | " + " | ".join(f"{mark:,}" for mark in marks) + " |\n| --- |" + " ---: |" * len(marks))

@@ -1,16 +1,19 @@
-"""Runs the private run, its baseline and Table 2 on reviews_81, as reproduction/rules.toml registers them.
+"""Train the private run, its baseline and the runs of Table 2 on reviews_81, as `rules.toml` registers them.
 
-Input: reviews_81.jsonl.zst and blogs_1600.jsonl.zst. Output: run folders under WORK/runs and small result files. Every command
-continues where an earlier call stopped.
+The inputs are reviews_81.jsonl.zst and blogs_1600.jsonl.zst. The outputs are run folders under WORK/runs and small
+result files. Every command continues where an earlier call stopped.
 
     python -m reproduction.private_run prepare --data DATA --work WORK             both token stores (no GPU needed)
-    python -m reproduction.private_run run choose-S --work WORK                    S, chosen on blogs
+    python -m reproduction.private_run run choose-S --work WORK                    choose S on blogs
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
-    python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, by the clock
-    python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user, of a stopped run too
-    python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of a store's content
+    python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, until the time is over
+    python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
+    python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
     python -m reproduction.private_run restore reproduction/results/reviews_81/private --work WORK
     python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
+
+Paper: the private run corresponds to the first row of Table 2 (z = 1, 5,000 users per round, 5,000 rounds), which the
+paper estimated with 100 users per round. `private_results.py` applies the registered rules to the results.
 """
 
 import argparse
@@ -31,16 +34,21 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 WORDS = 64
-"""Words in one segment of blogs_64, as many as reviews_81 keeps of a reviewer."""
+"""Words in one segment of blogs_64: as many as reviews_81 keeps of a reviewer."""
 CANDIDATES = (2, 4, 8, 12, 16)
-"""S to choose from (rule private-S)."""
+"""Values of S to choose from (rule private-S)."""
 SMOOTHED_OVER = 5
+"""Number of evaluations that an accuracy is averaged over."""
 POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000}
+"""Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
+"""Registered options of `unheard prepare`."""
 CUT = ["--tokens-per-user", "81", "--min-tokens", "21"]
 HELD_OUT = {"reviews_81": "0.005", "blogs_64": "0.01"}
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
+"""Steps in their order."""
 TABLE_2 = ((15, 0.003), (10, 0.006), (15, 0.012))
+"""S and sigma of the rows of Table 2."""
 SEEDS = (1, 2, 3)
 SMALL_FILES = (
     "run.toml",
@@ -51,13 +59,15 @@ SMALL_FILES = (
     "sittings.jsonl",
     "facts.json",
 )
+"""Files of a run folder that `collect` copies. None of them holds text."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- stores
 
 
 def segments(source: Path, target: Path, words: int = WORDS) -> int:
-    """Cut each user's text into consecutive segments of `words` words, one segment per new user. Returns their number."""
+    """Cut the text of each user into consecutive segments of `words` words, each of which becomes a user. Returns the
+    number of segments."""
     import duckdb
 
     lines = duckdb.connect().execute(
@@ -77,12 +87,13 @@ def segments(source: Path, target: Path, words: int = WORDS) -> int:
 
 
 def _rows(lines: Any) -> Iterator[tuple[str, str]]:
+    """The rows of a DuckDB result, in batches."""
     while batch := lines.fetchmany(10_000):
         yield from batch
 
 
 def prepare(data: Path, work: Path) -> None:
-    """Both token stores, with the registered options."""
+    """Prepare both token stores with the registered options, unless they exist."""
     work.mkdir(parents=True, exist_ok=True)
     cut = work / "blogs_64.jsonl"
     if not (work / "blogs_64").exists():
@@ -98,7 +109,7 @@ def prepare(data: Path, work: Path) -> None:
 
 
 def tables(work: Path, corpus: str, users: int, rounds: int, *, every: int = 100) -> dict[str, Any]:
-    """The run file that all runs share; clip, noise and seed are each run's own."""
+    """The tables of the run file that all runs share. Each run adds its clip, noise and seed."""
     return {
         "corpus": {"path": str(work / corpus)},
         "privacy": {"population": POPULATIONS[corpus]},
@@ -114,7 +125,7 @@ def tables(work: Path, corpus: str, users: int, rounds: int, *, every: int = 100
 
 
 def noised(shared: dict[str, Any], norm: float, noise: dict[str, Any], seed: int | None) -> dict[str, Any]:
-    """A flat clip and Gaussian noise. Without a seed the noise is secure."""
+    """A flat clip and Gaussian noise. Without a seed the noise comes from a secure generator."""
     training = shared["training"] | ({} if seed is None else {"reproducible_seed": seed})
     return shared | {
         "clip": {"kind": "flat", "norm": float(norm)},
@@ -135,7 +146,17 @@ def unclipped(shared: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -> dict[str, dict[str, Any]]:
-    """The runs of a step by name. `scale` shrinks rounds and users, for tests only."""
+    """The runs of one step.
+
+    Args:
+        step: One of `STEPS`.
+        work: Folder with the stores and the chosen S.
+        repetition: Number of the repetition, which is part of the name or the seed.
+        scale: Factor on rounds and users; below 1 for tests only.
+
+    Returns:
+        The tables of each run by its name.
+    """
 
     def shared(corpus: str, users: int, rounds: int) -> dict[str, Any]:
         every = max(1, round(100 * scale))
@@ -163,7 +184,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
 
 
 def chosen_norm(work: Path) -> float:
-    """S by rule private-S, or a message if it is not chosen yet."""
+    """S by rule private-S. Exits with a message if it is not chosen yet."""
     file = work / "chosen_S.json"
     if not file.exists():
         raise SystemExit("S is not chosen yet: run the step choose-S first.")
@@ -171,7 +192,8 @@ def chosen_norm(work: Path) -> float:
 
 
 def choose_norm(work: Path) -> dict[str, Any]:
-    """Rule private-S: the S with the highest accuracy, the smaller of two equal ones."""
+    """Apply rule private-S: the S with the highest accuracy; of two equal ones the smaller. The choice is stored in
+    `chosen_S.json`."""
     accuracies = {norm: smoothed(read_metrics(work / "runs" / f"S{norm}")) for norm in CANDIDATES}
     at = min(max(curve) for curve in accuracies.values())
     by_norm = {norm: curve[at] for norm, curve in accuracies.items()}
@@ -182,20 +204,32 @@ def choose_norm(work: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Evaluations in order; of a round that was evaluated twice, the later."""
+    """The evaluations of a run in order. If a round was evaluated twice, the later evaluation counts."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for _, row in sorted({row["round"]: row for row in rows}.items())]
 
 
 def smoothed(rows: Iterable[dict[str, Any]], key: str = "accuracy_top1") -> dict[int, float]:
-    """Accuracy by round, as the rules define it: the mean of an evaluation and the four before it."""
+    """Accuracy by round as the rules define it: the mean of an evaluation and the four before it."""
     rows = list(rows)
     values = [row[key] for row in rows]
     return {row["round"]: float(np.mean(values[max(0, n + 1 - SMOOTHED_OVER) : n + 1])) for n, row in enumerate(rows)}
 
 
 def run_step(step: str, work: Path, *, device: str, stop_after: float | None, scale: float, repetition: int) -> bool:
-    """Train the runs of a step side by side, or continue them. Returns whether all are complete."""
+    """Train the runs of one step side by side, or continue them.
+
+    Args:
+        step: One of `STEPS`.
+        work: Folder of stores, ledgers and run folders.
+        device: Device of the engine: `cuda` or `cpu`.
+        stop_after: Seconds after which the runs stop; None means when they are complete.
+        scale: Factor on rounds and users; below 1 for tests only.
+        repetition: Number of the repetition.
+
+    Returns:
+        Whether all runs of the step are complete. They are then also measured.
+    """
     from unheard import EngineChoice
     from unheard.training.loop import train_together
     from unheard.training.run_file import run_from_tables
@@ -262,7 +296,7 @@ def run_step(step: str, work: Path, *, device: str, stop_after: float | None, sc
 
 
 def facts(device: str) -> dict[str, Any]:
-    """What a result states about its origin."""
+    """What a result states about its origin: commit, device, version of torch, date."""
     import torch
 
     return {
@@ -274,7 +308,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this code: from reproduction/COMMIT where git is not there, else from git; `-dirty` after changes."""
+    """The commit of this code, from reproduction/COMMIT if there is no git repository; `-dirty` if files were changed."""
     if (HERE / "COMMIT").exists():
         return (HERE / "COMMIT").read_text().strip()
     git = ["git", "-C", str(HERE)]
@@ -289,8 +323,8 @@ def commit() -> str:
 
 
 def measure(folder: Path, device: str) -> None:
-    """per_user.npz: for each held-out user the number of targets and of hits, with and without sentence ends and punctuation;
-    facts.json: commit, store digest and size of the model."""
+    """Write `per_user.npz`: for each held-out user the number of targets and of hits, with and without sentence ends and
+    punctuation; and `facts.json`: commit, digest of the store, size of the model."""
     from unheard import Released, TokenStore
 
     released = Released.open(folder)
@@ -312,7 +346,8 @@ def measure(folder: Path, device: str) -> None:
 
 
 def content_digest(store: Path) -> str:
-    """SHA-256 over the vocabulary and all shards. The store's own name only says how it was prepared, not from what."""
+    """SHA-256 over the vocabulary and all shards. The name of a store only says how it was prepared, not from which
+    text."""
     digest = hashlib.sha256()
     for file in sorted([store / "vocabulary.txt", *store.glob("*/*.offsets"), *store.glob("*/*.tokens")]):
         digest.update(f"{file.relative_to(store)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
@@ -322,7 +357,7 @@ def content_digest(store: Path) -> str:
 def per_user(
     released: Any, store: Any, device: str, unroll: int = 80, users_at_once: int = 500
 ) -> dict[str, np.ndarray]:
-    """Targets and hits of each held-out user, counted as AccuracyTop1 counts them."""
+    """Targets and hits of each held-out user, counted like AccuracyTop1."""
     import torch
 
     from unheard.corpus.vocabulary import EOS, UNK
@@ -332,18 +367,20 @@ def per_user(
 
     model = released.run.model
     params = model.layout.split(released.params_P.to(device))
-    is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in _words(released)], device=device)
+    # BOS, EOS and UNK count as words here; EOS is left out where a rule says so.
+    words = [str(word) for word in released.vocabulary.words]
+    is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
     names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
     counts = {name: np.zeros(store.held_out.num_users, dtype=np.int64) for name in names}
     for start in range(0, store.held_out.num_users, users_at_once):
         numbers_U = np.arange(start, min(start + users_at_once, store.held_out.num_users))
         windows = [windows_of(tokens, unroll) for tokens in store.held_out.users(numbers_U)]
-        owner_B = np.repeat(numbers_U, [len(one) for one in windows])
+        owner_B = np.repeat(numbers_U, [len(window) for window in windows])
         with torch.no_grad():
             input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(np.concatenate(windows), device=device))
             logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
-            place_BT = target_rank(logits_NV, target_BT.flatten()).view(target_BT.shape)
-            hit_BT = counts_BT & (target_BT != UNK) & (place_BT == 1)
+            rank_BT = target_rank(logits_NV, target_BT.flatten()).view(target_BT.shape)
+            hit_BT = counts_BT & (target_BT != UNK) & (rank_BT == 1)
             word_BT = counts_BT & (target_BT != EOS)
             plain_BT = word_BT & ~is_mark_V[target_BT]
             columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT)
@@ -352,16 +389,11 @@ def per_user(
     return counts
 
 
-def _words(released: Any) -> list[str]:
-    """Dictionary entries by number. BOS, EOS and UNK count as words here; EOS is left out where a rule says so."""
-    return [str(word) for word in released.vocabulary.words]
-
-
 # ------------------------------------------------------------------------------------------------------------------- results
 
 
 def collect(work: Path, out: Path, *, models: bool) -> None:
-    """Small result files of every run, and the final models where asked for. No text."""
+    """Copy the small result files of every run to `out`, and with `models` also the final models. No text is copied."""
     for folder in sorted((work / "runs").iterdir()):
         if folder.name.startswith("."):
             continue
@@ -378,7 +410,7 @@ def collect(work: Path, out: Path, *, models: bool) -> None:
 
 
 def restore(kept: Path, work: Path) -> None:
-    """Put a stopped run that was kept with its checkpoint back into WORK, so that `run` continues it."""
+    """Copy a stopped run with its checkpoint back into the work folder, so that `run` continues it."""
     folder = work / "runs" / kept.name
     shutil.copytree(kept, folder)
     shutil.copyfile(work / "reviews_81" / "vocabulary.txt", folder / "vocabulary.txt")
@@ -388,22 +420,23 @@ def restore(kept: Path, work: Path) -> None:
 
 
 def main() -> None:
+    """The command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, work: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
-        made = verbs.add_parser(name)
-        made.set_defaults(work_on=work)
-        return made
+        command = verbs.add_parser(name)
+        command.set_defaults(work_on=work)
+        return command
 
     named = verb("digest", lambda arguments: print(content_digest(arguments.store)))
     named.add_argument("store", type=Path)
     cut = verb("segments", lambda arguments: print(segments(arguments.source, arguments.target)))
     cut.add_argument("source", type=Path)
     cut.add_argument("target", type=Path)
-    made = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve()))
-    made.add_argument("--data", type=Path, required=True)
-    made.add_argument("--work", type=Path, required=True)
+    stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve()))
+    stores.add_argument("--data", type=Path, required=True)
+    stores.add_argument("--work", type=Path, required=True)
     for name in ("run", "all"):
         run = verb(name, _run)
         if name == "run":
@@ -428,11 +461,13 @@ def main() -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
+    """Measure several run folders."""
     for folder in arguments.folders:
         measure(folder, arguments.device)
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    """Run the given steps, or all of them, within the time limit."""
     until = None if arguments.stop_after is None else time.monotonic() + arguments.stop_after
     for step in getattr(arguments, "steps", STEPS):
         left = None if until is None else until - time.monotonic()

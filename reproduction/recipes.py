@@ -1,18 +1,31 @@
-"""recipes"""
+"""All recipes: the runs that each table and figure of the paper needs, and the conclusion that the paper draws from it.
+
+The functions (`baseline`, `clipped`, `noised`, `traded`, `variant`) build runs with systematic names: `noised(15,
+0.003).name` is `flat-S15-sigma0.003`. `FIGURES` are the tables and figures of the paper; `BEYOND_THE_PAPER` are
+statements without a figure, recommendations that the paper did not carry out, and open questions. `RECIPES` has all
+of them by name.
+
+>>> RECIPES["noised-vs-baseline"].location
+'Figure 1'
+
+`Recipe.location` says where each is in the paper. Most plots do not print their values; the grids are then ours, and
+cover the ranges that the text discusses.
+"""
 
 from dataclasses import replace
 
 from reproduction.recipe import PaperRun, Recipe
 
 LONG, SWEEP = 5000, 3000
+"""Rounds of the main comparison, and rounds of a sweep."""
 ROUNDS_BEFORE, ROUNDS_AFTER = 4885, 6000
-"""Rounds before and after the noise and the clip are adjusted."""
+"""Rounds before and after the noise and the clip are adjusted (Figure 4)."""
 TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
-"""S of the trade-offs between noise and clip."""
+"""Values of S in the trade-off between noise and clipping (Figure 8)."""
 
 
 def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
-    """Fixed-size sample, true average, no clip, no noise."""
+    """The non-private baseline: fixed-size sample, true average, no clip, no noise."""
     name = "baseline" if users == 100 else f"baseline-C{users}"
     changes = (
         "sampling.kind=fixed_size",
@@ -25,12 +38,12 @@ def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
 
 
 def clipped(norm: float, kind: str = "flat", rounds: int = SWEEP) -> PaperRun:
-    """A clip without noise, from a variable sample over the fixed denominator."""
+    """A clip without noise, with a variable sample and the fixed denominator."""
     return PaperRun(name=f"{_dashed(kind)}-S{norm:g}", changes=(*_clip(kind, norm), "noise.kind=none"), rounds=rounds)
 
 
 def noised(norm: float, sigma: float, kind: str = "flat", users: int = 100, rounds: int = SWEEP) -> PaperRun:
-    """A clip and noise of a given deviation on the average."""
+    """A clip and noise with standard deviation `sigma` on the average."""
     name = f"{_dashed(kind)}-S{norm:g}-sigma{sigma:g}" + ("" if users == 100 else f"-C{users}")
     changes = (*_clip(kind, norm), f"noise.noise_std={sigma:g}")
     if users != 100:
@@ -39,7 +52,8 @@ def noised(norm: float, sigma: float, kind: str = "flat", users: int = 100, roun
 
 
 def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRun:
-    """S and sigma moved together, z = 0.06 with 100 users (z = 1 with 1,667), from the beginning or after the first run."""
+    """S and sigma in a fixed ratio: z = 0.06 with 100 users per round, which is z = 1 with 1,667. With `after`, the run
+    starts from the last model of that run."""
     sigma = round(norm * 0.06 / 100, 6)
     run = noised(norm, sigma, kind, rounds=ROUNDS_BEFORE if after is None else ROUNDS_AFTER)
     if after is None:
@@ -48,7 +62,7 @@ def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRu
 
 
 def variant(name: str, run: PaperRun, *changes: str, corpus: str = "main") -> PaperRun:
-    """The same run of another model, or on another corpus."""
+    """The same run with another model or on another corpus; `name` becomes the prefix of its name."""
     return replace(run, name=f"{name}-{run.name}", changes=(*changes, *run.changes), corpus=corpus)
 
 
@@ -70,23 +84,28 @@ MAIN = (
 
 
 SEEDS = (1, 2, 3)
+"""Seeds of the two runs whose difference is small."""
 CLIPS = (2.5, 5, 10, 15, 20, 30, 40)
+"""Values of S in Figure 2."""
 NOISES = (0.003, 0.006, 0.012, 0.024, 0.048, 0.2)
+"""Values of sigma in Figure 3."""
 S20 = traded(20)
 VARIABLE = PaperRun(
     name="variable-true-average",
     changes=("estimator.kind=true_average", "clip.kind=none", "noise.kind=none"),
     rounds=SWEEP,
 )
+"""A variable sample with the true average, without clip and noise: the reference of the clipping sweeps."""
 
 
 def _fedsgd(run: PaperRun) -> PaperRun:
-    """One gradient of all of a user's data: 1,600 tokens and the BOS of each sentence are 160 to 192 windows of 10 (on blogs)."""
+    """FedSGD: one gradient of all data of a user. 1,600 tokens and the BOS of each sentence are 160 to 192 windows of 10
+    (on blogs)."""
     return variant("fedsgd", run, "update.kind=fedsgd", "update.batch_size=200", "sampling.users_per_round=50")
 
 
 def _dictionaries(*runs: PaperRun) -> tuple[PaperRun, ...]:
-    """With the two larger dictionaries, and with the usual one to compare."""
+    """The runs with the two larger dictionaries, and with the usual one for comparison."""
     return (*(variant(size, run, corpus=size) for size in ("20k", "30k") for run in runs), *runs)
 
 
@@ -247,11 +266,15 @@ FIGURES = (
         rank=10,
     ),
 )
+"""The tables and figures of the paper."""
 
 
 GAP_NORMS = (15, 20, 30)
+"""Values of S in `closing-the-gap`."""
 PLAIN_CLIPPED_NOISED = (baseline(rounds=SWEEP), clipped(15), noised(15, 0.003))
+"""The three runs that `other-models` repeats for each model."""
 PUBLIC = variant("other", replace(baseline(), rounds=1500), corpus="other")
+"""The baseline on the other corpus: the public model of `public-start`."""
 
 BEYOND_THE_PAPER = (
     Recipe(
@@ -358,6 +381,8 @@ BEYOND_THE_PAPER = (
         rank=2,
     ),
 )
+"""What the paper mentions without a figure, recommends without doing it, or leaves open."""
 
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*FIGURES, *BEYOND_THE_PAPER)}
+"""All recipes by name."""

@@ -1,7 +1,8 @@
-"""From a run folder to a line of results: accuracy by round, head words of the last model, what it cost and how long it took.
+"""The result of a run, computed from its run folder.
 
-In: a folder that training has left, finished or not. Out: a RunResult. It reads held-out users, models and ledgers only; nobody
-who was trained on, and no word of anybody.
+`record` evaluates the last model of a run, complete or not, and returns a `RunResult`: accuracy by round, head words
+of the last model (Table 3), epsilon, and time. It reads held-out users, models and ledgers only. It reads no training
+user, and stores no text.
 """
 
 import json
@@ -29,6 +30,7 @@ from unheard.training.run import Run
 from unheard.updates.users import User, users_in_turn
 
 EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
+"""Metrics that a result keeps of every evaluation."""
 
 
 def record(
@@ -43,7 +45,19 @@ def record(
     seconds: float,
     users_per_second: float,
 ) -> RunResult:
-    """What this run is worth, as far as it went. `main` is where a run on another corpus is measured too."""
+    """Compute the result of a run up to its last completed round.
+
+    Args:
+        job: The run and its planned rounds.
+        run: Its configuration.
+        corpus: The corpus that it was trained on.
+        folder: Its run folder.
+        main: The main corpus. A model of another corpus is also evaluated there.
+        began_after: Number of rounds of the earlier run that this run started from.
+        choice: The engine, whose device evaluates the model.
+        seconds: Wall time of its rounds.
+        users_per_second: Throughput of the group that it trained with.
+    """
     device = choice.torch_device()
     params_P, rounds = released_model(folder.model, run.model)
     params_P = params_P.to(device)
@@ -76,6 +90,7 @@ def record(
 
 
 def device_name(device: torch.device) -> str:
+    """Name of the GPU, or the number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -83,7 +98,7 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str:
-    """Which state of the software this was; the package's version where there is no repository."""
+    """The commit of this code; without a git repository the version of the package."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         description = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
@@ -93,16 +108,18 @@ def commit() -> str:
 
 
 def _held_out(run: Run, corpus: Corpus) -> list[User]:
+    """The held-out users that the evaluation of this run uses."""
     return run.evaluation.choose(users_in_turn(TokenStore.open(corpus.path).held_out, run.model))
 
 
 def _elsewhere(run: Run, params_P: Tensor, main: Corpus) -> dict[str, Any]:
+    """Metrics of the model on held-out users of the main corpus."""
     numbers = evaluate(run.model, params_P, _held_out(run, main), unroll=run.evaluation.unroll)
     return {name: _short(numbers[name]) for name in EVALUATED}
 
 
 def _epsilons(folder: RunFolder) -> dict[str, float | None]:
-    """Of the statement that training left; infinity is null."""
+    """Epsilon by accountant and delta, from the privacy statement of the run. Infinity becomes None."""
     statement = json.loads(folder.statement.read_text(encoding="utf-8"))
     return {
         name: _finite(float(value)) for name, value in {**statement["epsilon"], "delta": statement["delta"]}.items()
@@ -110,11 +127,11 @@ def _epsilons(folder: RunFolder) -> dict[str, float | None]:
 
 
 def _short(value: float) -> float | None:
-    """Six digits after the point: one target of 75,000 moves the fifth."""
+    """Six decimals: one target of 75,000 changes the fifth."""
     finite = _finite(value)
     return None if finite is None else round(finite, 6)
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity, and a model that has diverged has no loss."""
+    """None for infinity and NaN, which JSON does not have. The loss of a model that diverged is not finite."""
     return value if math.isfinite(value) else None

@@ -1,8 +1,8 @@
-"""Renders reproduction/rules.md from reproduction/rules.toml.
-
-Input: rules.toml. Output: rules.md, for readers; a test checks that the two agree.
+"""Render `rules.md` from `rules.toml`, the rules that were registered before the runs.
 
     python -m reproduction.render_rules
+
+A test checks that the two files agree.
 """
 
 import tomllib
@@ -12,6 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 SOURCE, TARGET = HERE / "rules.toml", HERE / "rules.md"
 COUNTS = {"paper": "a conclusion of the paper", "expectation": "our own expectation, not counted"}
+"""Whether a rule counts as a conclusion of the paper."""
 
 
 def load(source: Path = SOURCE) -> dict[str, Any]:
@@ -20,13 +21,13 @@ def load(source: Path = SOURCE) -> dict[str, Any]:
 
 
 def exposure(rule: dict[str, Any], population: int) -> tuple[float, float]:
-    """q, and the mean number of rounds in which one user takes part."""
+    """Sampling probability q, and the mean number of rounds in which one user takes part."""
     q = rule["users_per_round"] / population
     return q, q * rule["rounds"]
 
 
 def render(rules: dict[str, Any]) -> str:
-    """The whole of rules.md."""
+    """The text of `rules.md`."""
     about, terms, vectors = rules["about"], rules["terms"], rules["word_vectors"]
     populations = {corpus["name"]: corpus["population"] for corpus in rules["corpus"]}
     paper = [rule for rule in rules["rule"] if rule["counts"] == "paper"]
@@ -107,6 +108,7 @@ def render(rules: dict[str, Any]) -> str:
 
 
 def _rule(rule: dict[str, Any], populations: dict[str, int]) -> list[str]:
+    """The section of one rule."""
     q, visits, users, rounds = _exposure_text(rule, populations)
     read_at = ", ".join(f"{mark:,}" for mark in rule["read_at"]) or "—"
     return [
@@ -131,6 +133,7 @@ def _rule(rule: dict[str, Any], populations: dict[str, int]) -> list[str]:
 
 
 def _exposure_text(rule: dict[str, Any], populations: dict[str, int]) -> tuple[str, str, str, str]:
+    """q, visits per user, users per round and rounds in print; dashes for rules without training."""
     if rule["corpus"] == "none":
         return "—", "—", "—", "—"
     q, visits = exposure(rule, populations[rule["corpus"]])
@@ -138,6 +141,7 @@ def _exposure_text(rule: dict[str, Any], populations: dict[str, int]) -> tuple[s
 
 
 def _bullets(texts: list[str]) -> list[str]:
+    """A list in Markdown."""
     return [f"- {text}" for text in texts]
 
 

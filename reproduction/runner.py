@@ -1,7 +1,11 @@
-"""Runs of the paper made one group after the other: what goes side by side does, what was begun goes on, what is done is kept.
+"""The runner: trains the runs of the paper, one group of side-by-side runs after the other.
 
-In: steps and a workplace. Out: a generator of what happens; its caller shows it. A line of results is written for each run when its
-group ends or is stopped, however that comes about; after a kill, the same call goes on from the runs' own checkpoints.
+`run_steps` takes steps and a workspace, and yields an event when a run is skipped, a group starts, a run completes a
+round, and a group ends; the command line displays them. When a group ends for any reason, a line of results is
+written for each of its runs. After a kill, the same call continues from the checkpoints of the runs.
+
+    for event in run_steps(workspace, steps_by_rank(["clipping"]), stop_after=1500):
+        print(event)
 """
 
 import time
@@ -22,7 +26,7 @@ from unheard.training.loop import train_together
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """A run that is not made in this sitting, and why."""
+    """A run that is not trained in this session, and the reason."""
 
     name: str
     why: str
@@ -30,17 +34,17 @@ class Skipped:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupBegan:
-    """Runs that go side by side from now on, and the user updates that they lack."""
+    """A group of runs starts; `updates` are the user updates that they lack."""
 
     names: tuple[str, ...]
     updates: int
     rounds: int
-    """That the longest of them lacks."""
+    """Remaining rounds of the longest run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundDone:
-    """One run of the group has done a round of so many user updates."""
+    """One run of the group has completed a round."""
 
     name: str
     round: int
@@ -50,7 +54,7 @@ class RoundDone:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEnded:
-    """What the group left; `stopped` if its time was up, `trouble` if it ended by an error, which does not end the others."""
+    """The results of a group. `stopped`: it ran out of time. `error`: it failed, and the other groups continue."""
 
     results: list[RunResult]
     stopped: bool
@@ -68,7 +72,18 @@ def run_steps(
     stop_after: float | None = None,
     clock: Clock = time.monotonic,
 ) -> Iterator[Event]:
-    """All steps in order, until the time is up. Whatever was begun is saved and recorded before this ends."""
+    """Run all steps in order until they are complete or the time is over.
+
+    Args:
+        workspace: Corpora, folders, scale and engine.
+        steps: Steps in order.
+        cap: Largest number of rounds of every run.
+        stop_after: Seconds after which everything is saved and recorded.
+        clock: Source of time; tests replace it.
+
+    Yields:
+        Events. If the caller closes the generator, the current group is saved and recorded first.
+    """
     pace = Throughput(clock)
     until = None if stop_after is None else clock() + stop_after
     for step in steps:
@@ -79,6 +94,7 @@ def run_steps(
 
 
 def _run_step(workspace: Workspace, jobs: list[Job], until: float | None, pace: Throughput) -> Iterator[Event]:
+    """Run the jobs of one step, group by group; report those that cannot run."""
     by_name = {job.run.name: job for job in jobs}
     possible = []
     for job in jobs:
@@ -97,6 +113,7 @@ def _run_step(workspace: Workspace, jobs: list[Job], until: float | None, pace: 
 
 
 def _run_group(workspace: Workspace, group: list[PendingJob], until: float | None, pace: Throughput) -> Iterator[Event]:
+    """Train one group side by side, and record its runs however it ends."""
     jobs = [pending.job for pending in group]
     for job in jobs:
         workspace.record_start(job)
@@ -121,7 +138,7 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
                 pace.count(number, group[number].users)
                 accuracy = None if report.metrics is None else report.metrics["accuracy_top1"]
                 yield RoundDone(name=names[number], round=report.round, updates=group[number].users, accuracy=accuracy)
-                # All have learned from this turn's cohorts when the first reports; the last one's report ends the turn.
+                # All runs of the group have trained on this turn's cohorts when the first reports; the last report ends the turn.
                 if report.round >= report.rounds:
                     ended.add(number)
                 if number == max(going - ended | {number}):
@@ -131,11 +148,11 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
                     if pace.is_over(until, len(group)):
                         break
     except RankError:
-        raise  # without its ranks no other group would do better
-    except Exception as error:  # memory that was not there for this group may well be for the next
+        raise  # the ranks are gone, so every other group would fail as well
+    except Exception as error:  # a group that ran out of memory does not stop smaller groups
         errors.append(_error_text(error))
     finally:
-        # However the group ends: at its last round, by the clock, by whoever reads us, by Ctrl-C.
+        # However the group ends: at its last round, at the deadline, because the caller closes the generator, or by Ctrl-C.
         recorded += _record_all(workspace, group, began_at, pace, errors)
         pace.closed(len(group))
     stopped = any(done.rounds < rounds[done.name] for done in recorded)
@@ -145,7 +162,8 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
 def _record_all(
     workspace: Workspace, group: list[PendingJob], began_at: dict[str, int], pace: Throughput, errors: list[str]
 ) -> list[RunResult]:
-    """A line for each run of the group that has done a round; one that cannot be measured does not keep the others from theirs."""
+    """Write a line of results for each run of the group that completed a round. A run that cannot be evaluated does not
+    prevent the lines of the others."""
     known, recorded = results.read_runs(workspace.results), []
     for pending in group:
         job, name = pending.job, pending.job.run.name
@@ -154,7 +172,7 @@ def _record_all(
             continue
         per_second = pace.updates_per_second
         before = known.get(name)
-        # Earlier sittings are known from their line; rounds of one that was killed count at today's pace.
+        # The time of earlier sessions is in their line; rounds of a killed session count at the current throughput.
         counted = before.rounds if before and before.rounds == began_at[name] else 0
         seconds = (done - counted) * pending.users / per_second if per_second else 0.0
         try:
@@ -178,9 +196,10 @@ def _record_all(
 
 
 def _error_text(error: Exception) -> str:
-    """A refusal speaks for itself; anything else is told with where it happened."""
+    """The message of an expected error; other errors with their traceback."""
     return str(error) if isinstance(error, UnheardError) else "".join(traceback.format_exception(error))
 
 
 def _earlier(pending: float | None, other: float | None) -> float | None:
+    """The earlier of two times; None means no limit."""
     return min((moment for moment in (pending, other) if moment is not None), default=None)

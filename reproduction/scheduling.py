@@ -1,19 +1,17 @@
-"""How fast a group of runs goes, and when it must stop so that all of it is saved and recorded in time.
+"""Scheduling: which runs are trained in which order, which of them side by side, and when a group must stop.
 
-In: a clock and the user updates that were done. Out: user updates a second, and whether the time is up. A group's first turn is not
-counted towards its pace: it compiles kernels and fills memory.
-What is run in which order, and how far: by the recipes' own ranks, or by a schedule file for the time that there is.
-
-In: names of recipes, or a TOML file of steps. Out: jobs, each a run and the rounds that it is wanted for. No torch.
+The input is a list of recipe names (`steps_by_rank`) or a TOML file of steps (`read_schedule`):
 
     [[step]]
     recipes = ["noised-vs-baseline", "head-words"]
-    rounds = 2000            # of every run here; left out: as many as the paper
-    runs = ["baseline*"]     # only runs named so; left out: all of these recipes
-    seconds = 600            # then the next step; left out: until all is done
-Which runs go side by side: those of one model and one shape of batch, of about the same length, no more than fill the device.
+    rounds = 2000            # of every run here; default: as many as in the paper
+    runs = ["baseline*"]     # only runs with these names; default: all runs of the recipes
+    seconds = 600            # then the next step; default: until all runs are complete
 
-In: jobs that could begin now, in the order of how much they are wanted. Out: the next group of them. No torch.
+`jobs_of` turns a step into jobs (a run and its number of rounds). `next_group` selects the next jobs that train side
+by side: the same model and batch shape, similar length, no more than fill the device. `Throughput` measures user
+updates per second, and says when a group must stop so that everything is saved and recorded before a deadline. The
+module does not import torch.
 """
 
 import tomllib
@@ -30,7 +28,7 @@ from unheard.errors import InvalidValue, UnknownKey
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Recipes that are run together; a step begins when the one before it has ended."""
+    """Recipes that run together. A step starts when the previous one has ended."""
 
     recipes: tuple[str, ...]
     rounds: int | None = None
@@ -47,16 +45,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run, and how far it is wanted."""
+    """A run and the number of rounds that it is to reach."""
 
     run: PaperRun
     rounds: int
     planned: int
-    """As far as its recipes go at this scale, had one the time."""
+    """Number of rounds of its recipes at this scale, without limits of time."""
 
 
 def steps_by_rank(names: Sequence[str]) -> list[Step]:
-    """The recipes named (or `all`), the most wanted first, those of one rank together."""
+    """One step per rank for the named recipes (or `all`), highest priority first. Recipes without runs are left out."""
     if "all" in names:
         names = list(RECIPES)
     Step(recipes=tuple(names))  # refuses names that there are not
@@ -66,6 +64,12 @@ def steps_by_rank(names: Sequence[str]) -> list[Step]:
 
 
 def read_schedule(path: Path) -> list[Step]:
+    """Read a schedule file.
+
+    Raises:
+        InvalidValue: The file cannot be read, is not TOML, or is not a list of steps.
+        UnknownKey: A recipe, a run or a key of a step is unknown.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -87,7 +91,16 @@ def read_schedule(path: Path) -> list[Step]:
 
 
 def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:
-    """Every run of a step once, the most wanted first, each after the one that it begins from."""
+    """The jobs of one step.
+
+    Args:
+        step: Recipes, and limits on their runs.
+        scale: Sizes that all runs share.
+        cap: Largest number of rounds, in addition to the limit of the step.
+
+    Returns:
+        Every run once, highest priority first, each after the run that it starts from.
+    """
     recipes = [RECIPES[name] for name in step.recipes]
     runs = distinct(recipes)
     wanted = {run.name for run in runs if any(fnmatchcase(run.name, pattern) for pattern in step.runs)}
@@ -102,12 +115,12 @@ def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:
 
 
 def planned_rounds(scale: Scale) -> dict[str, int]:
-    """Of every run, as many as the longest of its recipes asks."""
+    """For every run the largest number of rounds that any recipe asks for."""
     return {run.name: scale.rounds(run) for run in distinct(RECIPES.values())}
 
 
 def furthest(jobs: Iterable[Job]) -> list[Job]:
-    """Each run once, with the rounds of the step that takes it furthest: what a whole schedule comes to."""
+    """Every run once, with the largest number of rounds of any job: the total of a schedule."""
     by_name: dict[str, Job] = {}
     for job in jobs:
         before = by_name.get(job.run.name, job)
@@ -116,26 +129,29 @@ def furthest(jobs: Iterable[Job]) -> list[Job]:
 
 
 MOST_RUNS = 16
+"""Largest number of runs in a group."""
 MOST_USERS = 2_000
-"""Users of all runs of a group in one turn. More would be no faster, and stopping would be coarser."""
+"""Largest number of users per turn over all runs of a group. More is not faster, and a group can stop only between
+turns."""
 LIKE_LENGTH = 2.0
-"""The longest run of a group has at most so many times the rounds of its first one left."""
+"""The remaining rounds of two runs of a group differ at most by this factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendingJob:
-    """A job with what decides its company."""
+    """A job that lacks rounds, with the properties that decide its group."""
 
     job: Job
     key: Hashable
+    """Runs with equal keys can train side by side (`side_by_side_key`)."""
     left: int
-    """Rounds that it still lacks."""
+    """Remaining rounds."""
     users: int
-    """Users a round."""
+    """Users per round."""
 
 
 def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = lambda job: True) -> list[PendingJob]:
-    """The most wanted job that can begin, and those in line that fit beside it."""
+    """The first job that is ready, and the following jobs that can train side by side with it. Empty if none is ready."""
     ready = [pending for pending in waiting if is_ready(pending.job)]
     if not ready:
         return []
@@ -150,17 +166,21 @@ def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = 
 
 
 def _alike(first: int, second: int) -> bool:
+    """Whether two numbers of remaining rounds are similar."""
     return max(first, second) <= LIKE_LENGTH * max(min(first, second), 1)
 
 
 CLOSING_SECONDS = 1.0
-"""To save, state and measure one run when its group ends: a first guess, then as measured."""
+"""Initial estimate of the seconds to save, state and evaluate one run when its group ends; replaced by the measured
+time."""
 
 Clock = Callable[[], float]
+"""Returns seconds, like `time.monotonic`."""
 
 
 class Throughput:
-    """One for a sitting; `begin` for each group."""
+    """User updates per second of the current group, and the deadline. One instance per session; `begin` starts a group.
+    The first turn of a group is not counted, because it compiles kernels and fills memory."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -168,12 +188,13 @@ class Throughput:
         self.begin()
 
     def begin(self) -> None:
+        """Start measuring a group."""
         self._began = self._turned = self._ended = self._clock()
         self._last, self._turns = -1, 0
         self._updates = {"first turn": 0, "later": 0}
 
     def count(self, number: int, updates: int) -> None:
-        """Run `number` of the group has done a round. Runs report in their order, so a turn begins where numbers fall."""
+        """Run `number` of the group has completed a round. Runs report in order, so a smaller number starts a new turn."""
         if number <= self._last or not self._turns:
             self._turns += 1
         self._last, self._ended = number, self._clock()
@@ -183,23 +204,24 @@ class Throughput:
 
     @property
     def is_first_turn(self) -> bool:
+        """Whether the group is in its first turn."""
         return self._turns == 1
 
     def settled(self) -> None:
-        """The device has finished the first turn, of which it may only have been told when the runs reported."""
+        """The device has finished the first turn. Reports come before that, because GPU work is asynchronous."""
         self._turned = self._ended = self._clock()
 
     @property
     def updates_per_second(self) -> float:
-        """Of the group; 0 if it did nothing."""
+        """User updates per second of the group; 0 if it completed no round."""
         if self._updates["later"]:
             return self._updates["later"] / max(self._ended - self._turned, 1e-9)
         return self._updates["first turn"] / max(self._ended - self._began, 1e-9)
 
     def closed(self, runs: int) -> None:
-        """All runs of the group are recorded: the next one knows what that takes."""
+        """All runs of the group are recorded; measures how long that takes for the next group."""
         self._closing = (self._clock() - self._ended) / max(runs, 1)
 
     def is_over(self, until: float | None, runs: int) -> bool:
-        """Whether so many runs must be closed now to be done in time."""
+        """Whether `runs` runs must be closed now to finish before `until`."""
         return until is not None and self._clock() + runs * self._closing >= until

@@ -1,7 +1,9 @@
-"""Where the paper's runs lie while they are made: folders, ledgers, results; what is there already, and what cannot be run here.
+"""The workspace of a session: run folders, ledgers and results on disk; which jobs are complete, and which cannot be
+run.
 
-In: corpora by role, a work folder, a results folder, a scale. Out: for each job its Run, its folder, and whether it still lacks
-rounds. Each run charges a people's ledger of its own (docs/decisions/0060-populations-of-experiments.md).
+A `Workspace` combines the corpora, a work folder, a results folder, a scale and an engine. For each job it gives the
+`Run`, its folder, the remaining rounds, and the reason if it cannot run here. Every run has a population ledger of
+its own, because each is a separate experiment (docs/decisions/0060-populations-of-experiments.md).
 """
 
 import json
@@ -26,25 +28,25 @@ from unheard.training.run import Run
 from unheard.training.run_file import run_hash
 
 ROUNDS_LOST_ON_A_CPU = 20
-"""At most, when a run is killed."""
+"""Largest number of rounds that a killed run loses on a CPU, where rounds are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """Everything about a sitting but which runs it is for."""
+    """Everything that a session needs except the list of runs."""
 
     corpora: Mapping[str, Corpus]
     work: Path
     results: Path
-    """The folder of this corpus's results."""
+    """Folder of the results of this corpus."""
     scale: Scale
     seed_shift: int = 0
     engine: EngineChoice = EngineChoice()
     ranks: ProcessGroup | None = None
-    """The other processes, if several work together."""
+    """The other processes, if several train together."""
 
     def make_folders(self) -> None:
-        """Refuse a place that cannot be written to now, not when the first results are there."""
+        """Create the folders. Raises `RunFolderError` now if one cannot be written to, and not after the first run."""
         for folder, option in ((self.work, "--work"), (self.results, "--results")):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -55,9 +57,11 @@ class Workspace:
                 ) from None
 
     def folder(self, name: str) -> RunFolder:
+        """The run folder of a run."""
         return RunFolder(self.work / name)
 
     def run(self, job: Job) -> Run:
+        """The complete configuration of a job."""
         return build_run(
             job.run,
             self.corpora[job.run.corpus],
@@ -70,13 +74,14 @@ class Workspace:
 
     @property
     def _saving_scale(self) -> Scale:
-        """With checkpoints more often on a CPU, where the rounds that a kill costs are dear."""
+        """The scale, with more frequent checkpoints on a CPU."""
         every = self.scale.checkpoint_every
         is_slow = self.engine.torch_device().type == "cpu"
         return replace(self.scale, checkpoint_every=min(every, ROUNDS_LOST_ON_A_CPU) if is_slow else every)
 
     def reason_not_runnable(self, job: Job, others: Mapping[str, Job]) -> str | None:
-        """Why a run cannot be made here, as the end of a sentence; None if it can."""
+        """Why a job cannot run here, as the end of a sentence; None if it can. `others` are the jobs that it may start
+        from."""
         corpus = self.corpora.get(job.run.corpus)
         if corpus is None:
             maker = "unheard corpus synth" if job.run.corpus == "synthetic" else "python -m reproduction prepare"
@@ -90,7 +95,15 @@ class Workspace:
         return None
 
     def pending_jobs(self, jobs: Sequence[Job]) -> list[PendingJob]:
-        """The jobs that lack rounds, and those that others must begin from. All of them can be made here."""
+        """The jobs that lack rounds, and the jobs that those start from.
+
+        Args:
+            jobs: Jobs that can run here.
+
+        Raises:
+            InvalidValue: There is a result of a run with other settings.
+            RunFolderExists: There is a run folder of a run with other settings.
+        """
         known = read_runs(self.results)
         runs = {job.run.name: self.run(job) for job in jobs}
         incomplete = [job for job in jobs if not self._suffices(known.get(job.run.name), job, runs[job.run.name])]
@@ -108,14 +121,14 @@ class Workspace:
         return pending
 
     def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
-        """Whether the run that it begins from is as far as it is wanted."""
+        """Whether the run that a job starts from is complete, or the job itself has started."""
         if job.run.after is None or self.folder(job.run.name).run_file.exists():
             return True
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
 
     def started_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
-        """A sentence, and the runs that it is true of: they began from an earlier state of another run than that one has now, or
-        is wanted for. They go on from there, which their names do not say."""
+        """Runs that started from an earlier state of another run than that run has now, or will have. Returns the runs
+        by a sentence that says so; their names do not."""
         wanted = {job.run.name: job.rounds for job in jobs}
         reasons: dict[str, list[str]] = {}
         for job in jobs:
@@ -129,10 +142,11 @@ class Workspace:
         return reasons
 
     def rounds_done(self, name: str) -> int:
+        """Number of rounds in the last checkpoint of a run."""
         return self.folder(name).saved_round
 
     def record_start(self, job: Job) -> None:
-        """Keep after how many rounds of the earlier run this one begins: that one may go on later."""
+        """Store the number of rounds of the earlier run that this job starts from, since that run may continue later."""
         if job.run.after is not None and not self.folder(job.run.name).run_file.exists():
             self.work.mkdir(parents=True, exist_ok=True)
             notes = {**self.began_after, job.run.name: self.rounds_done(job.run.after)}
@@ -140,6 +154,7 @@ class Workspace:
 
     @property
     def began_after(self) -> dict[str, int]:
+        """For each run that started from another one, the number of rounds which that one had."""
         return json.loads(self._notes.read_text(encoding="utf-8")) if self._notes.exists() else {}
 
     @cached_property
@@ -147,6 +162,7 @@ class Workspace:
         return self.work / "began_after.json"
 
     def _suffices(self, result: RunResult | None, job: Job, run: Run) -> bool:
+        """Whether a result has all rounds of a job. Raises `InvalidValue` if it belongs to other settings."""
         if result is None:
             return False
         is_same_store = result.store in ("", self.corpora[job.run.corpus].digest)
@@ -159,6 +175,7 @@ class Workspace:
         return result.rounds >= job.rounds
 
     def _check_same(self, job: Job, run: Run) -> None:
+        """Raise `RunFolderExists` if the run folder belongs to other settings."""
         folder = self.folder(job.run.name)
         if not folder.run_file.exists():
             return
@@ -172,4 +189,5 @@ class Workspace:
 
 
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings as they are after a round trip through JSON, which turns tuples into lists."""
     return json.loads(json.dumps(settings))

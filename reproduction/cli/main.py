@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reproduction.cli import compare as paper_compare
 from reproduction.cli import list as paper_list
 from reproduction.cli import prepare as paper_prepare
 from reproduction.cli import run as paper_run
@@ -29,11 +28,17 @@ PAGE_EXAMPLES = """Examples:
   python -m reproduction page --results reproduction/results/blogs --out build/paper --no-pictures
 """
 
+COMPARE_EXAMPLES = """Examples:
+
+  python -m reproduction compare reproduction/results/blogs reproduction/results/blogs-model.keep_norm=true
+
+  python -m reproduction compare reproduction/results/blogs results/reddit --json
+"""
+
 app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args_is_help=True)
 app.command("list", epilog=paper_list.EXAMPLES)(paper_list.list_)
 app.command("prepare", epilog=paper_prepare.EXAMPLES)(paper_prepare.prepare)
 app.command("run", epilog=paper_run.EXAMPLES)(paper_run.run)
-app.command("compare", epilog=paper_compare.EXAMPLES)(paper_compare.compare)
 
 
 @app.command("show", epilog=SHOW_EXAMPLES)
@@ -85,6 +90,36 @@ def page(
         written = write_pages(results, out, pictures=pictures, progress=progress)
     for path in written:
         say(f"The page is written: {path.resolve().as_uri()}")
+
+
+@app.command("compare", epilog=COMPARE_EXAMPLES)
+def compare(
+    first: Annotated[Path, typer.Argument(help="A folder of results.", metavar="DIR")],
+    second: Annotated[Path, typer.Argument(help="Another.", metavar="DIR")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output: both tables.")] = False,
+) -> None:
+    """Compare two sets of results: the same runs with another setting (`run --set`), another seed or on another corpus. Shows the
+    conclusions from both, and the accuracy of each run after the number of rounds that both completed."""
+    import json
+    from dataclasses import asdict
+
+    from reproduction.comparison import comparison_tables
+    from reproduction.results import FILE, read_results
+    from unheard.cli.display import notes, print_table
+    from unheard.errors import CorpusMissing
+
+    for folder in (first, second):
+        if not (folder / FILE).exists():
+            raise CorpusMissing(
+                f"There is no {folder / FILE}. Give a folder that `python -m reproduction run` wrote results to."
+            )
+    with notes.status("Working out what both show"):
+        tables = comparison_tables(read_results(first), read_results(second))
+    if as_json:
+        print(json.dumps([asdict(table) for table in tables]))
+    else:
+        for table in tables:
+            print_table(table)
 
 
 def _print(filled: "Exhibit", where: str) -> None:

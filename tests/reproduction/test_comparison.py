@@ -102,5 +102,5 @@ def test_on_the_command_line_and_on_the_page(tmp_path):
         CliRunner().invoke(app, ["compare", folders[0], str(tmp_path / "no-such")], catch_exceptions=False)
     main, other = (path.read_text() for path in write_pages(tmp_path, tmp_path / "out", pictures=False))
     assert 'id="beside"' not in main
-    assert "Beside made-up" in other
+    assert "Compared with made-up" in other
     assert "The paper, run on made-up (model.tied=false)" in other

@@ -21,7 +21,9 @@ def test_a_figure_that_is_off_by_one_digit_does_not_agree():
     cell = PrintedEpsilon(location="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63")
     assert cell.agrees(4.634)
     assert not cell.agrees(4.636)
-    cut = PrintedEpsilon(location="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63", is_cut=True)
+    cut = PrintedEpsilon(
+        location="", population=10, users_per_round=1, rounds=1, delta=0.01, digits="4.63", is_cut=True
+    )
     assert cut.agrees(4.6399)
     assert not cut.agrees(4.6299)
 

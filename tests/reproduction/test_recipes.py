@@ -245,7 +245,11 @@ def test_a_corpus_is_a_store_a_folder_of_roles_or_named(store, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "populations", "said"),
-    [(["/nowhere"], [], "paper prepare"), (["main=/nowhere"], [], "No token store"), ([], ["many"], "whole number")],
+    [
+        (["/nowhere"], [], "reproduction prepare"),
+        (["main=/nowhere"], [], "No token store"),
+        ([], ["many"], "whole number"),
+    ],
 )
 def test_what_is_no_corpus_is_refused(given, populations, said):
     with pytest.raises((CorpusError, ConfigError), match=said):
