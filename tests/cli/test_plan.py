@@ -116,3 +116,23 @@ def test_what_cannot_be_is_refused_with_the_cure(words, cure):
 def test_help_shows_the_examples_on_lines_of_their_own():
     page = run("--help").stdout
     assert any(line.strip().startswith("unheard plan --users 763430") for line in page.splitlines())
+
+
+def test_users_and_epsilon_alone_show_what_can_be_had():
+    asked = ["--users", "14000", "--epsilon", "8"]
+    page = run(*asked).stdout
+    for words in ("Hypothetical", "14,000 users", "sigma", "PLD", "drowns", "public start"):
+        assert words in page
+    record = json.loads(run(*asked, "--json", "--parameters", "10000").stdout)
+    assert record["hypothetical"] is True
+    assert {plan["noise"]["verdict"] for plan in record["plans"]} <= {"nearly free", "trains"}
+    assert all(plan["claimed"]["epsilon"] <= 8 and plan["claimed"]["accountant"] == "pld" for plan in record["plans"])
+
+
+def test_sigma_is_shown_and_noise_that_drowns_the_updates_is_warned_of():
+    quiet = run(*PAPER)
+    assert "sigma = 0.003" in quiet.stderr
+    assert "will drown" not in quiet.stderr
+    loud = run("--users", "14000", "--users-per-round", "50", "--noise-multiplier", "1", "--rounds", "10", "--json")
+    assert "The noise will drown the updates: sigma = 0.3" in loud.stderr
+    assert json.loads(loud.stdout)["noise"]["noise_std"] == pytest.approx(0.3)

@@ -135,6 +135,33 @@ def test_a_run_without_noise_is_confirmed_on_a_terminal(unheard, run_file, tmp_p
     assert (tmp_path / "r").exists() == bool(rounds)
 
 
+def test_train_shows_sigma_and_warns_before_the_first_round_of_noise_that_drowns_the_updates(
+    unheard, run_file, tmp_path
+):
+    once = ["train", run_file, "--set", "training.rounds=1", "--set", "noise.kind=gaussian"]
+    assert "sigma = 0.0833" in unheard(*once, "--out", tmp_path / "a").stderr
+    said = unheard(*once, "--out", tmp_path / "b", "--set", "noise.noise_multiplier=4.5").stderr
+    assert "The noise will drown the updates: sigma = 0.75" in said
+    assert "sigma" not in unheard(*once, "--out", tmp_path / "c", "--set", "noise.kind=none", "--yes").stderr
+
+
+def test_init_shows_sigma_of_the_template(unheard, tmp_path):
+    said = unheard("init", "--population", 14000, "--users-per-round", 50, cwd=tmp_path).stderr
+    assert "The noise will drown the updates: sigma = 0.3" in said
+    said = unheard("init", "--population", 10**6, "--users-per-round", 5000, "--force", cwd=tmp_path).stderr
+    assert "sigma = 0.003" in said
+    assert "will drown" not in said
+
+
+def test_each_epsilon_that_training_shows_names_its_accountant(unheard, run_file, tmp_path):
+    done = unheard("train", run_file, "--out", tmp_path / "r")
+    claim = json.loads((tmp_path / "r" / "statement.json").read_text())["claim"]
+    assert f"Claimed: {claim}" in done.stdout
+    assert "by pld" in claim
+    assert re.search(r"Running bound: ε = [\d.]+ by RDP at δ", done.stdout)
+    assert re.search(r"ε [\d.]+ \(RDP\)", done.stderr)
+
+
 def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_file, tmp_path):
     done = unheard("train", run_file, "--out", tmp_path / "r", "--set", "training.rounds=100000", "--stop-after", 1)
     assert "Continue with: unheard resume" in done.stdout.replace("\n", " ")

@@ -6,7 +6,7 @@ import pytest
 
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.planner import CostEstimate, default_delta, solve
+from unheard.privacy.planner import PAPER_PARAMETERS, CostEstimate, NoiseLevel, default_delta, feasible_plans, solve
 
 PAPER = {"population": 763430, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 5000, "delta": 1e-9}
 
@@ -105,3 +105,41 @@ def test_an_impossible_plan_is_refused(change, message):
 
 def test_a_plan_without_noise_costs_everything():
     assert CostEstimate(**{**PAPER, "noise_multiplier": 0}).bound().epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("sigma", "verdict"),
+    [(0.75, "drowns"), (0.3, "drowns"), (0.03, "costs much"), (0.012, "trains"), (0.003, "nearly free")],
+)
+def test_noise_is_judged_by_its_norm_beside_the_clip(sigma, verdict):
+    level = NoiseLevel(noise_std=sigma, clip_norm=15.0, parameters=PAPER_PARAMETERS)
+    assert level.verdict == verdict
+    assert f"sigma = {sigma:g}" in str(level)
+    warning = level.caution()
+    assert (warning is not None) == (verdict == "drowns")
+    for cure in ("users per round", "more rounds", "public start", "LoRA") if warning else ():
+        assert cure in warning
+
+
+def test_fewer_parameters_bear_more_noise():
+    """LoRA and small models: the norm of the noise grows with the square root of the number of parameters."""
+    large, small = (NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=n) for n in (1_000_000, 10_000))
+    assert large.ratio == pytest.approx(10 * small.ratio)
+    assert large.is_drowning
+    assert not small.is_drowning
+
+
+def test_feasible_plans_meet_the_target_and_larger_cohorts_have_less_noise():
+    plans = feasible_plans(population=14_000, epsilon=8.0)
+    assert len(plans) == 8
+    assert all(plan.bound.epsilon <= 8.0 for plan in plans)
+    assert all(plan.noise.noise_std == pytest.approx(sigma_of(plan.estimate)) for plan in plans)
+    by_rounds = [[p.noise.noise_std for p in plans if p.estimate.rounds == rounds] for rounds in (500, 2000)]
+    assert all(sigmas == sorted(sigmas, reverse=True) for sigmas in by_rounds)
+    assert plans[0].noise.is_drowning
+    assert not plans[-1].noise.is_drowning
+    assert len(feasible_plans(population=30, epsilon=8.0)) == 2
+
+
+def sigma_of(estimate):
+    return estimate.noise_multiplier * 15.0 / estimate.users_per_round

@@ -7,11 +7,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from unheard.cli import demo
 from unheard.cli.main import main
+from unheard.corpus.store import write_store
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.run_folder import RunFolder
+
+ONE = np.array([1])
 
 
 @dataclass
@@ -158,6 +163,36 @@ def test_training_leaves_event_files_beside_the_metrics(unheard, run, tmp_path):
     (tmp_path / "run.toml").write_text(run_toml(run))
     unheard("train", tmp_path / "run.toml", "--out", tmp_path / "r", "--set", "training.rounds=3")
     assert list((tmp_path / "r" / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_the_demo_compares_the_same_users_per_round():
+    plain, private = demo._plain_plan(), demo._private_plan()
+    assert plain.sampling.users_per_round == private.sampling.users_per_round
+    assert all(f"{plain.sampling.users_per_round} users per round" in about for about in demo.ABOUT.values())
+
+
+def test_the_demo_says_where_each_model_stands_beside_a_bigram():
+    def measures(accuracy, perplexity):
+        return {"accuracy_top1": accuracy, "perplexity": perplexity}
+
+    baselines = {"bigram with back-off": {"tokens": measures(0.12, 150.0)}}
+    plain = {"tokens": measures(0.14, 120.0), "baselines": baselines, "baselines_fitted_on": "other held-out users"}
+    (sentence,) = demo.beside_bigram({"plain": plain, "private": {"tokens": measures(0.10, 180.0)}})
+    assert "predicts 12.0 % of the same words (perplexity 150)" in sentence
+    assert "plain is 2.0 points above it with 14.0 % (perplexity 120)" in sentence
+    assert "private is 2.0 points below it with 10.0 % (perplexity 180)" in sentence
+    assert demo.beside_bigram({}) == []
+
+
+def test_only_the_demos_own_corpus_is_public(tmp_path):
+    """A store of the same name that was prepared in another way holds somebody else's text."""
+    record = {"name": "chitchat", **json.loads(json.dumps(demo._preparation().choices()))}
+    write_store(tmp_path / "a", train=[ONE], held_out=[ONE], vocabulary=Vocabulary.of(["w"]), info=record)
+    assert demo._is_demo_corpus(tmp_path / "a")
+    for key, change in (("name", "posts"), ("streams", {}), ("splits", {})):
+        folder = tmp_path / key
+        write_store(folder, train=[ONE], held_out=[ONE], vocabulary=Vocabulary.of(["w"]), info={**record, key: change})
+        assert not demo._is_demo_corpus(folder)
 
 
 def test_the_demo_ends_with_the_page_and_its_address(copies, capsys):

@@ -5,13 +5,15 @@ compares them. Each step is skipped or continued if it was done before.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unheard.cli.options import Yes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from unheard.corpus.pipeline import Preparation
     from unheard.mechanism.plan import Plan
     from unheard.training.run import Run
@@ -29,8 +31,9 @@ POPULATION = 750
 USERS_PER_ROUND = 100
 AS_IF_USERS = 1_000_000
 ABOUT = {
-    "plain": "FedAvg as in the paper's baseline: 50 users per round, no clip, no noise.",
-    "private": "DP-FedAvg: about 100 users per round, each clipped after every local step, Gaussian noise on the average.",
+    "plain": f"FedAvg as in the paper's baseline: {USERS_PER_ROUND} users per round, no clip, no noise.",
+    "private": f"DP-FedAvg: about {USERS_PER_ROUND} users per round, "
+    "each clipped after every local step, Gaussian noise on the average.",
 }
 
 
@@ -104,7 +107,7 @@ def _plain_plan() -> "Plan":
 
     return unheard.Plan(
         population=POPULATION,
-        sampling=unheard.FixedSizeSampling(users_per_round=50),
+        sampling=unheard.FixedSizeSampling(users_per_round=USERS_PER_ROUND),
         update=unheard.FedAvg(),
         clip=unheard.NoClip(),
         estimator=unheard.TrueAverage(),
@@ -136,6 +139,31 @@ def _run(corpus: Path, rounds: int, plan: "Plan") -> "Run":
     )
 
 
+def beside_bigram(measured: "Mapping[str, Any]") -> list[str]:
+    """Returns one sentence that says where each model stands beside a bigram model on the same held-out text.
+
+    Args:
+        measured: The full measures of each run, by its name.
+    """
+    first = next(iter(measured.values()), {})
+    bigram = next((m["tokens"] for name, m in first.get("baselines", {}).items() if "bigram" in name), None)
+    if bigram is None:
+        return []
+    accuracy, perplexity = bigram["accuracy_top1"], bigram["perplexity"]
+    parts = []
+    for name, measures in measured.items():
+        own = measures["tokens"]
+        points = 100 * (own["accuracy_top1"] - accuracy)
+        parts.append(
+            f"{name} is {abs(points):.1f} points {'above' if points >= 0 else 'below'} it with {100 * own['accuracy_top1']:.1f} % "
+            f"(perplexity {own['perplexity']:.0f})"
+        )
+    return [
+        f"A bigram model, counted without privacy in {first['baselines_fitted_on']}' text, predicts {100 * accuracy:.1f} % of the "
+        f"same words (perplexity {perplexity:.0f}): {'; '.join(parts)}. Both networks have seen few rounds."
+    ]
+
+
 def _compare(out: Path) -> None:
     """Prints the closing tables and writes the page, from the two run folders."""
     from unheard.cli.display import notes, print_table, say
@@ -153,6 +181,8 @@ def _compare(out: Path) -> None:
     print_table(tables.summary(comparison))
     print_table(tables.accuracies(comparison.measured))
     print_table(tables.predictions(comparison.measured))
+    for sentence in beside_bigram(comparison.measured):
+        say(f"\n{sentence}")
     say(
         f"\nWith about {POPULATION} users this ε is too large to promise anybody much. The cause is the small population, not the "
         "noise: see the hypothetical ε above. Try your own numbers: unheard plan --help"

@@ -5,6 +5,7 @@ progress bar in a log file would only appear at its end; there `log` prints a li
 
     say(sentence)                                 one sentence on standard output
     warn_of_delta(delta)                          a warning before a run begins
+    show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will drown the updates
     confirm_no_noise(runs, yes)                   the question before a run without noise
     with step_bars() as progress: ...             one bar for each named step: progress(step, fraction)
     with counted_bar() as progress: ...           the same for counted steps: progress(step, done, total)
@@ -34,6 +35,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
+    from unheard.privacy.planner import NoiseLevel
     from unheard.report.tables import Table
     from unheard.training.loop import RoundReport
     from unheard.training.run import Run
@@ -62,6 +64,34 @@ def warn_of_delta(delta: float) -> None:
 
     if sentence := caution(delta):
         note(sentence, style="bold yellow")
+
+
+def show_noise(run: "Run") -> None:
+    """Prints sigma before the first round of a private run, and warns if the noise will drown the updates."""
+    from unheard.mechanism.noise import NoNoise
+    from unheard.privacy.planner import NoiseLevel
+    from unheard.training.initialise import pinned
+
+    if isinstance(run.plan.noise, NoNoise):
+        return
+    layout = pinned(run).model.layout
+    levels = [
+        NoiseLevel(
+            noise_std=plan.noise.std(plan.sensitivity),
+            clip_norm=plan.contribution.l2_bound,
+            parameters=layout.total,
+        )
+        for _, plan in run.plan.phases(layout)
+    ]
+    warn_of_noise(max(levels, key=lambda level: level.ratio))
+
+
+def warn_of_noise(level: "NoiseLevel") -> None:
+    """Prints sigma, or a warning with the cure if the noise will drown the updates."""
+    if sentence := level.caution():
+        note(sentence, style="bold yellow")
+    else:
+        note(str(level))
 
 
 def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) -> bool:
@@ -186,7 +216,7 @@ def show_rounds(
         with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
             for last in open_reports:
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
-                figures = f"{_accuracy_text(accuracy)}ε {epsilon_text(last.epsilon)} at δ {last.delta:.1e}"
+                figures = f"{_accuracy_text(accuracy)}ε {_running_epsilon(last)} at δ {last.delta:.1e}"
                 if last.metrics:
                     log(f"{title}: round {last.round} of {last.rounds}, {figures}")
                     if folder:
@@ -228,7 +258,7 @@ def show_runs(
                 last[index] = report
                 if report.metrics:
                     accuracy[index] = report.metrics["accuracy_top1"]
-                figures = f"{_accuracy_text(accuracy.get(index))}ε {epsilon_text(report.epsilon)}"
+                figures = f"{_accuracy_text(accuracy.get(index))}ε {_running_epsilon(report)}"
                 if report.metrics:
                     log(f"{names[index]}: round {report.round} of {report.rounds}, {figures}")
                 bar.update(tasks[index], completed=report.round, total=report.rounds, figures=figures)
@@ -242,6 +272,10 @@ def show_runs(
                 if is_turn_over and stop_after is not None and time.monotonic() - start >= stop_after:
                     break
     return last
+
+
+def _running_epsilon(report: "RoundReport") -> str:
+    return f"{epsilon_text(report.epsilon)} ({report.accountant.upper()})"
 
 
 def _accuracy_text(accuracy: float | None) -> str:

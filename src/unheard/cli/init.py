@@ -122,22 +122,35 @@ def init(
         )
     words = corpus / "vocabulary.txt"
     size = len(Vocabulary.load(words)) if words.exists() else 10_000
+    per_round = min(100, population) if users_per_round is None else users_per_round
     text = TEMPLATE.format(
         name=run_file,
         corpus=json.dumps(str(corpus)),
         population=population,
         delta=population**-1.1,
         vocabulary_size=size,
-        users_per_round=_digits(min(100, population) if users_per_round is None else users_per_round),
+        users_per_round=_digits(per_round),
         rounds=rounds,
     )
     try:
         storage.replace_file(run_file, text.encode())
     except OSError as error:
         raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
+    _show_noise(per_round, size)
     say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
     if not words.exists():
         say(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.")
+
+
+def _show_noise(users_per_round: float, vocabulary_size: int) -> None:
+    """Prints sigma of the template, and warns if its noise will drown the updates."""
+    from unheard.cli.display import warn_of_noise
+    from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS, NoiseLevel
+
+    # The template's model is the paper's, with 96 parameters for each word of the vocabulary; its z is 1.
+    parameters = PAPER_PARAMETERS + 96 * (vocabulary_size - 10_000)
+    sigma = PAPER_CLIP_NORM / users_per_round
+    warn_of_noise(NoiseLevel(noise_std=sigma, clip_norm=PAPER_CLIP_NORM, parameters=parameters))
 
 
 def _digits(number: float) -> str:

@@ -90,7 +90,7 @@ def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) 
     from unheard.run_folder import RunFolder
 
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")
-    for name in ("run", "round", "top 1", "top 3", "ε so far", "stopped"):
+    for name in ("run", "round", "top 1", "top 3", "ε so far, by", "stopped"):
         table.add_column(name, justify="left" if name in ("run", "stopped") else "right")
     for index, name in enumerate(names):
         rows = RunFolder.open(out / name).read_metrics()
@@ -99,7 +99,8 @@ def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) 
         if report is None:
             table.add_row(name, str(rows[-1]["round"]) if rows else "-", *figures, "-", "was complete")
         else:
-            table.add_row(name, str(report.round), *figures, epsilon_text(report.epsilon), report.stopped or "")
+            spent = f"{epsilon_text(report.epsilon)} {report.accountant.upper()}"
+            table.add_row(name, str(report.round), *figures, spent, report.stopped or "")
     console.print(table)
     if any(report.round < report.rounds and not report.stopped for report in last.values()):
         say("Stopped before the last round. What was done is saved: the same command continues.")

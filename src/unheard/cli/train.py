@@ -73,7 +73,7 @@ def train(
     """Train a model with user-level differential privacy, from a run file into a run folder."""
 
     def work(ranks: "ProcessGroup | None") -> None:
-        from unheard.cli.display import confirm_no_noise, show_rounds, warn_of_delta
+        from unheard.cli.display import confirm_no_noise, show_noise, show_rounds, warn_of_delta
         from unheard.engines.distributed.process_group import was_restarted
         from unheard.mechanism.noise import NoNoise
         from unheard.training.loop import train as train_run
@@ -83,6 +83,7 @@ def train(
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
         if not isinstance(run.plan.noise, NoNoise):
             warn_of_delta(run.claimed_delta)
+            show_noise(run)
         reports = train_run(
             run, out, engine=engine_choice, ranks=ranks, again=was_restarted(), allow_no_privacy=allowed
         )
@@ -131,7 +132,9 @@ def resume(
 
 
 def _print_result(folder: Path, last: "RoundReport | None") -> None:
-    """Prints the newest accuracy, the epsilon spent, and what to do next."""
+    """Prints the newest accuracy, the running and the claimed epsilon, and what to do next."""
+    import json
+
     from unheard.cli.display import epsilon_text, say
     from unheard.run_folder import RunFolder
 
@@ -144,7 +147,9 @@ def _print_result(folder: Path, last: "RoundReport | None") -> None:
             f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
             f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
         )
-    say(f"Spent so far: ε = {epsilon_text(last.epsilon)} at δ = {last.delta:.2e}.")
+    say(f"Running bound: ε = {epsilon_text(last.epsilon)} by {last.accountant.upper()} at δ = {last.delta:.2e}.")
+    if (statement := RunFolder.open(folder).statement).exists():
+        say(f"Claimed: {json.loads(statement.read_text(encoding='utf-8'))['claim']}.")
     if last.stopped:
         say(f"Stopped: {last.stopped}")
     elif last.round < last.rounds:

@@ -112,7 +112,7 @@ def _figures(status: "RunStatus") -> Any:
         "smoothed": percent(status.points[-1]["smoothed"] if status.points else None),
         "top 3": percent(status.newest.get("accuracy_top3")),
         "perplexity": number(status.newest.get("perplexity")),
-        "ε so far": epsilon_text(status.epsilon),
+        f"ε so far, {status.accountant.upper()}": epsilon_text(status.epsilon),
         "at δ": small(status.delta),
     }
     grid = Table.grid(padding=(0, 3))

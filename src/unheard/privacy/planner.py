@@ -23,6 +23,11 @@ from unheard.privacy.events import PoissonGaussian
 MOST_ROUNDS = 10**7
 MOST_NOISE, LEAST_NOISE = 1e6, 1e-2
 LARGE_DELTA = 1e-2
+PAPER_PARAMETERS, PAPER_CLIP_NORM = 1_346_144, 15.0
+"""The paper's model, and an S that it uses: what sigma is judged by where no model is known."""
+FREE_RATIO, COSTLY_RATIO, DROWNING_RATIO = 0.25, 1.0, 5.0
+"""Limits of `NoiseLevel.ratio`; its docstring says where they come from."""
+FEASIBLE_COHORTS, FEASIBLE_ROUNDS = (100, 300, 1000, 3000, 10_000, 30_000, 100_000), (500, 2000)
 UNKNOWNS = ("noise_multiplier", "users_per_round", "rounds")
 Progress = Callable[[str], None]
 
@@ -112,6 +117,137 @@ class Solution:
     estimate: CostEstimate
     bound: Bound
     cheaper: CostEstimate | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLevel:
+    """How large the noise of one round is beside the largest update of one user.
+
+    The rule compares norms. Noise of standard deviation sigma on P parameters has norm sigma * sqrt(P); the average of
+    updates that are clipped to S has a norm of at most S. The limits come from these results, which the ratio of the two
+    orders although S, P and sigma differ:
+
+    - 0.23: the paper's LSTM (P = 1,346,144, S = 15) loses 0.13 points of accuracy at sigma = 0.003; nearly free.
+    - 0.93: it loses 1.3 points at sigma = 0.012 (Table 2 of the paper); it trains.
+    - 0.88, 3.5, 7 and 14: the demo's LSTM (P = 122,912, S = 8, 75 users per round) has perplexity 124, 181,
+      292 and 544 after 30 rounds; word frequencies alone have 214. At 7 and above the model is worse than counting words.
+
+    >>> NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=1_346_144).verdict
+    'drowns'
+
+    Args:
+        noise_std: sigma.
+        clip_norm: S.
+        parameters: P, the number of parameters that are trained.
+    """
+
+    noise_std: float
+    clip_norm: float
+    parameters: int
+
+    @property
+    def ratio(self) -> float:
+        """The norm of the noise of one round, in units of S."""
+        return self.noise_std * math.sqrt(self.parameters) / self.clip_norm
+
+    @property
+    def is_drowning(self) -> bool:
+        """Whether the model is expected to learn nothing."""
+        return self.ratio > DROWNING_RATIO
+
+    @property
+    def verdict(self) -> str:
+        """What to expect, in a few words."""
+        if self.ratio <= FREE_RATIO:
+            return "nearly free"
+        if self.ratio <= COSTLY_RATIO:
+            return "trains"
+        return "drowns" if self.is_drowning else "costs much"
+
+    def __str__(self) -> str:
+        return (
+            f"sigma = {self.noise_std:.3g}: the norm of the noise of one round is {self.ratio:.2g} times S = "
+            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} is nearly free, above {DROWNING_RATIO:g} the noise "
+            "drowns the updates)."
+        )
+
+    def caution(self) -> str | None:
+        """A warning with the cure if the noise will drown the updates; None otherwise."""
+        if not self.is_drowning:
+            return None
+        factor = self.ratio / COSTLY_RATIO
+        return (
+            f"The noise will drown the updates: sigma = {self.noise_std:.3g} on {self.parameters:,} parameters gives the "
+            f"noise of each round {self.ratio:.2g} times the norm that one user's update may have (S = {self.clip_norm:g}). "
+            f"Models trained up to about {COSTLY_RATIO:g}; expect a useless one. Cures: about {factor:.0f} times as many users "
+            "per round at the same z (sigma = z S / users per round); more rounds of less noise, if the budget allows it; "
+            "fewer parameters: a smaller model, or LoRA on a pre-trained one; a public start (training.init_from), which "
+            "leaves less to learn. `unheard plan --users N --epsilon E` shows what your users allow."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeasiblePlan:
+    """One way to spend a target epsilon.
+
+    Attributes:
+        estimate: Users per round, z and rounds, with an epsilon of at most the target.
+        bound: The epsilon that such a run would claim, and its accountant. Hypothetical.
+        noise: sigma, and what to expect of it.
+    """
+
+    estimate: CostEstimate
+    bound: Bound
+    noise: NoiseLevel
+
+
+def feasible_plans(
+    *,
+    population: int,
+    epsilon: float,
+    delta: float | None = None,
+    clip_norm: float = PAPER_CLIP_NORM,
+    parameters: int = PAPER_PARAMETERS,
+    progress: Progress = lambda _: None,
+) -> list[FeasiblePlan]:
+    """What a population allows: for several cohorts and numbers of rounds, the least noise that meets the target.
+
+    z is solved for by RDP, which is quick; the claimed epsilon, usually PLD's, is then somewhat below the target.
+
+    Args:
+        population: The number of users that the run would declare.
+        epsilon: The target.
+        delta: `default_delta(population)` if left out.
+        clip_norm: S, from which sigma follows.
+        parameters: The number of parameters of the model.
+        progress: Called with a line of text before each plan.
+
+    Raises:
+        InvalidValue: A value is out of range, or no plan meets the target.
+    """
+    cohorts = [n for n in FEASIBLE_COHORTS if n <= population / 2] or [max(1, population // 2)]
+    plans, refusal = [], None
+    for users_per_round in cohorts[-4:]:
+        for rounds in FEASIBLE_ROUNDS:
+            progress(f"{users_per_round:,} users per round, {rounds:,} rounds")
+            try:
+                estimate = solve(
+                    population=population,
+                    epsilon=epsilon,
+                    users_per_round=users_per_round,
+                    rounds=rounds,
+                    delta=delta,
+                    accountant=RUNNING_ACCOUNTANT,
+                ).estimate
+            except AccountingError as error:
+                refusal = error
+                continue
+            sigma = estimate.noise_multiplier * clip_norm / users_per_round
+            noise = NoiseLevel(noise_std=sigma, clip_norm=clip_norm, parameters=parameters)
+            plans.append(FeasiblePlan(estimate=estimate, bound=estimate.bound(), noise=noise))
+    if not plans and refusal is not None:
+        raise refusal
+    return plans
 
 
 def default_delta(population: int) -> float:

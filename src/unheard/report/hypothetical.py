@@ -37,7 +37,8 @@ class Hypothetical:
         """The epsilon in a sentence that describes the run it would belong to. Shown wherever the number is shown."""
         return (
             f"Hypothetical: the same rounds, clip and noise, with about {self.users_per_round:,.10g} users per round drawn from "
-            f"{self.users:,}, would cost ε = {epsilon_text(self.epsilon)} at δ = {small(self.delta)}. That run did not happen."
+            f"{self.users:,}, would cost ε = {epsilon_text(self.epsilon)} by "
+            f"{self.accountant.upper()} at δ = {small(self.delta)}. That run did not happen."
         )
 
     @property

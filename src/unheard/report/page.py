@@ -180,14 +180,14 @@ def _summary_sentence(record: RunRecord) -> dict[str, str]:
         "accuracy": "has not been evaluated yet"
         if accuracy is None
         else f"predicts {percent(accuracy)} of next words correctly",
-        "privacy": f"ε = {epsilon_text(record.epsilon)} at δ = {small(record.delta)}"
+        "privacy": f"ε = {epsilon_text(record.epsilon)} by {tables.claimed_by(record)} at δ = {small(record.delta)}"
         if record.is_private
         else "no privacy",
     }
 
 
 def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
-    detail = f"at δ = {small(record.delta)}, for {record.population:,} declared users"
+    detail = f"by {tables.claimed_by(record)} at δ = {small(record.delta)}, for {record.population:,} declared users"
     return PromiseCard(
         name=record.name,
         series=_series(compared, record.name),

@@ -220,8 +220,12 @@ def _by_round(title: str, values: Mapping[str, Mapping[int, float]], text: Calla
 
 
 def _claim(record: RunRecord) -> str:
-    accountant = record.statement["claimed"]["accountant"].upper()
-    return f"{epsilon_text(record.epsilon)} by {accountant}" if record.is_private else "∞"
+    return f"{epsilon_text(record.epsilon)} by {claimed_by(record)}" if record.is_private else "∞"
+
+
+def claimed_by(record: RunRecord) -> str:
+    """The accountant of the epsilon that a run claims."""
+    return str(record.statement["claimed"]["accountant"]).upper()
 
 
 def _settings(tables: Mapping[str, Any]) -> dict[str, str]:

@@ -64,10 +64,12 @@ class RoundReport:
     Attributes:
         round: Rounds completed.
         rounds: Rounds that the run was configured for.
-        epsilon: The privacy spent so far, at `delta`.
+        epsilon: The privacy spent so far, at `delta`: a running bound by `accountant`. The statement claims the smaller
+            of PLD's and RDP's.
         delta: The delta of the guarantee.
         metrics: The held-out evaluation, as `unheard.evaluate` returns it, after the rounds that have one; else None.
         stopped: Why training ended before its last round, if it did.
+        accountant: The accountant of `epsilon`: the budget's, else RDP.
     """
 
     round: int
@@ -76,6 +78,7 @@ class RoundReport:
     delta: float
     metrics: dict[str, float] | None = None
     stopped: str | None = None
+    accountant: str = RUNNING_ACCOUNTANT
 
 
 def train(
@@ -344,6 +347,7 @@ class _ActiveRun:
             delta=self.run.claimed_delta,
             metrics=metrics,
             stopped=stopped,
+            accountant=self.spent.accountant,
         )
 
 
