@@ -26,6 +26,7 @@ from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
+from unheard.privacy.run_ledger import check_ledger, check_population, remembered
 from unheard.privacy.statement import statement
 from unheard.randomness import ReproducibleStreams, SecureStreams
 from unheard.run_folder import RunFolder
@@ -204,18 +205,9 @@ def _checkpoints(folder: Folder) -> Iterator[str]:
     """The ledger still holds what it held when each checkpoint was saved, and all rounds of a checkpoint were charged
     before."""
     run, ledger = _run_and_ledger(folder)
+    check_ledger(ledger, remembered(folder.path))
     for checkpoint in folder.checkpoints:
         round = checkpoint.state.round
-        if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
-            raise CheckFailed(
-                f"the checkpoint of round {round} was saved with a longer or another ledger: this one was shortened or replaced."
-            )
-        charged = {entry.round for entry in ledger.entries[: checkpoint.ledger_length]}
-        charged |= set(range(_rounds_of_selection(run, ledger)))
-        if missing := sorted(set(range(round)) - charged):
-            raise CheckFailed(
-                f"the checkpoint is of round {round}, but round {missing[0]} was never charged before it."
-            )
         if checkpoint.state.params_P.shape != (run.model.layout.total,):
             raise CheckFailed(f"the checkpoint of round {round} is not of the model that run.toml describes.")
     _needed(folder.checkpoints or None, "a whole checkpoint")
@@ -292,7 +284,10 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     run, ledger = _run_and_ledger(folder)
     path = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
     path = path / FILE if path.is_dir() else path
+    sources = remembered(folder.path)
     if not path.is_file():
+        if path.parent.is_dir() and any(source.population_position is not None for source in sources):
+            raise CheckFailed(f"{path} is missing: what these people have spent was recorded there. Put it back.")
         raise CheckSkipped(f"not checked: the store's ledger is not at {path} (name the store with --corpus)")
     try:
         population = PopulationLedger.read(path)
@@ -305,13 +300,7 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
         raise CheckFailed(
             f"{population.path} holds {member.held} of this run's {len(ledger)} charges: it was shortened or replaced."
         )
-    for checkpoint in folder.checkpoints:
-        position = checkpoint.population_position
-        if position is not None and population.contains(position) is False:
-            raise CheckFailed(
-                f"{population.path} does not hold what it held at the checkpoint of round {checkpoint.state.round}: it was "
-                "shortened."
-            )
+    check_population(population, run_id(ledger), len(ledger), sources)
     yield f"all charges of this run are in the store's ledger too, among those of {len(population.members)} runs"
 
 

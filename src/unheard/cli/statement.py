@@ -41,13 +41,15 @@ def statement(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """State the privacy of a run or of a store. Needs only DIR/ledger.jsonl: no model, no text, no torch."""
+    """State the privacy of a run or of a store, from DIR/ledger.jsonl. Needs no text and no torch. A ledger that lacks
+    what the checkpoints, the model or the store's ledger remember is an error."""
     from json import dumps
 
     from unheard.errors import InvalidValue, RunFolderMissing
     from unheard.privacy.ledger import Ledger
     from unheard.privacy.population_statement import all_runs as compose_all_runs
     from unheard.privacy.population_statement import find_population_ledger, render_all_runs
+    from unheard.privacy.run_ledger import read_run_ledger
     from unheard.privacy.statement import render
     from unheard.privacy.statement import statement as compose_run
 
@@ -60,6 +62,6 @@ def statement(
             raise InvalidValue("--epsilon asks about one run; leave it out for all runs together.")
         content, text = compose_all_runs(population, delta=delta), render_all_runs
     else:
-        ledger = Ledger.read(path)
+        ledger = Ledger.read(path) if path.name != "ledger.jsonl" else read_run_ledger(path.parent)
         content, text = compose_run(ledger.facts, ledger.entries, delta=delta, epsilon=epsilon), render
     typer.echo(dumps(content, allow_nan=False, indent=2) if as_json else text(content), nl=as_json)

@@ -13,7 +13,6 @@ from typing import Any
 
 from unheard.deployment.device import is_export, open_export
 from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
-from unheard.errors import LedgerError
 from unheard.run_folder import RunFolder
 
 
@@ -71,16 +70,9 @@ def run_statement(folder: RunFolder) -> dict[str, Any]:
     Raises:
         LedgerError: The ledger is damaged, or does not contain the rounds that the newest checkpoint was charged for.
     """
-    from unheard.privacy.ledger import Ledger
+    from unheard.privacy.run_ledger import read_run_ledger
     from unheard.privacy.statement import statement
-    from unheard.training.checkpoint import newest_checkpoint
 
-    ledger = Ledger.read(folder.ledger)
-    if any(folder.checkpoints.glob("round-*.safetensors")):  # a published folder may have no checkpoints
-        reached = newest_checkpoint(folder)
-        # DP: with a shortened ledger a model would be released with a smaller epsilon than it cost.
-        if not ledger.contains(reached.ledger_length, reached.ledger_head):
-            raise LedgerError(
-                f"{folder.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
-            )
+    # DP: with a shortened ledger a model would be released with a smaller epsilon than it cost.
+    ledger = read_run_ledger(folder)
     return statement(ledger.facts, ledger.entries)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import RunFolderMissing
-from unheard.privacy.ledger import Ledger
 from unheard.privacy.planner import CostEstimate, Solution, default_delta, solve
+from unheard.privacy.run_ledger import read_run_ledger
 from unheard.privacy.statement import statement as ledger_statement
 
 
@@ -114,7 +114,8 @@ def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, An
     'user'
 
     Args:
-        folder: A run folder. Only its ledger.jsonl is read.
+        folder: A run folder. The statement follows from its ledger.jsonl; the checkpoints, the model and the
+            population's ledger are asked whether that ledger is whole.
         delta: The delta of the claim. None: the declared one.
 
     Returns:
@@ -122,10 +123,10 @@ def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, An
 
     Raises:
         RunFolderMissing: The folder has no ledger.
-        LedgerError: The ledger is damaged.
+        LedgerError: The ledger is damaged, shortened, rolled back or of another run.
     """
     path = Path(folder) / "ledger.jsonl"
     if not path.is_file():
         raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
-    ledger = Ledger.read(path)
+    ledger = read_run_ledger(folder)
     return ledger_statement(ledger.facts, ledger.entries, delta=delta)

@@ -42,6 +42,9 @@ from unheard.privacy.ledger import Entry, Ledger
 FORMAT = "unheard-population-1"
 FILE = "ledger.jsonl"
 MAX_MOVES = 8
+REPRODUCIBLE = "reproducible-"
+"""How the id of a seeded run begins."""
+
 REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates")
 """The public facts of a run that the population's ledger repeats."""
 
@@ -55,12 +58,21 @@ class Member:
         facts: Some public facts that the run declared.
         held: How many entries of the run's own ledger, from the first on, are charged here.
         events: The events that are charged here under this run's name.
+        begun: How often a run with this id began. Only a seeded run can begin twice, as a repetition.
+        is_charged_again: Whether a position of the run's ledger was charged more than once.
     """
 
     id: str
     facts: dict[str, Any] = field(default_factory=dict)
     held: int = 0
     events: list[Event] = field(default_factory=list)
+    begun: int = 0
+    is_charged_again: bool = False
+
+    @property
+    def has_repeats(self) -> bool:
+        """Whether the charges may be of several folders: a seeded run repeats under one id, with the same releases."""
+        return self.id.startswith(REPRODUCIBLE) and (self.begun > 1 or self.is_charged_again)
 
 
 class PopulationLedger:
@@ -85,21 +97,31 @@ class PopulationLedger:
         self._file = ChainedFile(path, FORMAT)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> "PopulationLedger":
+    def open(
+        cls, path: str | os.PathLike[str], facts: Mapping[str, Any], *, must_exist: bool = False
+    ) -> "PopulationLedger":
         """Open the ledger at `path`, or where it has moved to, in order to charge it.
 
         Args:
             path: The file. If nothing is there, a new ledger is created.
             facts: The public facts of a new ledger.
+            must_exist: Whether a ledger was there before, so that a missing file is an error.
 
         Raises:
-            LedgerError: Something that is no ledger is at the path (it is left as it is), or the ledger is damaged.
+            LedgerError: Something that is no ledger is at the path (it is left as it is), the ledger is damaged, or it
+                must exist and is missing.
         """
 
         def open_here(path: Path) -> "PopulationLedger":
             population = cls(path)
             file = population._file
             with _advice_on_failure(file.path), file.locked():
+                # DP: a ledger that is gone held charges; to begin a new one would forget them.
+                if must_exist and not os.path.lexists(file.path):
+                    raise LedgerError(
+                        f"{file.path} is missing: what these people have spent was recorded there. Put it back, or name "
+                        "where it lies now: [privacy] ledger in the run file."
+                    )
                 if not os.path.lexists(file.path):
                     # A random id tells copies of one ledger from two ledgers that were begun with equal facts.
                     file.create({"id": secrets.token_hex(16), **facts})
@@ -148,17 +170,18 @@ class PopulationLedger:
                 return file.contains(position["length"], position["head"])
         return None
 
-    def register(self, run: str, facts: Mapping[str, Any], held: int) -> None:
-        """Record that a run begins; does nothing if the run is known.
+    def register(self, run: str, facts: Mapping[str, Any], held: int, *, is_new: bool = False) -> None:
+        """Record that a run begins; does nothing if the run is known, unless it begins again.
 
         Args:
             run: The id of the run.
             facts: Public facts of the run.
             held: The number of entries at the start of the run's own ledger that belong to an earlier run and are
                 charged here under the earlier run's id.
+            is_new: Whether the run begins now. A known run is then a repetition of a seeded run.
         """
         with self._up_to_date():
-            if run not in self.members:
+            if is_new or run not in self.members:
                 self._write({"began": {"run": run, "facts": dict(facts), "held": held}})
 
     def settle(self, run: str, entries: Sequence[Entry | Event]) -> int:
@@ -235,7 +258,7 @@ class PopulationLedger:
                 if self._moved_to is None:
                     yield
                     return
-            there = PopulationLedger.open(self._moved_to, {})
+            there = PopulationLedger.open(self._moved_to, {}, must_exist=True)
             there._came_from += (self._file, *self._came_from)
             self.__dict__.update(there.__dict__)
         raise LedgerError(f"{self.path} moves in a circle. Name the right one: [privacy] ledger.")
@@ -261,6 +284,7 @@ class PopulationLedger:
             began = record["began"]
             member = self.members.setdefault(began["run"], Member(id=began["run"]))
             member.facts, member.held = dict(began["facts"]), max(member.held, int(began["held"]))
+            member.begun += 1
         elif "budget" in record:
             self.budget = Budget(**record["budget"])
             self._running = self.budget.running(self.events)
@@ -269,6 +293,7 @@ class PopulationLedger:
         else:
             event = from_record(record["event"])
             member = self.members.setdefault(record["run"], Member(id=record["run"]))
+            member.is_charged_again |= int(record["position"]) < member.held
             member.held = max(member.held, int(record["position"]) + 1)
             member.events.append(event)
             if self._running is not None:
@@ -311,7 +336,7 @@ class JointLedger:
             # DP: the earlier run had the same users, unless declared otherwise; on this store it is charged already.
             population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
             population.settle(run_id(parent), parent.entries)
-        population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger))
+        population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger), is_new=True)
 
     def charge(self, event: Event, round: int) -> None:
         """Charge both ledgers; both events are on disk when this returns.
@@ -366,7 +391,7 @@ def new_run_id(reproducible: str | None = None) -> str:
     >>> new_run_id("0123456789abcdef" * 4)
     'reproducible-0123456789abcdef'
     """
-    return secrets.token_hex(16) if reproducible is None else f"reproducible-{reproducible[:16]}"
+    return secrets.token_hex(16) if reproducible is None else f"{REPRODUCIBLE}{reproducible[:16]}"
 
 
 def run_id(ledger: Ledger) -> str:
@@ -379,6 +404,8 @@ def open_population_ledger(
     corpus: str,
     vocabulary_events: Sequence[Mapping[str, Any]],
     ledger: str | os.PathLike[str] | None = None,
+    *,
+    must_exist: bool = False,
 ) -> PopulationLedger:
     """Open the ledger of a store's population, and charge the store's vocabulary to it once.
 
@@ -388,6 +415,7 @@ def open_population_ledger(
         vocabulary_events: The records of the events that the store's vocabulary has cost; empty for a public
             vocabulary.
         ledger: The file or folder of the ledger if it is not in the store (`[privacy] ledger` in the run file).
+        must_exist: Whether a ledger was there before, so that a missing file is an error.
 
     Raises:
         LedgerError: The store is a part of another store and no ledger is named, or the ledger cannot be used.
@@ -401,14 +429,14 @@ def open_population_ledger(
     path = Path(ledger) if ledger is not None else Path(store) / FILE
     if path.is_dir():
         path = path / FILE
-    if ledger is not None:
+    if ledger is not None and not must_exist:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LedgerError(
                 f"[privacy] ledger = {str(path)!r} cannot be made ({error.strerror}). Choose another folder."
             ) from None
-    population = PopulationLedger.open(path, {"corpus": corpus})
+    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist)
     name = f"vocabulary-{corpus[:16]}"
     if vocabulary_events:
         population.register(name, {"name": "the private vocabulary"}, held=0)

@@ -6,7 +6,8 @@
     epsilon_points(record)                   # epsilon by round as the ledger grew
 
 Reads only `run.toml`, `ledger.jsonl`, `metrics.jsonl` and `measures.json`, of a finished run or of one that is still
-training; no torch, corpus or model. A ledger that was edited raises `LedgerError`.
+training; no torch or corpus. A ledger that was edited, or that lacks what the folder's checkpoints, its model or the
+store's ledger remember, raises `LedgerError`.
 
 Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothed over 5 evaluations".
 """
@@ -23,7 +24,8 @@ from unheard.curves import smoothed
 from unheard.errors import InvalidValue, RunFolderError
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
-from unheard.privacy.ledger import Entry, Ledger
+from unheard.privacy.ledger import Entry
+from unheard.privacy.run_ledger import read_run_ledger
 from unheard.privacy.statement import statement as privacy_statement
 from unheard.run_folder import RunFolder
 
@@ -58,14 +60,14 @@ class RunRecord:
 
         Raises:
             RunFolderError: The folder is not a run folder, or its run file cannot be read.
-            LedgerError: The ledger is damaged or was edited.
+            LedgerError: The ledger is damaged, was edited, shortened or rolled back, or is of another run.
         """
         folder = RunFolder.open(path)
         try:
             tables = tomllib.loads(folder.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{folder.run_file} cannot be read as a run file: {error}.") from None
-        ledger = Ledger.read(folder.ledger)
+        ledger = read_run_ledger(folder)
         return cls(
             name=name or Path(path).resolve().name,
             tables=tables,

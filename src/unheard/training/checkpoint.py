@@ -4,8 +4,9 @@
     checkpoint = newest_checkpoint(folder)                    # .state, .ledger_length, .ledger_head
     params_P = load_model(folder.model, model)                # a released model
 
-A checkpoint holds the `State` after a round and the ledger position that the run had reached, so that `resume` can tell
-a ledger that was shortened from one that was charged less. Every file is replaced atomically and carries a SHA-256 of
+A checkpoint holds the `State` after a round and the ledger position that the run had reached, and the released model
+names that position too. With it a ledger that was shortened is told from one that was charged less
+(`privacy/run_ledger.py`). Every file is replaced atomically and carries a SHA-256 of
 its tensors and its facts, which is checked when it is read. Nothing is ever unpickled.
 """
 
@@ -37,7 +38,7 @@ class Checkpoint:
     ledger_head: str
     """The hash of its last line."""
     population_position: dict[str, Any] | None = None
-    """The position of the population's ledger; None in a run folder's first checkpoint."""
+    """The position of the population's ledger; None in a first checkpoint of version 0.1."""
 
 
 def save_checkpoint(
@@ -47,13 +48,15 @@ def save_checkpoint(
     path."""
     path = folder.checkpoints / _name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
-    facts: dict[str, Any] = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
+    released = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
+    facts: dict[str, Any] = dict(released)
     if state.clip_norm is not None:
         facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, JointLedger):
         facts["people"] = ledger.position
     _save(path, tensors, facts)
-    save_model(folder.model, model, state.params_P, {"round": state.round})
+    # DP: the model names the ledger that it belongs to, also in a folder that is passed on without its checkpoints.
+    save_model(folder.model, model, state.params_P, released)
     for old in checkpoint_files(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path

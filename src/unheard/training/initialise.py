@@ -2,7 +2,8 @@
 
     prepared = create_run(run, "runs/first", engine_choice, engine)     # a new run
     prepared = reopen_run(run, RunFolder.open("runs/first"), engine)    # an existing one
-    state = restore_state(run, folder, ledger, engine.device)           # where its rounds continue
+    ledger = reopen_ledgers(run, folder, store)                         # charged further by its rounds
+    state = restore_state(run, folder, engine.device)                   # where its rounds continue
 
 Input: a `Run` and its store. Output: a run folder whose ledger holds what these users have spent already (their
 vocabulary, and the run that this one starts from), and the first `State`.
@@ -26,6 +27,7 @@ from unheard.privacy.accountants import versions
 from unheard.privacy.events import from_record
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
+from unheard.privacy.run_ledger import check_ledger, check_population, read_run_ledger, remembered
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import load_model, newest_checkpoint, save_checkpoint
@@ -72,7 +74,8 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     ledger = Ledger.create(folder.ledger, ledger_header(run, store, streams_of(run)))
     charge_earlier_costs(run, store, ledger)
     JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
-    save_checkpoint(folder, run.model, state, ledger, run.training.keep_checkpoints)
+    joint = JointLedger(ledger, population)
+    save_checkpoint(folder, run.model, state, joint, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not
     # at all.
     return PreparedRun(run=run, folder=folder.settle(out), store=store)
@@ -131,31 +134,34 @@ def first_state(run: Run) -> State:
     return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
 
 
-def restore_state(run: Run, folder: RunFolder, ledger: JointLedger, device: torch.device) -> State:
-    """The state of the newest checkpoint, on a device, if both ledgers hold everything that was charged for it.
+def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedger:
+    """Open the ledgers of an existing run in order to charge them, if they hold everything that was charged before.
 
     Raises:
-        LedgerError: The run's or the population's ledger was shortened or replaced since the checkpoint.
+        LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back.
+        CheckpointCorrupt: A checkpoint cannot be read.
+    """
+    sources = remembered(folder)
+    ledger = Ledger.open(folder.ledger)
+    check_ledger(ledger, sources)
+    # DP: a population's ledger that a checkpoint remembers must be there; a new one would have forgotten its charges.
+    is_known = any(source.population_position is not None for source in sources)
+    population = population_ledger_of(run, store, must_exist=is_known)
+    check_population(population, run_id(ledger), len(ledger), sources)
+    return JointLedger(ledger, population)
+
+
+def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
+    """The state of the newest checkpoint, on a device.
+
+    Raises:
         CheckpointCorrupt: The checkpoint cannot be read, or belongs to another model.
     """
     checkpoint = newest_checkpoint(folder)
-    # DP: a ledger that was shortened or swapped would make released models look cheaper than they were.
-    if not ledger.contains(checkpoint.ledger_length, checkpoint.ledger_head):
-        raise LedgerError(
-            f"{folder.ledger} does not hold what was charged up to the newest checkpoint: it was shortened or "
-            "replaced. Put the right one back; without it the cost of this model cannot be known."
-        )
     if checkpoint.state.params_P.shape != (run.model.layout.total,):
         raise CheckpointCorrupt(
             f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
             "Delete it to resume from the one before."
-        )
-    population, position = ledger.population, checkpoint.population_position
-    # DP: a shortened ledger would make these users look less spent than they are.
-    if position is not None and population.contains(position) is False:
-        raise LedgerError(
-            f"{population.path} does not hold what was charged up to the newest checkpoint: it was shortened or "
-            "replaced. Put the right one back; without it what these people have spent cannot be known."
         )
     state = checkpoint.state
     # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
@@ -170,9 +176,9 @@ def streams_of(run: Run) -> Streams:
     return SecureStreams() if seed is None else ReproducibleStreams(seed=seed)
 
 
-def population_ledger_of(run: Run, store: TokenStore) -> PopulationLedger:
+def population_ledger_of(run: Run, store: TokenStore, *, must_exist: bool = False) -> PopulationLedger:
     """Open the ledger to which all runs on the store's users are charged; `LedgerError` if it cannot be written."""
-    return open_population_ledger(store.path, store.name, store.vocabulary_events, run.ledger)
+    return open_population_ledger(store.path, store.name, store.vocabulary_events, run.ledger, must_exist=must_exist)
 
 
 def check_public_start(run: Run, population: PopulationLedger) -> None:
@@ -207,13 +213,7 @@ def parent_ledger(run: Run) -> Ledger | None:
     """
     if run.training.init_from is None or not Path(run.training.init_from).is_dir() or run.training.init_is_public:
         return None
-    parent = RunFolder(Path(run.training.init_from))
-    ledger, released = Ledger.read(parent.ledger), newest_checkpoint(parent)
-    if not ledger.contains(released.ledger_length, released.ledger_head):
-        raise LedgerError(
-            f"{parent.ledger} does not hold what its model cost: it was shortened or replaced. Put it back."
-        )
-    return ledger
+    return read_run_ledger(run.training.init_from)
 
 
 def ledger_header(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:

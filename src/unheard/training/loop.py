@@ -43,7 +43,7 @@ from unheard.training.initialise import (
     PreparedRun,
     create_run,
     pinned,
-    population_ledger_of,
+    reopen_ledgers,
     reopen_run,
     restore_state,
     streams_of,
@@ -356,7 +356,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
     """A run ready for its next round. Holds the folder's lock; saves the state and writes the statement on leaving."""
     run, folder, store = prepared.run, prepared.folder, prepared.store
     with folder.locked():
-        ledger = JointLedger(Ledger.open(folder.ledger), population_ledger_of(run, store))
+        ledger = reopen_ledgers(run, folder, store)
         accountant = run.budget.accountant if run.budget else RUNNING_ACCOUNTANT
         active = _ActiveRun(
             run=run,
@@ -365,7 +365,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
             engine=engine,
             ledger=ledger,
             spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
-            state=restore_state(run, folder, ledger, engine.device),
+            state=restore_state(run, folder, engine.device),
             streams=streams_of(run),
             held_out=run.evaluation.choose(users_in_turn(store.held_out, run.model)),
         )

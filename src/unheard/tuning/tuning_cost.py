@@ -16,8 +16,8 @@ from unheard.engines.distributed.store_replicas import store_fingerprint
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import Bound, best_epsilon
 from unheard.privacy.events import Event, NonPrivate
-from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import FILE, PopulationLedger
+from unheard.privacy.run_ledger import read_run_ledger
 from unheard.run_folder import RunFolder
 from unheard.training.run import Run
 from unheard.tuning.trials import Trial
@@ -93,7 +93,7 @@ def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
         trials: All trials; each has a run folder.
         is_proxy: Whether they were trained on a proxy corpus.
     """
-    ledgers = [Ledger.read(RunFolder.open(trial.folder).ledger) for trial in trials]
+    ledgers = [read_run_ledger(RunFolder.open(trial.folder)) for trial in trials]
     events: list[Event] = [event for ledger in ledgers for event in ledger.events]
     delta = min(ledger.facts["delta"] for ledger in ledgers)
     noised = [event for event in events if not isinstance(event, NonPrivate)]

@@ -1,0 +1,205 @@
+"""The ledger of a run folder, checked against everything that remembers it. All readers of a run's ledger use this module.
+
+A ledger that was cut at the end of a line, or replaced by the ledger of another run, has a valid hash chain. The
+checkpoints and the released model of a run therefore remember the position of the run's ledger (its length and the hash
+of its last line), and the population's ledger remembers how many charges it holds for the run. A folder in which these
+disagree would be stated with a smaller epsilon than its model has cost.
+
+    ledger = read_run_ledger("runs/first")             # `Ledger.read` and all checks; raises `LedgerError`
+    check_ledger(ledger, remembered(folder))           # what checkpoints and model remember
+    check_population(population, run_id(ledger), len(ledger), remembered(folder))
+
+In: a run folder, and the ledger of the population if it is where the run file says. Out: the run's ledger. Reads the
+headers of model files only, without torch and without their tensors.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unheard.errors import CheckpointCorrupt, LedgerError
+from unheard.privacy.events import Selection
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
+from unheard.run_folder import RunFolder
+
+MAX_HEADER_BYTES = 100_000_000
+"""The largest header that the safetensors format allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered:
+    """What one checkpoint, or the released model, remembers of the ledgers.
+
+    Attributes:
+        source: The file, for error messages.
+        round: The round after which the file was saved.
+        length: The number of entries that the run's ledger had; None in a model file of version 0.1.
+        head: The hash of the last of these entries; None in a model file of version 0.1.
+        population_position: The position of the population's ledger; None if it is not remembered.
+    """
+
+    source: Path
+    round: int
+    length: int | None
+    head: str | None
+    population_position: Mapping[str, Any] | None = None
+
+
+def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
+    """Read the ledger of a run folder, and check that nothing of it is missing.
+
+    The ledger must hold what the checkpoints and the released model remember. If the population's ledger is where the
+    run file says, the run's ledger must also hold what the population was charged for this run.
+
+    Args:
+        folder: A run folder. Of a folder that holds nothing but a ledger, the hash chain alone is checked.
+
+    Raises:
+        LedgerError: The ledger is missing, damaged, shortened, rolled back or of another run.
+        CheckpointCorrupt: A checkpoint or the model cannot be read.
+    """
+    folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
+    # In this order a run that trains meanwhile is read without contradictions: each file only grows after the one that
+    # is read before it.
+    sources = remembered(folder)
+    population = _population_of(folder)
+    ledger = Ledger.read(folder.ledger)
+    if not sources and folder.run_file.exists():
+        raise LedgerError(
+            f"{folder.path} has neither a checkpoint nor a model that remembers its ledger, so nobody can say whether the "
+            "ledger is whole. Put back the folder `checkpoints` or model.safetensors."
+        )
+    check_ledger(ledger, sources)
+    if population is not None:
+        check_population(population, run_id(ledger), len(ledger), sources, is_known=False)
+    return ledger
+
+
+def remembered(folder: RunFolder) -> list[Remembered]:
+    """Read what the checkpoints (oldest first) and the released model of a folder remember of the ledgers.
+
+    Raises:
+        CheckpointCorrupt: One of the files cannot be read.
+    """
+    for _ in range(5):  # a trainer deletes its oldest checkpoint when it has saved a new one
+        paths = sorted(folder.checkpoints.glob("round-*.safetensors"))
+        paths += [folder.model] if os.path.lexists(folder.model) else []
+        try:
+            return [_remembered(path) for path in paths]
+        except FileNotFoundError:
+            continue
+    raise CheckpointCorrupt(f"{folder.checkpoints} changes while it is read. Try again.")
+
+
+def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
+    """Check that a run's ledger holds what checkpoints and models remember of it.
+
+    Raises:
+        LedgerError: The ledger was shortened, or is the ledger of another run.
+    """
+    for source in sources:
+        # DP: a ledger that was shortened or replaced would make released models look cheaper than they were.
+        if source.length is not None and not ledger.contains(source.length, source.head or ""):
+            raise LedgerError(
+                f"{ledger.path} does not hold what was charged up to round {source.round}, as {source.source.name} remembers "
+                "it: the ledger was shortened or replaced, or the file is of another run. Put the right one back; without it "
+                "the cost of this model cannot be known."
+            )
+        entries = ledger.entries[: source.length]
+        charged = {entry.round for entry in entries}
+        charged |= {r for entry in entries if isinstance(entry.event, Selection) for r in range(entry.event.rounds)}
+        # DP: each round that is in a model must have been charged before the model was saved.
+        if missing := sorted(set(range(source.round)) - charged):
+            raise LedgerError(
+                f"{source.source.name} is of round {source.round}, but round {missing[0]} was never charged before it: "
+                f"{ledger.path} was shortened or replaced. Put the right one back."
+            )
+
+
+def check_population(
+    population: PopulationLedger, run: str, length: int, sources: Iterable[Remembered], *, is_known: bool = True
+) -> None:
+    """Compare a run with the ledger of its population, in both directions.
+
+    Args:
+        population: The population's ledger.
+        run: The id of the run.
+        length: The number of entries in the run's own ledger.
+        sources: What the run's checkpoints remember.
+        is_known: Whether `population` must be the ledger that the checkpoints remember. False where another ledger may
+            be at its path by now, for example of a store that was prepared again; then it is compared if it lists the
+            run.
+
+    Raises:
+        LedgerError: The population's ledger lacks charges that a checkpoint remembers, or it holds more charges of this
+            run than the run's own ledger.
+    """
+    for source in sources:
+        held = None if source.population_position is None else population.contains(source.population_position)
+        is_missing = held is None and source.population_position is not None and is_known
+        # DP: a shortened, replaced or newly begun ledger would make these users look less spent than they are.
+        if held is False or is_missing:
+            raise LedgerError(
+                f"{population.path} does not hold what was charged up to {source.source.name}: it was shortened or "
+                "replaced. Put the right one back, or name it ([privacy] ledger); without it what these people have spent "
+                "cannot be known."
+            )
+    member = population.members.get(run)
+    # DP: the population is charged first, so a crash leaves it one charge ahead and never more. A folder that was put
+    # back to an earlier state would state an epsilon without the rounds that it has released meanwhile.
+    if member is not None and member.held > length + 1 and not member.has_repeats:
+        raise LedgerError(
+            f"{population.path} holds {member.held} charges of this run, the run's own ledger {length}: the run folder was "
+            "put back to an earlier state, or a copy of it was trained further. Put back the newest copy of the folder. If "
+            "it is lost, begin a new run: these people stay charged for the lost rounds."
+        )
+
+
+def _population_of(folder: RunFolder) -> PopulationLedger | None:
+    """The population's ledger where the run file says; None if there is none at that path or no readable run file."""
+    try:
+        tables = tomllib.loads(folder.run_file.read_text(encoding="utf-8"))
+        path = Path(tables.get("privacy", {}).get("ledger") or Path(tables["corpus"]["path"]) / FILE)
+        path = path / FILE if path.is_dir() else path
+        is_there = path.is_file()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return PopulationLedger.read(path) if is_there else None
+
+
+def _remembered(path: Path) -> Remembered:
+    try:
+        facts = _facts(path)
+        position = facts.get("people")
+        if position is not None and set(position) != {"ledger", "length", "head"}:
+            raise ValueError("unknown position")
+        length, head = facts.get("ledger_length"), facts.get("ledger_head")
+        return Remembered(
+            source=path,
+            round=int(facts.get("round", 0)),
+            length=None if length is None else int(length),
+            head=None if head is None else str(head),
+            population_position=position,
+        )
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CheckpointCorrupt(
+            f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back a "
+            "whole copy. Delete it to resume from the checkpoint before (the rounds done again are charged again)."
+        ) from None
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """The facts in the header of a file of `training/checkpoint.py`, without its tensors."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > MAX_HEADER_BYTES:
+            raise ValueError("not a safetensors file")
+        header = json.loads(file.read(size))
+    return json.loads(header["__metadata__"]["unheard"])["facts"]

@@ -1,0 +1,206 @@
+"""Every reader of a run's ledger notices a ledger that was shortened, replaced, rolled back or lost."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import unheard
+from unheard.audit.verification import verify
+from unheard.cli.main import app
+from unheard.deployment.loading import run_statement
+from unheard.errors import CheckpointCorrupt, LedgerError, UnheardError
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.run_ledger import read_run_ledger
+from unheard.report.run_monitor import RunMonitor
+from unheard.report.run_record import RunRecord
+from unheard.run_folder import RunFolder
+
+READERS = {
+    "statement": lambda folder: invoke("statement", folder),
+    "statement of the file": lambda folder: invoke("statement", folder / "ledger.jsonl"),
+    "unheard.statement": unheard.statement,
+    "report": lambda folder: invoke("report", folder, "--no-measure", "--out", folder.parent / "page"),
+    "compare": lambda folder: invoke("compare", folder, "--no-measure", "--json"),
+    "record": RunRecord.read,
+    "watch": RunMonitor,
+    "export": lambda folder: run_statement(RunFolder(folder)),
+    "resume": lambda folder: list(unheard.resume(folder, rounds=7)),
+}
+
+
+def invoke(*words: str | Path) -> str:
+    done = CliRunner().invoke(app, [*map(str, words)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, store, model, plan) -> Path:
+    """A store of its own, two runs of 6 rounds on it, and the first run as it was after 2 rounds."""
+    base = tmp_path_factory.mktemp("rolled")
+    shutil.copytree(store.path, base / "store")
+    (base / "store" / "ledger.jsonl").unlink(missing_ok=True)
+    run = unheard.Run(
+        corpus=base / "store",
+        model=model,
+        plan=replace(plan, sampling=unheard.PoissonSampling(users_per_round=60)),  # q = 1 is quick to account for
+        training=unheard.Training(rounds=2, checkpoint_every=2),
+        evaluation=unheard.Evaluation(every=2, max_tokens=200, unroll=20),
+    )
+    list(unheard.train(run, base / "r"))
+    shutil.copytree(base / "r", base / "early")
+    list(unheard.resume(base / "r", rounds=6))
+    list(unheard.train(run, base / "other"))
+    return base
+
+
+@pytest.fixture
+def base(trained, tmp_path) -> Path:
+    """A copy of `trained` whose run files name the copied store."""
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    for file in copy.glob("*/run.toml"):
+        file.write_text(file.read_text().replace(str(trained), str(copy)))
+    return copy
+
+
+def shorten(path: Path, lines: int) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-lines]))
+
+
+def findings(folder: Path) -> dict[str, str]:
+    return {finding.name: finding.words for finding in verify(folder) if finding.fits is False}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_accepts_a_whole_folder(base, reader):
+    READERS[reader](base / "r")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses_a_shortened_ledger(base, reader):
+    shorten(base / "r" / "ledger.jsonl", 4)
+    with pytest.raises(LedgerError, match=r"shortened or replaced.*[Pp]ut the right one back"):
+        READERS[reader](base / "r")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses_the_ledger_of_another_run(base, reader):
+    shutil.copy(base / "other" / "ledger.jsonl", base / "r" / "ledger.jsonl")
+    with pytest.raises(LedgerError):
+        READERS[reader](base / "r")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses_a_folder_that_was_rolled_back_whole(base, reader):
+    shutil.rmtree(base / "r")
+    (base / "early").rename(base / "r")
+    with pytest.raises(LedgerError, match=r"holds 6 charges of this run, the run's own ledger 2.*newest copy"):
+        READERS[reader](base / "r")
+    assert "newest copy" in findings(base / "r")["people"]
+
+
+@pytest.mark.parametrize("reader", ["statement", "unheard.statement", "record", "export"])
+def test_a_model_remembers_the_ledger_in_a_folder_without_checkpoints(base, reader):
+    shutil.rmtree(base / "r" / "checkpoints")
+    READERS[reader](base / "r")
+    shorten(base / "r" / "ledger.jsonl", 1)
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        READERS[reader](base / "r")
+
+
+def test_a_folder_in_which_nothing_remembers_the_ledger_is_refused(base):
+    shutil.rmtree(base / "r" / "checkpoints")
+    (base / "r" / "model.safetensors").unlink()
+    with pytest.raises(LedgerError, match="neither a checkpoint nor a model"):
+        read_run_ledger(base / "r")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}"])
+def test_a_checkpoint_that_cannot_be_read_is_an_error_with_the_cure(base, content):
+    sorted((base / "r" / "checkpoints").iterdir())[-1].write_bytes(content)
+    with pytest.raises(CheckpointCorrupt, match=r"Put back a whole copy"):
+        read_run_ledger(base / "r")
+
+
+def test_a_bare_ledger_can_be_stated(base, tmp_path):
+    shutil.copy(base / "r" / "ledger.jsonl", tmp_path / "ledger.jsonl")
+    assert json.loads(invoke("statement", tmp_path, "--json"))["rounds"]["charged"] == 6
+
+
+def test_one_charge_that_a_crash_leaves_in_the_populations_ledger_is_no_fault(base, monkeypatch):
+    def power_loss(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ledger, "charge", power_loss)
+    for _ in range(3):  # each time after the population was charged
+        with pytest.raises(KeyboardInterrupt):
+            list(unheard.resume(base / "r", rounds=7))
+    monkeypatch.undo()
+    assert len(read_run_ledger(base / "r")) == 6
+    assert [report.round for report in unheard.resume(base / "r", rounds=7)] == [7]
+    assert findings(base / "r") == {}
+
+
+def test_a_seeded_run_that_is_repeated_goes_on_and_one_that_was_rolled_back_does_not(base):
+    run, _ = unheard.training.run_file.read_saved_run(base / "other" / "run.toml")
+    seeded = replace(run, training=unheard.Training(rounds=2, reproducible_seed=3))
+    list(unheard.train(seeded, base / "a"))
+    shutil.copytree(base / "a", base / "a-early")
+    list(unheard.resume(base / "a", rounds=5))
+    with pytest.raises(LedgerError, match="newest copy"):
+        list(unheard.resume(base / "a-early", rounds=5))
+    list(unheard.train(seeded, base / "b"))
+    list(unheard.resume(base / "b", rounds=5))
+    assert (base / "a" / "model.safetensors").read_bytes() == (base / "b" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["r", "early"])
+def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name):
+    (base / "store" / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match=r"is missing.*Put it back"):
+        list(unheard.resume(base / name, rounds=7))
+    assert not (base / "store" / "ledger.jsonl").exists()
+    assert "is missing" in findings(base / name)["people"]
+    unheard.statement(base / name)  # the run's own files are whole
+
+
+def test_the_first_checkpoint_remembers_the_populations_ledger(base):
+    run, _ = unheard.training.run_file.read_saved_run(base / "other" / "run.toml")
+    training = unheard.train(run, base / "new")
+    training.close()
+    (base / "store" / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        list(unheard.resume(base / "new"))
+
+
+@pytest.mark.parametrize("how", ["another", "shortened", "copy that was charged less"])
+def test_a_populations_ledger_that_was_swapped_is_refused(base, how):
+    file = base / "store" / "ledger.jsonl"
+    if how == "another":
+        file.unlink()
+        PopulationLedger.open(file, {"corpus": "c"})
+    else:
+        shorten(file, 9 if how == "shortened" else 4)
+    before = file.read_bytes()
+    name = "r" if how != "copy that was charged less" else "other"
+    with pytest.raises(LedgerError, match=r"shortened or replaced.*Put the right one back"):
+        list(unheard.resume(base / name, rounds=7))
+    assert file.read_bytes() == before
+    assert "people" in findings(base / name)
+
+
+def test_a_ledger_that_has_moved_is_not_begun_anew_where_it_went(base):
+    (base / "elsewhere").mkdir()
+    away = PopulationLedger.open(base / "elsewhere" / "ledger.jsonl", {"corpus": "c"})
+    here = PopulationLedger.open(base / "store" / "ledger.jsonl", {})
+    away.join(PopulationLedger.open(base / "store" / "ledger.jsonl", {}))
+    away.path.unlink()
+    with pytest.raises(UnheardError, match="is missing"):
+        here.register("x", {}, held=0)
