@@ -182,18 +182,62 @@ class RunFolder:
             raise RunFolderMissing(f"{self.model} cannot be read: {error.strerror}.") from None
 
     def read_measures(self) -> dict[str, Any] | None:
-        """Read the full measures of the newest model; None if it was not measured yet."""
+        """Read the full measures of the newest model.
+
+        Returns:
+            None if the newest model was not measured yet, or measures.json is damaged, so that it must be measured again.
+        """
         try:
             content = json.loads(self.measures.read_text(encoding="utf-8"))
             is_current = content["model_sha256"] == self.model_digest() and content["format"] == MEASURES_FORMAT
-            return content if is_current else None
-        except (OSError, ValueError, TypeError, KeyError, RunFolderMissing):
+            return content if is_current and are_measures(content) else None
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, RunFolderMissing):
             return None
+
+    def drop_metrics_after(self, round: int) -> None:
+        """Drop the evaluations of rounds after `round`, which will be done again, so that each round appears once."""
+        kept = [row for row in self.read_metrics() if int(row["round"]) <= round]
+        content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
+        if self.metrics.exists() and content != self.metrics.read_bytes():
+            replace_file(self.metrics, content)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append the evaluation of one round to `metrics.jsonl`."""
         with _advice_on_failure(self.metrics):
             storage.append_line(self.metrics, json.dumps(row).encode())
+
+
+def are_measures(content: Any) -> bool:
+    """Whether a value has the form of the full measures that `evaluation/full.py` computes."""
+    try:
+        return (
+            isinstance(content["max_tokens"], int)
+            and isinstance(content["baselines_fitted_on"], str)
+            and all(isinstance(n, int) for counts in content["head_words"].values() for n in counts)
+            and all(map(_are_figures, [content, *content["baselines"].values()]))
+            and all(isinstance(prompt["text"], str) for prompt in content["prompts"])
+            and all(
+                isinstance(choice["word"], str) and _is_number(choice["probability"])
+                for prompt in content["prompts"]
+                for choice in prompt["words"]
+            )
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
+
+
+def _are_figures(content: Any) -> bool:
+    """Whether a value has the figures by token, by user and by band of a model or of a baseline."""
+    accuracies = ("accuracy_top1", "accuracy_top3", "accuracy_top5")
+    figures = [content["tokens"][key] for key in (*accuracies, "accuracy_top1_words", "loss", "perplexity", "tokens")]
+    figures += [content["users"][key][p] for key in (*accuracies, "perplexity") for p in ("mean", "p5", "p50", "p95")]
+    figures += [band[key] for band in content["bands"] for key in ("share", "targets", *accuracies)]
+    return all(map(_is_number, figures)) and all(isinstance(band["band"], str) for band in content["bands"])
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or null for a number that is not finite."""
+    return isinstance(value, int | float | None) and not isinstance(value, bool)
 
 
 def replace_file(path: Path, content: bytes) -> None:

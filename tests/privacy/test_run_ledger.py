@@ -12,13 +12,15 @@ import unheard
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.deployment.loading import run_statement
-from unheard.errors import CheckpointCorrupt, LedgerError, UnheardError
+from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnheardError
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.report.run_monitor import RunMonitor
 from unheard.report.run_record import RunRecord
 from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import newest_checkpoint, save_model
+from unheard.training.run_file import read_saved_run
 
 READERS = {
     "statement": lambda folder: invoke("statement", folder),
@@ -149,7 +151,7 @@ def test_one_charge_that_a_crash_leaves_in_the_populations_ledger_is_no_fault(ba
 
 
 def test_a_seeded_run_that_is_repeated_goes_on_and_one_that_was_rolled_back_does_not(base):
-    run, _ = unheard.training.run_file.read_saved_run(base / "other" / "run.toml")
+    run, _ = read_saved_run(base / "other" / "run.toml")
     seeded = replace(run, training=unheard.Training(rounds=2, reproducible_seed=3))
     list(unheard.train(seeded, base / "a"))
     shutil.copytree(base / "a", base / "a-early")
@@ -172,7 +174,7 @@ def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name):
 
 
 def test_the_first_checkpoint_remembers_the_populations_ledger(base):
-    run, _ = unheard.training.run_file.read_saved_run(base / "other" / "run.toml")
+    run, _ = read_saved_run(base / "other" / "run.toml")
     training = unheard.train(run, base / "new")
     training.close()
     (base / "store" / "ledger.jsonl").unlink()
@@ -204,3 +206,88 @@ def test_a_ledger_that_has_moved_is_not_begun_anew_where_it_went(base):
     away.path.unlink()
     with pytest.raises(UnheardError, match="is missing"):
         here.register("x", {}, held=0)
+
+
+MODEL_READERS = {
+    **{name: READERS[name] for name in ("statement", "report", "compare", "record", "export")},
+    "predict": lambda folder: invoke("predict", folder, "w1 w2"),
+    "evaluate": lambda folder: invoke("evaluate", folder),
+    "unheard.evaluate": lambda folder: unheard.evaluate(folder, max_tokens=100),
+    "Released": unheard.Released.open,
+}
+
+
+@pytest.mark.parametrize("reader", MODEL_READERS)
+def test_a_model_of_another_run_is_refused(base, reader):
+    MODEL_READERS[reader](base / "r")
+    shutil.copy(base / "other" / "model.safetensors", base / "r" / "model.safetensors")
+    with pytest.raises(LedgerError, match=r"of another run.*own model back"):
+        MODEL_READERS[reader](base / "r")
+    assert "of another run" in findings(base / "r")["checkpoints"]
+
+
+def test_a_model_of_version_0_1_is_compared_with_its_checkpoint(base, model):
+    folder = RunFolder(base / "r")
+    params_P = newest_checkpoint(folder).state.params_P
+    save_model(folder.model, model, params_P, {"round": 6})
+    assert unheard.Released.open(base / "r").params_P.equal(params_P)
+    save_model(folder.model, model, params_P + 1, {"round": 6})
+    with pytest.raises(CheckpointCorrupt, match="own model back"):
+        unheard.Released.open(base / "r")
+
+
+def test_each_round_is_evaluated_once_in_the_metrics_after_a_resume(base):
+    file = base / "early" / "metrics.jsonl"
+    row = json.loads(file.read_text().splitlines()[-1])
+    run, _ = read_saved_run(base / "early" / "run.toml")
+    list(unheard.train(run, base / "new"))
+    file = base / "new" / "metrics.jsonl"
+    with open(file, "a") as lines:  # what a kill leaves after rounds that no checkpoint holds
+        lines.write(json.dumps({**row, "round": 4, "accuracy_top1": 0.999}) + "\n" + '{"round": 5, "acc')
+    list(unheard.resume(base / "new", rounds=6))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["round"] for row in rows] == [2, 4, 6]
+    assert rows[1]["accuracy_top1"] != 0.999
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "check"),
+    [
+        ("metrics.jsonl", '{"round": 2, "accuracy_top1": "much"}\n', "metrics"),
+        ("metrics.jsonl", '{"round": 2, "accuracy_top1": 7.0}\n', "metrics"),
+        ("metrics.jsonl", "[" * 200_000 + "\n", "metrics"),
+        ("metrics.jsonl", "nothing\n", "metrics"),
+        ("tokens.json", "{", "tokens"),
+        ("tokens.json", "[" * 200_000, "tokens"),
+        ("tokens.json", '{"kind": "nonsense"}', "tokens"),
+        ("tokens.json", '{"kind": "words", "lowercase": false}', "tokens"),
+        ("measures.json", "{", "measures"),
+        ("measures.json", "[" * 200_000, "measures"),
+        ("measures.json", '{"format": 1, "tokens": {}}', "measures"),
+    ],
+)
+def test_verify_notices_damaged_metrics_tokens_and_measures(base, name, content, check):
+    assert findings(base / "r") == {}
+    (base / "r" / name).write_text(content)
+    assert list(findings(base / "r")) == [check]
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 200_000, "null", '{"format": 1, "model_sha256": "MODEL"}'])
+def test_damaged_measures_are_measured_again_and_never_shown(base, content):
+    digest = RunFolder(base / "r").model_digest()
+    (base / "r" / "measures.json").write_text(content.replace("MODEL", digest))
+    assert RunRecord.read(base / "r").measures is None
+    invoke("compare", base / "r")
+    assert RunRecord.read(base / "r").measures is not None
+    assert findings(base / "r") == {}
+
+
+@pytest.mark.parametrize("ledger", ["", "  ", ".", Path()])
+def test_an_empty_path_of_a_ledger_is_refused(base, tmp_path, monkeypatch, ledger):
+    monkeypatch.chdir(tmp_path)
+    run, _ = read_saved_run(base / "other" / "run.toml")
+    with pytest.raises(InvalidValue, match="names no file"):
+        replace(run, ledger=ledger)
+    with pytest.raises(InvalidValue, match="names no file"):
+        open_population_ledger(base / "store", "c", [], ledger)
+    assert not (tmp_path / "ledger.jsonl").exists()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from unheard.corpus.store import TokenStore
+from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import RunFolderMissing, UnheardError
 from unheard.privacy.accountants import best_epsilon
@@ -29,7 +30,7 @@ from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
 from unheard.privacy.run_ledger import check_ledger, check_population, remembered
 from unheard.privacy.statement import statement
 from unheard.randomness import ReproducibleStreams, SecureStreams
-from unheard.run_folder import RunFolder
+from unheard.run_folder import RunFolder, are_measures
 from unheard.training.checkpoint import Checkpoint, checkpoint_files, read_checkpoint, released_model
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run, run_hash
@@ -101,7 +102,9 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         ("checkpoints", _checkpoints),
         ("model", _model),
         ("vocabulary", _vocabulary),
+        ("tokens", lambda folder: _tokens(folder, corpus)),
         ("metrics", _metrics),
+        ("measures", _measures),
         ("statement", _statement),
         ("people", lambda folder: _population(folder, corpus)),
         ("store", lambda folder: _store(folder, corpus)),
@@ -244,15 +247,75 @@ def _vocabulary(folder: Folder) -> Iterator[str]:
 
 
 def _metrics(folder: Folder) -> Iterator[str]:
-    """No evaluation belongs to a round that was never charged."""
+    """Every line is an evaluation, and none belongs to a round that was never charged. A torn last line is no fault."""
     run, ledger = _run_and_ledger(folder)
     reached = max((entry.round for entry in ledger.entries), default=-1) + 1
     reached = max(reached, _rounds_of_selection(run, ledger))
+    lines = folder.path.metrics.read_bytes().split(b"\n") if folder.path.metrics.exists() else [b""]
+    for number, line in enumerate(lines[:-1], start=1):  # a whole file ends with a newline
+        if not _is_evaluation(line):
+            raise CheckFailed(f"metrics.jsonl, line {number} is not an evaluation: the file was damaged or changed.")
     rows = folder.path.read_metrics()
     late = [row["round"] for row in rows if not 0 < int(row["round"]) <= reached]
     if late:
         raise CheckFailed(f"metrics.jsonl has an evaluation of round {late[0]}, which was never charged.")
     yield f"{len(rows)} evaluations, all of rounds that were charged" if rows else "none yet"
+
+
+def _is_evaluation(line: bytes) -> bool:
+    """Whether a line of metrics.jsonl has a round and the figures of an evaluation."""
+    try:
+        row = json.loads(line)
+        numbers = [value for value in row.values() if value is not None]
+        return (
+            type(row["round"]) is int
+            and all(type(value) in (int, float) for value in numbers)
+            and all(0 <= row[f"accuracy_top{k}"] <= 1 for k in (1, 3, 5))
+            and (row["epsilon"] is None or row["epsilon"] >= 0)
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
+
+
+def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
+    """The record of the tokenizer reads back, and is the one of the run's store if that is on this machine."""
+    run, ledger = _run_and_ledger(folder)
+    if not folder.path.tokens.exists():
+        yield "no tokens.json: text is split into words"
+        return
+    try:
+        table = json.loads(folder.path.tokens.read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise CheckFailed("tokens.json does not read back as written: copy it from the corpus.") from None
+    if table:
+        tokenizer_from_table(table)
+    yield "tokens.json names a tokenizer"
+    record = Path(corpus or run.corpus) / "corpus.json"
+    if record.is_file():
+        store = TokenStore.open(record.parent)
+        if store.name == ledger.facts.get("corpus"):
+            if table != store.info.get("tokens", {}):
+                raise CheckFailed(f"tokens.json names another tokenizer than {store.path}: copy it from there.")
+            yield "the one of the store"
+
+
+def _measures(folder: Folder) -> Iterator[str]:
+    """The full measures are well-formed. They may be of an older model than the released one."""
+    if not folder.path.measures.exists():
+        yield "none: the model was not measured in full"
+        return
+    try:
+        content = json.loads(folder.path.measures.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise CheckFailed("measures.json is not JSON. Delete it and run `unheard evaluate --full` again.") from None
+    if not are_measures(content):
+        raise CheckFailed("measures.json is damaged. Delete it and run `unheard evaluate --full` again.")
+    if folder.path.read_measures() is None:
+        yield "measures.json is well-formed, but of an older model than model.safetensors"
+        return
+    yield "measures.json is well-formed, and of the model in model.safetensors"
 
 
 def _statement(folder: Folder) -> Iterator[str]:

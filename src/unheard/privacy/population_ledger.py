@@ -399,6 +399,16 @@ def run_id(ledger: Ledger) -> str:
     return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
 
 
+def check_ledger_path(ledger: str | os.PathLike[str] | None) -> None:
+    """Raise `InvalidValue` if a ledger is named by an empty path, which would be a file in the working folder."""
+    # DP: a run that is started in another folder would charge another ledger, and the charges would not compose.
+    if ledger is not None and os.fspath(ledger).strip() in ("", "."):
+        raise InvalidValue(
+            f"[privacy] ledger = {os.fspath(ledger)!r} names no file. Leave it out for the store's own ledger, or name a file: "
+            "the same one for every run on these people."
+        )
+
+
 def open_population_ledger(
     store: str | os.PathLike[str],
     corpus: str,
@@ -418,8 +428,10 @@ def open_population_ledger(
         must_exist: Whether a ledger was there before, so that a missing file is an error.
 
     Raises:
+        InvalidValue: `ledger` is empty.
         LedgerError: The store is a part of another store and no ledger is named, or the ledger cannot be used.
     """
+    check_ledger_path(ledger)
     # DP: a part of a store has no ledger of its own: what was charged there would be missing in the population's.
     if ledger is None and (Path(store) / "part.json").is_file():
         raise LedgerError(

@@ -102,9 +102,16 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
     Raises:
         LedgerError: The ledger was shortened, or is the ledger of another run.
     """
+    is_held = False
     for source in sources:
         # DP: a ledger that was shortened or replaced would make released models look cheaper than they were.
         if source.length is not None and not ledger.contains(source.length, source.head or ""):
+            if is_held:
+                raise LedgerError(
+                    f"{source.source} is of another run than the checkpoints and the ledger beside it: its cost is not in "
+                    f"{ledger.path}. Put this run's own model back, or delete it: resuming the run for more rounds writes it "
+                    "again."
+                )
             raise LedgerError(
                 f"{ledger.path} does not hold what was charged up to round {source.round}, as {source.source.name} remembers "
                 "it: the ledger was shortened or replaced, or the file is of another run. Put the right one back; without it "
@@ -119,6 +126,7 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
                 f"{source.source.name} is of round {source.round}, but round {missing[0]} was never charged before it: "
                 f"{ledger.path} was shortened or replaced. Put the right one back."
             )
+        is_held = True
 
 
 def check_population(

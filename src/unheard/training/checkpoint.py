@@ -46,7 +46,7 @@ def save_checkpoint(
 ) -> Path:
     """Save the state and the released model, and delete all but the newest `keep` checkpoints. Returns the checkpoint's
     path."""
-    path = folder.checkpoints / _name(state.round)
+    path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     released = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
     facts: dict[str, Any] = dict(released)
@@ -100,7 +100,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             clip_norm=None if clip_norm is None else float(clip_norm),
         )
         if (
-            path.name != _name(state.round)
+            path.name != checkpoint_name(state.round)
             or state.params_P.ndim != 1
             or not (population_position is None or set(population_position) == {"ledger", "length", "head"})
         ):
@@ -142,7 +142,8 @@ def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
     return model.layout.join(tensors), int(facts.get("round", 0))
 
 
-def _name(round: int) -> str:
+def checkpoint_name(round: int) -> str:
+    """The file name of the checkpoint after a round."""
     return f"round-{round:08d}.safetensors"
 
 

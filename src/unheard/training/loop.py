@@ -369,6 +369,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
             streams=streams_of(run),
             held_out=run.evaluation.choose(users_in_turn(store.held_out, run.model)),
         )
+        folder.drop_metrics_after(active.state.round)
         # After a kill the old statement would cover fewer rounds than the model.
         folder.statement.unlink(missing_ok=True)
         try:

@@ -4,25 +4,27 @@
     released.predict("how are", top=3)        # [("you", 0.41), ...]
     unheard.evaluate("runs/first")            # {"accuracy_top1": 0.17, ...} on held-out users
 
-Input: a run folder. Output: the run, its newest released parameters, its vocabulary and tokenizer. No checkpoint,
-ledger or corpus is needed.
+Input: a run folder. Output: the run, its newest released parameters, its vocabulary and tokenizer. No corpus is needed.
+The model is compared with the ledger, and with its checkpoint where the folder has one.
 """
 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.errors import ModelError, RunFolderError, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, ModelError, RunFolderError, RunFolderMissing
 from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.evaluation.next_word import predict
+from unheard.privacy.run_ledger import read_run_ledger
 from unheard.run_folder import RunFolder
-from unheard.training.checkpoint import load_model
+from unheard.training.checkpoint import checkpoint_name, read_checkpoint, released_model
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run
 from unheard.training.worker import parallel_map_for
@@ -58,10 +60,13 @@ class Released:
         Raises:
             RunFolderMissing: `path` is not a run folder, or has released no model yet.
             RunFolderError: A file of the folder is damaged or belongs to another model.
+            LedgerError: The model is of another run, or the ledger lacks what the model cost.
         """
         folder = RunFolder.open(path)
         if not folder.model.exists():
             raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
+        # DP: a model that another run has trained would be shown, and measured, with this run's epsilon.
+        read_run_ledger(folder)
         run, _ = read_saved_run(folder.run_file)
         try:
             table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
@@ -75,7 +80,7 @@ class Released:
             )
         return cls(
             run=run,
-            params_P=load_model(folder.model, run.model),
+            params_P=_own_model(folder, run),
             vocabulary=vocabulary,
             tokens=tokenizer_from_table(table) if table else WordTokenizer(),
         )
@@ -83,6 +88,23 @@ class Released:
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
         """The `top` most likely next words after a text, with their probabilities, most likely first."""
         return predict(self.run.model, self.params_P, self.vocabulary, self.tokens.split(text), top)
+
+
+def _own_model(folder: RunFolder, run: Run) -> Tensor:
+    """The released model, compared with the checkpoint of its round if that is kept.
+
+    Raises:
+        CheckpointCorrupt: The model is not the one that the checkpoint holds.
+    """
+    params_P, round = released_model(folder.model, run.model)
+    saved = folder.checkpoints / checkpoint_name(round)
+    # DP: a model file of version 0.1 does not name its ledger; only its checkpoint tells it from another run's model.
+    if saved.exists() and not torch.equal(params_P, read_checkpoint(saved).state.params_P):
+        raise CheckpointCorrupt(
+            f"{folder.model} is not the model of the checkpoint {saved.name}: it was replaced, or is of another run. Put "
+            "this run's own model back, or delete it: resuming the run for more rounds writes it again."
+        )
+    return params_P
 
 
 def evaluate(

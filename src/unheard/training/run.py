@@ -17,6 +17,7 @@ from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
 from unheard.privacy.budget import Budget
+from unheard.privacy.population_ledger import check_ledger_path
 from unheard.training.server import AddServer, Server
 
 
@@ -93,7 +94,7 @@ class Run:
         evaluation: How often and on how much held-out text the model is evaluated.
 
     Raises:
-        InvalidValue: delta is not above 0 and below 1 / population.
+        InvalidValue: delta is not above 0 and below 1 / population, or `ledger` is empty.
     """
 
     corpus: Path | str
@@ -107,6 +108,7 @@ class Run:
     evaluation: Evaluation = Evaluation()
 
     def __post_init__(self) -> None:
+        check_ledger_path(self.ledger)
         if not 0 < self.claimed_delta < 1 / self.plan.population:
             raise InvalidValue(
                 f"delta = {self.claimed_delta:g} must be above 0 and below 1 / population = "
