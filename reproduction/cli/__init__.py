@@ -1,1 +1,1 @@
-"""Commands of the reproduction."""
+"""The commands of `python -m reproduction`: one module per command, and `main` for the small ones."""

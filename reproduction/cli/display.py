@@ -1,5 +1,8 @@
-"""What the paper's commands look like in a terminal: the plan with its time, then one bar for all and one for the group at work;
-what is missing, and how to get it."""
+"""Terminal output of `python -m reproduction`: the plan of a session, progress bars, results and warnings.
+
+`show_plan` prints the jobs with an estimate of time, `show_running` draws one bar for all runs and one for the
+current group, and prints a line every 30 seconds if standard error is not a terminal.
+"""
 
 import difflib
 import time
@@ -27,12 +30,13 @@ if TYPE_CHECKING:
     from reproduction.workspace import Workspace
 
 _WIDE = 110
+"""Terminals narrower than this show fewer columns."""
 EVERY = 30
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_second: float, why: str) -> None:
-    """Every run that lacks rounds, its user updates, and how long they take."""
+    """Print every job that lacks rounds, its user updates, and the estimated time."""
     if not left:
         say(f"{workspace.results}: nothing is left to run.")
         return
@@ -57,15 +61,16 @@ def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_se
     needed = duration(total / users_per_second)
     runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
     say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
-    for told, names in workspace.started_early([one.job for one in left]).items():
+    for reason, names in workspace.started_early([pending.job for pending in left]).items():
         _warn(
-            f"{', '.join(names)}: {told}, and goes on from there. To begin anew, remove its folder in "
+            f"{', '.join(names)}: {reason}, and goes on from there. To begin anew, remove its folder in "
             f"{workspace.work} first."
         )
 
 
 def say_if_missing(results: Path) -> None:
-    """A mistyped folder is told: all that is shown then is that nothing was run."""
+    """Warn if the results folder does not exist, with the most similar name; otherwise a typing error looks like missing
+    runs."""
     if not results.exists():
         close = difflib.get_close_matches(results.name, _sibling_names(results), n=1)
         hint = f" Did you mean {results.parent / close[0]}?" if close else " `python -m reproduction run` makes some."
@@ -73,21 +78,23 @@ def say_if_missing(results: Path) -> None:
 
 
 def _sibling_names(path: Path) -> list[str]:
+    """Names in the folder that holds `path`."""
     return [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
 def show_skipped(reasons: Mapping[str, str]) -> None:
-    """A line for each run that cannot be made here."""
+    """Print a line for each run that cannot be trained here."""
     for name, why in reasons.items():
         _warn(f"{name} is not run: {why}.")
 
 
 def _warn(line: str) -> None:
+    """Print a warning."""
     notes.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def show_running(events: Iterator["Event"], updates: int) -> bool:
-    """Draw the bars while groups go by; a row for each run when its group ends. Whether all went well comes back."""
+    """Draw the bars while groups run, and print a row per run when its group ends. Returns whether no group failed."""
     from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped
 
     columns = (
@@ -133,12 +140,13 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
 
 
 class _Lines:
-    """A line every so often where nobody sees a bar."""
+    """Prints a line at intervals if nobody sees the bars."""
 
     def __init__(self) -> None:
         self.reported = time.monotonic()
 
     def say(self, whole: Task, doing: str) -> None:
+        """Print the progress if the last line is old enough."""
         if (now := time.monotonic()) < self.reported + EVERY:
             return
         self.reported = now
@@ -147,19 +155,25 @@ class _Lines:
 
 
 def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    >>> duration(3725)
+    '1 h 02 min'
+    """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _show_results(ended: "GroupEnded") -> None:
+    """Print the results of a group, and its error if it failed."""
     for result in ended.results:
         last = result.evaluations[-1] if result.evaluations else None
         accuracy = (
             "not evaluated" if last is None else f"top-1 {100 * last['accuracy_top1']:.2f} % after {last['round']:,}"
         )
-        told = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        text = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if ended.error:
         notes.print(ended.error, style="red", markup=False, highlight=False, soft_wrap=True)
         notes.print("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")

@@ -1,4 +1,7 @@
-"""`python -m reproduction list`: every recipe, where it stands in the paper, what it takes, and how far it is."""
+"""`python -m reproduction list`: every recipe with its place in the paper, its user updates, and how much of it is done.
+
+The input is an optional folder of results; the output is a table, or JSON with `--json`.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +87,7 @@ def list_(
 def _updates(
     runs: "Iterable[PaperRun]", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None
 ) -> tuple[int, int]:
-    """User updates that these runs take, and those that there are results of."""
+    """User updates that these runs take, and the part of them that has results."""
     total = done = 0
     for run in runs:
         rounds = scale.rounds(run, cap)
@@ -94,6 +97,7 @@ def _updates(
 
 
 def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
+    """One recipe as values that JSON can hold."""
     total, done = updates
     return {
         "name": recipe.name,
@@ -107,7 +111,7 @@ def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
 
 
 def _done(recipe: "Recipe", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None) -> str:
-    """The part of a recipe's user updates that there are results of."""
+    """The share of a recipe's user updates that has results."""
     if not recipe.runs:
         return "needs no run"
     total, done = _updates(recipe.runs, known, scale, cap)

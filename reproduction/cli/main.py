@@ -1,4 +1,8 @@
-"""`python -m reproduction`: every table and figure of the publication: what it printed, what runs here found, whether it held."""
+"""The application `python -m reproduction`, with the commands `show`, `page` and `compare`.
+
+`list`, `prepare` and `run` are in modules of their own. Commands import their dependencies when they are called, so
+that help is fast.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,6 +127,7 @@ def compare(
 
 
 def _print(filled: "Exhibit", where: str) -> None:
+    """Print an exhibit: title, claim, verdict, curves, tables and notes. `where` says which results it shows."""
     from rich.text import Text
 
     from unheard.cli.display import console, print_curves, print_table, say

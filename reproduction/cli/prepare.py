@@ -1,4 +1,9 @@
-"""`python -m reproduction prepare`: the token stores that the paper's runs ask for, from one corpus, or two."""
+"""`python -m reproduction prepare`: the token stores that the runs of the paper need, from one or two corpora.
+
+The output is a folder with one store per role: `main`, `20k` and `30k` (dictionaries of 10,000, 20,000 and 30,000
+words), `characters`, and `other` (another corpus with the dictionary of the main one). The options follow the paper:
+public dictionaries, 1,600 tokens per user.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +24,9 @@ EXAMPLES = """Examples:
 """
 
 WORDS = {"main": 10_000, "20k": 20_000, "30k": 30_000}
+"""Dictionary size by role."""
 ROLES = (*WORDS, "characters", "other")
+"""All stores that this command makes."""
 
 
 def prepare(
@@ -93,7 +100,8 @@ def prepare(
 def _make_words(
     sources: list["Source"], out: Path, preparation: "Preparation", roles: list[str], language: str
 ) -> None:
-    """The largest dictionary is prepared; the others are narrowed from it, which gives the same bytes."""
+    """Prepare the store with the largest dictionary, and derive the others from it by shrinking the vocabulary, which
+    gives the same bytes as preparing them."""
     from dataclasses import replace
 
     from unheard.cli.display import step_bars
@@ -120,6 +128,7 @@ def _make_words(
 
 
 def _make_characters(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
+    """Prepare the character store with all characters, of which there are about a hundred."""
     from dataclasses import replace
 
     from unheard.corpus.tokenizers import CharacterTokenizer
@@ -132,7 +141,7 @@ def _make_characters(sources: list["Source"], out: Path, preparation: "Preparati
 
 
 def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
-    """With the main corpus's dictionary, so that models can go from one to the other."""
+    """Prepare the other corpus with the dictionary of the main one, so that models can be evaluated on both."""
     from dataclasses import replace
 
     from unheard.corpus.vocabulary_sources import PublicVocabulary
@@ -143,6 +152,7 @@ def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", 
 
 
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
+    """Prepare one store and print its counts."""
     from unheard.cli.display import step_bars
     from unheard.cli.prepare import print_counts
     from unheard.corpus.pipeline import build_store
@@ -153,7 +163,8 @@ def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> Non
 
 
 def _is_there(path: Path, wanted: "Preparation") -> bool:
-    """Whether the store was made, with these very choices: one of others would pass for what was asked."""
+    """Whether the store exists with the same choices. Raises `CorpusError` if it exists with others, which would
+    otherwise pass for the requested one."""
     from unheard.cli.display import say
     from unheard.corpus.store import TokenStore
     from unheard.errors import CorpusError

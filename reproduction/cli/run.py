@@ -1,4 +1,8 @@
-"""`python -m reproduction run`: recipes in, results out; stopped at any moment, the same command goes on."""
+"""`python -m reproduction run`: train the runs of recipes and write their results.
+
+The command can be stopped at any time; the same command continues. It reads the options, checks `--set`, prints the
+plan with an estimate of time, and passes the events of `runner.run_steps` to the progress display.
+"""
 
 import re
 from pathlib import Path
@@ -44,12 +48,13 @@ OF_RECIPES = {
     "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
     "corpus.path": "say it with --corpus ROLE=DIR.",
 }
-"""Keys that --set would not change, or that would be changed back, and what to say instead."""
+"""Keys that `--set` must not change, because recipes or other options determine them, and what to use instead."""
 _IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
+"""Characters that are replaced in the name of a folder."""
 SPEED = 4_250.0
-"""User updates a second of the paper's model on one H200, sixteen runs side by side (benchmarks/results)."""
+"""User updates per second of the model of the paper on one H200, sixteen runs side by side (benchmarks/results)."""
 CPU_SPEED = 7.0
-"""The same on two CPU cores."""
+"""User updates per second on two CPU cores."""
 
 
 def run(
@@ -145,6 +150,7 @@ def run(
 
 
 def _corpora(given: list[str], population: list[str] | None, name: str | None) -> "Mapping[str, Corpus]":
+    """Open the corpora, check `--name`, and warn if a population is counted."""
     from reproduction.corpora import find_corpora
     from unheard.errors import CorpusMissing, InvalidValue
 
@@ -160,7 +166,7 @@ def _corpora(given: list[str], population: list[str] | None, name: str | None) -
 
 
 def _speed(workspace: "Workspace", given: float | None) -> tuple[float, str]:
-    """User updates a second for the estimate, and where the figure comes from."""
+    """User updates per second for the estimate, and the source of the number."""
     from statistics import median
 
     from reproduction.record import device_name
@@ -178,7 +184,7 @@ def _speed(workspace: "Workspace", given: float | None) -> tuple[float, str]:
 
 
 def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
-    """The schedule's steps as far as the recipes are asked for, or the recipes by rank."""
+    """The steps of the schedule for the requested recipes, or one step per rank."""
     from dataclasses import replace
 
     from reproduction.scheduling import read_schedule, steps_by_rank
@@ -200,7 +206,7 @@ def _steps(names: list[str], schedule: Path | None) -> list["Step"]:
 
 
 def _left(workspace: "Workspace", steps: list["Step"], cap: int | None) -> tuple[list["PendingJob"], dict[str, str]]:
-    """What is still to do, and why what cannot be done cannot; an error if that is all."""
+    """The jobs that lack rounds, and the reason for each job that cannot run. Raises `CorpusMissing` if none can."""
     from reproduction.scheduling import furthest, jobs_of
     from unheard.errors import CorpusMissing
 
@@ -213,10 +219,11 @@ def _left(workspace: "Workspace", steps: list["Step"], cap: int | None) -> tuple
 
 
 def _check_changes(changes: list[str], runs: list["PaperRun"]) -> None:
-    """Refuse to change what tells the runs of a recipe apart, which they are named by, and what is said elsewhere."""
+    """Raise `InvalidValue` if `--set` changes what distinguishes the runs of a recipe, what another option sets, or one
+    key twice."""
     from unheard.errors import InvalidValue
 
-    own = {_key(said): run.name for run in runs for said in run.changes}
+    own = {_key(change): run.name for run in runs for change in run.changes}
     keys = [_key(change) for change in changes]
     for key, change in zip(keys, changes, strict=True):
         if key in own:
@@ -232,16 +239,18 @@ def _check_changes(changes: list[str], runs: list["PaperRun"]) -> None:
 
 
 def _key(change: str) -> str:
+    """The key of a change `table.key=value`."""
     return change.partition("=")[0].strip()
 
 
 def _title(name: str, scale: str, seed: int, changes: list[str]) -> str:
-    """The folder of a corpus's runs and results: tiny runs, other seeds and other settings do not mix with the paper's."""
+    """Name of the folder of runs and results. Smoke tests, other seeds and other settings get folders of their own."""
     marks = ["" if scale == "full" else scale, f"seeds+{seed}" if seed else "", *sorted(changes)]
     return "-".join([name, *(_IN_A_FILE_NAME.sub("_", mark) for mark in marks if mark)])
 
 
 def _say_what_is_counted(corpora: "Mapping[str, Corpus]") -> None:
+    """Warn that the population of some corpora is counted instead of declared."""
     from unheard.cli.display import notes
 
     counted = [one.role for one in corpora.values() if one.is_counted]
