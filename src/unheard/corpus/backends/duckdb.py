@@ -15,10 +15,12 @@ Memory: the processes share `Grouping.memory_bytes`, and DuckDB moves to disk wh
 DuckDB and read in blocks of some thousand rows, so that even a user with half of all text fits.
 """
 
+import contextlib
 import gc
 import json
 import multiprocessing
 import shutil
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -109,13 +111,27 @@ class DuckDBBackend:
         # gc.disable: rows are millions of tuples and texts without cycles; to search them for cycles costs a tenth.
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable) as pool:
-            waiting = {pool.submit(function, grouping, item, workers, *more): item for item in items}
+            with _signals_blocked():  # the processes inherit this: a signal is for their parent, which ends them
+                waiting = {pool.submit(function, grouping, item, workers, *more): item for item in items}
             try:
                 for finished in as_completed(waiting):
                     yield waiting[finished], finished.result()
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Delay Ctrl-C, SIGTERM and SIGHUP; processes that are started in this block never receive them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def scan_batch(
