@@ -1,7 +1,12 @@
 """`unheard prepare` and `unheard corpus` as a user types them."""
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import typer
@@ -40,6 +45,59 @@ def test_one_command_makes_a_store_and_says_what_was_left_out(run, tmp_path):
     assert result.stdout.strip() == "store"
     assert re.search(r"1 rows that are no valid JSON", result.stderr)
     assert "unsafe to publish" in " ".join(result.stderr.split())
+
+
+def said(result) -> str:
+    return " ".join(result.stderr.split())
+
+
+def test_the_share_of_unknown_words_is_printed_and_a_large_one_warned_of(run, tmp_path):
+    result = run("prepare", "posts.jsonl", *FIELDS[:-1], "10000", "--out", "store")
+    assert "0.00 % of the training words are not in the vocabulary" in said(result)
+    assert "--vocab-language" not in said(result)
+    german = [{"author": f"a{i % 5}", "body": "das wetter ist heute wirklich schön"} for i in range(20)]
+    (tmp_path / "german.jsonl").write_text("".join(json.dumps(row) + "\n" for row in german))
+    result = run("prepare", "german.jsonl", *FIELDS[:-1], "10000", "--out", "german")
+    assert result.exit_code == 0
+    assert re.search(r"Notice: \d+ % of the training words are not in the vocabulary", said(result))
+    assert "--vocab-language de" in said(result)
+    result = run("prepare", "german.jsonl", *FIELDS[:-1], "10000", "--vocab-language", "de", "--out", "better")
+    assert "0.00 % of the training words are not in the vocabulary" in said(result)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["今日はとても良い天気ですね、散歩に行きましょう。", "今天天气很好我们一起去公园散步吧", "วันนี้อากาศดีมากไปเดินเล่นกัน"],
+)
+def test_text_without_spaces_between_words_is_refused_and_a_tokenizer_named(run, tmp_path, text):
+    rows = [{"author": f"a{i % 5}", "body": text} for i in range(20)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run("prepare", "x.jsonl", *FIELDS, "--out", "store")
+    assert isinstance(result.exception, InputError)
+    assert "--tokens characters" in str(result.exception)
+    assert "tokenizer.json" in str(result.exception)
+
+
+def test_japanese_works_by_characters(run, tmp_path):
+    rows = [{"author": f"a{i % 5}", "body": "今日はとても良い天気ですね。「はい、そうです！」"} for i in range(20)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(
+        *("prepare", "x.jsonl", *FIELDS[:-1], "3000", "--tokens", "characters", "--vocab-language", "ja"),
+        *("--out", "store"),
+    )
+    assert result.exit_code == 0, result.output
+    assert " 0.00 % of the training words" in said(result)
+
+
+def test_a_private_vocabulary_says_how_many_words_it_has(run, tmp_path):
+    rows = [{"author": f"a{i}", "body": "good morning"} for i in range(300)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(
+        *("prepare", "x.jsonl", *FIELDS[:-1], "1000", "--vocab", "private", "--vocab-epsilon", "4"),
+        *("--vocab-delta", "1e-9", "--out", "store"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "2 words released by --vocab private, of 997 asked for" in said(result)
 
 
 def test_the_paper_rule_is_the_default_of_tokens_per_user(run, tmp_path):
@@ -141,3 +199,31 @@ def test_every_option_says_what_it_is_for(run):
 
     for name, parameter in inspect.signature(prepare.prepare).parameters.items():
         assert parameter.annotation.__metadata__[0].help, name
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [(signal.SIGINT, 0.4), (signal.SIGINT, 1.2), (signal.SIGINT, 2.5), (signal.SIGTERM, 1.8), (signal.SIGHUP, 3.5)],
+)
+def test_an_interrupted_prepare_says_what_is_kept_and_the_same_command_continues(tmp_path, number, seconds):
+    rows = ({"author": f"a{i % 997}", "body": f"the cat {i} sat on the mat " * 12} for i in range(60_000))
+    (tmp_path / "posts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", "unheard", "prepare", "posts.jsonl", *FIELDS, "--out", "store", "--workers", "2"]
+    command += ["--shards", "8"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    time.sleep(seconds)
+    os.killpg(process.pid, number)  # as a terminal does: every process of the group receives it
+    began = time.monotonic()
+    _, said = process.communicate(timeout=60)
+    if process.returncode == 0:  # it was quicker than the signal
+        return
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("unheard: Stopped")
+    if "complete" not in said:
+        again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert again.returncode == 0, again.stderr
+    assert TokenStore.open(tmp_path / "store").train.num_users == 997

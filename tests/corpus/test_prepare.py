@@ -25,9 +25,10 @@ def prepared(tmp_path, source, **options):
 
 
 def contents(store):
-    """Every file of a store; of the counts without the paths of the input."""
+    """Every file of a store; of the counts without the paths of the input, and so without their digest."""
     files = {str(p.relative_to(store.path)): p.read_bytes() for p in store.path.rglob("*") if p.is_file()}
     files["counts.json"] = json.dumps({k: v for k, v in store.counts.items() if k != "inputs"}).encode()
+    files["digests.json"] = json.dumps({k: v for k, v in (store.digests or {}).items() if k != "counts.json"}).encode()
     return files
 
 

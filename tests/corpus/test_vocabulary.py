@@ -48,6 +48,20 @@ def test_public_words_come_in_other_languages_and_as_characters():
     assert "E" in public_vocabulary(120, tokenizer=CharacterTokenizer(lowercase=False))
 
 
+@pytest.mark.parametrize(
+    ("language", "marks"), [("ja", "。、？！「」"), ("ar", "،؟؛"), ("es", "¿¡"), ("de", "–…"), ("zh", "，。；（）")]
+)
+def test_public_words_have_the_punctuation_of_their_script(language, marks):
+    assert set(marks) <= set(public_vocabulary(2_000, language).words)
+    assert set(marks) <= set(public_vocabulary(2_000, language, CharacterTokenizer()).words)
+
+
+def test_quotes_of_other_languages_are_words_or_become_one():
+    for language, text in (("de", "„gut“"), ("fr", "«bon»"), ("es", "¿qué?")):
+        vocabulary = public_vocabulary(5_000, language)
+        assert all(word in vocabulary for word in WordTokenizer().split(text)), language
+
+
 def test_an_unknown_language_or_no_room_is_refused():
     with pytest.raises(InvalidValue, match="language"):
         public_vocabulary(100, "xx")

@@ -240,6 +240,9 @@ def prepare(
     ] = 0,
 ) -> None:
     """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
+    from unheard.cli import interruption
+
+    interruption.set_output(out)
     from unheard.cli.display import step_bars
     from unheard.corpus.backends.duckdb import DuckDBBackend
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
@@ -422,6 +425,8 @@ def print_counts(prepared: "PreparedStore") -> None:
     from rich.markup import escape
 
     from unheard.cli.display import notes
+    from unheard.corpus.encode import unknown_rate
+    from unheard.corpus.vocabulary import SPECIALS
 
     def line(count: int, words: str) -> None:
         notes.print(f"  {count:>12,} {words}", soft_wrap=True)
@@ -455,6 +460,13 @@ def print_counts(prepared: "PreparedStore") -> None:
     for split in ("train", "held_out", "public"):
         if users.get(f"{split}_users"):
             line(users[f"{split}_users"], f"users in {split}, {users[f'{split}_tokens']:,} tokens")
+    words = prepared.store.info["vocabulary"]
+    if words["kind"] == "private":
+        asked = f"{words['asked'] - len(SPECIALS):,}"
+        line(words["size"] - len(SPECIALS), f"words released by --vocab private, of {asked} asked for")
+    notes.print(
+        f"  {100 * unknown_rate(users):>10.2f} % of the training words are not in the vocabulary", soft_wrap=True
+    )
     if not users.get("held_out_users"):
         notice(
             "no user is held out, so training, which measures accuracy on held-out users, will refuse this store. "

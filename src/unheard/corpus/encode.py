@@ -18,7 +18,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -306,7 +306,9 @@ class _ShardOutput:
             mine = stays & (split_of == split)
             own = ids[np.repeat(mine, lengths)]
             writer.append_many(own, lengths[mine])
-            self._count(split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()), _count_unknown(own))
+            self._count(
+                split, [users[i] for i in np.flatnonzero(mine)], int(counts[mine].sum()), _unknown_and_ends(own)
+            )
         self.counts["users_seen"] += len(users)
         self.counts["users_too_short"] += len(users) - int(stays.sum())
         self.waiting, self.texts, self.chars = [], [], 0
@@ -314,25 +316,33 @@ class _ShardOutput:
     def _write_long(self, user: str, texts: Iterator[str]) -> None:
         """Write a user in pieces, and discard the user if they turn out too short."""
         split = self.splits.split_of(user)
-        writer, count, unknown = self.writers[split], 0, 0
+        writer, count, unknown_and_ends = self.writers[split], 0, np.zeros(2, dtype=np.int64)
         for ids, number in encode_in_pieces(texts, self.encoder, self.options.tokens_per_user):
             writer.write(ids.tobytes())
             count += number
-            unknown += _count_unknown(ids)
+            unknown_and_ends += _unknown_and_ends(ids)
         self.counts["users_seen"] += 1
         if count >= self.options.min_tokens:
             writer.end_user()
-            self._count(split, [user], count, unknown)
+            self._count(split, [user], count, unknown_and_ends)
         else:
             writer.discard_user()
             self.counts["users_too_short"] += 1
 
-    def _count(self, split: str, users: list[str], tokens: int, unknown: int) -> None:
+    def _count(self, split: str, users: list[str], tokens: int, unknown_and_ends: np.ndarray) -> None:
         self.counts[f"{split}_users"] += len(users)
         self.counts[f"{split}_tokens"] += tokens
-        self.counts[f"{split}_unknown"] += unknown
+        self.counts[f"{split}_unknown"] += int(unknown_and_ends[0])
+        self.counts[f"{split}_ends"] += int(unknown_and_ends[1])
         self.written_users.setdefault(split, []).extend(users)
 
 
-def _count_unknown(ids: np.ndarray) -> int:
-    return int(np.count_nonzero(ids == UNK))
+def _unknown_and_ends(ids: np.ndarray) -> np.ndarray:
+    """The numbers of UNK and of EOS among these ids."""
+    return np.array([np.count_nonzero(ids == UNK), np.count_nonzero(ids == EOS)], dtype=np.int64)
+
+
+def unknown_rate(counts: Mapping[str, int], split: str = "train") -> float:
+    """Return the fraction of the words of a split that are not in the vocabulary, from the counts of `EncodeShard`."""
+    words = counts.get(f"{split}_tokens", 0) - counts.get(f"{split}_ends", 0)
+    return counts.get(f"{split}_unknown", 0) / words if words else 0.0

@@ -47,6 +47,28 @@ _NO_SPACE_BEFORE = frozenset(".,!?;:)]}%…")
 _NO_SPACE_AFTER = frozenset("([{$#@")
 
 
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese kana, Chinese characters.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
+)
+
+
+def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
+    """Return the share of letters that are in runs, longer than a word, of a script without spaces between words.
+
+    Text in which such words are separated by spaces already has short runs.
+
+    Example:
+        >>> unspaced_share(["今日はとても良い天気です"]), unspaced_share(["今日 は 良い 天気", "fine weather"])
+        (1.0, 0.0)
+    """
+    letters = unspaced = 0
+    for text in texts:
+        letters += sum(map(str.isalnum, text))
+        unspaced += sum(sum(map(str.isalnum, run)) for run in _UNSPACED.findall(text) if len(run) > longest_word)
+    return unspaced / letters if letters else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class WordTokenizer:
     """Words in lower case; each punctuation mark and each emoji is a token of its own (docs/decisions/0021).

@@ -34,6 +34,18 @@ _MARKS_PER_1000_WORDS = {
     "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
     "[": 0.2, "]": 0.2, "<": 0.1, ">": 0.1, "~": 0.1, "^": 0.1, "_": 0.1, "|": 0.05, "\\": 0.05, "{": 0.02, "}": 0.02,
 }  # fmt: skip
+# Marks of other scripts, with the frequency of the English mark that each stands for. English keeps its list as it is.
+_EAST_ASIAN = {
+    "。": ".", "、": ",", "，": ",", "？": "?", "！": "!", "「": "(", "」": ")", "『": "[", "』": "]", "（": "(", "）": ")",
+    "：": ":", "；": ";", "・": "/", "～": "~", "《": "[", "》": "]", "【": "[", "】": "]", "〜": "~",
+}  # fmt: skip
+_ARABIC = {"،": ",", "؟": "?", "؛": ";", "۔": "["}
+_MARKS_OF_LANGUAGE = {
+    "ja": _EAST_ASIAN, "zh": _EAST_ASIAN, "ko": _EAST_ASIAN, "ar": _ARABIC, "fa": _ARABIC, "ur": _ARABIC | {"۔": "."},
+    "es": {"¿": "?", "¡": "!"}, "ca": {"·": ";"}, "el": {"·": ";"}, "hi": {"।": ".", "॥": "["}, "bn": {"।": ".", "॥": "["},
+    "he": {"־": "-", "״": '"', "׳": "'"},
+}  # fmt: skip
+_QUOTES = {"«": "[", "»": "[", "„": "[", "“": "[", "”": "[", "‘": "[", "’": "[", "–": ";", "—": ";", "…": ":"}
 
 
 class Vocabulary:
@@ -157,6 +169,9 @@ def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Token
     if size <= len(SPECIALS):
         raise InvalidValue(f"A vocabulary of {size} rows has no room for words: {len(SPECIALS)} are BOS, EOS and UNK.")
     marks = {mark: count / 1000.0 for mark, count in _MARKS_PER_1000_WORDS.items()}
+    if language != "en":
+        others = _QUOTES | _MARKS_OF_LANGUAGE.get(language, {})
+        marks |= {mark: marks[english] for mark, english in others.items()}
     weights = marks | wordfreq.get_frequency_dict(language)
     if tokenizer.is_subword:
         weights = _piece_weights(weights, tokenizer)

@@ -264,7 +264,8 @@ class PrivateVocabulary:
             "threshold_delta": release.threshold_delta,
             "threshold": release.threshold() / UNIT,
         }
-        provenance = {"source": "the training users' own text, differentially private", **figures}
+        source = "the training users' own text, differentially private"
+        provenance = {"source": source, "asked": self.size, **figures}
         return VocabularyResult(vocabulary=vocabulary, provenance=provenance)
 
     def _draw(self, release: WordRelease, text: GroupedText) -> Vocabulary:

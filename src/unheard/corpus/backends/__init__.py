@@ -152,7 +152,8 @@ def count_rows(grouping: Grouping) -> Counter[str]:
                 'GROUP BY "user" HAVING count(DISTINCT coalesce(spelling, "user")) > 1'
             )
             ((users,),) = database.execute(f"SELECT count(*) FROM ({merged})").fetchall()
-            counts["merged_users"] += users
+            if users:
+                counts["merged_users"] += users
     database.close()
     counts["rows"] = sum(counts[reason] for reason in reasons)
     return counts
