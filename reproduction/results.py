@@ -245,6 +245,11 @@ class ResultSet:
         values = [value for run in self.seeds(name) if (value := self.accuracy(run, at)) is not None]
         return sum(values) / len(values) if values else None
 
+    def run_difference(self, first: str, second: str, at: int | None) -> float | None:
+        """Like `difference`, of these two runs alone instead of the means over their seeds."""
+        mine, other = self.accuracy(first, at), self.accuracy(second, at)
+        return None if at is None or mine is None or other is None else mine - other
+
     def difference(self, first: str, second: str, at: int | None) -> float | None:
         """Accuracy of the first run minus the second after `at` rounds, each averaged over its seeds. None if one of
         them did not get there."""

@@ -109,7 +109,7 @@ def trade_offs_adjusted(recipe: Recipe, results: ResultSet) -> Exhibit:
     )
     rows = []
     for norm in TRADES:
-        gap = _gap(results, ADJUSTED[norm], ADJUSTED[20], at)
+        gap = results.run_difference(ADJUSTED[norm], ADJUSTED[20], at)
         layered = cell(results, ADJUSTED_PER_LAYER[norm], at) if norm in (7.9, 12.6, 20) else "—"
         rows.append(
             [
@@ -173,7 +173,7 @@ def judge_adjusted(results: ResultSet) -> Verdict:
     if len({_start(results, name) for name in names}) > 1:
         return decide(None, "The two were begun from different models.", RULE_ADJUSTED)
     at = results.rounds(*names)
-    gap = _gap(results, names[0], names[1], at) or 0.0
+    gap = results.run_difference(names[0], names[1], at) or 0.0
     there = {norm: value for norm, name in ADJUSTED.items() if (value := results.accuracy(name, at)) is not None}
     best = max(there, key=lambda norm: there[norm])
     sentence = (
@@ -202,12 +202,6 @@ def _start(results: ResultSet, name: str) -> str:
 def _label(norm: float) -> str:
     """S and the sigma that belongs to it."""
     return f"S = {norm:g}, σ = {norm * 0.0006:.4g}"
-
-
-def _gap(results: ResultSet, first: str, second: str, at: int | None) -> float | None:
-    """Accuracy of the first run minus the second after `at` rounds, or None."""
-    mine, other = results.accuracy(first, at), results.accuracy(second, at)
-    return None if at is None or mine is None or other is None else mine - other
 
 
 def _dash_pairs(figure: Figure) -> Figure:

@@ -45,8 +45,7 @@ def users_100_vs_1250(recipe: Recipe, results: ResultSet) -> Exhibit:
     figure = curves_by_round(results, "users-100-vs-1250", "AccuracyTop1 by round, σ = 0.012, S = 15", COHORT_LABELS)
     rows = []
     for mark in MARKS:
-        few, many = results.accuracy(FEW, mark), results.accuracy(MANY, mark)
-        gap = None if few is None or many is None else many - few
+        gap = results.run_difference(MANY, FEW, mark)
         rows.append([f"{mark:,}", cell(results, FEW, mark), cell(results, MANY, mark), signed(gap)])
     table = Table(
         title="AccuracyTop1 after some rounds",
@@ -134,7 +133,7 @@ def judge_private(results: ResultSet) -> Verdict:
     if not decided:
         return next((why for why in undecided.values() if why is not None), decide(None, "Not run.", RULE_PRIVATE))
     at = {key: results.rounds(*done[key]) or 0 for key in decided}
-    gaps = {key: _gap(results, *done[key], at[key]) or 0.0 for key in decided}
+    gaps = {key: results.run_difference(*done[key], at[key]) or 0.0 for key in decided}
     listed = "; ".join(
         f"{users:,} users a round at σ = {sigma:g} end {below(gaps[key])} the estimate after {plural(at[key])}"
         for key in decided
@@ -155,7 +154,7 @@ def judge_private(results: ResultSet) -> Verdict:
 def _never_compared(results: ResultSet, real: str, estimate: str) -> Verdict | None:
     """Why a pair decides nothing, if one run was not evaluated by the round at which the other stopped."""
     at = results.rounds(real, estimate)
-    if _gap(results, real, estimate, at) is not None:
+    if results.run_difference(real, estimate, at) is not None:
         return None
     return decide(None, f"Not both were evaluated within {plural(at or 0)}.", RULE_PRIVATE)
 
@@ -183,19 +182,13 @@ def _private_row(results: ResultSet, norm: float, sigma: float, users: int, real
         f"{result.rounds:,}",
         cell(results, real, at),
         cell(results, estimate, at),
-        signed(_gap(results, real, estimate, at)),
+        signed(results.run_difference(real, estimate, at)),
         epsilon_text(own_epsilon(result)),
         "∞" if by_moments is None else epsilon_text(by_moments),
         small(result.epsilon.get("delta") or 0.0),
         f"{result.population:,}",
         f"{moments(if_paper):.2f}, {today(if_paper):.2f}",
     ]
-
-
-def _gap(results: ResultSet, real: str, estimate: str, at: int | None) -> float | None:
-    """Accuracy of the private run minus its estimate after `at` rounds."""
-    mine, other = results.accuracy(real, at), results.accuracy(estimate, at)
-    return None if at is None or mine is None or other is None else mine - other
 
 
 BY_USERS = {users: baseline(users).name for users in (10, 30, 100, 300, 1000)}
