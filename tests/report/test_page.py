@@ -16,6 +16,7 @@ import pytest
 from tests.report.making import with_statement
 from unheard.errors import LedgerError
 from unheard.formatting import percent
+from unheard.privacy.ledger import Ledger
 from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.page import environment, render_page, write_page
@@ -114,7 +115,9 @@ def test_every_plot_has_a_table_with_its_numbers(page):
     assert page.count("The same as a table") == 5  # the three histograms share one
 
 
-def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
+def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path, monkeypatch):
+    # The folder is cut back to an earlier state, which its checkpoints contradict.
+    monkeypatch.setattr("unheard.report.run_record.read_run_ledger", lambda folder: Ledger.read(folder.ledger))
     begun = tmp_path / "begun"
     shutil.copytree(runs[1], begun)
     for name in ("metrics.jsonl", "measures.json", "statement.json"):

@@ -30,8 +30,10 @@ def test_a_complete_run(folder):
     assert status.seconds_left is None
 
 
-def test_a_run_is_followed_while_it_is_written(folder):
+def test_a_run_is_followed_while_it_is_written(folder, monkeypatch):
     """The ledger and the metrics grow by halves of lines; every look is of what is whole."""
+    # The folder is cut back to an earlier state, which its checkpoints contradict.
+    monkeypatch.setattr("unheard.report.run_record.read_run_ledger", lambda folder: Ledger.read(folder.ledger))
     ledger, metrics = folder.ledger.read_bytes(), folder.metrics.read_bytes()
     lines, rows = ledger.splitlines(keepends=True), metrics.splitlines(keepends=True)
     folder.statement.unlink()
