@@ -29,6 +29,7 @@ EXAMPLES = """Examples:
 
 INPUT, USERS, TOKENS, VOCABULARY, PRIVACY = "Input", "Users and splits", "Tokenizer", "Vocabulary", "Privacy and audits"
 DEFAULT_HELD_OUT = 0.05
+WARN_UNKNOWN = 0.15  # with more words out of the vocabulary, the text is probably in another language than the list
 
 
 def prepare(
@@ -467,6 +468,13 @@ def print_counts(prepared: "PreparedStore") -> None:
     notes.print(
         f"  {100 * unknown_rate(users):>10.2f} % of the training words are not in the vocabulary", soft_wrap=True
     )
+    if unknown_rate(users) > WARN_UNKNOWN:
+        notice(
+            f"{100 * unknown_rate(users):.0f} % of the training words are not in the vocabulary: they become <UNK>, "
+            "which no model can turn back into words. If the text is in another language, name it (--vocab-language "
+            "de); otherwise use the users' own words (--vocab private), a word list of such text (--vocab FILE), the "
+            "tokenizer.json of a model (--tokens FILE) or --tokens characters."
+        )
     if not users.get("held_out_users"):
         notice(
             "no user is held out, so training, which measures accuracy on held-out users, will refuse this store. "

@@ -38,7 +38,7 @@ from unheard.corpus.backends import Grouping, GroupingBackend
 from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
-from unheard.corpus.encode import EncodeShard, EncodingOptions, unknown_rate
+from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.readers import sql_list
 from unheard.corpus.scan import open_database
 from unheard.corpus.shards import Shard, token_dtype, write_shard
@@ -58,7 +58,6 @@ from unheard.corpus.vocabulary_sources import (
 from unheard.errors import ConfigError, CorpusError, InputError
 
 _SHARD_BYTES = 64 << 20
-_WARN_UNKNOWN = 0.15  # with more words out of the vocabulary, the text is probably in another language than the list
 _SAMPLED_POSTS = 1000
 
 
@@ -248,8 +247,6 @@ def _run_steps(
     counts["users"] = _encode_shards(backend, grouping, task, progress)
     if not counts["users"].get("train_users"):
         raise InputError(_no_user_left(preparation, counts["users"]))
-    if unknown_rate(counts["users"]) > _WARN_UNKNOWN:
-        counts["noticed"].append(_many_unknown(unknown_rate(counts["users"])))
     if user_map is not None:
         _write_user_map(Path(user_map), work, grouping.shards)
     # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
@@ -371,16 +368,6 @@ def _check_has_spaces(grouping: Grouping) -> None:
             "words would take whole clauses for words. Use --tokens characters with --vocab-language (ja, zh), or "
             "--tokens FILE with the tokenizer.json of a model for the language, or put spaces between the words."
         )
-
-
-def _many_unknown(rate: float) -> str:
-    """The warning about a vocabulary that does not fit the text, with likely cures."""
-    return (
-        f"{100 * rate:.0f} % of the training words are not in the vocabulary: they become <UNK>, which no model can "
-        "turn back into words. If the text is in another language, name it (--vocab-language de); otherwise use the "
-        "users' own words (--vocab private), a word list of such text (--vocab FILE), the tokenizer.json of a model "
-        "(--tokens FILE) or --tokens characters."
-    )
 
 
 def _no_usable_row(rows: Counter[str], warnings: Sequence[str]) -> str:
