@@ -217,6 +217,7 @@ def test_a_group_that_is_left_before_its_first_round_leaves_no_line(store, tmp_p
 
 KILLED = """
 import os, sys
+from tests.reproduction.test_runner import TWO_RUNS, workplace
 from unheard.corpus.store import TokenStore
 from reproduction.runner import RoundDone, run_steps
 from pathlib import Path
