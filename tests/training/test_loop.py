@@ -25,10 +25,11 @@ from unheard.errors import (
 )
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training import initialise, loop
 from unheard.training import round as round_module
-from unheard.training.checkpoint import load_model
+from unheard.training.checkpoint import load_model, save_model
 
 
 def reproducible(run: unheard.Run, **changes) -> unheard.Run:
@@ -352,7 +353,33 @@ def test_starting_from_a_bare_model_needs_a_word_about_its_origin(run, tmp_path)
     bare = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first" / "model.safetensors")))
     with pytest.raises(UnprovenCombination, match="init_is_public"):
         unheard.train(bare, tmp_path / "second")
-    list(unheard.train(replace(bare, training=replace(bare.training, init_is_public=True)), tmp_path / "third"))
+    save_model(tmp_path / "other.safetensors", run.model, run.model.initial(5), {"round": 3})
+    public = replace(bare.training, init_from=str(tmp_path / "other.safetensors"), init_is_public=True)
+    list(unheard.train(replace(bare, training=public), tmp_path / "third"))
+
+
+@pytest.mark.parametrize("noise", [unheard.NoNoise(), unheard.GaussianNoise(noise_multiplier=0.5)])
+def test_a_model_that_was_trained_on_these_users_is_not_public_wherever_its_file_lies(run, tmp_path, noise):
+    list(unheard.train(replace(run, plan=replace(run.plan, noise=noise)), tmp_path / "first"))
+    model = tmp_path / "first" / "model.safetensors"
+    copied, written_again = tmp_path / "elsewhere" / "base.safetensors", tmp_path / "elsewhere" / "again.safetensors"
+    copied.parent.mkdir()
+    copied.write_bytes(model.read_bytes())
+    save_model(written_again, run.model, load_model(model, run.model), {"round": 0})
+    for path in (model, copied, written_again):
+        public = unheard.Training(rounds=2, init_from=str(path), init_is_public=True)
+        with pytest.raises(UnprovenCombination, match="these very people"):
+            unheard.train(replace(run, training=public), tmp_path / "second")
+        assert not (tmp_path / "second").exists()
+
+
+def test_a_run_from_before_digests_were_recorded_is_known_by_the_folder_of_its_model(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(PopulationLedger, "record_release", lambda *_: None)
+    list(unheard.train(run, tmp_path / "first"))
+    for path in ("first/model.safetensors", "first"):
+        public = unheard.Training(rounds=2, init_from=str(tmp_path / path), init_is_public=True)
+        with pytest.raises(UnprovenCombination, match="these very people"):
+            unheard.train(replace(run, training=public), tmp_path / "second")
 
 
 def test_runs_with_one_seed_begin_from_one_model(run, tmp_path):

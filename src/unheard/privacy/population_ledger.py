@@ -21,6 +21,7 @@ Each line of the file (format: `hash_chain.py`) after the header is one of
     {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
     {"budget": {"epsilon": ..., "delta": ..., "accountant": ...}}     the budget of all runs; the newest one counts
     {"moved": {"to": path}}                                           this ledger was joined to another one
+    {"released": {"run": ..., "sha256": ...}}                         a model that a run on these users is about to write
 """
 
 import contextlib
@@ -85,10 +86,12 @@ class PopulationLedger:
     Attributes:
         members: The runs by id, in the order in which they began.
         budget: The budget of all runs together; None if none is set.
+        released: The digests of the parameters of every model that was trained on these users, and the id of its run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.members: dict[str, Member] = {}
+        self.released: dict[str, str] = {}
         self.budget: Budget | None = None
         self._running: RunningEpsilon | None = None
         self._records: list[dict[str, Any]] = []
@@ -222,6 +225,17 @@ class PopulationLedger:
             # DP: always a new line: a copy of this run that goes on by itself releases models of its own.
             self._write(_charge(run, position, event))
 
+    def record_release(self, run: str, sha256: str) -> None:
+        """Record a model that a run is about to write, so that it is known wherever the file is copied to.
+
+        Args:
+            run: The id of the run.
+            sha256: The digest of the model's parameters.
+        """
+        with self._up_to_date():
+            if sha256 not in self.released:
+                self._write({"released": {"run": run, "sha256": sha256}})
+
     def set_budget(self, budget: Budget) -> None:
         """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record."""
         with self._up_to_date():
@@ -288,6 +302,8 @@ class PopulationLedger:
         elif "budget" in record:
             self.budget = Budget(**record["budget"])
             self._running = self.budget.running(self.events)
+        elif "released" in record:
+            self.released[str(record["released"]["sha256"])] = str(record["released"]["run"])
         elif "moved" in record:
             self._moved_to = self.path.parent / record["moved"]["to"]
         else:
@@ -348,6 +364,10 @@ class JointLedger:
         # DP: the population first: whatever happens next, its ledger never holds less than the run's.
         self.population.charge(self.run, len(self._ledger), event, round)
         self._ledger.charge(event, round)
+
+    def record_release(self, sha256: str) -> None:
+        """Record in the population's ledger the digest of a model that the run is about to write."""
+        self.population.record_release(self.run, sha256)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -45,7 +45,10 @@ def save_checkpoint(
     folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | JointLedger, keep: int
 ) -> Path:
     """Save the state and the released model, and delete all but the newest `keep` checkpoints. Returns the checkpoint's
-    path."""
+    path.
+
+    The digest of a model that was trained on the population is in the population's ledger before the model is on disk.
+    """
     path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     released = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
@@ -53,6 +56,8 @@ def save_checkpoint(
     if state.clip_norm is not None:
         facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, JointLedger):
+        # DP: recorded before it is written, so that no copy of the model can be taken for a public one.
+        ledger.record_release(parameters_digest(state.params_P))
         facts["people"] = ledger.position
     _save(path, tensors, facts)
     # DP: the model names the ledger that it belongs to, also in a folder that is passed on without its checkpoints.
@@ -140,6 +145,11 @@ def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
     """The parameters of a released model, and the round after which it was released."""
     tensors, facts = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
     return model.layout.join(tensors), int(facts.get("round", 0))
+
+
+def parameters_digest(params_P: Tensor) -> str:
+    """The SHA-256 of a model's parameters. It does not depend on the file that holds them."""
+    return hashlib.sha256(params_P.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def checkpoint_name(round: int) -> str:

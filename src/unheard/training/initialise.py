@@ -30,7 +30,7 @@ from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new
 from unheard.privacy.run_ledger import check_ledger, check_population, read_run_ledger, remembered
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
-from unheard.training.checkpoint import load_model, newest_checkpoint, save_checkpoint
+from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, save_checkpoint
 from unheard.training.run import Run
 from unheard.training.run_file import hint_for_older_run, run_hash, run_toml
 from unheard.training.server import State
@@ -65,8 +65,8 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     check_run(run, store)
     check_all_users_reachable(engine, store)
     population = population_ledger_of(run, store)
-    check_public_start(run, population)
     state = first_state(run)
+    check_public_start(run, population, state)
     folder = RunFolder.begin(out)
     replace_file(folder.run_file, run_toml(run, choice).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
@@ -181,16 +181,29 @@ def population_ledger_of(run: Run, store: TokenStore, *, must_exist: bool = Fals
     return open_population_ledger(store.path, store.name, store.vocabulary_events, run.ledger, must_exist=must_exist)
 
 
-def check_public_start(run: Run, population: PopulationLedger) -> None:
-    """Raise `UnprovenCombination` if `init_is_public` is declared for a model that was trained on this population."""
-    start = run.training.init_from
-    if start is None or not run.training.init_is_public or not (folder := RunFolder(Path(start))).ledger.is_file():
+def check_public_start(run: Run, population: PopulationLedger, first: State) -> None:
+    """Raise `UnprovenCombination` if a model that was trained on this population is declared public.
+
+    Args:
+        run: The run as configured.
+        population: The ledger of the run's users.
+        first: The state before round 0, with the model that the run starts from.
+    """
+    start, of_run = run.training.init_from, None
+    if start is not None and run.training.init_is_public:
+        path = Path(start).resolve()  # a run folder, its model file or one of its checkpoints
+        folders = [RunFolder(path)] if path.is_dir() else [RunFolder(folder) for folder in path.parents[:2]]
+        folder = next((f for f in folders if f.run_file.is_file() and f.ledger.is_file()), None)
+        of_run = None if folder is None else run_id(Ledger.read(folder.ledger))
+    elif start is not None or run.model.origin() is None:
         return
     # DP: a run that these very users are charged for left no public model, whatever is declared.
-    if run_id(Ledger.read(folder.ledger)) in population.members:
+    # DP: a model is known by the digest of its parameters, wherever its file lies.
+    if of_run in population.members or parameters_digest(first.params_P) in population.released:
         raise UnprovenCombination(
-            f"{start} was trained on these very people (their ledger, {population.path}, holds it): its model is not "
-            "public for them. Leave out training.init_is_public: what that run cost is then part of this one's."
+            f"{start or 'The model'} was trained on these very people (their ledger, {population.path}, holds it): it is "
+            "not public for them. Name its run folder in training.init_from, without training.init_is_public: what "
+            "that run cost is then part of this one's."
         )
 
 

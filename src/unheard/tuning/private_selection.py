@@ -137,9 +137,9 @@ def select(
         check_run(run, store)
     # Errors that a trial would raise are raised here, before the users are charged for all trials.
     build_engine(engine, first.model)
-    first_state(first)
+    state = first_state(first)
     population = population_ledger_of(first, store)
-    check_public_start(first, population)
+    check_public_start(first, population, state)
     delete_killed_selections(out)
     folder = RunFolder.begin(out)  # only its owner may enter it until it is moved to `out`
     secret = folder.path / SECRET
