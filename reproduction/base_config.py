@@ -49,7 +49,9 @@ def build_run(
         _take_all_data(tables["update"], corpus)
     tables["sampling"]["users_per_round"] = scale.users(paper_run, min(corpus.population, corpus.users))
     tables["privacy"]["ledger"] = str(ledger)
-    tables["training"] |= {"rounds": rounds, "reproducible_seed": paper_run.seed + seed_shift}
+    # Runs of one seed are compared on the same cohorts.
+    seed = paper_run.seed + seed_shift
+    tables["training"] |= {"rounds": rounds, "reproducible_seed": seed, "shared_cohorts": True}
     if start is not None:
         tables["training"] |= {"init_from": str(start), "init_is_public": paper_run.is_after_public}
     return run_from_tables(tables)[0]
@@ -97,7 +99,8 @@ def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     kept = {
         name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()
     }
-    for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from"):
+    # Versions before 0.2.0 had no shared_cohorts, and all runs of a seed shared theirs.
+    for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from", "shared_cohorts"):
         kept["training"].pop(key, None)
     return kept
 

@@ -24,6 +24,10 @@ import numpy as np
 from randomgen import AESCounter
 
 GENERATOR = "AES-128 in counter mode (randomgen.AESCounter)"
+OWN_STREAMS = "of the seed, the settings, the store and the first model"
+"""In a ledger's header: what the streams of a seeded run follow from. Ledgers of versions before 0.2.0 lack it."""
+SHARED_COHORTS = "shared with other runs of the seed"
+"""In a ledger's header: cohorts and batches follow from the seed alone."""
 
 
 def secure_generator() -> np.random.Generator:
@@ -100,24 +104,49 @@ class ReproducibleStreams:
 
     Anyone who knows the seed can subtract the noise, so there is no guarantee against them; the statement says so.
 
+    >>> first, second = ReproducibleStreams(seed=1, scope="a"), ReproducibleStreams(seed=1, scope="b")
+    >>> first.noise(attempt=0).standard_normal() == second.noise(attempt=0).standard_normal()
+    False
+
     Args:
         seed: Not shown by `repr`.
+        scope: What else the streams follow from: a digest of the run's settings, its store and its first model. None:
+            the seed alone, as runs of versions before 0.2.0 draw.
+        shared_cohorts: Whether cohorts and batches follow from the seed alone, so that several runs draw the same
+            users. The noise never does.
     """
 
     seed: int = field(repr=False)
+    scope: str | None = None
+    shared_cohorts: bool = False
 
     # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
     def sampling(self, attempt: int) -> np.random.Generator:
-        return reproducible_generator(self.seed, "sampling", attempt)
+        return self._cohort_generator("sampling", attempt)
 
     def batches(self, attempt: int) -> np.random.Generator:
-        return reproducible_generator(self.seed, "batches", attempt)
+        return self._cohort_generator("batches", attempt)
 
     def noise(self, attempt: int) -> np.random.Generator:
-        return reproducible_generator(self.seed, "noise", attempt)
+        return self._own_generator("noise", attempt)
 
     def count(self, attempt: int) -> np.random.Generator:
-        return reproducible_generator(self.seed, "count", attempt)
+        return self._own_generator("count", attempt)
 
     def describe(self) -> dict[str, str]:
-        return {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
+        description = {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
+        if self.scope is not None:
+            description["streams"] = OWN_STREAMS
+        if self.shared_cohorts:
+            description["cohorts"] = SHARED_COHORTS
+        return description
+
+    def _own_generator(self, purpose: str, attempt: int) -> np.random.Generator:
+        # DP: the scope is in the key, so that no two runs of one seed share noise, which their difference would cancel.
+        scope = () if self.scope is None else (self.scope,)
+        return reproducible_generator(self.seed, *scope, purpose, attempt)
+
+    def _cohort_generator(self, purpose: str, attempt: int) -> np.random.Generator:
+        if self.shared_cohorts:
+            return reproducible_generator(self.seed, purpose, attempt)
+        return self._own_generator(purpose, attempt)

@@ -9,9 +9,10 @@ import torch
 
 import unheard
 from unheard.models.model import mean_loss
-from unheard.randomness import ReproducibleStreams
+from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import checkpoint_files, read_checkpoint
+from unheard.training.initialise import streams_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dp_fedavg_plain.py"
 
@@ -29,17 +30,7 @@ def load_example():
 def test_train_and_the_plain_example_agree_after_every_round(store, model, tmp_path, engine):
     """The same seed, cohorts and noise: `train` gives the example's model after each of four rounds."""
     model = replace(model, keep_norm=True)  # so that the projection after the noise has an effect
-    plain, streams = load_example(), ReproducibleStreams(seed=11)
-    settings = dict(q=0.2, W=40.0, w_hat=60, z=0.8, S=1.5, B=2, E=2, eta=0.7, unroll=5, rounds=4)
-    models = plain.dp_fedavg(
-        [store.train.tokens(k) for k in range(store.train.num_users)],
-        model.initial(3),
-        lambda theta, batch: mean_loss(model, model.layout.split(theta), batch, None),
-        **settings,
-        sampling=streams.sampling,
-        noise=streams.noise,
-        project=model.project,
-    )
+    plain = load_example()
     run = unheard.Run(
         corpus=store.path,
         model=model,
@@ -55,6 +46,17 @@ def test_train_and_the_plain_example_agree_after_every_round(store, model, tmp_p
         evaluation=unheard.Evaluation(every=4, max_tokens=100),
     )
     list(unheard.train(run, tmp_path / "run", engine=unheard.EngineChoice(kind=engine, device="cpu")))
+    streams = streams_of(run, Ledger.read(tmp_path / "run" / "ledger.jsonl").facts)
+    settings = dict(q=0.2, W=40.0, w_hat=60, z=0.8, S=1.5, B=2, E=2, eta=0.7, unroll=5, rounds=4)
+    models = plain.dp_fedavg(
+        [store.train.tokens(k) for k in range(store.train.num_users)],
+        model.initial(3),
+        lambda theta, batch: mean_loss(model, model.layout.split(theta), batch, None),
+        **settings,
+        sampling=streams.sampling,
+        noise=streams.noise,
+        project=model.project,
+    )
     states = [read_checkpoint(path).state for path in checkpoint_files(RunFolder(tmp_path / "run"))]
     assert [state.round for state in states] == [1, 2, 3, 4]
     for state, theta in zip(states, models, strict=True):

@@ -26,6 +26,8 @@ from unheard.errors import (
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs
+from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.run_folder import RunFolder
 from unheard.training import initialise, loop
 from unheard.training import round as round_module
@@ -455,3 +457,68 @@ def test_what_was_said_of_the_first_run_is_said_of_every_run_after_it(run, tmp_p
 def test_a_chunk_of_no_users_is_refused(number):
     with pytest.raises(InvalidValue, match="at least 1"):
         unheard.EngineChoice(users_at_once=number)
+
+
+def noise_of(folder: Path, run: unheard.Run, attempt: int = 0) -> dict[str, int]:
+    streams = initialise.streams_of(run, Ledger.read(folder / "ledger.jsonl").facts)
+    purposes = ("sampling", "batches", "noise", "count")
+    return {name: int(getattr(streams, name)(attempt).integers(2**63)) for name in purposes}
+
+
+def test_two_runs_of_one_seed_share_no_stream_and_one_run_repeats_to_the_bit(run, tmp_path):
+    first = reproducible(run, rounds=2)
+    others = {
+        "clip": replace(first, plan=replace(first.plan, clip=unheard.FlatClip(norm=1.9))),
+        "evaluation": replace(first, evaluation=replace(first.evaluation, every=2)),
+        "init": reproducible(run, rounds=2, init_seed=1),
+    }
+    drawn = {}
+    for name, one in {"first": first, **others}.items():
+        list(unheard.train(one, tmp_path / name))
+        drawn[name] = noise_of(tmp_path / name, one)
+    list(unheard.train(first, tmp_path / "again", engine=unheard.EngineChoice(kind="reference")))
+    assert noise_of(tmp_path / "again", first) == drawn["first"]
+    for name in others:
+        assert not set(drawn[name].values()) & set(drawn["first"].values())
+
+
+def test_a_run_from_another_model_at_the_same_path_has_other_noise(run, tmp_path):
+    seeded = reproducible(run, rounds=1, init_from=str(tmp_path / "start.safetensors"), init_is_public=True)
+    drawn = []
+    for seed in (1, 2):
+        save_model(tmp_path / "start.safetensors", run.model, run.model.initial(seed), {"round": 0})
+        list(unheard.train(seeded, tmp_path / f"from {seed}"))
+        drawn.append(noise_of(tmp_path / f"from {seed}", seeded))
+    assert not set(drawn[0].values()) & set(drawn[1].values())
+
+
+def test_runs_with_shared_cohorts_share_cohorts_and_never_noise(run, tmp_path):
+    one = reproducible(run, rounds=1, shared_cohorts=True)
+    two = replace(one, plan=replace(one.plan, clip=unheard.FlatClip(norm=1.9)))
+    drawn = []
+    for name, shared in (("one", one), ("two", two)):
+        list(unheard.train(shared, tmp_path / name))
+        drawn.append(noise_of(tmp_path / name, shared))
+    same = {purpose for purpose in drawn[0] if drawn[0][purpose] == drawn[1][purpose]}
+    assert same == {"sampling", "batches"}
+
+
+def test_shared_cohorts_need_a_seed():
+    with pytest.raises(InvalidValue, match="reproducible_seed"):
+        unheard.Training(rounds=1, shared_cohorts=True)
+
+
+def test_a_seeded_folder_of_an_older_version_goes_on_with_its_streams(run):
+    seeded = reproducible(run)
+    old = initialise.streams_of(seeded, {"randomness": {"mode": "reproducible"}})
+    assert old == ReproducibleStreams(seed=1)
+    assert old.noise(3).integers(2**63) == reproducible_generator(1, "noise", 3).integers(2**63)
+
+
+def test_runs_that_shared_their_cohorts_are_not_composed(run, store, tmp_path):
+    shared = replace(reproducible(run, rounds=1, shared_cohorts=True), ledger=tmp_path / "ledger.jsonl")
+    list(unheard.train(shared, tmp_path / "one"))
+    all_runs(PopulationLedger.read(tmp_path / "ledger.jsonl"))
+    list(unheard.train(replace(shared, plan=replace(run.plan, clip=unheard.FlatClip(norm=1.9))), tmp_path / "two"))
+    with pytest.raises(UnprovenCombination, match="shared_cohorts"):
+        all_runs(PopulationLedger.read(tmp_path / "ledger.jsonl"))

@@ -29,9 +29,9 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
 from unheard.privacy.run_ledger import check_ledger, check_population, remembered
 from unheard.privacy.statement import statement
-from unheard.randomness import ReproducibleStreams, SecureStreams
 from unheard.run_folder import RunFolder, are_measures
 from unheard.training.checkpoint import Checkpoint, checkpoint_files, read_checkpoint, released_model
+from unheard.training.initialise import streams_of
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run, run_hash
 
@@ -163,11 +163,10 @@ def _facts(folder: Folder) -> Iterator[str]:
     """The facts of the ledger's header follow from the run file. This finds a header that was sealed anew with other
     numbers."""
     run, ledger = _run_and_ledger(folder)
-    seed = run.training.reproducible_seed
     expected = {
         **run.plan.facts(run.model.layout),
         "delta": run.claimed_delta,
-        "randomness": (SecureStreams() if seed is None else ReproducibleStreams(seed=seed)).describe(),
+        "randomness": streams_of(run, ledger.facts).describe(),
         "parameters": run.model.layout.total,
     }
     different = sorted(key for key, value in expected.items() if ledger.facts.get(key) != json.loads(json.dumps(value)))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from unheard.errors import InvalidValue, LedgerError
+from unheard.errors import InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import CLAIM_RULE, RUNNING_ACCOUNTANT, best_epsilon, epsilon, epsilons, versions
 from unheard.privacy.events import NonPrivate, Selection
 from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
@@ -40,7 +40,9 @@ def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dic
 
     Raises:
         InvalidValue: No delta is given, set or declared.
+        UnprovenCombination: Several runs drew the same cohorts, so their rounds are not independent.
     """
+    _check_cohorts(population)
     events = population.events
     delta = _delta(population, delta)
     best = best_epsilon(events, delta)
@@ -154,6 +156,23 @@ def _has_no_noise(member: Member) -> bool:
     return any(isinstance(event, NonPrivate) for event in member.events)
 
 
+def _check_cohorts(population: PopulationLedger) -> None:
+    """Raise `UnprovenCombination` if several runs drew the same cohorts (`training.shared_cohorts`)."""
+    names = [
+        str(member.facts.get("name", member.id))
+        for member in population.members.values()
+        if "cohorts" in (member.facts.get("randomness") or {})
+    ]
+    # DP: composition takes the coins of each run to be independent of those of every other.
+    if len(names) > 1:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise UnprovenCombination(
+            f"The runs {', '.join(names[:8])}{more} drew the same cohorts (training.shared_cohorts), and composition is "
+            "proved for cohorts drawn independently: there is no statement about all runs together. `unheard statement "
+            "RUN` is about one of them. For a statement about all, train without shared_cohorts."
+        )
+
+
 def _warnings(population: PopulationLedger) -> list[str]:
     warnings = []
     for member in population.members.values():
@@ -162,6 +181,11 @@ def _warnings(population: PopulationLedger) -> list[str]:
             warnings.append(
                 f"REPRODUCIBLE NOISE in run '{name}': THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
             )
+            if "streams" not in member.facts["randomness"]:
+                warnings.append(
+                    f"run '{name}' was begun by an older version: it shares its noise with other runs of its seed on these "
+                    "people, and the total does not cover the difference of their models."
+                )
         if _has_no_noise(member):
             warnings.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")
         if any(isinstance(event, Selection) for event in member.events):

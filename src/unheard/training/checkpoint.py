@@ -57,7 +57,8 @@ def save_checkpoint(
         facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, JointLedger):
         # DP: recorded before it is written, so that no copy of the model can be taken for a public one.
-        ledger.record_release(parameters_digest(state.params_P))
+        if state.round:
+            ledger.record_release(parameters_digest(state.params_P))
         facts["people"] = ledger.position
     _save(path, tensors, facts)
     # DP: the model names the ledger that it belongs to, also in a folder that is passed on without its checkpoints.

@@ -9,6 +9,7 @@ Input: a `Run` and its store. Output: a run folder whose ledger holds what these
 vocabulary, and the run that this one starts from), and the first `State`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -71,7 +72,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     replace_file(folder.run_file, run_toml(run, choice).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    ledger = Ledger.create(folder.ledger, ledger_header(run, store, streams_of(run)))
+    ledger = Ledger.create(folder.ledger, ledger_header(run, store, state))
     charge_earlier_costs(run, store, ledger)
     JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
     joint = JointLedger(ledger, population)
@@ -169,11 +170,29 @@ def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 
 
-def streams_of(run: Run) -> Streams:
-    """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`."""
+def streams_of(run: Run, facts: Mapping[str, Any]) -> Streams:
+    """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
+
+    Args:
+        run: The run as configured.
+        facts: The header of its ledger. A seeded run of a version before 0.2.0 goes on with the streams of its seed
+            alone.
+    """
     seed = run.training.reproducible_seed
     # DP: secure unless a seed is asked for by name.
-    return SecureStreams() if seed is None else ReproducibleStreams(seed=seed)
+    if seed is None:
+        return SecureStreams()
+    if "streams" not in (facts.get("randomness") or {}):
+        return ReproducibleStreams(seed=seed)
+    # DP: the settings, the store and the first model: a run that differs in one of them has noise of its own.
+    parts = [facts.get("run_hash"), facts.get("corpus"), (facts.get("start") or {}).get("sha256")]
+    if not all(isinstance(part, str) for part in parts):
+        raise LedgerError(
+            "The ledger's first line does not name the settings, the store and the first model of a seeded run: its "
+            "noise cannot be drawn again. Put the right ledger back, or begin a new run."
+        )
+    scope = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    return ReproducibleStreams(seed=seed, scope=scope, shared_cohorts=run.training.shared_cohorts)
 
 
 def population_ledger_of(run: Run, store: TokenStore, *, must_exist: bool = False) -> PopulationLedger:
@@ -229,10 +248,15 @@ def parent_ledger(run: Run) -> Ledger | None:
     return read_run_ledger(run.training.init_from)
 
 
-def ledger_header(run: Run, store: TokenStore, streams: Streams) -> dict[str, Any]:
+def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
     """The public facts with which a run's ledger begins: declared numbers, resolved, and versions.
 
     No fact is a count of private users. A new fact needs the same question: does it depend on the users?
+
+    Args:
+        run: The run as configured.
+        store: Its store.
+        first: The state before round 0.
     """
     vocabulary = {key: value for key, value in store.info.get("vocabulary", {}).items() if key != "events"}
     configuration = run_hash(run)
@@ -240,16 +264,29 @@ def ledger_header(run: Run, store: TokenStore, streams: Streams) -> dict[str, An
     return {
         **run.plan.facts(run.model.layout),
         "delta": run.claimed_delta,
-        "randomness": streams.describe(),
+        "randomness": described_randomness(run),
         "vocabulary": vocabulary,
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
-        "start": {**_start(run), **_base(run), "charges": earlier_charges},
+        "start": {
+            **_start(run),
+            **_base(run),
+            "charges": earlier_charges,
+            "sha256": parameters_digest(first.params_P),
+        },
         "parameters": run.model.layout.total,
         "corpus": store.name,
         "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
         "run_hash": configuration,
         "run_id": new_run_id(None if run.training.reproducible_seed is None else configuration),
     }
+
+
+def described_randomness(run: Run) -> dict[str, str]:
+    """The randomness of a new run, as its ledger's header states it. The seed is not part of it."""
+    seed, shared = run.training.reproducible_seed, run.training.shared_cohorts
+    if seed is None:
+        return SecureStreams().describe()
+    return ReproducibleStreams(seed=seed, scope="", shared_cohorts=shared).describe()
 
 
 def _base(run: Run) -> dict[str, Any]:

@@ -366,7 +366,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
             ledger=ledger,
             spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
             state=restore_state(run, folder, engine.device),
-            streams=streams_of(run),
+            streams=streams_of(run, ledger.facts),
             held_out=run.evaluation.choose(users_in_turn(store.held_out, run.model)),
         )
         folder.drop_metrics_after(active.state.round)

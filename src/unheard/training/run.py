@@ -39,8 +39,11 @@ class Training:
         checkpoint_every: Rounds between checkpoints. After a crash at most this many rounds run again and are charged
             again.
         keep_checkpoints: How many of the newest checkpoints are kept.
-        reproducible_seed: For experiments only. Cohorts and noise follow from the seed, and the guarantee does not hold
-            against anyone who knows it. None, the default, uses secure randomness.
+        reproducible_seed: For experiments only. Cohorts and noise follow from the seed, the settings, the store and the
+            first model, and the guarantee does not hold against anyone who knows the seed. None, the default, uses
+            secure randomness.
+        shared_cohorts: For experiments that compare runs on the same cohorts: cohorts and batches follow from the seed
+            alone. Runs with this setting cannot be composed into a statement about all runs.
 
     Raises:
         InvalidValue: A value is out of its range.
@@ -53,12 +56,17 @@ class Training:
     checkpoint_every: int = 20
     keep_checkpoints: int = 2
     reproducible_seed: int | None = None
+    shared_cohorts: bool = False
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds must be at least 1.")
         require(self.checkpoint_every >= 1, "checkpoint_every must be at least 1.")
         require(self.keep_checkpoints >= 1, "keep_checkpoints must be at least 1.")
         require(self.init_seed >= 0, "init_seed must be 0 or more.")
+        require(
+            not self.shared_cohorts or self.reproducible_seed is not None,
+            "shared_cohorts needs a reproducible_seed: secure cohorts are never the same.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,10 +59,11 @@ NOT_HASHED = (
     ("privacy", "ledger"),
 )
 """Keys that may change between a run and its resumption: they change neither the model nor its cost."""
-ADDED_KEYS = {
+ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
     ("model", "tied_lstm", "keep_norm"): True,
     ("model", "tied_gru", "keep_norm"): True,
     ("model", "module", "weights_are_public"): False,
+    ("training", None, "shared_cohorts"): False,
 }
 """Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
 A run with that value has the hash that it had before the key existed, so that it can continue."""

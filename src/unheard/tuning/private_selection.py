@@ -33,7 +33,7 @@ from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian, Selection
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger, PopulationLedger, run_id
-from unheard.randomness import SecureStreams, secure_generator
+from unheard.randomness import secure_generator
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.initialise import (
@@ -146,7 +146,7 @@ def select(
     secret.mkdir()
     try:
         with RunFolder(secret).locked():
-            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, SecureStreams()))
+            charged = Ledger.create(secret / "charged.jsonl", ledger_header(first, store, state))
             charge_earlier_costs(first, store, charged)
             if first.budget:
                 first.budget.check(first.budget.running(charged.events), event, 0)
@@ -267,7 +267,7 @@ def _release(
     count: TrialCount,
 ) -> None:
     """Writes the best trial as an ordinary run folder whose ledger holds the charge for all trials."""
-    facts = ledger_header(run, store, SecureStreams())
+    facts = ledger_header(run, store, first_state(run))
     facts["start"]["charges"] += 1  # the selection comes before the first round that a resumed run would charge
     facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}
     ledger = Ledger.create(folder.ledger, {**facts, "run_id": run_id(charged)})
