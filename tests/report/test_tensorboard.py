@@ -46,6 +46,12 @@ def test_event_files_hold_every_evaluation_once(folder):
         assert figures["privacy/epsilon"] == pytest.approx(row["epsilon"])
 
 
+def test_the_event_file_holds_no_time_of_the_day(folder):
+    """The duration of a round depends on its users' text, so the times of two evaluations would reveal something."""
+    update_event_file(folder)
+    assert [event.wall_time for event in events(folder)] == [0, *range(2, ROUNDS + 1, 2)]
+
+
 def test_an_infinite_epsilon_is_left_out(runs, tmp_path):
     shutil.copytree(runs[0], tmp_path / "plain")
     folder = RunFolder(tmp_path / "plain")

@@ -180,3 +180,30 @@ def test_processes_of_one_machine_do_not_send_their_sums_over_its_network(monkey
     _launch(2, 0)
     assert "UNHEARD_MEETING_PLACE" not in os.environ
     assert seen == [asked or "lo"]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_ranks_end_with_a_launcher_that_is_killed_and_charge_nothing_more(run, tmp_path):
+    seeded = replace(run, training=unheard.Training(rounds=100_000, reproducible_seed=2))
+    (tmp_path / "run.toml").write_text(run_toml(seeded))
+    ledger, ranks = tmp_path / "r" / "ledger.jsonl", {}
+    launcher = start("train", tmp_path / "run.toml", "--out", tmp_path / "r", "--processes", 2)
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not (ledger.exists() and len(Ledger.read(ledger)) > 2):
+            ranks = ranks_of(launcher.pid) or ranks
+            time.sleep(0.2)
+        assert len(ranks) == 2
+        os.kill(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        until = time.monotonic() + 10
+        while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in ranks.values()):
+            time.sleep(0.1)
+        charged = len(Ledger.read(ledger))
+        time.sleep(2)
+        assert len(Ledger.read(ledger)) == charged
+        assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()]
+    finally:
+        for pid in (launcher.pid, *ranks.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

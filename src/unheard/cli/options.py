@@ -43,7 +43,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 StopAfter = Annotated[
     float | None,
     typer.Option(
-        help="Stop after so many seconds, at the end of a round. Everything is saved.",
+        help="Stop after so many seconds, at the end of a round. Everything is saved. The number of rounds then follows "
+        "from their duration, and so from the users' text, which the guarantee does not cover: for a model that is "
+        "published, resume until the last round of the run file.",
         min=0,
         metavar="SECONDS",
         show_default="no limit",

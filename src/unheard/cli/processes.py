@@ -5,12 +5,16 @@
 
 Rank 0 is the leader. It does the work and is the only process that prints and writes; the others serve its requests
 (`training/worker.py`) and print nothing. `--processes N` starts torch's elastic launcher, which runs the same command
-in N processes and restarts them if one dies and `--max-restarts` allows it.
+in N processes and restarts them if one dies and `--max-restarts` allows it. If the launcher dies, whatever the reason,
+so do its ranks: they must not train and charge users with nobody to stop them.
 """
 
+import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,6 +24,9 @@ import typer
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import ProcessGroup
 
+LAUNCHER = "UNHEARD_LAUNCHER"
+"""The environment variable with which `--processes` tells its ranks the id of its process."""
+SECONDS_BETWEEN_LOOKS = 0.5
 SAVED = "What was saved is kept: `unheard resume` continues"
 
 
@@ -36,6 +43,8 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     """
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         return _launch(processes, max_restarts)
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        die_with(int(os.environ.get(LAUNCHER) or os.getppid()))
     from unheard.engines.distributed.process_group import ProcessGroup
 
     ranks = ProcessGroup.join()
@@ -57,6 +66,28 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     finally:
         ranks.shutdown()
     return None
+
+
+def die_with(launcher: int) -> None:
+    """Ends this process at once when its launcher has ended.
+
+    On Linux the kernel sends SIGKILL. Everywhere a thread compares the parent with the launcher as well: the launcher
+    may have ended before the kernel was asked.
+
+    Args:
+        launcher: The process that started this one.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <sys/prctl.h>
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
+
+    def watch() -> None:
+        # DP: a rank without a launcher would go on charging users, and nobody would know.
+        while os.getppid() == launcher:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(2)
+
+    threading.Thread(target=watch, name="launcher watchdog", daemon=True).start()
 
 
 def _serve(ranks: "ProcessGroup") -> None:
@@ -98,6 +129,7 @@ def _launch(processes: int, max_restarts: int) -> None:
     # network, and whoever writes into it can make the ranks send their sums to another address.
     with tempfile.TemporaryDirectory(prefix="unheard-") as folder:
         os.environ[RENDEZVOUS_FILE] = str(Path(folder) / "ranks")
+        os.environ[LAUNCHER] = str(os.getpid())
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         config = LaunchConfig(
             min_nodes=1,
@@ -121,7 +153,7 @@ def _launch(processes: int, max_restarts: int) -> None:
         except ChildFailedError as error:
             _explain(error.failures)
         finally:
-            del os.environ[RENDEZVOUS_FILE]
+            del os.environ[RENDEZVOUS_FILE], os.environ[LAUNCHER]
 
 
 def _explain(failures: dict[int, Any]) -> None:

@@ -6,6 +6,9 @@ the training loop never does (docs/decisions/0044-tensorboard-from-metrics.md).
 
     update_event_file(RunFolder.open("runs/private"))
 
+The wall time of a record is the number of its round: a time of the day would reveal how long rounds take, and so how
+much text the users of a cohort have.
+
 Format of a record: length (8 bytes), its checksum, the content (a protocol buffer), its checksum.
 """
 
@@ -13,7 +16,6 @@ import contextlib
 import json
 import math
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,11 +83,11 @@ def _record(row: dict[str, Any]) -> bytes:
         for name, tag in NAMES.items()
         if isinstance(row.get(name), int | float) and math.isfinite(row[name])
     ]
-    now = time.time()  # metrics.jsonl has no times; for a run that is being watched the current time is right
+    # DP: the round instead of a time, since the duration of a round depends on how much text its users have.
     if row:
-        event = Event(wall_time=now, step=row["round"], summary=Summary(value=figures))
+        event = Event(wall_time=float(row["round"]), step=row["round"], summary=Summary(value=figures))
     else:
-        event = Event(wall_time=now, file_version="brain.Event:2")
+        event = Event(wall_time=0.0, file_version="brain.Event:2")
     content = event.SerializeToString()
     length = struct.pack("<Q", len(content))
     return b"".join(
