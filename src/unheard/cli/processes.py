@@ -44,6 +44,7 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         return _launch(processes, max_restarts)
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        # DP: a rank without a launcher would go on charging users, and nobody would know.
         die_with(int(os.environ.get(LAUNCHER) or os.getppid()))
     from unheard.engines.distributed.process_group import ProcessGroup
 
@@ -82,7 +83,6 @@ def die_with(launcher: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
     def watch() -> None:
-        # DP: a rank without a launcher would go on charging users, and nobody would know.
         while os.getppid() == launcher:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         os._exit(2)
