@@ -207,3 +207,4 @@ def test_ranks_end_with_a_launcher_that_is_killed_and_charge_nothing_more(run, t
         for pid in (launcher.pid, *ranks.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        launcher.communicate()  # closes the pipes
