@@ -183,8 +183,9 @@ class Absent:
         if name.split(".")[0] in {NOT_THERE!r}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-from unheard.cli.main import main
-main()
+from reproduction.cli.main import app
+from unheard.cli.main import main, run_app
+main() if sys.argv[1] == "corpus" else run_app(app)
 """
 
 
@@ -206,7 +207,7 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
     subprocess.run([*blocked, *synth], check=True, capture_output=True)
     run = ["run", "cost", "users-per-round", "--scale", "smoke", "--rounds", "1", "--work", tmp_path / "work"]
     corpora = ["--corpus", store.path, "--corpus", f"synthetic={tmp_path / 'synth'}", "--results", tmp_path / "results"]
-    subprocess.run([*blocked, *run, *corpora], check=True, capture_output=True)
+    subprocess.run([*blocked, *run, *corpora], check=True, capture_output=True, cwd=Path(__file__).parents[2])
     assert {"cost-C1250", "baseline-C10"} < set(read_runs(tmp_path / "results" / "counting-smoke"))
 
 
@@ -217,7 +218,7 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
         (("run", "table-rounds", "--corpus", "STORE"), "nothing here needs a run"),
         (("run", "dictionaries-noise", "--corpus", "STORE"), "no corpus '20k'"),
         (("run", "clipping", "--corpus", "20k=STORE"), "no main corpus"),
-        (("run", "clipping", "--corpus", "nowhere"), "paper prepare"),
+        (("run", "clipping", "--corpus", "nowhere"), "reproduction prepare"),
         (("run", "clipping", "--corpus", "STORE", "--name", "../elsewhere"), "leave out slashes"),
         (("run", "clipping", "--corpus", "STORE", "--scale", "smoke", "--engine", "diesel"), "Unknown engine 'diesel'"),
         (("run", "clipping", "--corpus", "STORE", "--scale", "smoke", "--work", "STORE/corpus.json"), "with --work"),
@@ -256,4 +257,4 @@ def test_prepare_makes_the_stores_by_role(tmp_path):
     folders = ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     dry = unheard(*run, *folders, "--corpus", str(Path(tmp_path / "stores")), "--dry-run")
     assert "not run" not in dry.output
-    assert f"{len(distinct(RECIPES[name] for name in run[2:5]))} runs" in dry.output
+    assert f"{len(distinct(RECIPES[name] for name in run[1:4]))} runs" in dry.output
