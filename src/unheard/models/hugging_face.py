@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from unheard.config import require, require_positive
 from unheard.corpus.tokenizers import HuggingFaceTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
-from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
 from unheard.errors import InputError, ModelError, UnprovenCombination
 from unheard.models.model import BaseModel
 from unheard.models.module import PureModule, shell_of
@@ -321,6 +320,10 @@ class HuggingFaceModel(BaseModel):
     @cached_property
     def words(self) -> Vocabulary:
         """The vocabulary of a store that was prepared with the model's own tokenizer.json."""
+        from unheard.corpus.vocabulary_sources import (
+            tokenizer_vocabulary,
+        )  # imports DuckDB, which training does not need
+
         return tokenizer_vocabulary(self._tokenizer)
 
     @property
