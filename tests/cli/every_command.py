@@ -26,7 +26,7 @@ from unheard.cli.main import main
 
 ENDED = "ended.json"
 USERS, WORDS = (
-    80,
+    150,
     ["the", "to", "you", "i", "a", "it", "and", "of", "that", "is", "are", "how", "do", "we", "this", "go"],
 )
 KEYBOARD_PORT = 8123
@@ -42,7 +42,7 @@ SMALL = (
 LOSS = "--allow-clip-loss 100 --allow-loss 100"
 COMMANDS = [
     f"prepare posts.jsonl --out store {FIELDS} --vocab words.txt --held-out 0.2 --workers 1 --shards 2",
-    "init run.toml --corpus store --population 80 --users-per-round 8 --rounds 2",
+    "init run.toml --corpus store --population 150 --users-per-round 8 --rounds 2",
     f"train run.toml --out first {SMALL}",
     # Early: the commands after these take up the seconds before onnxruntime would contact its vendor.
     "export first --to onnx --out exported",

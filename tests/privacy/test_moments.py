@@ -20,7 +20,7 @@ def moments(cell: PrintedEpsilon, z: float | None = None) -> float:
     return epsilon([(event, cell.rounds)], cell.delta, "moments")
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.place}, {cell.rounds} rounds")
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.location}, {cell.rounds} rounds")
 def test_table_1_to_the_printed_digit(cell):
     assert f"{moments(cell):.2f}" == cell.digits
 
@@ -29,13 +29,13 @@ def test_table_1_has_42_cells():
     assert len(CELLS) == 42
 
 
-@pytest.mark.parametrize("cell", MODELS, ids=lambda cell: cell.place)
+@pytest.mark.parametrize("cell", MODELS, ids=lambda cell: cell.location)
 def test_the_accuracy_table_after_5000_rounds(cell):
     assert cell.rounds == 5000
     assert f"{moments(cell):.3f}" == cell.digits
 
 
-@pytest.mark.parametrize("cell", IN_TEXT, ids=lambda cell: f"{cell.place}, {cell.digits}")
+@pytest.mark.parametrize("cell", IN_TEXT, ids=lambda cell: f"{cell.location}, {cell.digits}")
 def test_the_figures_in_the_text_of_which_two_are_cut(cell):
     assert cell.agrees(moments(cell))
 

@@ -135,7 +135,7 @@ def test_torchrun_makes_the_run_that_one_process_makes(run, model, tmp_path):
     list(unheard.train(seeded, tmp_path / "one", engine=unheard.EngineChoice(device="cpu")))
     status, said = ended(going)
     assert status == 0, said
-    assert said.count("Spent so far") == 1  # one of them speaks
+    assert said.count("Running bound") == 1  # one of them speaks
     one, two = (load_model(tmp_path / name / "model.safetensors", model) for name in ("one", "two"))
     assert torch.equal(one, two)
     one, two = (Ledger.read(tmp_path / name / "ledger.jsonl").events for name in ("one", "two"))
