@@ -1,0 +1,289 @@
+"""Correlated noise: noise of one round that partly cancels the noise of the rounds before it.
+
+Input: a `BoundedAverage`, independent normals z_t, and the noise of earlier attempts. Output: a `NoisyAverage` with the
+noise of row t of C^-1 z, for the matrix C of `privacy/matrix_factorization.py`:
+
+    banded:  x_t = (z_t - sum_(i >= 1) c_i x_(t - i)) / c_0
+    BLT:     x_t = s z_t - sum_j s_j buf_j;    buf_j <- d_j buf_j + x_t            (s: the sensitivity of C)
+
+The recursion is in float64 and keeps the unrounded x_t; only what is added to the average is rounded to the grid. Each
+product and each sum is an operation of its own, in a fixed order, so that the noise can be recomputed to the bit after a
+crash. The proof, the estimators that it holds for, and what is refused:
+docs/correlated-noise-proof.md. Keys and history on disk: `training/noise_state.py`.
+
+>>> from unheard.privacy.matrix_factorization import optimise
+>>> history = NoiseHistory(optimise("banded", rounds=10, separation=4), 3, torch.device("cpu"))
+>>> history.next(torch.ones(3, dtype=torch.float64)).shape, history.index
+(torch.Size([3]), 1)
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.config import require
+from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.clipping import Clip
+from unheard.mechanism.estimators import Estimator, FixedDenominator
+from unheard.mechanism.noise import LARGEST_MULTIPLIER, GaussianNoise, Normals, NormalsAhead, rounded_onto_grid
+from unheard.mechanism.sampling import CyclicPoissonSampling, GroupedSampling, MinSeparationSampling, Sampling
+from unheard.mechanism.schedule import Change
+from unheard.mechanism.values import BoundedAverage, NoisyAverage
+from unheard.privacy.events import CorrelatedGaussian
+from unheard.privacy.matrix_factorization import BUFFERS, MOST_ROUNDS, Factorisation, optimise
+from unheard.randomness import generator_from_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrelatedNoise(GaussianNoise):
+    """Gaussian noise that is correlated over rounds (`[noise] kind = "correlated"`).
+
+    With `strategy = "banded"` each round depends on the noise of the last rounds, at most as many as there are groups:
+    `[sampling] kind = "cyclic_poisson"`. With `strategy = "blt"` it depends on all rounds through 2 to 4 buffers:
+    `[sampling] kind = "min_separation"`.
+
+    Args:
+        noise_multiplier: z: the noise in units of the sensitivity of the whole mechanism (BLT) or of one block of
+            rounds (banded).
+        noise_std: Not used here.
+        strategy: "banded" or "blt".
+        rounds: T, the rounds that the coefficients are optimised for; None for the run's rounds. A BLT mechanism ends
+            after T attempts.
+        bands: Of banded noise, at most the number of groups; None for as many as groups.
+        buffers: Of BLT noise, 2 to 4.
+
+    Raises:
+        InvalidValue: A value is out of range.
+    """
+
+    strategy: Literal["banded", "blt"] = "banded"
+    rounds: int | None = None
+    bands: int | None = None
+    buffers: int = 3
+
+    def __post_init__(self) -> None:
+        require(
+            self.noise_std is None and self.noise_multiplier is not None,
+            "give noise_multiplier (z); correlated noise has no single noise_std.",
+        )
+        super().__post_init__()
+        require(self.strategy in ("banded", "blt"), "strategy must be 'banded' or 'blt'.")
+        require(self.rounds is None or 1 <= self.rounds <= MOST_ROUNDS, f"rounds must be from 1 to {MOST_ROUNDS:,}.")
+        require(self.bands is None or (self.bands >= 1 and self.strategy == "banded"), "bands are for 'banded' only.")
+        require(self.buffers in BUFFERS, f"buffers must be from {BUFFERS[0]} to {BUFFERS[-1]}.")
+
+    def for_rounds(self, rounds: int) -> "CorrelatedNoise":
+        """The same noise with T filled in, unless it is declared."""
+        return self if self.rounds is not None else replace(self, rounds=rounds)
+
+    def factorisation(self, sampling: GroupedSampling, population: int) -> Factorisation:
+        """The matrix C of a new mechanism, optimised for T and for the separation of the sampler."""
+        if self.rounds is None:
+            raise InvalidValue("[noise] lacks 'rounds', the T that its coefficients are optimised for.")
+        separation = sampling.rounds_apart(population)
+        matrix = optimise(
+            self.strategy, rounds=self.rounds, separation=separation, bands=self.bands, buffers=self.buffers
+        )
+        widest = self.multiplier(1.0) * float(row_norms(matrix)[-1])
+        require(
+            widest <= LARGEST_MULTIPLIER, f"The noise is {widest:g} times the sensitivity; at most 2^19 can be added."
+        )
+        return matrix
+
+    def event(self, sampling: GroupedSampling, population: int, index: int) -> CorrelatedGaussian:
+        """What an attempt costs: the first of each block pays for the block.
+
+        Args:
+            sampling: Who takes part.
+            population: As declared.
+            index: The number of the attempt in its mechanism.
+        """
+        # DP: a block is the b rounds in which one user takes part once; with BLT all T rounds are one release.
+        block = sampling.rounds_apart(population) if self.strategy == "banded" else self.rounds
+        # DP: with BLT all participations are in the sensitivity, so nothing is gained from sampling.
+        q = sampling.turn_probability(population) if self.strategy == "banded" else 1.0
+        assert self.noise_multiplier is not None
+        return CorrelatedGaussian(
+            sampling_prob=q, noise_multiplier=self.noise_multiplier, block=block or MOST_ROUNDS, index=index
+        )
+
+    def facts(self, sampling: GroupedSampling, population: int) -> dict[str, Any]:
+        """What the header of a ledger keeps: the coefficients, b, k, T, the sensitivity, q and z."""
+        event = self.event(sampling, population, 0)
+        return {
+            **self.factorisation(sampling, population).to_record(),
+            "sampling_prob": event.sampling_prob,
+            "noise_multiplier": event.noise_multiplier,
+            "block": event.block,
+        }
+
+    def check_parts(self, sampling: Sampling, estimator: Estimator, clip: Clip, schedule: tuple[Change, ...]) -> None:
+        """Raise `UnprovenCombination` for parts with which correlated noise has no proof."""
+        # DP: only these two keep the rounds of one user apart, which the sensitivity of C rests on.
+        if not isinstance(sampling, CyclicPoissonSampling | MinSeparationSampling):
+            raise UnprovenCombination(
+                "Correlated noise needs [sampling] kind = 'cyclic_poisson' or 'min_separation': its proof needs users "
+                "whose rounds are apart."
+            )
+        # DP: the sensitivity of BLT noise counts all rounds of a user; sampling within a group has no proof here.
+        if self.strategy == "blt" and not isinstance(sampling, MinSeparationSampling):
+            raise UnprovenCombination("[noise] strategy = 'blt' needs [sampling] kind = 'min_separation'.")
+        # DP: the proof is for rows of X that one user moves by S / (q W), whoever else was drawn.
+        if type(estimator) is not FixedDenominator:
+            raise UnprovenCombination(
+                "Correlated noise is proved for [estimator] kind = 'fixed_denominator' only. Use it, or [noise] kind = "
+                "'gaussian'."
+            )
+        if clip.adaptive is not None:
+            raise UnprovenCombination(
+                "Correlated noise with an adaptive clip has no proof: the sensitivity would change from round to round. "
+                "Use [clip] kind = 'flat' or 'per_layer', or [noise] kind = 'gaussian'."
+            )
+        # DP: all rounds share one sensitivity and one sigma; noise of one round cancels that of others.
+        if any(change.clip_norm or change.noise_std or change.noise_multiplier for change in schedule):
+            raise UnprovenCombination(
+                "A [[schedule]] may not change clip_norm or the noise of a run with correlated noise; learning_rate it may."
+            )
+
+    def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "GaussianNoise":
+        raise UnprovenCombination("The noise of a run with correlated noise cannot change during the run.")
+
+    def add(self, average: BoundedAverage, rng: "Normals | CorrelatedNormals") -> NoisyAverage:
+        if not isinstance(rng, CorrelatedNormals):
+            raise TypeError("correlated noise is made from the noise before it (NoiseHistory), not from a generator")
+        # DP: z times the sensitivity that travels with the value; the sensitivity of C is in x.
+        std = self.std(average.sensitivity)
+        row_norm = rng.history.row_norm
+        noisy = rounded_onto_grid(average, rng.take(average.units_P.numel()), std)
+        return replace(noisy, noise_std=std * row_norm)
+
+
+def row_norms(factorisation: Factorisation) -> np.ndarray:
+    """The standard deviation of x_t in each coordinate, for each of T rounds; it grows with t."""
+    return np.sqrt(np.cumsum((factorisation.inverse() * factorisation.sensitivity()) ** 2))
+
+
+class NoiseHistory:
+    """PRIVATE. The noise of earlier attempts, and the recursion that makes the next. As secret as the users' text.
+
+    Args:
+        factorisation: The matrix C.
+        num_parameters: P.
+        device: Where the noise is used.
+        index: How many attempts the history has seen.
+        rows_RP: The history itself, as `rows` gave it; None for an empty one.
+    """
+
+    def __init__(
+        self,
+        factorisation: Factorisation,
+        num_parameters: int,
+        device: torch.device,
+        *,
+        index: int = 0,
+        rows_RP: Tensor | None = None,
+    ) -> None:
+        self.factorisation = factorisation
+        self.index = index
+        self._is_banded = factorisation.strategy == "banded"
+        self._sensitivity = factorisation.sensitivity()
+        self._device = device
+        self._coefficients = torch.tensor(factorisation.coefficients, dtype=torch.float64, device=device)
+        self._past: tuple[int, Tensor] | None = None
+        count = len(factorisation.coefficients) - 1 if self._is_banded else len(factorisation.decays)
+        shape = (count, num_parameters)
+        if rows_RP is not None and tuple(rows_RP.shape) != shape:
+            raise ValueError(f"a history of {tuple(rows_RP.shape)}, not of {shape}")
+        if rows_RP is None:
+            self._rows_RP = torch.zeros(shape, dtype=torch.float64, device=device)
+        else:
+            self._rows_RP = rows_RP.to(device, torch.float64).clone()
+        self._row_norms = row_norms(factorisation)
+
+    @property
+    def rows(self) -> Tensor:
+        """What must be kept to go on: the last noises (banded), or the buffers (BLT)."""
+        return self._rows_RP
+
+    @property
+    def row_norm(self) -> float:
+        """The standard deviation of the next x in each coordinate."""
+        return float(self._row_norms[min(self.index, len(self._row_norms) - 1)])
+
+    def prepare(self) -> None:
+        """Start the part of the next noise that does not need its normals; on a GPU it runs while a cohort is drawn."""
+        if self._is_banded and (self._past is None or self._past[0] != self.index):
+            self._past = (self.index, self._past_banded())
+
+    def next(self, normals_P: Tensor) -> Tensor:
+        """x_t from z_t; counts as an attempt.
+
+        Args:
+            normals_P: z_t, float64, on the history's device.
+        """
+        return self._next_banded(normals_P) if self._is_banded else self._next_blt(normals_P)
+
+    def _past_banded(self) -> Tensor:
+        """sum_(i >= 1) c_i x_(t - i), in the order of the lags."""
+        rows_RP, lags = self._rows_RP, min(self.index, len(self._rows_RP))
+        if rows_RP.is_cuda and lags:
+            from unheard.mechanism.correlated_kernels import weighted_past
+
+            return weighted_past(rows_RP, self._coefficients[1 : lags + 1], self.index)
+        past_P = torch.zeros(rows_RP.shape[1], dtype=torch.float64, device=self._device)
+        # DP: the noise of the last rounds, unrounded, each with its own coefficient: C x = z, row by row.
+        for lag in range(1, lags + 1):
+            past_P += rows_RP[(self.index - lag) % len(rows_RP)] * self.factorisation.coefficients[lag]
+        return past_P
+
+    def _next_banded(self, normals_P: Tensor) -> Tensor:
+        self.prepare()
+        assert self._past is not None
+        # DP: z at the sensitivity of C, which is 1 up to rounding: what is charged is C X + z.
+        noise_P = normals_P * self._sensitivity
+        noise_P -= self._past[1]
+        noise_P *= 1 / self.factorisation.coefficients[0]
+        if len(self._rows_RP):
+            self._rows_RP[self.index % len(self._rows_RP)] = noise_P
+        self.index, self._past = self.index + 1, None
+        return noise_P
+
+    def _next_blt(self, normals_P: Tensor) -> Tensor:
+        # DP: the sensitivity of all rounds of one user: z is charged once, for the whole mechanism.
+        noise_P = normals_P * self._sensitivity
+        product_P = torch.empty_like(noise_P)
+        for row_P, scale in zip(self._rows_RP, self.factorisation.scales, strict=True):
+            noise_P -= torch.mul(row_P, scale, out=product_P)
+        for row_P, decay in zip(self._rows_RP, self.factorisation.decays, strict=True):
+            row_P.mul_(decay).add_(noise_P)
+        self.index += 1
+        return noise_P
+
+
+class CorrelatedNormals:
+    """The noise of one attempt: its normals, drawn on other threads, and the history. It can be taken once.
+
+    Args:
+        key: The key of the attempt.
+        history: The noise of the attempts before it.
+        num_parameters: P.
+        device: Where the noise is used.
+    """
+
+    def __init__(self, key: bytes, history: NoiseHistory, num_parameters: int, device: torch.device) -> None:
+        self._ahead = NormalsAhead(generator_from_key(key), num_parameters, device)
+        history.prepare()
+        self._device = device
+        self._index = history.index
+        self.history = history
+
+    def take(self, count: int) -> Tensor:
+        """The noise x_t of the attempt, in units of z times the sensitivity of one round."""
+        normals_P = self._ahead.take(count).to(self._device, non_blocking=True)
+        # DP: row t of C^-1 z needs all rows before it and none twice.
+        if self.history.index != self._index:
+            raise RuntimeError("The history has moved on: this noise belongs to an earlier attempt.")
+        return self.history.next(normals_P)

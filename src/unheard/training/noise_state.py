@@ -1,0 +1,449 @@
+"""The secret state of a run with correlated noise: the key of each attempt and the noise of earlier ones, on disk.
+
+Correlated noise needs its past, and whoever knows the past can subtract it. The state lies in `noise/` of the run folder,
+readable by its owner alone, and is deleted when the run is complete:
+
+    noise/keys.jsonl    the key of the users' groups, and the key of each attempt since the history was saved
+    noise/history       the noise of the last rounds (banded) or the buffers (BLT), float64, saved with checkpoints
+
+Order of writes for an attempt: key, population's ledger, run's ledger, and only then the cohort is drawn. After a kill
+at any moment each charged attempt therefore has its key, and its noise is recomputed to the bit; a key without a charge
+was used for nothing and is dropped. An attempt is never repeated: a round that is done again has the next index, another
+key and another group of users.
+
+    state = open_noise_state(run, folder, ledger, streams, device)      # None for independent noise
+    turn = state.begin_attempt()                                        # the key is on disk
+    ledger.charge(plan.event(turn.index), round)
+    normals = state.normals()
+
+If the state is missing, the mechanism has ended: a new one begins and is charged from its first round. A state that is
+damaged, or is of another run, is an error. The proof: docs/correlated-noise-proof.md.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unheard import storage
+from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError, RunFolderError
+from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, NoiseHistory
+from unheard.mechanism.noise import standard_normals
+from unheard.mechanism.sampling import Turn
+from unheard.privacy.events import CorrelatedGaussian
+from unheard.privacy.ledger import Entry
+from unheard.privacy.matrix_factorization import Factorisation
+from unheard.privacy.population_ledger import REPRODUCIBLE, JointLedger
+from unheard.randomness import Streams, generator_from_key
+from unheard.run_folder import RunFolder
+from unheard.training.run import Run
+
+FORMAT = "unheard-noise-1"
+LARGE_HISTORY = 128 * 2**20
+"""Bytes from which on a history is not saved with every checkpoint: the keys since the last save repeat the rest."""
+MOST_REPLAYED = 200
+"""Attempts after which a large history is saved all the same."""
+CURE = (
+    "Put back the folder's own copy. If it is lost, delete the folder: the mechanism then ends, and a new one begins and is "
+    "charged from its first round."
+)
+log = logging.getLogger("unheard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyRecord:
+    """The key of one attempt.
+
+    Attributes:
+        index: The number of the attempt in its mechanism.
+        key: The key of its normals.
+        charges: How many charges of this run the population's ledger had before the attempt.
+    """
+
+    index: int
+    key: bytes
+    charges: int
+
+
+class NoiseState:
+    """The state of one mechanism: keys on disk, history in memory and on disk.
+
+    Args:
+        folder: The folder `noise` of the run.
+        ledger: The ledger of the run.
+        streams: The source of keys.
+        history: The noise of the attempts so far.
+        first: The position in the run's ledger at which the mechanism began or begins.
+        groups_key: The key of the users' groups.
+        num_parameters: P.
+        device: Where the noise is used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ledger: JointLedger,
+        streams: Streams,
+        history: NoiseHistory,
+        first: int,
+        groups_key: bytes,
+        num_parameters: int,
+        device: torch.device,
+    ) -> None:
+        self._folder, self._ledger, self._streams = folder, ledger, streams
+        self._num_parameters, self._device = num_parameters, device
+        self._history, self._first, self._groups_key = history, first, groups_key
+        self._records: list[KeyRecord] = []
+        self._saved_index = history.index
+        self._size: int | None = None  # of the file of keys; None before the first key
+        self._may_charge_again = False
+
+    @property
+    def index(self) -> int:
+        """The number of the next attempt in the mechanism: how many were charged."""
+        # DP: counted from the ledger, which only grows: no index is ever used twice.
+        return len(self._ledger) - self._first
+
+    @property
+    def may_charge_again(self) -> bool:
+        """Whether a kill left the population charged for the next attempt, so that it may be charged once more."""
+        return self._may_charge_again
+
+    def begin_attempt(self) -> Turn:
+        """Draw the key of the next attempt and write it to disk. Its charge follows, then its cohort.
+
+        Raises:
+            BudgetExceeded: A BLT mechanism has no attempts left.
+            RunFolderError: The key could not be written. Nothing may be charged.
+        """
+        index, matrix = self.index, self._history.factorisation
+        # DP: the sensitivity of BLT noise is for T rounds; one more would not be covered.
+        if matrix.strategy == "blt" and index >= matrix.rounds:
+            raise BudgetExceeded(
+                f"All {matrix.rounds} attempts of this run's correlated noise are used (rounds done again after a stop count "
+                "too). Keep this model, or begin a new mechanism, which is charged in full: `unheard resume` with --rounds."
+            )
+        member = self._ledger.population.members.get(self._ledger.run)
+        record = KeyRecord(
+            index=index,
+            key=self._streams.noise_key(len(self._ledger)),
+            charges=0 if member is None else len(member.events),
+        )
+        line = _key_line(record)
+        try:
+            # DP: on disk before the charge and before the cohort: a charged attempt whose noise is unknown cannot be.
+            if self._size is None:
+                self._begin_file(line)
+            else:
+                storage.append(self._keys, line, expected_size=self._size)
+                self._size += len(line)
+        except OSError as error:
+            raise RunFolderError(
+                f"Cannot write {self._keys}: {error.strerror}. Nothing was charged. Free some space, then resume the run."
+            ) from None
+        self._records.append(record)
+        return Turn(index=index, groups_key=self._groups_key)
+
+    def normals(self) -> CorrelatedNormals:
+        """The noise of the attempt that was charged last; its normals are drawn on other threads."""
+        self._may_charge_again = False
+        record = self._records[-1]
+        # DP: the key of this very attempt, and a history that ends just before it.
+        if record.index != self.index - 1 or self._history.index != record.index:
+            raise LedgerError("The noise of this attempt was asked for before its charge, or twice.")
+        return CorrelatedNormals(record.key, self._history, self._num_parameters, self._device)
+
+    def save(self, *, is_last: bool = True) -> None:
+        """Save the history, and delete the keys that it makes unnecessary.
+
+        Args:
+            is_last: Whether training ends here. Otherwise a large history is saved at most every 200 attempts.
+        """
+        done = self._history.index
+        rows_RP = self._history.rows
+        is_large = rows_RP.numel() * rows_RP.element_size() > LARGE_HISTORY
+        if done == self._saved_index or (is_large and not is_last and done - self._saved_index < MOST_REPLAYED):
+            return
+        facts = {"format": FORMAT, "binding": self._binding, "index": done, "shape": list(rows_RP.shape)}
+        try:
+            _write_history(self._history_file, facts, rows_RP)
+            # DP: keys that are no longer needed would only help whoever steals the file.
+            kept = [record for record in self._records if record.index >= done]
+            self._rewrite(kept)
+        except OSError as error:
+            raise RunFolderError(
+                f"Cannot write {self._folder}: {error.strerror}. The noise before is unchanged."
+            ) from None
+        self._records, self._saved_index = kept, done
+
+    def load(self, charged: int) -> None:
+        """Read keys and history from disk, and recompute the noise of all charged attempts.
+
+        Args:
+            charged: The number of attempts that the ledger holds for this mechanism.
+
+        Raises:
+            CheckpointCorrupt: A file is damaged, readable by others, or of another mechanism.
+        """
+        header, records = self._read_keys()
+        self._groups_key = bytes.fromhex(header["groups_key"])
+        start = self._read_history()
+        wanted = {record.index: record for record in records}  # of several keys of one index the last was charged
+        wanted.pop(charged, None)
+        # DP: every attempt that was charged must be replayed: noise that forgets one of them is not C^-1 z.
+        if not set(range(start, charged)) <= wanted.keys() or any(index >= charged for index in wanted):
+            raise self._corrupt(self._keys, "does not hold the key of each attempt that was charged")
+        self._records = [wanted[index] for index in range(start, charged)]
+        for record in self._records:
+            normals_P = standard_normals(generator_from_key(record.key), self._num_parameters, self._device)
+            self._history.next(normals_P)
+        self._saved_index = start
+        self._check_population([record for record in records if record.index == charged])
+
+    def _check_population(self, uncharged: list[KeyRecord]) -> None:
+        """Compare with the population's ledger, which is charged before the run's and may be one charge ahead.
+
+        Args:
+            uncharged: The keys of the attempt that the run's ledger does not hold.
+        """
+        member = self._ledger.population.members.get(self._ledger.run)
+        if member is None or member.held <= len(self._ledger) or self._ledger.run.startswith(REPRODUCIBLE):
+            return
+        # DP: only the process that wrote this key can have been charged last; else a copy of the run used this history.
+        if not any(record.charges + 1 == len(member.events) for record in uncharged):
+            raise LedgerError(
+                f"{self._ledger.population.path} holds a charge of this run that this folder knows nothing of: a copy of the "
+                "folder was trained further. Two copies must not share one history of noise. Go on with the other copy, or "
+                f"delete {self._folder}: a new mechanism then begins and is charged from its first round."
+            )
+        self._may_charge_again = True
+
+    @property
+    def _keys(self) -> Path:
+        return self._folder / "keys.jsonl"
+
+    @property
+    def _history_file(self) -> Path:
+        return self._folder / "history"
+
+    @property
+    def _binding(self) -> str:
+        """Names the mechanism: the run, the position of its first charge, and everything charged before it."""
+        entries = self._ledger.entries
+        before = entries[self._first - 1].hash if self._first else ""
+        matrix = json.dumps(self._history.factorisation.to_record(), sort_keys=True)
+        parts = [self._ledger.run, str(self._first), before, matrix, str(self._num_parameters), _draw_digest()]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _header_line(self) -> bytes:
+        header = {"format": FORMAT, "binding": self._binding, "groups_key": self._groups_key.hex()}
+        return _sealed(header)
+
+    def _begin_file(self, first_key: bytes) -> None:
+        """Begin the file of keys of a new mechanism. What is left of an older one is deleted first."""
+        delete_noise(self._folder)
+        self._folder.mkdir(mode=0o700)
+        content = self._header_line() + first_key
+        storage.replace_file(self._keys, content, owner_only=True)
+        storage.sync_folder(self._folder.parent)
+        self._size = len(content)
+
+    def _rewrite(self, records: list[KeyRecord]) -> None:
+        content = self._header_line() + b"".join(map(_key_line, records))
+        storage.replace_file(self._keys, content, owner_only=True)
+        self._size = len(content)
+
+    def _read_keys(self) -> tuple[dict[str, Any], list[KeyRecord]]:
+        content = self._read_secret(self._keys)
+        lines = content.split(b"\n")
+        try:
+            header = _opened(lines[0])
+            # A last line without its end was torn by a kill, before its attempt was charged.
+            records = [_record(_opened(line)) for line in lines[1:-1]]
+            bytes.fromhex(header["groups_key"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise self._corrupt(self._keys, "is damaged") from None
+        # DP: keys of another run, of another mechanism or of another version would give noise that was never added.
+        if header.get("format") != FORMAT or header.get("binding") != self._binding:
+            raise self._corrupt(
+                self._keys, "belongs to another run or mechanism, or to a version that draws other numbers"
+            )
+        self._size = len(content) - len(lines[-1])
+        if lines[-1]:
+            storage.truncate(self._keys, self._size, expected_size=len(content))
+        return header, records
+
+    def _read_history(self) -> int:
+        """Take over the history that was saved, if one was. Returns the number of attempts in it."""
+        if not os.path.lexists(self._history_file):
+            return 0
+        facts, rows_RP = _parse_history(self._read_secret(self._history_file))
+        if rows_RP is None or facts.get("binding") != self._binding:
+            raise self._corrupt(self._history_file, "is damaged, or belongs to another run or mechanism")
+        matrix, index = self._history.factorisation, int(facts["index"])
+        try:
+            self._history = NoiseHistory(
+                matrix, self._num_parameters, self._device, index=index, rows_RP=torch.from_numpy(rows_RP)
+            )
+        except ValueError:
+            raise self._corrupt(self._history_file, "is of another model") from None
+        return index
+
+    def _read_secret(self, path: Path) -> bytes:
+        try:
+            mode = path.stat().st_mode
+            content = path.read_bytes()
+        except OSError as error:
+            raise self._corrupt(path, f"cannot be read ({error.strerror})") from None
+        # DP: past noise is as secret as the text; a file that others could read may have been read.
+        if os.name == "posix" and mode & 0o077:
+            raise CheckpointCorrupt(
+                f"{path} can be read by others than its owner, and whoever reads it can subtract the noise of this run. Find "
+                f"out who has; then `chmod 600 {path}`, or delete {self._folder}: a new mechanism then begins."
+            )
+        return content
+
+    def _corrupt(self, path: Path, what: str) -> CheckpointCorrupt:
+        return CheckpointCorrupt(f"{path} {what}. {CURE}")
+
+
+def open_noise_state(
+    run: Run, folder: RunFolder, ledger: JointLedger, streams: Streams, device: torch.device, *, may_renew: bool = False
+) -> NoiseState | None:
+    """Open the noise state of a run, or begin a new mechanism where there is none. Charges nothing.
+
+    Args:
+        run: The run as configured.
+        folder: Its folder, locked.
+        ledger: Its ledgers, open for charging.
+        streams: Its sources of randomness.
+        device: Where the noise is used.
+        may_renew: Whether a mechanism that has no attempts left is followed by a new one.
+
+    Returns:
+        None for a run without correlated noise.
+
+    Raises:
+        CheckpointCorrupt: The state is damaged or of another run.
+        LedgerError: The ledger's header has no coefficients, or a copy of the folder was trained further.
+    """
+    if not isinstance(run.plan.noise, CorrelatedNoise):
+        return None
+    # DP: the coefficients of the header, which the charges are for; another machine might optimise to other ones.
+    matrix = Factorisation.from_record(ledger.facts.get("correlated_noise"))
+    parameters = run.model.layout.total
+    first = mechanism_start(ledger.entries, int((ledger.facts.get("start") or {}).get("charges") or 0))
+    charged = len(ledger) - first
+    is_used = matrix.strategy == "blt" and charged >= matrix.rounds
+
+    def state(begins_at: int) -> NoiseState:
+        history = NoiseHistory(matrix, parameters, device)
+        key = streams.groups_key(begins_at)
+        return NoiseState(folder.noise, ledger, streams, history, begins_at, key, parameters, device)
+
+    if charged == 0 or (is_used and may_renew):
+        return state(len(ledger))
+    if is_used:
+        return state(first)  # `begin_attempt` says that no attempts are left
+    if not os.path.lexists(folder.noise / "keys.jsonl"):
+        # DP: a past that is lost cannot be cancelled: a new mechanism, with its own charges, and nothing of the old one.
+        log.warning(
+            "%s is gone, so the correlated noise of this run cannot go on: a new mechanism begins and is charged from its "
+            "first round.",
+            folder.noise,
+        )
+        return state(len(ledger))
+    opened = state(first)
+    opened.load(charged)
+    return opened
+
+
+def mechanism_start(entries: list[Entry], before: int) -> int:
+    """The position of the first charge of the newest mechanism; the length of the ledger if none has begun.
+
+    Args:
+        entries: The charges of the run.
+        before: How many of them were made before training.
+
+    Raises:
+        LedgerError: The charges since then are not numbered one after the other.
+    """
+    position = len(entries)
+    for position in range(len(entries) - 1, before - 1, -1):
+        event = entries[position].event
+        if isinstance(event, CorrelatedGaussian) and event.index == 0:
+            break
+    else:
+        return len(entries)
+    for number, entry in enumerate(entries[position:]):
+        if not isinstance(entry.event, CorrelatedGaussian) or entry.event.index != number:
+            raise LedgerError(
+                f"The ledger's charges for correlated noise are not in order: line {position + number + 2} is not attempt "
+                f"{number} of its mechanism. Put the right ledger back."
+            )
+    return position
+
+
+def delete_noise(folder: Path) -> None:
+    """Delete a folder of keys and history, and make the deletion durable."""
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
+        storage.sync_folder(folder.parent)
+
+
+def _key_line(record: KeyRecord) -> bytes:
+    return _sealed({"index": record.index, "key": record.key.hex(), "charges": record.charges})
+
+
+def _record(values: dict[str, Any]) -> KeyRecord:
+    return KeyRecord(index=int(values["index"]), key=bytes.fromhex(values["key"]), charges=int(values["charges"]))
+
+
+def _sealed(values: dict[str, Any]) -> bytes:
+    """One line of JSON with a checksum, against damage; the file is secret, so it needs no signature."""
+    text = json.dumps(values, sort_keys=True)
+    return json.dumps({**values, "sum": hashlib.sha256(text.encode()).hexdigest()[:16]}).encode() + b"\n"
+
+
+def _opened(line: bytes) -> dict[str, Any]:
+    values = json.loads(line)
+    stated = values.pop("sum")
+    if hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16] != stated:
+        raise ValueError("checksum")
+    return values
+
+
+def _write_history(path: Path, facts: dict[str, Any], rows_RP: torch.Tensor) -> None:
+    digest = hashlib.sha256()
+    with storage.open_replacement(path, owner_only=True) as file:
+        head = json.dumps(facts, sort_keys=True).encode() + b"\n"
+        digest.update(head)
+        file.write(head)
+        for row_P in rows_RP:
+            content = row_P.cpu().numpy().tobytes()
+            digest.update(content)
+            file.write(content)
+        file.write(digest.digest())
+
+
+def _parse_history(content: bytes) -> tuple[dict[str, Any], np.ndarray | None]:
+    """The facts and the rows of a history; None for the rows if the file is damaged."""
+    end = content.find(b"\n")
+    if end < 0 or hashlib.sha256(content[:-32]).digest() != content[-32:]:
+        return {}, None
+    facts = json.loads(content[:end])
+    numbers = np.frombuffer(content[end + 1 : -32], dtype=np.float64)
+    return facts, numbers.reshape(facts["shape"]).copy()
+
+
+def _draw_digest() -> str:
+    """Names how normals follow from a key: a library that draws other numbers must not go on with old keys."""
+    normals_P = standard_normals(generator_from_key(bytes(16)), 1000, torch.device("cpu"))
+    return hashlib.sha256(normals_P.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,50 @@
+"""The comparison of independent, banded and BLT noise at one epsilon, and the choice among them."""
+
+import math
+
+import pytest
+
+from unheard.errors import AccountingError, InvalidValue
+from unheard.privacy.accountants import epsilon
+from unheard.privacy.noise_choice import best, compare_noise
+
+QUICK = dict(accountant="rdp", most_bands=2)
+
+
+def test_each_option_meets_the_target_with_the_least_noise_and_states_its_error():
+    options = compare_noise(population=100_000, users_per_round=1000, rounds=200, epsilon=2.0, delta=1e-6, **QUICK)
+    assert [(o.kind, o.sampling) for o in options] == [
+        ("independent", "poisson"),
+        ("banded", "cyclic_poisson"),
+        ("banded", "min_separation"),
+        ("blt", "min_separation"),
+    ]
+    for option in options:
+        event, times = option.events
+        assert epsilon([(event, times)], 1e-6, "rdp") == option.epsilon <= 2.0
+        less = type(event)(**{**vars(event), "noise_multiplier": event.noise_multiplier - 0.002})
+        assert epsilon([(less, times)], 1e-6, "rdp") > 2.0
+    independent, banded, separated, blt = options
+    assert independent.rms_error == pytest.approx(independent.noise_multiplier * math.sqrt(201 / 2))
+    assert banded.factorisation is not None
+    assert banded.events[1] == -(-200 // banded.factorisation.separation)
+    assert separated.events[1] == 2
+    assert blt.events[1] == 1
+    assert best(options) is banded
+    assert banded.rms_error < 0.9 * independent.rms_error
+    assert (independent.vectors, banded.vectors, blt.vectors) == (0, banded.factorisation.separation - 1, 3)
+
+
+def test_where_everybody_takes_part_in_most_rounds_independent_noise_is_kept():
+    options = compare_noise(population=100, users_per_round=90, rounds=10, epsilon=8.0, **QUICK)
+    assert [o.kind for o in options] == ["independent", "banded"]
+    assert best(options).kind == "independent"
+
+
+def test_impossible_values_are_refused():
+    with pytest.raises(InvalidValue):
+        compare_noise(population=100, users_per_round=200, rounds=10, epsilon=8.0)
+    with pytest.raises(InvalidValue):
+        compare_noise(population=100, users_per_round=10, rounds=10, epsilon=0.0)
+    with pytest.raises((InvalidValue, AccountingError)):
+        compare_noise(population=100, users_per_round=10, rounds=10, epsilon=1e-12, **QUICK)

@@ -1,0 +1,478 @@
+"""The secret state of correlated noise: written before its charge, recomputed to the bit, never reused, deleted at the end."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.faults.inject import Steps, in_a_child, install, kill, output_of_a_child
+
+import unheard
+from unheard.audit import verification
+from unheard.audit.verification import verify
+from unheard.corpus.store import TokenStore, write_store
+from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError
+from unheard.mechanism import correlated
+from unheard.mechanism.sampling import CyclicPoissonSampling
+from unheard.privacy.accountants import Bound
+from unheard.privacy.events import CorrelatedGaussian, accounted
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.matrix_factorization import optimise
+from unheard.privacy.population_ledger import JointLedger, PopulationLedger
+from unheard.privacy.statement import render
+from unheard.randomness import ReproducibleStreams
+from unheard.run_folder import RunFolder
+from unheard.training import loop, noise_state
+from unheard.training.checkpoint import newest_checkpoint
+from unheard.training.initialise import reopen_ledgers, streams_of
+from unheard.training.run_file import read_saved_run
+
+ENGINE = unheard.EngineChoice(kind="reference")
+ROUNDS = 5
+BANDED = (
+    unheard.CyclicPoissonSampling(users_per_round=3, groups=2),
+    unheard.CorrelatedNoise(noise_multiplier=1.0),
+)
+BLT = (
+    unheard.MinSeparationSampling(separation=2),
+    unheard.CorrelatedNoise(noise_multiplier=4.0, strategy="blt", buffers=2, rounds=8),
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, store) -> Path:
+    return write_store(
+        tmp_path_factory.mktemp("noise") / "corpus",
+        train=[store.train.tokens(k)[:12] for k in range(8)],
+        held_out=[store.held_out.tokens(0)[:12]],
+        vocabulary=store.vocabulary,
+        info=store.info,
+    ).path
+
+
+@pytest.fixture
+def place(corpus, tmp_path) -> Path:
+    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
+    return tmp_path
+
+
+def run_of(place: Path, parts=BANDED, *, seed: int | None = None, rounds: int = ROUNDS) -> unheard.Run:
+    return unheard.Run(
+        corpus=place / "corpus",
+        model=unheard.TiedLSTM(vocabulary_size=50, embedding_size=2, hidden_size=2),
+        plan=unheard.Plan(
+            population=8,
+            sampling=parts[0],
+            update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=1.0),
+            clip=unheard.FlatClip(norm=2.0),
+            noise=parts[1],
+        ),
+        training=unheard.Training(rounds=rounds, checkpoint_every=2, reproducible_seed=seed),
+        evaluation=unheard.Evaluation(every=100, max_tokens=10, unroll=5),
+        delta=0.01,
+    )
+
+
+@pytest.fixture(autouse=True)
+def quick_statements(monkeypatch):
+    """Statements take a second each, and what they say is tested elsewhere."""
+
+    def charges(_, entries):
+        return {"claim": "", "charges": len(entries)}
+
+    for module in (loop, verification):
+        monkeypatch.setattr(module, "statement", charges)
+    if hasattr(verification, "best_epsilon"):
+        monkeypatch.setattr(verification, "best_epsilon", lambda *_: Bound(epsilon=1.0, accountant="rdp"))
+
+
+def go(run: unheard.Run, folder: Path, *, stop: int | None = None, rounds: int | None = None) -> list[int]:
+    """Start or resume the run, and leave the loop after a round."""
+    is_there, seen = folder.exists(), []
+    reports = (
+        unheard.resume(folder, engine=ENGINE, rounds=rounds) if is_there else unheard.train(run, folder, engine=ENGINE)
+    )
+    for report in reports:
+        seen.append(report.round)
+        if report.round == stop:
+            reports.close()
+            break
+    return seen
+
+
+def killed(run: unheard.Run, folder: Path, at: int) -> int:
+    """Train or resume in a child that is killed at its step number `at`; 0 if it ended before."""
+
+    def work() -> None:
+        install(Steps(at, kill))
+        go(run, folder)
+
+    return in_a_child(work)
+
+
+def model_of(folder: Path) -> torch.Tensor:
+    return newest_checkpoint(RunFolder(folder)).state.params_P
+
+
+def indices(folder: Path) -> list[int]:
+    return [
+        e.event.index for e in Ledger.read(folder / "ledger.jsonl").entries if isinstance(e.event, CorrelatedGaussian)
+    ]
+
+
+def fits(folder: Path) -> None:
+    assert [(f.name, f.words) for f in verify(folder) if f.fits is not True] == []
+
+
+@pytest.mark.parametrize("parts", [BANDED, BLT], ids=["banded", "blt"])
+def test_a_run_that_is_left_and_resumed_has_the_noise_of_one_that_is_not(parts, place):
+    whole, left = place / "whole", place / "left"
+    go(run_of(place, parts, seed=3), whole)
+    go(run_of(place, parts, seed=3), left, stop=1)
+    go(run_of(place, parts, seed=3), left, stop=3)
+    go(run_of(place, parts, seed=3), left)
+    assert torch.equal(model_of(whole), model_of(left))
+    assert indices(left) == list(range(ROUNDS))
+    fits(left)
+
+
+def test_the_key_is_on_disk_before_the_charges_and_the_charges_before_the_cohort(place, monkeypatch):
+    order: list[str] = []
+    spied = (
+        (noise_state.NoiseState, "begin_attempt", "key"),
+        (PopulationLedger, "charge", "population"),
+        (Ledger, "charge", "run"),
+        (CyclicPoissonSampling, "draw", "cohort"),
+    )
+    for owner, name, word in spied:
+        real = getattr(owner, name)
+
+        def after(*args, real=real, word=word, **more):
+            result = real(*args, **more)
+            if word == "key":
+                lines = (place / "r" / "noise" / "keys.jsonl").read_bytes().splitlines()
+                assert json.loads(lines[-1])["index"] == result.index
+            order.append(word)
+            return result
+
+        monkeypatch.setattr(owner, name, after)
+    go(run_of(place), place / "r")
+    assert order == ["key", "population", "run", "cohort"] * ROUNDS
+
+
+def test_noise_is_not_given_before_its_charge_nor_twice(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=1)
+    ledger, state = opened(folder)
+    turn = state.begin_attempt()
+    with pytest.raises(LedgerError, match="before its charge"):
+        state.normals()
+    ledger.charge(run_of(place).plan.at(1, run_of(place).model.layout).event(turn.index), 1)
+    state.normals().take(run_of(place).model.layout.total)
+    with pytest.raises(LedgerError, match="twice"):
+        state.normals()
+
+
+def test_a_resumed_run_goes_on_with_the_coefficients_of_its_header(place, monkeypatch):
+    """Another machine, or another version of scipy, may optimise to other numbers."""
+    folder = place / "r"
+    go(run_of(place), folder, stop=1)
+    other = optimise("banded", rounds=99, separation=2)
+    monkeypatch.setattr(correlated, "optimise", lambda *_, **__: other)
+    _, state = opened(folder)
+    assert (
+        list(state._history.factorisation.coefficients)
+        == Ledger.read(folder / "ledger.jsonl").facts["correlated_noise"]["coefficients"]
+    )
+
+
+def opened(folder: Path) -> tuple[JointLedger, noise_state.NoiseState]:
+    """The ledgers and the noise state of a folder, as training opens them."""
+    saved, _ = read_saved_run(folder / "run.toml")
+    ledger = reopen_ledgers(saved, RunFolder(folder), TokenStore.open(saved.corpus))
+    streams = streams_of(saved, ledger.facts)
+    state = noise_state.open_noise_state(saved, RunFolder(folder), ledger, streams, torch.device("cpu"))
+    assert state is not None
+    return ledger, state
+
+
+def test_only_the_owner_can_read_the_state_and_it_is_deleted_at_the_end(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    for path in (folder / "noise", folder / "noise" / "keys.jsonl", folder / "noise" / "history"):
+        assert path.stat().st_mode & 0o077 == 0
+    assert (
+        len((folder / "noise" / "keys.jsonl").read_bytes().splitlines()) == 1
+    )  # the history makes older keys needless
+    go(run_of(place), folder)
+    assert not (folder / "noise").exists()
+    fits(folder)
+
+
+def test_a_state_that_others_can_read_is_refused(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    (folder / "noise" / "history").chmod(0o644)
+    with pytest.raises(CheckpointCorrupt, match="chmod 600"):
+        go(run_of(place), folder)
+
+
+@pytest.mark.parametrize("parts", [BANDED, BLT], ids=["banded", "blt"])
+def test_kill_9_leaves_noise_that_can_be_recomputed_and_no_index_twice(parts, place):
+    """The steps of the second and third round: key, charges, draw, sum, noise, checkpoint; a longer programme is
+    benchmarks/correlated_kills.py."""
+    dry = place / "dry"
+
+    def list_steps() -> str:
+        steps = Steps(-1, kill)
+        install(steps)
+        go(run_of(place, parts), dry)
+        return json.dumps(steps.names)
+
+    names = json.loads(output_of_a_child(list_steps))
+    sums = [i for i, name in enumerate(names) if name == "round: sum_updates"]
+    shutil.rmtree(dry)
+    for at in range(sums[1] - 6, sums[2] + 2, 4 if parts is BANDED else 9):
+        folder = place / f"r{at}"
+        assert killed(run_of(place, parts), folder, at) == -9, names[at]
+        go(run_of(place, parts), folder)
+        numbers = indices(folder)
+        assert numbers == list(range(len(numbers))), names[at]  # one mechanism throughout: nothing was lost
+        assert ROUNDS <= len(numbers) <= ROUNDS + 2
+        assert newest_checkpoint(RunFolder(folder)).state.round == ROUNDS
+        assert not (folder / "noise").exists()
+        fits(folder)
+        shutil.rmtree(folder)
+
+
+def record_noise(place: Path) -> None:
+    """In this process, save the noise of each attempt to a file."""
+    real = noise_state.CorrelatedNormals.take
+
+    def take(self, count):
+        noise_P = real(self, count)
+        np.save(place / f"x{self.history.index - 1}", noise_P.numpy())
+        return noise_P
+
+    noise_state.CorrelatedNormals.take = take  # type: ignore[method-assign]
+
+
+def test_after_a_kill_the_noise_before_it_is_recomputed_to_the_bit_and_two_attempts_share_none(place):
+    folder, run = place / "r", run_of(place)
+
+    def killed_in_round_4() -> None:
+        record_noise(place)
+        real, turns = loop.run_rounds, iter(range(100))
+
+        def run_rounds(rounds, engine):
+            states = real(rounds, engine)
+            if next(turns) == 3:
+                kill()  # the noise of the fourth round was used, and its model is lost
+            return states
+
+        loop.run_rounds = run_rounds  # type: ignore[assignment]
+        go(run, folder)
+
+    assert in_a_child(killed_in_round_4) == -9
+    used = np.load(place / "x3.npy")
+    _, state = opened(folder)
+    assert state.index == 4
+    assert np.array_equal(state._history.rows[0].numpy(), used)  # with two bands the history is the last noise
+
+    def resumed() -> None:
+        record_noise(place)
+        go(run, folder)
+
+    assert in_a_child(resumed) == 0
+    again = np.load(place / "x4.npy")  # the third round once more, as attempt 4
+    assert indices(folder) == list(range(7))
+    assert not np.isin(used, again).any()
+    c = Ledger.read(folder / "ledger.jsonl").facts["correlated_noise"]["coefficients"]
+    own = again + c[1] / c[0] * used  # what is left is z of its own key
+    assert abs(np.corrcoef(used, own)[0, 1]) < 5 / np.sqrt(len(used))
+
+
+def test_groups_follow_the_attempt_and_not_the_round(place, monkeypatch):
+    drawn = []
+    real = CyclicPoissonSampling.draw
+
+    def draw(self, num_users, population, rng, turn=None):
+        drawn.append((turn.index, turn.groups_key))
+        return real(self, num_users, population, rng, turn)
+
+    monkeypatch.setattr(CyclicPoissonSampling, "draw", draw)
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    newest = sorted((folder / "checkpoints").glob("*"))[-1]
+    newest.unlink()  # go back to round 2, as the error of a damaged checkpoint advises
+    go(run_of(place), folder)
+    assert [index for index, _ in drawn] == list(range(6))  # round 2 was done twice, with indices 2 and 3
+    assert len({key for _, key in drawn}) == 1  # the groups stay fixed for the mechanism
+
+
+def test_lost_state_ends_the_mechanism_and_the_new_one_is_charged(place, caplog):
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    shutil.rmtree(folder / "noise")
+    go(run_of(place), folder)
+    assert "new mechanism begins" in caplog.text
+    assert indices(folder) == [0, 1, 2, 0, 1]
+    charged = [accounted(e) for e in Ledger.read(folder / "ledger.jsonl").events]
+    assert sum(event is not None for event in charged) == 2 + 1
+    fits(folder)
+
+
+def test_a_second_mechanism_of_a_seeded_run_has_keys_of_its_own(place, monkeypatch):
+    """Its attempts are numbered from 0 again. Noise or groups of the first mechanism must not return."""
+    keys = {"noise_key": [], "groups_key": []}
+    for name, seen in keys.items():
+        real = getattr(ReproducibleStreams, name)
+        monkeypatch.setattr(
+            ReproducibleStreams, name, lambda self, n, real=real, seen=seen: (seen.append(real(self, n)), seen[-1])[1]
+        )
+    folder, run = place / "r", run_of(place, seed=3, rounds=3)
+    go(run, folder, stop=2)
+    shutil.rmtree(folder / "noise")
+    go(run, folder)
+    assert indices(folder) == [0, 1, 0]
+    assert len(set(keys["noise_key"])) == len(keys["noise_key"]) == 3
+    assert len(set(keys["groups_key"])) == 2  # one per mechanism
+
+
+def damage_keys(noise: Path) -> None:
+    path = noise / "keys.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"index": 3', b'"index": 4'))
+
+
+def shorten_keys(noise: Path) -> None:
+    path = noise / "keys.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def damage_history(noise: Path) -> None:
+    path = noise / "history"
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    path.write_bytes(content)
+
+
+def lose_history(noise: Path) -> None:
+    (noise / "history").unlink()
+
+
+def swap_state(noise: Path) -> None:
+    for path in (noise.parent.parent / "other" / "noise").iterdir():
+        shutil.copy(path, noise / path.name)
+
+
+@pytest.mark.parametrize("harm", [damage_keys, shorten_keys, damage_history, lose_history, swap_state])
+def test_a_state_that_is_damaged_shortened_or_of_another_run_is_refused(harm, place):
+    folder = place / "r"
+    for one in (folder, place / "other"):
+        assert killed_after_rounds(place, one, 4) == -9  # a history of 2 attempts, and the keys of 2 more
+    harm(folder / "noise")
+    charged = len(indices(folder))
+    with pytest.raises(CheckpointCorrupt, match="new one begins"):
+        go(run_of(place), folder)
+    assert len(indices(folder)) == charged
+
+
+def killed_after_rounds(place: Path, folder: Path, rounds: int) -> int:
+    def work() -> None:
+        run = run_of(place)
+        for report in unheard.train(run, folder, engine=ENGINE):
+            if report.round == rounds - 1:
+                noise_state.NoiseState.save = lambda *_, **__: None  # type: ignore[method-assign]
+            if report.round == rounds:
+                kill()
+
+    return in_a_child(work)
+
+
+def test_blt_noise_stops_after_its_attempts_and_more_rounds_begin_a_new_mechanism(place):
+    folder, run = place / "r", run_of(place, (BLT[0], replace(BLT[1], rounds=4)))
+    reports = list(unheard.train(run, folder, engine=ENGINE))
+    assert [r.round for r in reports] == [1, 2, 3, 4, 4]
+    assert "attempts" in str(reports[-1].stopped)
+    assert indices(folder) == [0, 1, 2, 3]
+    with pytest.raises(BudgetExceeded, match="--rounds"):
+        go(run, folder)
+    assert go(run, folder, rounds=ROUNDS + 2) == [5, 6, 7]
+    assert indices(folder) == [0, 1, 2, 3, 0, 1, 2]
+    assert not (folder / "noise").exists()
+    fits(folder)
+    assert go(run, folder, rounds=ROUNDS + 3) == [8]  # a complete run whose state was deleted: a new mechanism again
+    assert indices(folder)[-1] == 0
+
+
+def test_a_copy_that_goes_on_by_itself_cannot_share_the_history(place):
+    folder, copy = place / "r", place / "copy"
+    go(run_of(place), folder, stop=3)
+    shutil.copytree(folder, copy)
+    go(run_of(place), copy, stop=4)  # one attempt more: the population is one charge ahead, as after a kill
+    with pytest.raises(LedgerError, match="copy"):
+        go(run_of(place), folder)
+    shutil.rmtree(folder / "noise")
+    go(run_of(place), folder)
+    assert indices(folder) == [0, 1, 2, 0, 1]
+
+
+def test_two_copies_that_train_at_once_cannot_share_the_history(place):
+    event = CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.0, block=9, index=3)
+    population = PopulationLedger.open(place / "ledger.jsonl", {})
+    population.register("run", {}, held=0)
+    for position in range(4):
+        population.charge("run", position, replace(event, index=position), position)
+    with pytest.raises(LedgerError, match="Another copy"):
+        population.charge("run", 3, event, 3)
+    population.charge("run", 3, event, 3, again=True)  # a kill between the two ledgers
+    population.charge("run", 3, replace(event, index=0), 3)  # a new mechanism pays for itself
+
+
+def test_a_header_with_other_coefficients_is_noticed(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=2)
+    facts = Ledger.read(folder / "ledger.jsonl").facts
+    assert facts["correlated_noise"]["strategy"] == "banded"
+    path = folder / "ledger.jsonl"
+    text = path.read_text()
+    stated = json.dumps(facts["correlated_noise"]["sensitivity"])
+    path.write_text(text.replace(f'"sensitivity":{stated}', '"sensitivity":0.5'))
+    with pytest.raises(LedgerError):
+        go(run_of(place), folder)
+
+
+def test_a_large_history_is_not_saved_with_every_checkpoint_and_resumes_all_the_same(place, monkeypatch):
+    monkeypatch.setattr(noise_state, "LARGE_HISTORY", 0)
+    folder = place / "r"
+    assert killed_after_rounds(place, folder, 4) == -9
+    assert not (folder / "noise" / "history").exists()
+    go(run_of(place), folder)
+    assert indices(folder) == list(range(ROUNDS))
+
+
+def test_runs_side_by_side_keep_their_own_noise(place):
+    runs = [(run_of(place, BANDED, seed=1), place / "a"), (run_of(place, BLT, seed=1), place / "b")]
+    for _ in unheard.train_together(runs, engine=ENGINE):
+        pass
+    go(run_of(place, BANDED, seed=1), place / "alone")
+    assert torch.equal(model_of(place / "a"), model_of(place / "alone"))
+    for name in "ab":
+        fits(place / name)
+
+
+def test_the_statement_of_a_run_says_which_noise_it_had_and_what_it_cost(place, monkeypatch):
+    monkeypatch.undo()  # the real statement
+    folder = place / "r"
+    go(run_of(place, BLT), folder)
+    content = json.loads((folder / "statement.json").read_text())
+    assert content["correlated_noise"]["strategy"] == "blt"
+    assert content["composed"] == [{"kind": "gaussian", "noise_multiplier": 4.0, "times": 1}]
+    assert content["rounds"] == {"charged": ROUNDS, "redone": 0}
+    text = render(content)
+    assert "correlated noise" in text
+    assert "blt, T = 8, b = 2, k = 4" in text
+    fits(folder)
