@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="needs the extra hf: pip install 'unheard[hf]'")
 pytest.importorskip("peft", reason="needs the extra hf: pip install 'unheard[hf]'")
@@ -93,3 +95,31 @@ def run_of(corpus: Path, model: unheard.HuggingFaceModel, **changes) -> unheard.
         **changes,
     }
     return unheard.Run(**settings)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory, base):
+    """A Llama with the tokenizer of the GPT-2."""
+    return other_base(tmp_path_factory.mktemp("models") / "llama", base)
+
+
+def other_base(folder, base, kind="llama", **changes):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    own = json.loads((base / "config.json").read_text())
+    settings = {
+        "vocab_size": own["vocab_size"],
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": own["bos_token_id"],
+        "eos_token_id": own["eos_token_id"],
+        **changes,
+    }
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).save_pretrained(folder)
+    shutil.copy(base / "tokenizer.json", folder)
+    return folder

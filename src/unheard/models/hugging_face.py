@@ -127,7 +127,7 @@ def read_base(path: Path) -> nn.Module:
     except ImportError:
         raise ModelError(INSTALL) from None
     try:
-        with _quietly():
+        with quietly():
             # Code in the folder is never run; torch.func can only differentiate the eager attention.
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
@@ -154,7 +154,7 @@ def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ..
         raise ModelError(INSTALL) from None
     settings: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "task_type": "CAUSAL_LM"}
     try:
-        with _quietly(), torch.random.fork_rng(devices=[]):
+        with quietly(), torch.random.fork_rng(devices=[]):
             return get_peft_model(base, LoraConfig(target_modules=list(layers) or None, **settings))  # pyright: ignore[reportArgumentType]
     except ValueError as error:
         raise ModelError(
@@ -162,8 +162,23 @@ def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ..
         ) from None
 
 
+def freeze_a(lora: nn.Module) -> None:
+    """Freezes the A matrices at values that are the same on every machine: they are a part of the model, not trained.
+
+    Reference: Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in lora.named_parameters():
+        if "lora_A" in name:
+            bound = parameter.shape[1] ** -0.5  # as peft draws them: uniform, by Kaiming's rule with a = sqrt(5)
+            values = (2 * torch.rand(parameter.shape, generator=generator) - 1) * bound
+            with torch.no_grad():
+                parameter.copy_(values.to(parameter))
+            parameter.requires_grad_(False)
+
+
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without the progress bars and warnings of transformers, which would interrupt the display of training."""
     from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
@@ -269,6 +284,8 @@ class HuggingFaceModel(BaseModel):
         lora_rank: the rank of the LoRA matrices.
         lora_alpha: their scale: alpha / rank.
         lora_layers: names of the layers to adapt; none: those that peft chooses for this kind of model.
+        lora_freeze_a: whether the A matrices keep their random initialisation, and only B is trained. The average of
+            users' A and B is not the average of their products; with A frozen it is, and there is half as much to noise.
         base_is_public: declares that no user of the corpus contributed to the weights of the folder. Training with
             noise needs it.
         base_sha256: the digest of the folder's files. A run fills it in when it begins, and refuses other weights from
@@ -288,6 +305,7 @@ class HuggingFaceModel(BaseModel):
     lora_rank: int = 8
     lora_alpha: float = 16.0
     lora_layers: tuple[str, ...] = ()
+    lora_freeze_a: bool = False
     base_is_public: bool = False
     base_sha256: str | None = None
 
@@ -343,7 +361,14 @@ class HuggingFaceModel(BaseModel):
         rows = rows_of(self.words, self._tokenizer, base.config)
         if self.train == "lora":
             base = with_lora(base, rank=self.lora_rank, alpha=self.lora_alpha, layers=self.lora_layers)
+            if self.lora_freeze_a:
+                freeze_a(base)
         return StoreVocabularyModel(base, rows)
+
+    @property
+    def store_module(self) -> StoreVocabularyModel:
+        """The module: token numbers of the store in, scores over its words out."""
+        return self._module
 
     @property
     def layout(self) -> Layout:
@@ -376,7 +401,7 @@ class HuggingFaceModel(BaseModel):
         """The folder's weights; of LoRA the usual initialisation, drawn from the seed, which leaves the model's output
         unchanged."""
         fresh = shell_of(self._pure.module, own=[f"base.{name}" for name in self.layout.names]).get_submodule("base")
-        if self.train == "lora":
+        if self.train == "lora" and not self.lora_freeze_a:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 for layer in fresh.modules():
@@ -385,12 +410,16 @@ class HuggingFaceModel(BaseModel):
         trained = {name: p.detach().cpu() for name, p in fresh.named_parameters() if name in self.layout.slices}
         return self.layout.join(trained)
 
-    def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
-        if self.context is not None and tokens_BT.shape[-1] > self.context:
+    def check_length(self, tokens: int) -> None:
+        """Raises `ModelError` for windows that are longer than the model's context."""
+        if self.context is not None and tokens > self.context:
             raise ModelError(
-                f"{self.path} looks at {self.context} tokens at most, not at {tokens_BT.shape[-1]}. "
+                f"{self.path} looks at {self.context} tokens at most, not at {tokens}. "
                 "Lower update.unroll or evaluation.unroll."
             )
+
+    def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
+        self.check_length(tokens_BT.shape[-1])
         own = {f"base.{name}": layer for name, layer in params.items()}
         try:
             return self._pure(own, tokens_BT, device=tokens_BT.device)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from unheard.config import require
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import ModelError, UnprovenCombination
+from unheard.errors import CodeNotTrusted, ModelError, UnprovenCombination
 from unheard.models.model import BaseModel
 from unheard.parameters import Layout
 
@@ -98,7 +98,7 @@ class ModuleModel(BaseModel):
     parameters and tokens alone (no dropout, no running statistics). A run checks that before it begins.
 
     Args:
-        module: "package.file:Class"; the class must be importable, or lie in the working folder.
+        module: "package.file:Class"; the class must be importable. It may lie in the working folder within `trusted_code`.
         arguments: keyword arguments of the class.
         vocabulary_size: V, the last dimension of the logits.
         user_features: must be 0; a torch module takes tokens only.
@@ -214,12 +214,15 @@ class ModuleModel(BaseModel):
     def _build(self) -> nn.Module:
         """A new module of the class, from its arguments and torch's current seed."""
         path, _, name = self.module.partition(":")
+        if _no_code:
+            raise CodeNotTrusted(f"{self.module} is code, and nothing is imported here.")
         try:
-            with _working_folder_importable():
+            with _import_path():
                 cls = getattr(importlib.import_module(path), name)
         except Exception as error:  # importing a file can raise anything
             raise ModelError(
-                f"No module class at {self.module!r} ({error}). Install it, or run from its folder."
+                f"No module class at {self.module!r} ({error}). Install it, name its folder in PYTHONPATH, or, if it lies "
+                "in the working folder and you trust it, allow that with --trust-code (Python: unheard.trusted_code())."
             ) from None
         # A run file names code to call. Only module classes may be called, so that a hostile file cannot name
         # os:system.
@@ -308,12 +311,49 @@ def _digest_of(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
+_trust_code = False
+_no_code = False
+
+
 @contextmanager
-def _working_folder_importable() -> Iterator[None]:
-    """Makes the working folder importable, as `python -m` does and an installed script does not."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+def trusted_code() -> Iterator[None]:
+    """Allows models to be imported from the working folder.
+
+    A run file names the class of its model, and importing a class executes its file. Therefore nothing is imported from
+    the working folder unless the caller trusts the code in it.
+
+    Example:
+        with unheard.trusted_code():
+            released = unheard.Released.open("runs/first")
+    """
+    global _trust_code
+    before, _trust_code = _trust_code, True
     try:
         yield
     finally:
-        sys.path.remove(here)
+        _trust_code = before
+
+
+@contextmanager
+def no_code() -> Iterator[None]:
+    """Forbids the import of any model: for `verify`, which examines run folders of others."""
+    global _no_code
+    before, _no_code = _no_code, True
+    try:
+        yield
+    finally:
+        _no_code = before
+
+
+@contextmanager
+def _import_path() -> Iterator[None]:
+    """Puts the working folder on the path of imports if its code is trusted, else takes it off.
+
+    `python -m unheard` and an interactive Python have it on the path."""
+    here, before = os.getcwd(), list(sys.path)
+    others = [entry for entry in before if os.path.realpath(entry or here) != os.path.realpath(here)]
+    sys.path[:] = [here, *others] if _trust_code else others
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,0 +1,271 @@
+"""Writes a fine-tuned Hugging Face model for other programs: as a PEFT adapter, as a whole model, or as GGUF.
+
+    write_adapter("runs/private", Path("adapter"))     # peft.PeftModel.from_pretrained(base, "adapter") reads it
+    write_merged("runs/private", Path("merged"))       # transformers reads it
+    write_gguf("runs/private", Path("gguf"))           # llama.cpp and transformers read gguf/model.gguf
+
+Each folder also has the privacy statement (statement.json), and README.md with what the model is, where it begins and
+what it cost. No path of this machine, no ledger and no metrics are in it. Every format is read back before the folder
+appears, and its scores are compared with those of the run's own model.
+
+GGUF is for models of the Llama family. Matrices are stored in float16, vectors in float32, so scores differ by the
+rounding of float16.
+"""
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unheard.deployment.loading import run_statement
+from unheard.errors import InvalidValue, ModelError
+from unheard.models.base import record_of
+from unheard.models.hugging_face import INSTALL, HuggingFaceModel, quietly
+from unheard.run_folder import RunFolder
+from unheard.storage import staged_folder
+from unheard.training.released import Released
+
+GGUF_FILE = "model.gguf"
+Format = Literal["adapter", "merged", "gguf"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written.
+
+    Args:
+        out: the folder.
+        files: names and sizes of its files in bytes.
+        statement: the privacy statement.
+        difference: the largest relative difference of scores between what was written and the run's own model.
+    """
+
+    out: Path
+    files: dict[str, int]
+    statement: dict[str, Any]
+    difference: float
+
+
+def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
+    """Writes the newest model of a run folder.
+
+    Args:
+        run: a run folder of a `HuggingFaceModel`.
+        out: the folder to create.
+        to: "adapter" (of a run with train = "lora"), "merged" or "gguf".
+
+    Raises:
+        InvalidValue: if the run has another kind of model, or the format does not fit it.
+        ModelError: if what was written has other scores than the run's model.
+    """
+    released = Released.open(run)
+    model = released.run.model
+    if not isinstance(model, HuggingFaceModel):
+        raise InvalidValue(
+            f"--to {to} is for Hugging Face models, and {run} trained another kind. Use --to onnx for its LSTM or GRU."
+        )
+    if to == "adapter" and model.train != "lora":
+        raise InvalidValue(f"{run} trained all parameters, so it has no adapter. Use --to merged.")
+    statement = run_statement(RunFolder.open(run))
+    trained = _with_parameters(model, released.params_P)
+    with staged_folder(out) as stage, quietly():
+        if to == "adapter":
+            _write_adapter(trained, stage, _title(model))
+            back = _read_adapter(model, stage)
+        elif to == "merged":
+            merged = _merged(trained)
+            _write_merged(merged, model, stage)
+            back = _read_merged(stage)
+        else:
+            write_gguf_file(_merged(trained), Path(model.path), stage / GGUF_FILE, _title(model))
+            back = _read_gguf(stage)
+        difference = _difference(trained, back)
+        # float16 of GGUF rounds to 2^-11; anything above is another model.
+        if not difference < (2e-2 if to == "gguf" else 1e-4):
+            raise ModelError(
+                f"What was written as {to} has other scores than the run's model (relative difference {difference:.2g}). "
+                "Nothing was kept. Use --to merged, or another version of transformers and peft."
+            )
+        (stage / "statement.json").write_text(json.dumps(statement, indent=2) + "\n", encoding="utf-8")
+        (stage / "README.md").write_text(_card(model, statement, to, difference), encoding="utf-8")
+    files = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
+    return Written(out=out, files=files, statement=statement, difference=difference)
+
+
+def _title(model: HuggingFaceModel) -> str:
+    record = record_of(Path(model.path))
+    return record.title if record else Path(model.path).name
+
+
+def _with_parameters(model: HuggingFaceModel, params_P: Tensor) -> nn.Module:
+    """A copy of the transformers or peft model that holds the released parameters."""
+    base = copy.deepcopy(model.store_module.base).cpu().eval()
+    named = dict(base.named_parameters())
+    with torch.no_grad():
+        for name, layer in model.layout.split(params_P.float().cpu()).items():
+            named[name].copy_(layer)
+    return base
+
+
+def _merged(trained: Any) -> Any:
+    """The model with its adapter added to the weights."""
+    return copy.deepcopy(trained).merge_and_unload() if hasattr(trained, "merge_and_unload") else trained
+
+
+# ------------------------------------------------------------------------------------------------- formats
+
+
+def _write_adapter(trained: Any, stage: Path, title: str) -> None:
+    for config in trained.peft_config.values():
+        config.base_model_name_or_path = title
+        config.inference_mode = True
+    trained.save_pretrained(stage, safe_serialization=True)
+
+
+def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
+    try:
+        from peft import PeftModel  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ModelError(INSTALL) from None
+    from unheard.models.hugging_face import read_base
+
+    return PeftModel.from_pretrained(read_base(Path(model.path)), stage).eval()  # pyright: ignore[reportArgumentType]
+
+
+def _write_merged(merged: Any, model: HuggingFaceModel, stage: Path) -> None:
+    merged.save_pretrained(stage)
+    (stage / "tokenizer.json").write_bytes((Path(model.path) / "tokenizer.json").read_bytes())
+
+
+def _read_merged(stage: Path) -> nn.Module:
+    from unheard.models.hugging_face import read_base
+
+    return read_base(stage)
+
+
+def _read_gguf(stage: Path) -> nn.Module:
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+
+    return AutoModelForCausalLM.from_pretrained(stage, gguf_file=GGUF_FILE, dtype=torch.float32).eval()
+
+
+def write_gguf_file(model: Any, base: Path, file: Path, title: str) -> None:
+    """Writes a model of the Llama family and its tokenizer as GGUF.
+
+    Args:
+        model: a `LlamaForCausalLM`.
+        base: the folder with tokenizer.json.
+        file: to write.
+        title: the model's name in the file.
+    """
+    try:
+        import gguf  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ModelError("GGUF needs an extra: pip install 'unheard[llm]'.") from None
+    config: Any = model.config
+    if config.model_type != "llama":
+        raise InvalidValue(f"--to gguf is for models of the Llama family, not {config.model_type!r}. Use --to merged.")
+    writer = gguf.GGUFWriter(str(file), "llama")
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    writer.add_name(f"{title}, fine-tuned with user-level differential privacy")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(shared)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_rope_freq_base(float(rope.get("rope_theta", getattr(config, "rope_theta", 10000.0))))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    _write_tokenizer(writer, gguf, base, config)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        numbers = tensor.detach().float().numpy()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            numbers = _interleaved(numbers, heads if "q_proj" in name else shared)
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if own is None:
+            raise InvalidValue(f"GGUF has no name for the layer {name!r} of this model. Use --to merged.")
+        writer.add_tensor(own, numbers.astype(np.float16 if numbers.ndim > 1 else np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _interleaved(weight_OI: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries and keys in GGUF's order: each rotated pair side by side, where transformers has two halves."""
+    pairs = weight_OI.reshape(heads, 2, weight_OI.shape[0] // heads // 2, *weight_OI.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(weight_OI.shape)
+
+
+def _write_tokenizer(writer: Any, gguf: Any, base: Path, config: Any) -> None:
+    """The pieces and merges of a byte-level BPE tokenizer.json."""
+    table = json.loads((base / "tokenizer.json").read_text(encoding="utf-8"))
+    own = table.get("model", {})
+    if own.get("type") != "BPE":
+        raise InvalidValue(f"--to gguf is for byte-pair tokenizers, not {own.get('type')!r}. Use --to merged.")
+    pieces = {number: piece for piece, number in own["vocab"].items()}
+    special = {added["id"]: added["content"] for added in table.get("added_tokens", [])}
+    rows = range(config.vocab_size)
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_pre_tokenizer(base))
+    writer.add_token_list([special.get(row) or pieces.get(row) or f"[PAD{row}]" for row in rows])
+    writer.add_token_types(
+        [kinds.CONTROL if row in special else kinds.NORMAL if row in pieces else kinds.UNUSED for row in rows]
+    )
+    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in own["merges"]])
+    for add, number in ((writer.add_bos_token_id, config.bos_token_id), (writer.add_eos_token_id, config.eos_token_id)):
+        number = number[0] if isinstance(number, list) else number
+        if number is not None:
+            add(number)
+
+
+def _pre_tokenizer(base: Path) -> str:
+    """The name that llama.cpp has for the rule by which the tokenizer divides text before it merges bytes."""
+    record = record_of(base)
+    return "smollm" if record and record.title.startswith("SmolLM2") else "default"
+
+
+# ------------------------------------------------------------------------------------------ checks and the card
+
+
+@torch.no_grad()
+def _difference(one: Any, other: Any) -> float:
+    """The relative difference of the scores of two models, on rows that do not depend on any text."""
+    rows = torch.arange(24)[None] * 7 % one.config.vocab_size
+    expected, given = one(rows, use_cache=False).logits, other(rows, use_cache=False).logits
+    return float((expected - given).norm() / expected.norm())
+
+
+def _card(model: HuggingFaceModel, statement: dict[str, Any], to: str, difference: float) -> str:
+    """README.md of the folder."""
+    record = record_of(Path(model.path))
+    use = {
+        "adapter": "`peft.PeftModel.from_pretrained(base_model, folder)` with the base model named above.",
+        "merged": "`transformers.AutoModelForCausalLM.from_pretrained(folder)`.",
+        "gguf": f"`{GGUF_FILE}` is read by llama.cpp, and by transformers with `gguf_file`.",
+    }[to]
+    lines = [
+        f"# {_title(model)}, fine-tuned with user-level differential privacy",
+        "",
+        f"- Base model: {record.source if record else _title(model)}, SHA-256 of its files {model.base_sha256}.",
+        f"- Trained: {'LoRA of rank ' + str(model.lora_rank) if model.train == 'lora' else 'all parameters'}.",
+        f"- Guarantee: {statement['claim']}. The whole statement is in statement.json.",
+        f"- Use: {use}",
+        f"- Scores of this file and of the run's model differ by {difference:.1g} (relative).",
+    ]
+    lines += [f"- {caveat}" for caveat in (record.caveats if record else [])]
+    return "\n".join(lines) + "\n"

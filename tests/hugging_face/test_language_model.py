@@ -1,0 +1,98 @@
+"""A fine-tuned model for other programs: peft, transformers and llama.cpp read what a run wrote, with the same scores."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import unheard
+from unheard.deployment.language_model import write_language_model
+from unheard.errors import InvalidValue
+from unheard.models.hugging_face import read_base
+
+from .conftest import model_of, run_of
+
+pytest.importorskip("gguf", reason="needs the extra llm: pip install 'unheard[llm]'")
+pytest.importorskip("accelerate", reason="needs the extra llm: pip install 'unheard[llm]'")
+
+ROWS = torch.arange(5, 25)[None]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, llama, corpus):
+    """A run through LoRA on a Llama; the noise alone moves it away from the base."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(corpus, folder / "corpus")  # of its own: it is charged
+    run = run_of(folder / "corpus", model_of(llama, "lora"), training=unheard.Training(rounds=1))
+    for _ in unheard.train(run, folder / "lora"):
+        pass
+    return folder / "lora"
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model.eval()(ROWS, use_cache=False).logits
+
+
+def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from unheard.cli.main import app
+
+    done = CliRunner().invoke(app, ["export", str(trained), "--to", "adapter", "--out", str(tmp_path / "adapter")])
+    assert done.exit_code == 0, done.output
+    files = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "statement.json"} <= files
+    text = "".join(file.read_text() for file in (tmp_path / "adapter").iterdir() if file.suffix in (".json", ".md"))
+    assert str(llama) not in text
+    assert str(trained) not in text
+    plain = AutoModelForCausalLM.from_pretrained(llama)
+    before = logits_of(plain)
+    after = logits_of(PeftModel.from_pretrained(plain, tmp_path / "adapter"))
+    assert (after - before).norm() / before.norm() > 1e-4
+    merged = write_language_model(trained, tmp_path / "merged", "merged")
+    assert merged.difference < 1e-5
+    assert torch.allclose(logits_of(read_base(tmp_path / "merged")), after, atol=1e-5)
+    assert json.loads((tmp_path / "merged" / "statement.json").read_text())["claimed"]
+
+
+def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    written = write_language_model(trained, tmp_path / "gguf", "gguf")
+    assert written.difference < 1e-2
+    assert "model.gguf" in written.files
+    merged = write_language_model(trained, tmp_path / "merged", "merged")
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "gguf", gguf_file="model.gguf", dtype=torch.float32)
+    expected = logits_of(read_base(tmp_path / "merged"))
+    assert (logits_of(back) - expected).norm() / expected.norm() < 1e-2
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gguf", gguf_file="model.gguf")
+    own = unheard.Released.open(trained).tokens
+    assert tokenizer.tokenize("i like tea") == own.split("i like tea")
+    assert merged.statement == written.statement
+
+
+def test_formats_that_do_not_fit_are_refused(base, corpus, tmp_path):
+    shutil.copytree(corpus, tmp_path / "corpus")
+    whole = run_of(tmp_path / "corpus", model_of(base, "all"), training=unheard.Training(rounds=1))
+    for _ in unheard.train(whole, tmp_path / "run"):
+        pass
+    with pytest.raises(InvalidValue, match="no adapter"):
+        write_language_model(tmp_path / "run", tmp_path / "out", "adapter")
+    with pytest.raises(InvalidValue, match="Llama family"):
+        write_language_model(tmp_path / "run", tmp_path / "out", "gguf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hub_folder_has_the_adapter_and_the_model_card(trained, llama, tmp_path):
+    from unheard.deployment.hub import write_hub_folder
+
+    names = write_hub_folder(trained, tmp_path / "hub")
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "statement.json"} <= set(names)
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: unheard\n")
+    assert "AutoPeftModelForCausalLM" in card
+    assert str(llama) not in card

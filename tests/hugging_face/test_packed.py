@@ -1,0 +1,193 @@
+"""The packed computation of Hugging Face models against the reference engine, which is a plain loop over users."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import unheard
+from unheard.corpus.vocabulary import BOS, EOS
+from unheard.engines import packed as engine
+from unheard.engines.engine import Drawn
+from unheard.engines.packed import PackedCohorts
+from unheard.engines.reference import ReferenceEngine
+from unheard.models.packed import CannotPack
+from unheard.updates.users import User
+
+from ..conftest import ManyAtOnce
+from .conftest import model_of, other_base
+
+LENGTHS = (1, 2, 5, 20, 13, 7, 32, 9, 0, 11, 4, 110)
+CPU = torch.device("cpu")
+
+
+def users_of(model, lengths=LENGTHS, seed=3):
+    rng = np.random.default_rng(seed)
+    users = [User(rng.integers(0, model.vocabulary_size, size=n), None, k) for k, n in enumerate(lengths)]
+    for user in users:
+        user.tokens[:1] = BOS
+        user.tokens[9:10] = EOS
+    return users
+
+
+def plan_of(model, update=None, **changes):
+    settings = {
+        "population": 60,
+        "sampling": unheard.PoissonSampling(users_per_round=8),
+        "update": update or unheard.FedAvg(batch_size=2, unroll=7, learning_rate=0.3),
+        "clip": unheard.FlatClip(norm=0.4),
+        "noise": unheard.GaussianNoise(noise_multiplier=0.5),
+    }
+    return unheard.Plan(**{**settings, **changes}).at(0, model.layout)
+
+
+def start_of(model):
+    params = model.initial(5)
+    return params + 0.05 * torch.randn(params.shape, generator=torch.Generator().manual_seed(1))
+
+
+def distance(one, other):
+    return float((one.units_P.double() - other.units_P.double()).norm() / one.units_P.double().norm())
+
+
+def packed(model, tokens=96, users=5):
+    return PackedCohorts(model, CPU, torch.float32, tokens_at_once=tokens, users_at_once=users)
+
+
+STEPS = unheard.FedAvg(batch_size=2, unroll=7, learning_rate=0.3, update_penalty=0.01)
+ONE_STEP = unheard.FedSGD(unroll=5, learning_rate=0.4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "update"),
+    [("gpt2", "lora", ONE_STEP), ("gpt2", "all", STEPS), ("llama", "lora", STEPS), ("llama", "all", ONE_STEP)],
+)
+def test_the_sum_of_twelve_users_is_that_of_a_loop_over_users(kind, train, update, base, llama):
+    """Users without a word, with one, shorter than a window, and with more windows than a stream holds."""
+    model = model_of(base if kind == "gpt2" else llama, train)
+    users, params = users_of(model), start_of(model)
+    plan = plan_of(model, update)
+    expected = ReferenceEngine(model).sum_updates(params, users, plan, Drawn(1))
+    given = packed(model).sum_updates(params, users, plan, 1)
+    assert distance(expected, given) < 1e-4
+    assert given.weight == expected.weight
+
+
+def test_an_empty_cohort_is_zero(llama):
+    model = model_of(llama, "lora")
+    total = packed(model).sum_updates(start_of(model), [], plan_of(model), 1)
+    assert not total.units_P.any()
+    assert total.weight == 0
+
+
+def test_per_layer_clips_and_counts_of_clipped_users_are_those_of_the_reference(llama):
+    model = model_of(llama, "lora")
+    users, params = users_of(model), start_of(model)
+    adaptive = unheard.AdaptiveClip(initial_norm=0.05, quantile=0.5, learning_rate=0.2)
+    for clip in (unheard.PerLayerClip(norm=0.2), adaptive):
+        plan = plan_of(model, clip=clip)
+        expected = ReferenceEngine(model).sum_updates(params, users, plan, Drawn(1))
+        given = packed(model).sum_updates(params, users, plan, 1)
+        assert distance(expected, given) < 1e-4
+        assert given.balance == expected.balance
+
+
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_what_one_user_adds_is_the_same_beside_other_users(train, llama):
+    """Users take the places of others who have finished; nothing of those may be left there."""
+    model = model_of(llama, train)
+    users, params, plan = users_of(model, LENGTHS[:8]), start_of(model), plan_of(model)
+    everybody = packed(model, tokens=64, users=2).sum_updates(params, users, plan, 1).units_P.double()
+    alone = [packed(model, tokens=64, users=2).sum_updates(params, [user], plan, 1).units_P for user in users]
+    summed = torch.stack(alone).double().sum(dim=0)
+    assert (everybody - summed).norm() / summed.norm() < 1e-5
+
+
+@pytest.mark.parametrize("train", ["lora", "all"])
+def test_a_user_who_is_not_finite_adds_exactly_zero_and_moves_nobody(train, llama):
+    """One word has a vector that is not a number: the updates of those who wrote it are not finite."""
+    model = model_of(llama, train, lora_layers=("q_proj", "down_proj") if train == "lora" else ())
+    users, params, plan = users_of(model, (30, 40, 50, 20)), start_of(model), plan_of(model)
+    bad = int(users[1].tokens[5])
+    for user in users[:1] + users[2:]:
+        user.tokens[user.tokens == bad] = bad - 1 if bad > 4 else bad + 1
+    row = int(model.store_module.get_buffer("row_V")[bad])
+    if train == "lora":
+        model.store_module.base.get_input_embeddings().weight.data[row] = float("nan")
+    else:
+        name = next(n for n in model.layout.names if "embed" in n)
+        params[model.layout.slices[name]].view(-1, 16)[row] = float("nan")
+    given = packed(model).sum_updates(params, users, plan, 1)
+    assert given.weight == 4
+    rest = packed(model).sum_updates(params, [users[0], *users[2:]], plan, 1)
+    assert rest.units_P.any()
+    assert distance(rest, given) < 1e-5
+
+
+def test_out_of_memory_in_the_middle_of_a_round_halves_the_stream_and_loses_nothing(llama, monkeypatch):
+    model = model_of(llama, "lora")
+    users, params, plan = users_of(model), start_of(model), plan_of(model)
+    expected = packed(model).sum_updates(params, users, plan, 1)
+    sizes, real = [], engine._Step.run
+
+    def run(self, stream):
+        sizes.append(self.packed.size.tokens)
+        if len(sizes) == 3:
+            raise torch.OutOfMemoryError("made by a test")
+        real(self, stream)
+
+    monkeypatch.setattr(engine._Step, "run", run)
+    given = packed(model).sum_updates(params, users, plan, 1)
+    assert distance(expected, given) < 1e-5
+    assert sizes[0] == 2 * sizes[-1]
+
+
+def test_recomputed_activations_give_the_same_sum(llama):
+    model = model_of(llama, "lora")
+    users, params, plan = users_of(model), start_of(model), plan_of(model)
+    again = packed(model)
+    again.is_recomputed = True
+    assert distance(packed(model).sum_updates(params, users, plan, 1), again.sum_updates(params, users, plan, 1)) < 1e-6
+
+
+def test_a_model_without_a_rule_trains_through_vmap_and_the_reason_is_said(tmp_path, base, monkeypatch):
+    """A sliding window of attention has no rule; and a model that scales its scores has other scores when packed."""
+    window = model_of(other_base(tmp_path / "mistral", base, "mistral", sliding_window=4), "lora")
+    with pytest.raises(CannotPack, match="sliding_window"):
+        packed(window).check(start_of(window))
+    scaled = model_of(
+        other_base(tmp_path / "granite", base, "granite", logits_scaling=7.0), "lora", lora_layers=("v_proj",)
+    )
+    with pytest.raises(CannotPack, match="other scores"):
+        packed(scaled).check(start_of(scaled))
+    users, plan, params = users_of(window, (9, 12)), plan_of(window), start_of(window)
+    monkeypatch.setattr(ManyAtOnce, "_is_coarse", True)
+    with pytest.warns(UserWarning, match="through vmap: its attention uses sliding_window"):
+        ManyAtOnce(window).sum_updates(params, users, plan, Drawn(1))
+
+
+def test_the_engine_vectorised_packs_where_it_may(llama, monkeypatch):
+    """In bfloat16, as on a GPU; the sum is that of the reference within the precision of bfloat16."""
+    model = model_of(llama, "lora")
+    users, params, plan = users_of(model, (9, 30)), start_of(model), plan_of(model)
+    expected = ReferenceEngine(model).sum_updates(params, users, plan, Drawn(1))
+    monkeypatch.setattr(ManyAtOnce, "_is_coarse", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given = ManyAtOnce(model).sum_updates(params, users, plan, Drawn(1))
+    assert 1e-6 < distance(expected, given) < 0.05
+
+
+def test_with_frozen_a_only_b_is_trained_and_the_sum_is_that_of_the_reference(llama):
+    model = model_of(llama, "lora", lora_freeze_a=True)
+    assert all("lora_B" in name for name in model.layout.names)
+    assert model.layout.total < model_of(llama, "lora").layout.total
+    assert torch.equal(model.initial(1), model.initial(2))  # B begins at zero, and A does not depend on the seed
+    users, params, plan = users_of(model), start_of(model), plan_of(model)
+    expected = ReferenceEngine(model).sum_updates(params, users, plan, Drawn(1))
+    assert distance(expected, packed(model).sum_updates(params, users, plan, 1)) < 1e-4
+    again = model_of(llama, "lora", lora_freeze_a=True)
+    tokens = torch.tensor([[0, 5, 6, 7]])
+    one, other = (m.logits(m.layout.split(params), tokens) for m in (model, again))
+    assert torch.equal(one, other)

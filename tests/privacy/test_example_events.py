@@ -1,0 +1,119 @@
+"""Rounds that draw examples: the bound of one user with all their examples, against an integral and against users."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import binom, norm
+
+from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
+from unheard.privacy.accountants import best_epsilon, delta_at, epsilon, epsilons, replace_one_epsilon
+from unheard.privacy.budget import Budget, RunningEpsilon
+from unheard.privacy.events import ExampleGaussian, PoissonGaussian, from_record, to_record
+from unheard.privacy.planner import CostEstimate, compare_sampling
+
+ROUND = ExampleGaussian(sampling_prob=0.05, examples_per_user=3, noise_multiplier=2.0)
+
+
+def exact_delta(event: ExampleGaussian, epsilon: float) -> float:
+    """The delta of one round, from the densities with and without the user, in the worse of the two directions."""
+    shares = binom.pmf(range(event.examples_per_user + 1), event.examples_per_user, event.sampling_prob)
+
+    def with_user(x):
+        return sum(p * norm.pdf(x, i, event.noise_multiplier) for i, p in enumerate(shares))
+
+    def without(x):
+        return norm.pdf(x, 0, event.noise_multiplier)
+
+    def excess(one, other):
+        reach = 12 * event.noise_multiplier + event.examples_per_user
+        area = quad(lambda x: max(0.0, one(x) - math.exp(epsilon) * other(x)), -reach, reach, limit=400)
+        return area[0]
+
+    return max(excess(with_user, without), excess(without, with_user))
+
+
+@pytest.mark.parametrize("eps", [0.05, 0.3, 1.0])
+def test_one_round_is_bounded_by_the_integral_of_its_densities(eps):
+    exact, given = exact_delta(ROUND, eps), delta_at([ROUND], eps, "pld")
+    assert exact <= given * (1 + 1e-6)
+    assert given <= exact * 1.02 + 1e-9
+
+
+def test_one_example_per_user_is_sampling_of_users():
+    one = ExampleGaussian(sampling_prob=0.02, examples_per_user=1, noise_multiplier=1.0)
+    users = PoissonGaussian(sampling_prob=0.02, noise_multiplier=1.0)
+    given, expected = (epsilon([(event, 200)], 1e-6, "pld") for event in (one, users))
+    assert expected - 1e-3 <= given <= 1.02 * expected
+
+
+def test_more_examples_of_a_user_cost_more_and_never_more_than_all_at_once():
+    """Drawn together, G examples are one with G times the bound: z / G at the probability that any is drawn."""
+    costs = [
+        epsilon([(ExampleGaussian(sampling_prob=0.02, examples_per_user=G, noise_multiplier=4.0), 50)], 1e-6, "pld")
+        for G in (1, 2, 4)
+    ]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1]
+    together = PoissonGaussian(sampling_prob=1 - 0.98**4, noise_multiplier=1.0)
+    assert costs[-1] < epsilon([(together, 50)], 1e-6, "pld")
+
+
+def test_only_pld_has_a_bound_and_it_is_claimed():
+    by = epsilons([(ROUND, 10)], 1e-6)
+    assert math.isinf(by["rdp"])
+    assert math.isinf(by["moments"])
+    assert best_epsilon([(ROUND, 10)], 1e-6).accountant == "pld"
+    assert by["pld"] < replace_one_epsilon([(ROUND, 10)], 1e-6).epsilon < math.inf
+
+
+def test_the_running_epsilon_is_tabulated_and_never_below_the_bound():
+    running = RunningEpsilon(1e-6)
+    assert running.accountant == "rdp"
+    seen = []
+    for _ in range(80):
+        after = running.epsilon_after(ROUND)
+        running.charge(ROUND)
+        assert running.epsilon == after
+        seen.append(after)
+    assert running.accountant == "pld"
+    assert seen == sorted(seen)
+    for rounds in (1, 70, 75):  # 70 lies between two entries of the table
+        exact = epsilon([(ROUND, rounds)], 1e-6, "pld")
+        assert exact <= seen[rounds - 1] <= 1.05 * exact
+    assert len(set(seen)) < 80  # the table has fewer entries than there are rounds
+
+
+def test_a_budget_stops_rounds_of_examples():
+    budget = Budget(epsilon=epsilon([(ROUND, 20)], 1e-6, "pld"), delta=1e-6)
+    running = budget.running([ROUND] * 15)
+    budget.check(running, ROUND, round=15)
+    with pytest.raises(BudgetExceeded, match=r"\(pld\)"):
+        budget.check(budget.running([ROUND] * 20), ROUND, round=20)
+
+
+def test_the_event_reads_back_and_values_out_of_range_are_refused():
+    assert from_record(to_record(ROUND)) == ROUND
+    with pytest.raises(LedgerError, match="examples_per_user"):
+        from_record({**to_record(ROUND), "examples_per_user": 0})
+    for changes in (
+        {"sampling_prob": 0.0},
+        {"sampling_prob": 1.5},
+        {"noise_multiplier": -1.0},
+        {"examples_per_user": 2.5},
+    ):
+        with pytest.raises(InvalidValue):
+            ExampleGaussian(**{**vars(ROUND), **changes})
+    assert np.isinf(
+        best_epsilon([ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=0.0)], 1e-6).epsilon
+    )
+
+
+def test_the_planner_compares_both_ways_to_sample_at_one_epsilon():
+    estimate = CostEstimate(population=200, users_per_round=20, noise_multiplier=2.0, rounds=3, delta=1e-4)
+    both = compare_sampling(estimate, 2)
+    event = ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=both.examples_noise)
+    assert epsilon([(event, 3)], 1e-4, "pld") <= both.epsilon
+    assert 2.0 < both.examples_noise < 4.0  # between one example's and all at once
+    assert both.examples_std < both.users_std
