@@ -1,0 +1,371 @@
+"""Flower around the server and the nodes: a ServerApp, a ClientApp, and Flower's simulation on this machine.
+
+    with simulated_nodes(store, supernodes=50) as network:            # what `unheard train --on flower` does
+        engine = FederatedEngine(network, run.model, choice, store)
+        for report in train(run, out, on=engine): ...
+
+`server_app` and `client_app` are what `flwr run` deploys with a SuperLink and SuperNodes (docs/flower.md):
+
+    run config of the ServerApp    run-file, out        paths on the server
+    node config of a SuperNode     folder               the node's folder (node.py)
+                                   trust, max-rounds    what the server is trusted with; the node's own limit
+
+Messages go through Flower's message API as a `ConfigRecord` (kind and JSON text) and an `ArrayRecord`. Nothing of the
+protocol is decided here.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import math
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+# The variables that turn telemetry off are set by unheard/__init__.py, which runs before this import.
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from unheard.corpus.store import TokenStore
+from unheard.errors import InvalidValue, NodeError, RunFolderMissing
+from unheard.federated.messages import Network, Packet
+from unheard.federated.node import MODEL_FILES, Node, NodeData, NodeFolder
+from unheard.federated.server import FederatedEngine
+from unheard.run_folder import RunFolder
+
+START_TIMEOUT = 300.0
+"""Seconds that a simulation may take to start its nodes."""
+_TRAINS = ("update", "masked")  # requests that Flower shows as training
+
+
+def to_records(packet: Packet) -> RecordDict:
+    """A packet as Flower's records."""
+    records = RecordDict({"unheard": ConfigRecord({"kind": packet.kind, "fields": packet.to_json()})})
+    if packet.arrays:
+        records["arrays"] = ArrayRecord({name: Array(array) for name, array in packet.arrays.items()})
+    return records
+
+
+def from_records(records: RecordDict) -> Packet:
+    """A packet from Flower's records.
+
+    Raises:
+        NodeError: They are no message of a federated run.
+    """
+    head = records.config_records.get("unheard")
+    if head is None:
+        raise NodeError("A message without the records of unheard: give every node the same version.")
+    numbers = {name: _numbers(array) for name, array in records.array_records.get("arrays", {}).items()}
+    return Packet.from_json(str(head.get("kind")), str(head.get("fields")), numbers)
+
+
+def _numbers(array: Array) -> np.ndarray:
+    """The numbers of an array that another machine sent.
+
+    Its header may lie: a few bytes that claim to be 2^50 numbers would take the memory of this process.
+
+    Raises:
+        NodeError: It is not readable, or its length is not the one that its header claims.
+    """
+    try:
+        stream = io.BytesIO(array.data)
+        version = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(stream)
+        # The product of Python's integers: NumPy's would overflow.
+        if array.stype == "numpy.ndarray" and math.prod(shape) * dtype.itemsize == len(array.data) - stream.tell():
+            return array.numpy()
+    except (ValueError, TypeError, EOFError, OSError, AttributeError, OverflowError):
+        pass
+    raise NodeError("A message whose arrays cannot be read.")
+
+
+class GridNetwork:
+    """The nodes that Flower's grid reaches.
+
+    Args:
+        grid: As Flower gives it to a ServerApp.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> list[int]:
+        return sorted(self._grid.get_node_ids())
+
+    def exchange(self, requests: Mapping[int, Packet], timeout: float) -> dict[int, Packet]:
+        messages = [
+            Message(
+                content=to_records(packet),
+                dst_node_id=node,
+                message_type="train" if packet.kind in _TRAINS else "query",
+                ttl=timeout,
+            )
+            for node, packet in requests.items()
+        ]
+        answers: dict[int, Packet] = {}
+        for reply in self._grid.send_and_receive(messages, timeout=timeout):
+            if reply.has_error():
+                continue  # the node is gone, or Flower's own code failed there
+            with contextlib.suppress(NodeError):
+                answers[reply.metadata.src_node_id] = from_records(reply.content)
+        return answers
+
+
+def node_app(data_of: Any) -> ClientApp:
+    """The ClientApp of nodes.
+
+    Args:
+        data_of: A function of Flower's context: where this node has its users' text (`NodeData`).
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context) -> Message:
+        kept = context.state.config_records.get("unheard")
+        memory: dict[str, Any] = json.loads(str(kept["memory"])) if kept else {}
+        reply = Node(data_of(context), memory).answer(from_records(message.content))
+        context.state["unheard"] = ConfigRecord({"memory": json.dumps(memory)})
+        return Message(content=to_records(reply), reply_to=message)
+
+    app.train()(answer)
+    app.query()(answer)
+    return app
+
+
+def _data_on_device(context: Context) -> NodeData:
+    """The data of a SuperNode, from its `--node-config`."""
+    config = context.node_config
+    if "folder" not in config:
+        raise NodeError("Start the SuperNode with --node-config 'folder=\"/path/of/the/node\"'.")
+    folder = NodeFolder(path=Path(str(config["folder"])))
+    limit = config.get("max-rounds")
+    return NodeData(
+        store=folder.store,
+        order=int(config.get("partition-id", 0)),
+        folder=folder,
+        max_contributions=None if limit is None else int(limit),
+        trust=str(config.get("trust", "central")),
+        any_model=bool(config.get("any-model", False)),
+    )
+
+
+client_app = node_app(_data_on_device)
+"""What `flwr run` deploys on every SuperNode."""
+
+server_app = ServerApp()
+"""What `flwr run` deploys on the SuperLink."""
+
+
+@server_app.main()
+def _main(grid: Grid, context: Context) -> None:
+    from unheard.training.initialise import pinned
+    from unheard.training.loop import resume, train
+    from unheard.training.run_file import read_run_file, read_saved_run
+
+    config = context.run_config
+    for key in ("run-file", "out"):
+        if not config.get(key):
+            raise InvalidValue(f"Start the run with --run-config '{key}=\"...\"': a path on the server.")
+    out = Path(str(config["out"]))
+    network = GridNetwork(grid)
+    wait_for_nodes(network, int(config.get("min-nodes", 1)), float(config.get("wait", START_TIMEOUT)))
+    again = RunFolder(out).run_file.exists()
+    run, choice = read_saved_run(RunFolder(out).run_file) if again else read_run_file(str(config["run-file"]))
+    run = run if again else pinned(run)
+    engine = FederatedEngine(network, run.model, choice, TokenStore.open(run.corpus))
+    reports = resume(out, on=engine) if again else train(run, out, engine=choice, on=engine)
+    with contextlib.closing(reports):
+        for report in reports:
+            logging.getLogger("flwr").info("round %d of %d, epsilon %.3g", report.round, report.rounds, report.epsilon)
+            # A checkpoint releases a model, which the keyboards of the nodes may use; the last one follows below.
+            if report.round % run.training.checkpoint_every == 0 and report.round < report.rounds:
+                send_model(network, out, choice.node_timeout)
+    send_model(network, out, choice.node_timeout)
+
+
+def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
+    """Wait until so many nodes are connected.
+
+    Raises:
+        NodeError: Fewer are connected after `seconds`.
+    """
+    until = time.monotonic() + seconds
+    while len(network.nodes()) < count:
+        if time.monotonic() > until:
+            raise NodeError(f"{len(network.nodes())} nodes are connected after {seconds:g} s; {count} are needed.")
+        time.sleep(0.1)
+
+
+def send_model(network: Network, out: Path, timeout: float) -> int:
+    """Send the newest released model to every node that keeps one; returns how many have it.
+
+    Everything that is sent is public: the run file, the ledger, the noisy model, its words.
+    """
+    folder = RunFolder.open(out)
+    if not folder.model.exists():
+        raise RunFolderMissing(f"{out} has released no model yet.")
+    files = {name: np.frombuffer((folder.path / name).read_bytes(), np.uint8) for name in MODEL_FILES}
+    requests = {node: Packet("model", {}, files) for node in network.nodes()}
+    return sum(answer.kind == "model" for answer in network.exchange(requests, timeout).values())
+
+
+class _Partition:
+    """The data of a simulated node: a contiguous part of the users of one store."""
+
+    def __init__(self, store: Path, threads: int) -> None:
+        self.store, self.threads = store, threads
+
+    def __call__(self, context: Context) -> NodeData:
+        # Products round by the number of threads: a node computes with as many as `unheard train` would.
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        part, parts = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+        return NodeData(store=self.store, part=part, parts=parts, any_model=True)
+
+
+@contextlib.contextmanager
+def simulated_nodes(
+    store: str | Path, supernodes: int, *, processes: int | None = None, app: ClientApp | None = None
+) -> Iterator[GridNetwork]:
+    """Run Flower's simulation in this process, with the users of a store divided among its nodes.
+
+    Args:
+        store: The token store.
+        supernodes: How many nodes; node i of N holds the users i n / N to (i + 1) n / N.
+        processes: How many processes compute for the nodes; None for one per core.
+        app: Another ClientApp, for tests and benchmarks.
+
+    Raises:
+        NodeError: The simulation did not start.
+    """
+    from flwr.simulation import run_simulation
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    grids: queue.Queue[Grid | None] = queue.Queue()
+    is_over = threading.Event()
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        grids.put(grid)
+        is_over.wait()
+
+    client = app or node_app(_Partition(Path(store).resolve(), torch.get_num_threads()))
+    backend: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    failures: list[BaseException] = []
+
+    def simulate() -> None:
+        try:
+            run_simulation(server, client, num_supernodes=supernodes, backend_config=backend)
+        except BaseException as error:
+            failures.append(error)
+            grids.put(None)
+
+    with _ray_on_loopback(processes or os.cpu_count() or 1):
+        thread = threading.Thread(target=simulate, name="flower simulation", daemon=True)
+        thread.start()
+        try:
+            grid = grids.get(timeout=START_TIMEOUT)
+            if grid is None:
+                raise NodeError(f"Flower's simulation did not start: {failures[0]}") from failures[0]
+            network = GridNetwork(grid)
+            wait_for_nodes(network, supernodes, START_TIMEOUT)
+            yield network
+        finally:
+            is_over.set()
+            thread.join(timeout=60)
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """In the block these environment variables are set; processes that it starts inherit them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _without_dashboard() -> Iterator[None]:
+    """In the block Ray starts without its dashboard's process, which it starts also where no dashboard is asked for.
+
+    That process asks the metadata services of three cloud providers where it runs, whatever the settings of telemetry.
+    """
+    from ray._private import services
+
+    before = services.start_api_server
+    services.start_api_server = lambda *_, **__: (None, None)  # what Ray returns if the dashboard does not start
+    try:
+        yield
+    finally:
+        services.start_api_server = before
+
+
+@contextlib.contextmanager
+def _ray_on_loopback(processes: int) -> Iterator[None]:
+    """Start Ray, which runs the simulated nodes, in a temporary folder that only this user can read.
+
+    Raises:
+        NodeError: Ray runs in this process already, does not start, or listens to the network.
+    """
+    # DP: Ray listens on the loopback interface only: updates without noise are on their way to the server. Ray replaces
+    # 127.0.0.1 by an address of the network and listens on all interfaces, unless this is set when it is imported.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    import ray
+
+    if ray.is_initialized():
+        raise NodeError("Ray runs in this process already, and a simulation starts its own: call ray.shutdown() first.")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # The names of sockets must be short, so the folder is not below TMPDIR.
+    folder = tempfile.TemporaryDirectory(
+        prefix="unheard-ray-", dir="/tmp" if Path("/tmp").is_dir() else None, ignore_cleanup_errors=True
+    )
+    try:
+        try:
+            path = os.pathsep.join(filter(None, sys.path))
+            with warnings.catch_warnings(), _environment(PYTHONPATH=path), _without_dashboard():
+                warnings.simplefilter("ignore")  # Ray's advice on its own settings
+                ray.init(
+                    address="local",
+                    num_cpus=processes,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    # DP: only this user can read what Ray writes. Ray opens its own folder to everybody, so it is inside
+                    # another one.
+                    _temp_dir=os.path.join(folder.name, "ray"),
+                )
+        except Exception as error:
+            raise NodeError(f"Ray, which runs Flower's simulation, did not start: {error}") from error
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():  # Ray ends the process at SIGTERM; here a run is saved first
+                signal.signal(number, handler)
+        addresses = {str(node["NodeManagerAddress"]) for node in ray.nodes()}
+        if addresses != {"127.0.0.1"}:
+            raise NodeError(
+                f"Ray listens on {', '.join(sorted(addresses))} instead of 127.0.0.1, and updates without noise could be "
+                "read there. Another part of this program has imported Ray before: start the simulation in its own process."
+            )
+        yield
+    finally:
+        ray.shutdown()
+        folder.cleanup()

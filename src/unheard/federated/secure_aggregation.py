@@ -1,0 +1,516 @@
+"""Secure aggregation: the server learns the sum of the vectors of those parties who finished, and nothing else.
+
+The protocol is that of Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (2017),
+with the sparse graph of Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead" (2020) above
+`NEIGHBOURS` parties. Key agreement and encryption are Flower's (`flwr.common.secure_aggregation`), and so are the format
+and the field of the Shamir shares, which `create_shares` and `combine` compute faster than Flower does. Masks are AES-256
+in counter mode (`cryptography`), so each masked coordinate is uniform modulo 2^32 or 2^64.
+
+    stage     each party sends                                             the server sends to each party
+    keys      two public keys, new in each session                         the keys of its neighbours, the threshold t
+    share     its two secrets in Shamir shares, encrypted for each peer    the shares from its neighbours
+    masked    vector + self mask + sum over peers of +- pairwise mask      who finished, who did not
+    reveal    for each peer that finished a share of its self mask, for each other peer a share of its pairwise key
+
+Input: integers in [-2^(bits-1), 2^(bits-1)) whose sum is in that range too (`modulus_bits`), so that no sum wraps.
+Output: the exact sum. A round succeeds if, among the neighbours of each party (itself included), at least t finish:
+t is a majority, so without a dropout of half of them it does. `Party` is the node's side, `Session` the server's.
+
+The server is honest but curious. docs/threat-model.md says what a malicious server could do.
+"""
+
+import base64
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from Crypto.Util.Padding import pad, unpad
+from cryptography.fernet import InvalidToken
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
+
+from unheard.errors import NodeError
+from unheard.mechanism.aggregation import GRID_BITS
+
+NEIGHBOURS = 64
+"""Up to so many peers, every party shares with every other; among more parties each has so many neighbours."""
+SECRET_BYTES = 31
+"""The length of a shared secret: Flower's Shamir shares pad it to two blocks of 16 bytes."""
+WRAP_PROBABILITY = 2.0**-40
+"""With noise from the nodes, the largest probability that some coordinate of a sum leaves the range of the modulus."""
+FEWEST = 3
+"""The smallest number of parties: the sum of two is known to each of them."""
+
+_CURVE = ec.SECP256R1()
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+def modulus_bits(num_users: int, is_noised: bool, noise_std: float = 0.0, num_parameters: int = 1) -> int:
+    """The size of the modulus, 32 or 64 bits, for which no sum can wrap.
+
+    Args:
+        num_users: All registered users: the largest cohort.
+        is_noised: Whether the run adds noise; then each user adds at most 2^21 units to a coordinate.
+        noise_std: The standard deviation, in units, of the noise of all parties together; 0 if the server adds it.
+        num_parameters: P.
+    """
+    if not is_noised:
+        return 64
+    # A Gaussian exceeds t deviations with probability below 2 exp(-t^2 / 2). Rounding adds at most 1/2 per party.
+    tail = math.sqrt(2 * math.log(2 * num_parameters / WRAP_PROBABILITY)) * noise_std + (num_users if noise_std else 0)
+    # DP: a sum that wraps would be another sum; the largest cohort is everybody who is registered.
+    return 32 if num_users * 2 ** (GRID_BITS + 1) + tail < 2**31 else 64
+
+
+def threshold(holders: int) -> int:
+    """t: how many of the holders of a party's shares must finish. A majority, so that disjoint groups never have both."""
+    # DP: with a majority the server cannot collect both secrets of a party by asking disjoint groups of nodes.
+    return holders // 2 + 1
+
+
+def mask(secret: bytes, session: str, bits: int, count: int, extras: int) -> tuple[np.ndarray, np.ndarray]:
+    """The mask that follows from a secret in a session: `count` coordinates, and `extras` numbers of 64 bits."""
+    # DP: the session is in the key, so that no two vectors ever have one mask.
+    key = hashlib.sha256(b"unheard mask" + session.encode() + b"\0" + secret).digest()
+    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    data = bytearray(8 * extras + bits // 8 * count)
+    stream.update_into(_zeros(len(data)), data)
+    return np.frombuffer(data, f"<u{bits // 8}", offset=8 * extras), np.frombuffer(data, "<u8", count=extras)
+
+
+@lru_cache(maxsize=4)
+def _zeros(size: int) -> bytes:
+    return bytes(size)
+
+
+def _private_key(seed: bytes) -> ec.EllipticCurvePrivateKey:
+    """A key that follows from a seed: sharing the seed shares the key."""
+    wide = HKDF(algorithm=hashes.SHA256(), length=48, salt=None, info=b"unheard key").derive(seed)
+    return ec.derive_private_key(int.from_bytes(wide, "big") % (_ORDER - 1) + 1, _CURVE)
+
+
+def _public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+
+
+def _public_key(data: bytes) -> ec.EllipticCurvePublicKey:
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(_CURVE, data)
+    except ValueError:
+        raise NodeError("A public key of secure aggregation is no point of the curve.") from None
+
+
+def _commitment(secret: bytes, session: str) -> str:
+    """A hash by which the server knows that it has put a self mask together from the right shares."""
+    return hashlib.sha256(b"unheard commitment" + session.encode() + b"\0" + secret).hexdigest()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _data(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        raise NodeError("A message of secure aggregation is not base64 text.") from None
+
+
+_POLYNOMIAL = 1 << 128 | 0x87
+"""x^128 + x^7 + x^2 + x + 1: Flower's Shamir shares are in GF(2^128) modulo this polynomial."""
+_LANE = 32  # bytes of a lane: a block of 16 bytes, and room for its products, so that one integer holds many blocks
+
+
+def _lanes(data: bytes) -> int:
+    """Blocks of 16 bytes as one integer with a lane for each block."""
+    return int.from_bytes(b"".join(bytes(16) + data[at : at + 16] for at in range(0, len(data), 16)), "big")
+
+
+def _product(lanes: int, factor: int, blocks: int) -> int:
+    """Each lane times one element of the field."""
+    total = 0
+    while factor:
+        low = factor & -factor
+        total ^= lanes * low  # a shift, since `low` is a power of two
+        factor ^= low
+    block = _block_mask(blocks)
+    for _ in range(2):  # the second time for what the first left above 128 bits
+        high = total >> 128 & block
+        total = total & block ^ high ^ high << 1 ^ high << 2 ^ high << 7
+    return total
+
+
+@lru_cache(maxsize=16)
+def _block_mask(blocks: int) -> int:
+    return int.from_bytes((bytes(16) + b"\xff" * 16) * blocks, "big")
+
+
+def _inverse(element: int) -> int:
+    """1 / element in the field, by Euclid's algorithm for polynomials over GF(2)."""
+    a, b, inverse, other = element, _POLYNOMIAL, 1, 0
+    while a != 1:
+        shift = a.bit_length() - b.bit_length()
+        if shift < 0:
+            a, b, inverse, other, shift = b, a, other, inverse, -shift
+        a ^= b << shift
+        inverse ^= other << shift
+    return inverse
+
+
+@lru_cache(maxsize=1024)
+def _factors(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """The factors of Lagrange's interpolation at 0, for shares with these indices."""
+    factors = []
+    for own in indices:
+        numerator, denominator = 1, 1
+        for other in indices:
+            if other != own:
+                numerator, denominator = _product(numerator, other, 1), _product(denominator, own ^ other, 1)
+        factors.append(_product(numerator, _inverse(denominator), 1))
+    return tuple(factors)
+
+
+def create_shares(secret: bytes, t: int, holders: int) -> list[bytes]:
+    """Shamir shares as Flower's `create_shares` makes them: any t of them give the secret, fewer give nothing.
+
+    Flower evaluates a polynomial for each block of 16 bytes in Python; here one evaluation takes all blocks. It took
+    most of the time of a session.
+    """
+    padded = pad(secret, 16)
+    blocks = len(padded) // 16
+    # DP: coefficients from the operating system, so that fewer than t shares fit every secret.
+    coefficients = [*(_lanes(os.urandom(len(padded))) for _ in range(t - 1)), _lanes(padded)]
+    shares = []
+    for index in range(1, holders + 1):
+        value = 0
+        for coefficient in coefficients:
+            value = _product(value, index, blocks) ^ coefficient
+        shares.append(index.to_bytes(4, "little") + _from_lanes(value, blocks))
+    return shares
+
+
+def _from_lanes(lanes: int, blocks: int) -> bytes:
+    data = lanes.to_bytes(_LANE * blocks, "big")
+    return b"".join(data[at + 16 : at + 32] for at in range(0, len(data), _LANE))
+
+
+def combine(shares: Sequence[bytes]) -> bytes:
+    """The secret that shares belong to: what Flower's `combine_shares` returns, for many secrets with the same holders.
+
+    Flower computes the factors of the interpolation for each block of each secret anew, which takes most of its time.
+
+    Raises:
+        ValueError: The shares do not fit together.
+    """
+    indices = tuple(int.from_bytes(share[:4], "little") for share in shares)
+    if len(set(indices)) < len(indices) or 0 in indices or any(len(share) % 16 != 4 for share in shares):
+        raise ValueError("shares of different secrets")
+    blocks, total = len(shares[0]) // 16, 0
+    for factor, share in zip(_factors(indices), shares, strict=True):
+        total ^= _product(_lanes(share[4:]), factor, blocks)
+    return unpad(_from_lanes(total, blocks), 16)
+
+
+class Party:
+    """One node's side of one session.
+
+    A session's secrets live in `memory`, a dictionary of JSON data that the node keeps between messages. Each stage
+    happens once: a repeated or skipped stage raises `NodeError`.
+
+    Args:
+        memory: What the node remembers of its session; changed in place.
+    """
+
+    def __init__(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
+
+    def keys(self, session: str) -> dict[str, str]:
+        """Begin a session: new keys. A session that was open is dropped, its secrets with it."""
+        if not isinstance(session, str) or len(session) < 16:
+            raise NodeError("A session of secure aggregation needs a name of at least 16 characters.")
+        self.memory.clear()
+        # DP: new secrets for each session, from the operating system.
+        seeds = {name: os.urandom(SECRET_BYTES) for name in ("encryption", "pairwise", "self")}
+        public = {name: _text(_public_bytes(_private_key(seeds[name]))) for name in ("encryption", "pairwise")}
+        self.memory.update(
+            session=session, stage="keys", seeds={name: _text(seed) for name, seed in seeds.items()}, public=public
+        )
+        return public
+
+    def share(self, session: str, own: int, peers: Mapping[str, Mapping[str, str]], t: int) -> dict[str, Any]:
+        """Share the two secrets among the peers and oneself.
+
+        Args:
+            session: The session.
+            own: This party's number.
+            peers: The public keys of its neighbours and its own, by party number.
+            t: The threshold.
+
+        Returns:
+            Encrypted shares for each peer, and the commitment to the self mask.
+        """
+        self._enter(session, "keys", "share")
+        if dict(peers.get(str(own), {})) != self.memory["public"]:
+            raise NodeError("The server shows other keys than this node sent.")
+        # DP: a server that names few peers or a low threshold would hold both secrets of this node.
+        if len(peers) < FEWEST or t < threshold(len(peers)) or t > len(peers):
+            raise NodeError(f"Secure aggregation needs at least {FEWEST} parties and a majority as its threshold.")
+        # DP: a key that stands for two peers would give one of them two shares.
+        if len({keys["encryption"] for keys in peers.values()}) < len(peers):
+            raise NodeError("Two parties of secure aggregation have one key.")
+        numbers = sorted(int(number) for number in peers)
+        shares = [create_shares(self._seed(name), t, len(numbers)) for name in ("pairwise", "self")]
+        encrypted: dict[str, str] = {}
+        keys = self._shared("encryption", {n: peers[str(n)]["encryption"] for n in numbers if n != own})
+        for number, *pair in zip(numbers, *shares, strict=True):
+            if number == own:
+                self.memory["own_shares"] = [_text(part) for part in pair]
+                continue
+            # Both ends are in the text, so that a share cannot be passed off as another party's or session's.
+            head = f"{session} {own} {number} ".encode()
+            encrypted[str(number)] = encrypt(keys[number], head + b" ".join(map(base64.b64encode, pair))).decode()
+        self.memory.update(
+            own=own,
+            threshold=t,
+            peers={str(n): str(peers[str(n)]["pairwise"]) for n in numbers},
+            sealing={str(n): key.decode() for n, key in keys.items()},
+        )
+        return {"shares": encrypted, "commitment": _commitment(self._seed("self"), session)}
+
+    def masked(
+        self, session: str, received: Mapping[str, str], units: np.ndarray, extra: np.ndarray, bits: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """This party's vector under its masks.
+
+        Args:
+            session: The session.
+            received: The shares from each neighbour that has shared, encrypted.
+            units: int64 [P], this party's integers.
+            extra: int64, further numbers to add.
+            bits: Of the modulus.
+        """
+        # DP: one vector per session: two under one mask would show their difference.
+        self._enter(session, "share", "masked")
+        own, peers = self.memory["own"], self.memory["peers"]
+        if bits not in (32, 64) or not set(received) <= set(peers) - {str(own)}:
+            raise NodeError("The server names parties that are not in this session.")
+        # DP: with fewer peers the masks of this node could be taken off by few.
+        if len(received) + 1 < self.memory["threshold"]:
+            raise NodeError("Too few parties have shared their secrets: this node does not send its vector.")
+        units_P = units.astype(f"<i{bits // 8}").view(f"<u{bits // 8}")
+        extra_E = extra.astype("<i8").view("<u8")
+        self_mask, self_extra = mask(self._seed("self"), session, bits, len(units), len(extra))
+        # DP: the self mask hides the vector also when the pairwise masks become known, as for a late node.
+        units_P, extra_E = units_P + self_mask, extra_E + self_extra
+        for number, shared in self._shared("pairwise", {int(n): peers[n] for n in received}).items():
+            pair_mask, pair_extra = mask(shared, session, bits, len(units), len(extra))
+            add = np.add if own < number else np.subtract
+            add(units_P, pair_mask, out=units_P)
+            add(extra_E, pair_extra, out=extra_E)
+        self.memory["received"] = dict(received)
+        return units_P, extra_E
+
+    def reveal(self, session: str, survivors: Iterable[int], dropped: Iterable[int]) -> dict[str, dict[str, str]]:
+        """One share for each party that shared: of its self mask if it finished, of its pairwise key if not."""
+        self._enter(session, "masked", "done")
+        own, received = self.memory["own"], self.memory["received"]
+        finished, lost = {str(n) for n in survivors}, {str(n) for n in dropped}
+        # DP: never both secrets of one party; together they take both masks off its vector.
+        if finished & lost:
+            raise NodeError("The server asks for both secrets of one party.")
+        if not finished | lost <= {*received, str(own)} or str(own) in lost:
+            raise NodeError("The server asks for the secrets of parties that are not in this session.")
+        # DP: a sum of few is not revealed.
+        if len(finished) < self.memory["threshold"]:
+            raise NodeError("Too few parties finished: this node reveals nothing.")
+        shares: dict[str, dict[str, str]] = {"self": {}, "pairwise": {}}
+        for number in finished | lost:
+            pairwise, own_mask = (
+                [_data(part) for part in self.memory["own_shares"]]
+                if number == str(own)
+                else self._opened(session, number, received[number])
+            )
+            kind, part = ("self", own_mask) if number in finished else ("pairwise", pairwise)
+            shares[kind][number] = _text(part)
+        # DP: the secrets of a session are forgotten with its last message.
+        self.memory.clear()
+        self.memory.update(session=session, stage="done")
+        return shares
+
+    def _opened(self, session: str, sender: str, ciphertext: str) -> list[bytes]:
+        """The two shares from a peer."""
+        key = self.memory["sealing"][sender].encode()
+        head = f"{session} {sender} {self.memory['own']} ".encode()
+        try:
+            plain = decrypt(key, ciphertext.encode())
+        except (InvalidToken, AttributeError, ValueError):
+            raise NodeError(
+                "A share of secure aggregation does not decrypt: it is of another session or party."
+            ) from None
+        # DP: a share of another session or party is not used.
+        if not plain.startswith(head):
+            raise NodeError("A share of secure aggregation is of another session or party.")
+        parts = [base64.b64decode(part) for part in plain[len(head) :].split(b" ")]
+        if len(parts) != 2:
+            raise NodeError("A share of secure aggregation is incomplete.")
+        return parts
+
+    def _enter(self, session: str, before: str, after: str) -> None:
+        """Go from one stage to the next one, once."""
+        if self.memory.get("session") != session or self.memory.get("stage") != before:
+            raise NodeError("This message does not belong to the next stage of this node's session.")
+        self.memory["stage"] = after
+
+    def _seed(self, name: str) -> bytes:
+        return _data(self.memory["seeds"][name])
+
+    def _shared(self, name: str, public: Mapping[int, str]) -> dict[int, bytes]:
+        """The keys that this party shares with each of its peers."""
+        own = _private_key(self._seed(name))
+        return {number: generate_shared_key(own, _public_key(_data(text))) for number, text in public.items()}
+
+
+@dataclass
+class Session:
+    """The server's side of one session: who is in which stage, and the sum at the end.
+
+    Args:
+        bits: Of the modulus.
+        count: P, coordinates of a vector.
+        extras: Further numbers of a vector.
+        name: The session; new and random for each round.
+    """
+
+    bits: int
+    count: int
+    extras: int
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    keys: dict[int, dict[str, str]] = field(default_factory=dict, repr=False)
+    shares: dict[int, dict[str, str]] = field(default_factory=dict, repr=False)
+    commitments: dict[int, str] = field(default_factory=dict, repr=False)
+    vectors: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
+    revealed: dict[str, dict[int, list[bytes]]] = field(default_factory=dict, repr=False)
+    ring: list[int] = field(default_factory=list)
+
+    def add_keys(self, party: int, fields: Mapping[str, Any]) -> None:
+        """Take over the public keys of a party."""
+        keys = {name: str(fields.get(name)) for name in ("encryption", "pairwise")}
+        for text in keys.values():
+            _public_key(_data(text))
+        self.keys[party] = keys
+
+    def neighbours(self, party: int) -> list[int]:
+        """The parties that a party shares with, itself included."""
+        if not self.ring:
+            self.ring = sorted(self.keys)
+            secrets.SystemRandom().shuffle(self.ring)
+        n, k = len(self.ring), min(NEIGHBOURS, len(self.ring) - 1)
+        if k == n - 1:
+            return sorted(self.ring)
+        at = self.ring.index(party)
+        return sorted(self.ring[(at + step) % n] for step in range(-(k // 2), k // 2 + 1))
+
+    def share_request(self, party: int) -> dict[str, Any]:
+        """The fields of the request `share`."""
+        peers = self.neighbours(party)
+        return {"own": party, "peers": {str(n): self.keys[n] for n in peers}, "threshold": threshold(len(peers))}
+
+    def add_shares(self, party: int, fields: Mapping[str, Any]) -> None:
+        """Take over the encrypted shares of a party."""
+        shares, wanted = fields.get("shares"), {str(n) for n in self.neighbours(party) if n != party}
+        if not isinstance(shares, Mapping) or set(shares) != wanted:
+            raise NodeError("A node sent shares for other parties than its neighbours.")
+        self.shares[party] = {n: str(share) for n, share in shares.items()}
+        self.commitments[party] = str(fields.get("commitment"))
+
+    def masked_request(self, party: int) -> dict[str, Any]:
+        """The fields of the request `masked` that belong to secure aggregation."""
+        senders = [n for n in self.neighbours(party) if n != party and n in self.shares]
+        return {"received": {str(n): self.shares[n][str(party)] for n in senders}, "bits": self.bits}
+
+    def add_vector(self, party: int, units: np.ndarray | None, extra: np.ndarray | None) -> None:
+        """Take over a masked vector."""
+        if (
+            not isinstance(units, np.ndarray)
+            or not isinstance(extra, np.ndarray)
+            or units.dtype != np.dtype(f"<u{self.bits // 8}")
+            or extra.dtype != np.dtype("<u8")
+            or units.shape != (self.count,)
+            or extra.shape != (self.extras,)
+        ):
+            raise NodeError(f"A node sent a vector of another length or type than {self.count} numbers.")
+        self.vectors[party] = (units, extra)
+
+    def reveal_request(self, party: int) -> dict[str, Any]:
+        """The fields of the request `reveal`."""
+        sharers = [n for n in self.neighbours(party) if n in self.shares]
+        return {
+            "survivors": [n for n in sharers if n in self.vectors],
+            "dropped": [n for n in sharers if n not in self.vectors],
+        }
+
+    def add_revealed(self, party: int, fields: Mapping[str, Any]) -> None:
+        """Take over the shares that a party reveals."""
+        request = self.reveal_request(party)
+        for kind, wanted in (("self", request["survivors"]), ("pairwise", request["dropped"])):
+            shares = fields.get(kind)
+            if not isinstance(shares, Mapping) or set(shares) != {str(n) for n in wanted}:
+                raise NodeError("A node revealed shares of other parties than it was asked for.")
+        for kind in ("self", "pairwise"):
+            for number, share in fields[kind].items():
+                self.revealed.setdefault(kind, {}).setdefault(int(number), []).append(_data(share))
+
+    def total(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sum over those whose vectors arrived, int64.
+
+        Raises:
+            NodeError: Too few parties revealed their shares, or shares do not fit together.
+        """
+        units_P = np.zeros(self.count, f"<u{self.bits // 8}")
+        extra_E = np.zeros(self.extras, "<u8")
+        for units, extra in self.vectors.values():
+            units_P += units
+            extra_E += extra
+        shape = (self.name, self.bits, self.count, self.extras)
+        for party in self.vectors:
+            secret = self._combined("self", party)
+            if _commitment(secret, self.name) != self.commitments[party]:
+                raise NodeError("Shares of a self mask do not fit its commitment: the sum cannot be known.")
+            self_mask, self_extra = mask(secret, *shape)
+            units_P -= self_mask
+            extra_E -= self_extra
+        for party in self.shares.keys() - self.vectors.keys():
+            others = [n for n in self.neighbours(party) if n in self.vectors]
+            if not others:
+                continue
+            key = _private_key(self._combined("pairwise", party))
+            if _text(_public_bytes(key)) != self.keys[party]["pairwise"]:
+                raise NodeError("Shares of a pairwise key do not fit its public key: the sum cannot be known.")
+            for other in others:
+                shared = generate_shared_key(key, _public_key(_data(self.keys[other]["pairwise"])))
+                pair_mask, pair_extra = mask(shared, *shape)
+                # `other` added the mask if its number is the smaller one, so it is taken off here.
+                take_off = np.subtract if other < party else np.add
+                take_off(units_P, pair_mask, out=units_P)
+                take_off(extra_E, pair_extra, out=extra_E)
+        return units_P.view(f"<i{self.bits // 8}").astype(np.int64), extra_E.view("<i8").astype(np.int64)
+
+    def _combined(self, kind: str, party: int) -> bytes:
+        """A secret from its shares."""
+        shares, t = self.revealed.get(kind, {}).get(party, []), threshold(len(self.neighbours(party)))
+        if len(shares) < t or len({len(share) for share in shares}) > 1:
+            raise NodeError("Too few parties finished the round: the sum cannot be known.")
+        try:
+            return combine(shares[:t])
+        except (ValueError, IndexError):
+            raise NodeError("Shares of secure aggregation do not fit together: the sum cannot be known.") from None

@@ -1,0 +1,402 @@
+"""The server of a federated run: an engine that asks nodes for the updates of a cohort.
+
+    engine = FederatedEngine(network, run.model, choice, store)
+    for report in train(run, "runs/first", on=engine): ...
+
+The training loop is the one of `unheard train`. It charges the ledgers, draws the cohort among the registered users by
+its own streams, calls `sum_cohorts`, divides by declared constants, adds the noise and steps. So with the same seed and
+without dropouts the model is that of `unheard train` to the bit.
+
+Input: cohorts of user numbers. Output: the exact sum of the integers of the users whose nodes answered in time. Others
+contribute zero; the charge of the round stays. Three modes:
+
+| mode | run file | what the server sees |
+| --- | --- | --- |
+| central | | the integers of each drawn user |
+| secure aggregation | `[engine] secure_aggregation = true` | their sum |
+| distributed noise | also `[noise] kind = "distributed_gaussian"` | their sum with noise |
+
+A user is registered when the node that holds the user's text is first seen, and keeps the number for the run.
+"""
+
+import math
+import secrets
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.config import table_from_part
+from unheard.corpus.store import TokenStore, UserTokens
+from unheard.engines.choice import EngineChoice
+from unheard.engines.distributed.engine import plan_table
+from unheard.engines.engine import Cohort, Drawn
+from unheard.errors import InvalidValue, NodeError, PrivacyError, UnheardError, UnprovenCombination
+from unheard.federated.messages import Network, Packet
+from unheard.federated.node import EXTRAS
+from unheard.mechanism.distributed_noise import DistributedGaussianNoise
+from unheard.mechanism.plan import Plan, RoundPlan
+from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
+from unheard.mechanism.values import CohortSum
+from unheard.models.model import LanguageModel
+from unheard.parameters import Layout
+from unheard.training.run_file import MODELS
+from unheard.updates.users import StoredUsers, User
+from unheard.updates.weighting import ONE
+
+ABANDONED_IN_A_ROW = 3
+"""After so many abandoned rounds training stops: each was charged, and more would be spent for nothing."""
+USERS_PER_NODE = 2**20
+"""A node that claims more users is not registered: each of them is drawn and adds to the sum."""
+SMALLEST_PARTIES = 8
+"""The default of `parties` is never below this."""
+
+
+class RegisteredUsers(UserTokens):
+    """The users of all nodes, numbered from 0. The server has their numbers only."""
+
+    def __init__(self) -> None:
+        super().__init__([], np.dtype("<u2"))
+
+    def _no_text(self, *_: Any, **__: Any) -> NoReturn:
+        raise NodeError("The text of these users is on their nodes, and cannot be read on the server.")
+
+    tokens = users = lengths = features = _no_text
+
+
+@dataclass(frozen=True)
+class RegisteredNode:
+    """One node: the number of its first user, and how many users it has."""
+
+    node: int
+    first: int
+    users: int
+
+
+@dataclass
+class Registry:
+    """Which node holds which users."""
+
+    users: RegisteredUsers = field(default_factory=RegisteredUsers)
+    by_node: dict[int, RegisteredNode] = field(default_factory=dict)
+
+    def add(self, described: Mapping[int, Packet]) -> None:
+        """Register nodes that were not seen before, by their order and id."""
+        new = []
+        for node, answer in described.items():
+            users, order = answer.fields.get("users"), answer.fields.get("order")
+            if (
+                isinstance(users, int)
+                and isinstance(order, int)
+                and 0 <= users <= USERS_PER_NODE
+                and node not in self.by_node
+            ):
+                new.append((order, node, users))
+        for _, node, users in sorted(new):
+            self.by_node[node] = RegisteredNode(node, self.users.num_users, users)
+            self.users.num_users += users
+
+    def drawn(self, numbers_U: np.ndarray) -> dict[int, np.ndarray]:
+        """The drawn users of each node, by their numbers on the server. Nodes without any are left out."""
+        nodes = list(self.by_node.values())
+        firsts = np.array([one.first for one in nodes], dtype=np.int64)
+        # A node without users has the first number of the next one: the last of equal firsts holds the user.
+        which_U = np.searchsorted(firsts, numbers_U, side="right") - 1
+        return {nodes[int(i)].node: numbers_U[which_U == i] for i in np.unique(which_U)}
+
+
+class FederatedEngine:
+    """The engine of the server.
+
+    Args:
+        network: Reaches the nodes.
+        model: Whose updates are summed.
+        choice: The engine of the nodes, and the options of a federated run.
+        store: The server's store: its vocabulary, and held-out users.
+
+    Raises:
+        NodeError: No node that answers has users.
+    """
+
+    def __init__(self, network: Network, model: LanguageModel, choice: EngineChoice, store: TokenStore) -> None:
+        self.network, self.choice = network, choice
+        self._model = model
+        self._store = store
+        self._registry = Registry()
+        self._abandoned = 0
+        self._refusals: dict[str, int] = {}
+        self.register()
+        if not self.users.num_users:
+            raise NodeError(f"No node with users has answered.{self._reasons()}")
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def users(self) -> RegisteredUsers:
+        """The registered users."""
+        return self._registry.users
+
+    def register(self) -> None:
+        """Ask nodes that were not seen before for the number of their users."""
+        new = [node for node in self.network.nodes() if node not in self._registry.by_node]
+        facts = {
+            "vocabulary": self._store.vocabulary.digest,
+            "tokens": self._store.info.get("tokens", {}),
+            "features": self._model.user_features,
+        }
+        self._registry.add(self._ask("describe", {node: (facts, {}) for node in new}))
+
+    def check_plan(self, plan: Plan) -> None:
+        """Check, before anything is charged, that the nodes can run the plan.
+
+        Raises:
+            InvalidValue: There are too few nodes.
+            UnprovenCombination: The sampler draws something else than users.
+            PrivacyError: Distributed noise without secure aggregation, or with too narrow shares.
+        """
+        if not isinstance(plan.sampling, PoissonSampling | FixedSizeSampling):
+            raise UnprovenCombination(
+                "A federated run draws users, each with everything that is on their node. Set [sampling] kind = 'poisson'."
+            )
+        for _, phase in plan.phases(self._model.layout):
+            nodes = len(self._registry.by_node)
+            if isinstance(phase.noise, DistributedGaussianNoise):
+                phase.noise.share_std(phase.contribution.l2_bound, phase.contribution.grid)
+                if not self.choice.secure_aggregation:
+                    raise PrivacyError(
+                        "[noise] kind = 'distributed_gaussian' hides nothing in one node's update alone: set [engine] "
+                        "secure_aggregation = true."
+                    )
+            if self.choice.secure_aggregation and nodes < self._parties(phase):
+                raise InvalidValue(
+                    f"Secure aggregation is set to at least {self._parties(phase)} nodes per round, and {nodes} are "
+                    "connected. Start more, or lower engine.parties (and noise.min_parties)."
+                )
+
+    def sum_updates(
+        self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
+    ) -> CohortSum:
+        return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
+
+    def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        """The sum of each cohort over the nodes that answered."""
+        sums = [self._sum(cohort) for cohort in cohorts]
+        self.register()
+        return sums
+
+    def _sum(self, cohort: Cohort) -> CohortSum:
+        if not isinstance(cohort.users, StoredUsers) or cohort.users.source is not self.users:
+            raise TypeError("a federated engine sums the registered users of its nodes")
+        drawn = self._registry.drawn(cohort.users.numbers_U)
+        if self.choice.secure_aggregation:
+            return self._secure_sum(cohort, drawn)
+        return self._central_sum(cohort, drawn)
+
+    def _central_sum(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
+        """Ask the nodes of the drawn users for their integers, check each user's, and add them."""
+        session, each = secrets.token_hex(16), cohort.plan.contribution
+        facts = self._work(cohort, session)
+        answers = self._ask(
+            "update",
+            {node: ({**facts, **self._named(node, numbers_U)}, _params(cohort)) for node, numbers_U in drawn.items()},
+        )
+        chunks = []
+        for node, answer in answers.items():
+            try:
+                units_UP, weights_U, balances_U = _arrays(answer, len(drawn[node]), cohort.plan.layout)
+            except NodeError as error:
+                self._refused(str(error))
+                continue
+            for units_P, weight, balance in zip(units_UP, weights_U.tolist(), balances_U.tolist(), strict=True):
+                # DP: what a node sends is checked here too; who is beyond the bound contributes exactly zero.
+                if not each.accepts(units_P, weight) or abs(balance) > 1:
+                    self._refused("A node sent values beyond the bound of one user: it contributes nothing.")
+                    continue
+                chunks.append(_part(cohort.plan, units_P, weight, balance))
+        return _whole(cohort.plan, chunks)
+
+    def _secure_sum(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
+        """Run one session of secure aggregation. A session that fails is a sum of nobody."""
+        try:
+            total = self._session(cohort, drawn)
+        except NodeError as error:
+            self._abandoned += 1
+            reason = f"The round was charged, and is abandoned: {error}"
+            if self._abandoned >= ABANDONED_IN_A_ROW:
+                raise NodeError(
+                    f"{ABANDONED_IN_A_ROW} rounds in a row were abandoned. {error}{self._reasons()} Continue with "
+                    "`unheard resume` when more nodes are connected."
+                ) from None
+            warnings.warn(reason, RuntimeWarning, stacklevel=2)
+            # Nothing of any user is in this sum, so no noise is missing in it.
+            return replace(_whole(cohort.plan, []), added_noise=math.inf)
+        self._abandoned = 0
+        return total
+
+    def _session(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
+        from unheard.federated.secure_aggregation import FEWEST, Session, modulus_bits
+
+        plan, each = cohort.plan, cohort.plan.contribution
+        noise = plan.noise if isinstance(plan.noise, DistributedGaussianNoise) else None
+        share = 0.0 if noise is None else noise.share_std(each.l2_bound, each.grid)
+        bits = modulus_bits(
+            self.users.num_users,
+            each.is_noised,
+            share * math.sqrt(len(self._registry.by_node)),
+            plan.layout.total,
+        )
+        session = Session(bits=bits, count=plan.layout.total, extras=0 if noise else EXTRAS)
+        nodes = self._chosen_parties(plan, drawn)
+        party_of = {node: number for number, node in enumerate(nodes)}
+        name = {"session": session.name}
+
+        def stage(kind: str, requests: Mapping[int, tuple[dict[str, Any], dict[str, np.ndarray]]], take: Any) -> None:
+            for node, answer in self._ask(kind, requests).items():
+                try:
+                    take(party_of[node], answer)
+                except UnheardError as error:
+                    self._refused(str(error))
+
+        stage("keys", {n: (name, {}) for n in nodes}, lambda p, a: session.add_keys(p, a.fields))
+        _enough(len(session.keys), max(FEWEST, noise.min_parties if noise else 0))
+        in_session = [n for n in nodes if party_of[n] in session.keys]
+        requests = {n: ({**name, **session.share_request(party_of[n])}, {}) for n in in_session}
+        stage("share", requests, lambda p, a: session.add_shares(p, a.fields))
+        in_session = [n for n in nodes if party_of[n] in session.shares]
+        facts, params = self._work(cohort, session.name), _params(cohort)
+        nobody = np.empty(0, np.int64)
+        requests = {
+            n: ({**facts, **self._named(n, drawn.get(n, nobody)), **session.masked_request(party_of[n])}, params)
+            for n in in_session
+        }
+        stage("masked", requests, lambda p, a: session.add_vector(p, a.arrays.get("masked"), a.arrays.get("extra")))
+        # DP: with fewer than the declared number of shares the noise would be too small; nothing is unmasked then.
+        _enough(len(session.vectors), max(FEWEST, noise.min_parties if noise else 0))
+        finished = [n for n in nodes if party_of[n] in session.vectors]
+        requests = {n: ({**name, **session.reveal_request(party_of[n])}, {}) for n in finished}
+        stage("reveal", requests, lambda p, a: session.add_revealed(p, a.fields))
+        units_P, extra_E = session.total()
+        weight, balance = (0, 0) if noise else extra_E[:2].tolist()
+        return CohortSum(
+            units_P=torch.from_numpy(units_P),
+            grid=each.grid,
+            weight=weight / ONE,
+            l2_bound=each.l2_bound,
+            balance=None if plan.adaptive_clip is None else balance,
+            added_noise=share * math.sqrt(len(session.vectors)),
+        )
+
+    def _parties(self, plan: RoundPlan) -> int:
+        """How many nodes take part in each secure aggregation at least."""
+        least = plan.noise.min_parties if isinstance(plan.noise, DistributedGaussianNoise) else 3
+        if self.choice.parties is not None:
+            return max(self.choice.parties, least)
+        expected = plan.sampling.probability(plan.population) * self.users.num_users
+        wanted = max(math.ceil(expected + 3 * math.sqrt(expected)), SMALLEST_PARTIES, math.ceil(1.5 * least))
+        return max(min(wanted, len(self._registry.by_node)), least)
+
+    def _chosen_parties(self, plan: RoundPlan, drawn: Mapping[int, np.ndarray]) -> list[int]:
+        """The nodes of the drawn users, and others at random up to the number of parties, in random order."""
+        others = [node for node in self._registry.by_node if node not in drawn]
+        missing = min(max(self._parties(plan) - len(drawn), 0), len(others))
+        random = secrets.SystemRandom()
+        nodes = [*drawn, *random.sample(others, missing)]
+        random.shuffle(nodes)
+        return nodes
+
+    def _named(self, node: int, numbers_U: np.ndarray) -> dict[str, Any]:
+        """The drawn users of a node: their numbers on the node and on the server."""
+        first = self._registry.by_node[node].first
+        return {"users": (numbers_U - first).tolist(), "numbers": numbers_U.tolist()}
+
+    def _work(self, cohort: Cohort, session: str) -> dict[str, Any]:
+        """What every node of a round is asked to compute."""
+        # The parts of the choice that belong to the server stay here.
+        engine = EngineChoice(kind=self.choice.kind, device=self.choice.device, precision=self.choice.precision)
+        return {
+            "session": session,
+            "plan": plan_table(cohort.plan),
+            "seed": cohort.seed,
+            "model": table_from_part(self._model, MODELS),
+            "engine": table_from_part(engine),
+        }
+
+    def _ask(
+        self, kind: str, requests: Mapping[int, tuple[dict[str, Any], dict[str, np.ndarray]]]
+    ) -> dict[int, Packet]:
+        """The answers that belong to the requests. A refusal, or an answer of another session, is no answer."""
+        if not requests:
+            return {}
+        packets = {node: Packet(kind, fields, arrays) for node, (fields, arrays) in requests.items()}
+        answers = self.network.exchange(packets, self.choice.node_timeout)
+        kept = {}
+        for node, answer in answers.items():
+            if node not in packets:
+                continue
+            # DP: an answer to another request, of this round or of one before, is not counted.
+            if answer.kind == kind and answer.fields.get("session") == packets[node].fields.get("session"):
+                kept[node] = answer
+            else:
+                reason = answer.fields.get("reason")
+                self._refused(str(reason)[:300] if answer.kind == "refused" else "A node answered another request.")
+        # In the order of the registration, so that nothing depends on who was quicker.
+        return {node: kept[node] for node in requests if node in kept}
+
+    def _refused(self, reason: str) -> None:
+        """Remember why nodes contribute nothing. The reasons are shown if no round is possible, and never saved."""
+        if len(self._refusals) < 100:
+            self._refusals[reason] = self._refusals.get(reason, 0) + 1
+
+    def _reasons(self) -> str:
+        if not self._refusals:
+            return ""
+        reason, _ = max(self._refusals.items(), key=lambda item: item[1])
+        return f" The most frequent answer was: {reason}"
+
+
+def _enough(have: int, needed: int) -> None:
+    if have < needed:
+        raise NodeError(f"{needed} nodes must finish each stage, and fewer did.")
+
+
+def _params(cohort: Cohort) -> dict[str, np.ndarray]:
+    return {"params": cohort.params_P.detach().cpu().numpy()}
+
+
+def _arrays(answer: Packet, users: int, layout: Layout) -> tuple[Tensor, np.ndarray, np.ndarray]:
+    """The integers, weights and balances of an answer in central mode.
+
+    Raises:
+        NodeError: They have other shapes or types than was asked for.
+    """
+    shapes = {"units": (users, layout.total), "weights": (users,), "balances": (users,)}
+    arrays = [answer.arrays.get(name) for name in shapes]
+    for array, shape in zip(arrays, shapes.values(), strict=True):
+        if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.shape != shape:
+            raise NodeError("A node sent arrays of another length or type than it was asked for.")
+    units_UP, weights_U, balances_U = arrays
+    assert units_UP is not None
+    assert weights_U is not None
+    assert balances_U is not None
+    return torch.from_numpy(np.array(units_UP)), weights_U, balances_U
+
+
+def _part(plan: RoundPlan, units_P: Tensor, weight_units: int, balance: int) -> CohortSum:
+    each = plan.contribution
+    return CohortSum(
+        units_P=units_P,
+        grid=each.grid,
+        weight=weight_units / ONE,
+        l2_bound=each.l2_bound,
+        balance=None if plan.adaptive_clip is None else balance,
+    )
+
+
+def _whole(plan: RoundPlan, chunks: Sequence[CohortSum]) -> CohortSum:
+    return plan.contribution.sum(chunks, plan.layout.total)

@@ -1,0 +1,179 @@
+"""Noise that the nodes add: its size for the fewest survivors, what is refused, two epsilons, abandoned rounds."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+import dp_accounting
+from dp_accounting import pld
+from scipy import stats
+
+import unheard
+from tests.federated.network import LocalNetwork, divided, federated, plain
+from tests.federated.test_server import SECURE, one_round, seeded, sum_of
+from unheard.engines.choice import EngineChoice
+from unheard.errors import InvalidValue, LedgerError, NodeError, PrivacyError, UnprovenCombination
+from unheard.mechanism.distributed_noise import SMALLEST_SHARE, DistributedGaussianNoise
+from unheard.mechanism.values import BoundedAverage
+from unheard.privacy.events import (
+    DistributedGaussian,
+    Gaussian,
+    PoissonGaussian,
+    against_server,
+    from_record,
+    to_record,
+)
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.statement import render, statement
+from unheard.randomness import secure_generator
+
+NOISE = DistributedGaussianNoise(noise_multiplier=1.0, min_parties=4)
+CHOICE = replace(SECURE, parties=6)
+
+
+def test_the_shares_of_the_fewest_have_the_charged_noise():
+    scale = 1.5 * 2**20
+    shares = sum(NOISE.share(secure_generator(), 20_000, 1.5, 2.0**-20) for _ in range(4))
+    assert abs(shares.std() / scale - 1) < 0.03  # 6 deviations
+    assert stats.kstest(shares / scale, "norm").pvalue > 1e-6
+    assert NOISE.share_std(1.5, 2.0**-20) * 2 >= scale
+    again = NOISE.share(secure_generator(), 20_000, 1.5, 2.0**-20)
+    assert abs(np.corrcoef(again, shares)[0, 1]) < 0.05
+
+
+def test_the_sum_of_rounded_gaussians_is_one_gaussian_plus_noise_that_does_not_depend_on_the_data():
+    """The proof's identity, by convolution: m shares of SMALLEST_SHARE have the distribution of round(X + V)."""
+    std, m, reach = 8.0, 3, 400  # narrower than allowed: the distance is exp(-pi^2 std^2 / 2) and still far below 1e-15
+    k = np.arange(-reach, reach + 1)
+    one = np.diff(stats.norm.cdf(np.append(k - 0.5, reach + 0.5), scale=std))
+    shares = np.convolve(np.convolve(one, one, "same"), one, "same")
+    # X ~ N(0, m std^2), V the sum of m - 1 uniforms on [-1/2, 1/2]: a triangle, integrated on a fine grid.
+    v, w = np.polynomial.legendre.leggauss(60)
+    density = np.zeros(len(k))
+    for half in (-1, 1):
+        at = half * (v + 1) / 2
+        weight = w / 2 * (1 - np.abs(at))
+        for a, b in zip(at, weight, strict=True):
+            wide = math.sqrt(m) * std
+            density += b * (stats.norm.cdf(k + 0.5 - a, scale=wide) - stats.norm.cdf(k - 0.5 - a, scale=wide))
+    assert np.abs(shares - density).max() < 1e-13
+    assert math.exp(-(math.pi**2) * SMALLEST_SHARE**2 / 2) == 0.0  # below the smallest float64
+
+
+def test_the_round_has_the_nodes_noise_and_the_server_adds_none(run):
+    run = seeded(run, noise=NOISE)
+    _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6)), CHOICE)
+    plan = run.plan.at(0, run.model.layout)
+    noise = (total.units_P - sum_of(run, numbers).units_P).numpy()
+    wanted = plan.contribution.l2_bound / plan.contribution.grid
+    assert abs(noise.std() / (wanted * math.sqrt(6 / 4)) - 1) < 0.15
+    average = plan.average(total)
+    noisy = plan.noise.add(average, np.random.default_rng(1))
+    np.testing.assert_array_equal(noisy.average_P, average.average_P)
+    assert total.weight == 0.0  # no exact weight is sent
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_sum_states_the_noise_of_the_nodes_that_finished(run, lost):
+    def tamper(node, request, answer):
+        return None if request.kind == "masked" and node < 1000 + lost else answer
+
+    run = seeded(run, noise=NOISE)
+    _, total, _ = one_round(run, LocalNetwork(divided(run.corpus, 6), tamper), CHOICE)
+    share = NOISE.share_std(total.l2_bound, total.grid)
+    assert total.added_noise == pytest.approx(share * math.sqrt(6 - lost), rel=1e-12)
+
+
+def test_a_sum_without_the_nodes_noise_is_never_released():
+    average = BoundedAverage(units_P=np.zeros(2), unit=1.0, sensitivity=1.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PrivacyError, match="this sum has none"):
+        NOISE.add(average, np.random.default_rng(1))
+    with pytest.raises(PrivacyError):
+        NOISE.add(replace(average, added_noise=0.99), np.random.default_rng(1))
+
+
+def test_plain_training_and_central_mode_refuse_distributed_noise(run, tmp_path):
+    run = seeded(run, noise=NOISE)
+    with pytest.raises(PrivacyError, match="--on flower"):
+        plain(run, tmp_path / "plain")
+    with pytest.raises(PrivacyError, match="secure_aggregation = true"):
+        federated(run, tmp_path / "central", LocalNetwork(divided(run.corpus, 6)))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        dict(estimator=unheard.ClippedDenominator(min_total_weight=30.0)),
+        dict(clip=unheard.AdaptiveClip(initial_norm=1.0)),
+    ],
+)
+def test_parts_that_need_exact_counts_are_refused(run, parts):
+    with pytest.raises(UnprovenCombination, match="covers the sum"):
+        seeded(run, noise=NOISE, **parts)
+
+
+def test_shares_that_are_too_narrow_for_the_proof_are_refused():
+    with pytest.raises(UnprovenCombination, match="units wide"):
+        replace(NOISE, min_parties=2**31).share_std(1.0, 2.0**-20)
+    with pytest.raises(InvalidValue, match="at least 2"):
+        DistributedGaussianNoise(noise_multiplier=1.0, min_parties=1)
+
+
+def test_with_too_few_survivors_the_round_is_abandoned_unmasked_by_nobody_and_its_charge_stays(run, tmp_path):
+    def tamper(node, request, answer):
+        return None if request.kind == "masked" and node in (1000, 1001, 1002) else answer
+
+    network = LocalNetwork(divided(run.corpus, 6), tamper)
+    run = seeded(run, rounds=2, noise=NOISE)
+    with pytest.warns(RuntimeWarning, match="4 nodes must finish"):
+        model = federated(run, tmp_path / "out", network, CHOICE)
+    np.testing.assert_array_equal(model, run.model.project(run.model.initial(run.training.init_seed)))
+    assert len(Ledger.read(tmp_path / "out" / "ledger.jsonl")) == 2
+    assert not [request for _, request in network.requests if request.kind == "reveal"]
+
+
+def test_the_ledger_holds_the_event_and_the_statement_gives_two_epsilons(run, tmp_path):
+    run = seeded(run, rounds=2, noise=NOISE)
+    federated(run, tmp_path / "out", LocalNetwork(divided(run.corpus, 6)), CHOICE)
+    ledger = Ledger.read(tmp_path / "out" / "ledger.jsonl")
+    event = DistributedGaussian(sampling_prob=0.2, noise_multiplier=1.0, min_parties=4)
+    assert ledger.events == [event, event]
+    stated = statement(ledger.facts, ledger.entries)
+    assert stated["against_server"]["epsilon"] > 2 * stated["claimed"]["epsilon"]
+    assert "against server" in render(stated)
+    # Recomputed by dp-accounting alone, from the lines of the ledger's file.
+    lines = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()]
+    by_line = {"claimed": pld.PLDAccountant(), "against_server": pld.PLDAccountant()}
+    for record in [line["event"] for line in lines if "event" in line]:
+        noise = dp_accounting.GaussianDpEvent(record["noise_multiplier"])
+        by_line["claimed"].compose(dp_accounting.PoissonSampledDpEvent(record["sampling_prob"], noise))
+        by_line["against_server"].compose(noise)
+    for name, accountant in by_line.items():
+        assert stated[name]["epsilon"] == pytest.approx(accountant.get_epsilon(run.claimed_delta), rel=1e-3)
+
+
+def test_the_event_reads_back_and_the_server_gets_no_amplification():
+    event = DistributedGaussian(sampling_prob=0.1, noise_multiplier=2.0, min_parties=5)
+    assert from_record(to_record(event)) == event
+    assert against_server(event) == Gaussian(noise_multiplier=2.0)
+    assert "server adds" in against_server(PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0)).reason
+    with pytest.raises(LedgerError):
+        from_record({**to_record(event), "min_parties": 0})
+
+
+def test_the_same_seed_gives_other_noise_of_the_nodes(run, tmp_path):
+    """The nodes' noise never follows from the server's seed: a server that knows it could take it off."""
+    run = seeded(run, rounds=1, noise=NOISE)
+    models = [federated(run, tmp_path / name, LocalNetwork(divided(run.corpus, 6)), CHOICE) for name in "ab"]
+    assert (models[0] != models[1]).mean() > 0.9
+
+
+def test_three_abandoned_rounds_in_a_row_stop_the_run(run, tmp_path):
+    network = LocalNetwork(divided(run.corpus, 6), lambda n, request, a: None if request.kind == "keys" else a)
+    with pytest.warns(RuntimeWarning), pytest.raises(NodeError, match="in a row"):
+        federated(seeded(run, rounds=5, noise=NOISE), tmp_path / "out", network, EngineChoice(secure_aggregation=True))

@@ -1,0 +1,160 @@
+"""Flower's own simulation, started once: the model of `unheard train` through real messages, and no open port."""
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+import unheard
+from tests.federated.network import plain
+from unheard.engines.choice import EngineChoice
+from unheard.errors import NodeError
+from unheard.federated.flower import from_records, simulated_nodes, to_records
+from unheard.federated.messages import Packet
+from unheard.federated.server import FederatedEngine
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import newest_checkpoint
+from unheard.training.loop import train
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_a_packet_is_the_same_after_flowers_records():
+    packet = Packet("update", {"a": [1, 2]}, {"units": np.arange(6).reshape(2, 3), "masked": np.arange(3, dtype="<u4")})
+    back = from_records(to_records(packet))
+    assert (back.kind, back.fields) == (packet.kind, packet.fields)
+    for name, array in packet.arrays.items():
+        np.testing.assert_array_equal(back.arrays[name], array)
+        assert back.arrays[name].dtype == array.dtype
+
+
+def npy(shape: str, data: bytes = b"12345678") -> bytes:
+    """The file of an array whose header claims a shape."""
+    head = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + data
+
+
+HOSTILE = {
+    "gigantic by its header": npy("(1125899906842624,)"),
+    "overflows": npy("(4294967296, 4294967296, 4294967296)"),
+    "negative": npy("(-1,)"),
+    "shorter than its header": npy("(2,)"),
+    "longer than its header": npy("(1,)", bytes(16)),
+    "objects": b"\x93NUMPY\x01\x00"
+    + (64).to_bytes(2, "little")
+    + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(63)
+    + b"\n12345678",
+    "no array": b"abc",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_an_array_that_lies_about_itself_is_no_answer(data):
+    """The run goes on, and no memory is taken for numbers that were not sent."""
+
+    def read(file: bytes) -> Packet:
+        head, array = ConfigRecord({"kind": "update", "fields": "{}"}), Array("int64", (1,), "numpy.ndarray", file)
+        return from_records(RecordDict({"unheard": head, "arrays": ArrayRecord({"units": array})}))
+
+    assert read(npy("(1,)")).arrays["units"].shape == (1,)
+    with pytest.raises(NodeError, match="cannot be read"):
+        read(data)
+
+
+def test_a_message_without_the_records_of_unheard_is_no_answer():
+    for records in (
+        {},
+        {"unheard": ConfigRecord({"kind": "update"})},
+        {"unheard": ConfigRecord({"fields": "[" * 10**6})},
+    ):
+        with pytest.raises(NodeError, match="same version"):
+            from_records(RecordDict(records))
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that it has started, from /proc."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has ended
+        if fields[0] in "ZX":
+            continue  # it has ended, and nobody has asked how
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    every = [pid]
+    for one in every:
+        every += children.get(one, [])
+    return every
+
+
+def listening(pids: list[int]) -> set[str]:
+    """The addresses, in hexadecimal as in /proc/net, on which these processes accept connections."""
+    sockets = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or closes a file meanwhile
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                addresses.add(words[1].split(":")[0])
+    return addresses
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def test_the_simulation_gives_the_model_of_plain_training_and_stays_on_this_machine(run, tmp_path):
+    run = replace(run, training=replace(run.training, rounds=2, reproducible_seed=3))
+    expected = plain(run, tmp_path / "plain")
+    before = set(descendants(os.getpid()))
+    with simulated_nodes(run.corpus, 4, processes=1) as network:
+        for name in ("central", "secure"):
+            choice = EngineChoice(kind="reference", secure_aggregation=name == "secure", parties=3)
+            engine = FederatedEngine(network, run.model, choice, unheard.TokenStore.open(run.corpus))
+            for _ in train(run, tmp_path / name, engine=choice, on=engine):
+                pass
+            model = newest_checkpoint(RunFolder.open(tmp_path / name)).state.params_P.numpy()
+            np.testing.assert_array_equal(model, expected)
+        addresses = listening([os.getpid(), *(set(descendants(os.getpid())) - before)])
+        assert addresses
+        assert addresses <= LOOPBACK, addresses
+        # The process of Ray's dashboard would ask cloud providers' metadata services where it runs.
+        from ray._private import worker
+
+        assert worker._global_node is not None
+        assert "dashboard" not in worker._global_node.all_processes
+        (folder,) = [path for path in Path("/tmp").glob("unheard-ray-*") if _is_ours(path)]
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+    until = time.monotonic() + 60
+    while left := _of_ray(set(descendants(os.getpid())) - before):
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+def _of_ray(pids: set[int]) -> dict[int, str]:
+    """The command lines of those processes that belong to Ray or to Flower. Python may start a helper of its own
+    meanwhile, such as the tracker of shared memory, which lives as long as this process."""
+    commands = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return {pid: command for pid, command in commands.items() if "ray" in command or "flwr" in command}
+
+
+def _is_ours(folder: Path) -> bool:
+    return any(str(os.getpid()) == path.name.rsplit("_", 1)[1] for path in folder.glob("ray/session_2*"))

@@ -1,0 +1,220 @@
+"""A node: what it refuses, its folder, opting out, and the newest model for its keyboard."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import unheard
+from tests.conftest import counting_user
+from tests.federated.network import LocalNetwork, divided, federated
+from tests.federated.test_server import CENTRAL, SECURE, one_round, seeded, sum_of
+from unheard.corpus.store import write_store
+from unheard.engines.engine import Drawn
+from unheard.errors import InvalidValue, NodeError
+from unheard.federated.messages import Packet
+from unheard.federated.node import Node, NodeData, NodeFolder
+from unheard.federated.server import FederatedEngine
+from unheard.updates.users import StoredUsers
+
+
+@pytest.fixture
+def devices(store, tmp_path):
+    """Three devices, each with the store of its own user."""
+    data = []
+    for i in range(3):
+        folder = NodeFolder(path=tmp_path / f"node-{i}")
+        folder.path.mkdir()
+        write_store(
+            folder.store,
+            train=[counting_user(np.random.default_rng(i), 40)],
+            held_out=[],
+            vocabulary=store.vocabulary,
+            info={"tokens": {"kind": "words"}},
+        )
+        data.append(NodeData(store=folder.store, folder=folder, order=i))
+    return data
+
+
+def test_devices_with_a_store_of_their_own_train_a_model_and_record_it(run, devices, tmp_path):
+    everybody = replace(run.plan, sampling=unheard.PoissonSampling(sampling_prob=1.0))
+    federated(seeded(replace(run, plan=everybody)), tmp_path / "out", LocalNetwork(devices))
+    assert [one.folder.contributions for one in devices] == [2, 2, 2]
+
+
+def test_who_opted_out_takes_part_in_nothing(run, devices):
+    devices[1].folder.opt_out()
+    network = LocalNetwork(devices)
+    engine = FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))
+    assert engine.users.num_users == 2
+    devices[2].folder.opt_out()  # after its user was registered
+    for kind in ("update", "keys", "share", "masked", "reveal"):
+        answer = Node(devices[2], {}).answer(Packet(kind, {"session": "s" * 32}))
+        assert (answer.kind, "opted out" in answer.fields["reason"]) == ("refused", True)
+    devices[2].folder.opt_in()
+    assert Node(devices[2], {}).answer(Packet("keys", {"session": "s" * 32})).kind == "keys"
+
+
+def test_a_node_that_leaves_contributes_nothing_and_the_rest_goes_on(run, devices):
+    network = LocalNetwork(devices)
+    engine = FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))
+    network.tamper = lambda node, request, answer: None if node == 1002 else answer
+    users = StoredUsers(engine.users, np.arange(3), with_features=False)
+    plan = run.plan.at(0, run.model.layout)
+    assert engine.sum_updates(run.model.initial(0), users, plan, Drawn(1)).weight == 2.0
+
+
+def test_a_node_contributes_no_more_often_than_its_user_agreed_to(run, devices):
+    folder = devices[0].folder
+    folder.record_contribution(2)
+    folder.record_contribution(2)
+    with pytest.raises(NodeError, match="its limit"):
+        folder.record_contribution(2)
+    assert folder.contributions == 2
+    for damaged in ("{}", "[", '{"contributions": -1}'):
+        (folder.path / "record.json").write_text(damaged)
+        with pytest.raises(NodeError, match="damaged"):
+            folder.record_contribution(5)
+
+
+def asked(run, tmp_path, store_path) -> Packet:
+    """A request for updates, as a server sends it."""
+    network = LocalNetwork(divided(store_path, 2))
+    one_round(run, network, CENTRAL)
+    return next(request for _, request in network.requests if request.kind == "update")
+
+
+def test_a_node_refuses_what_it_did_not_agree_to(run, devices, tmp_path):
+    request = asked(run, tmp_path, run.corpus)
+    fine = {**request.fields, "users": [0], "numbers": [0]}
+
+    def answer(data=devices[0], **changes) -> Packet:
+        return Node(data, {}).answer(Packet("update", {**fine, **changes}, request.arrays))
+
+    assert answer().kind == "update"
+    assert "once" not in answer(users=[0, 0], numbers=[0, 1]).fields.get("reason", "")
+    assert "one twice" in answer(users=[0, 0], numbers=[0, 1]).fields["reason"]
+    assert "one twice" in answer(users=[1], numbers=[0]).fields["reason"]
+    without = {**request.fields["plan"], "parts": {**request.fields["plan"]["parts"], "noise": {"kind": "none"}}}
+    assert "adds no noise" in answer(plan=without).fields["reason"]
+    assert answer(NodeData(store=devices[0].store), plan=without).kind == "update"
+    code = {"kind": "module", "module": "antigravity:fly", "weights_are_public": True}
+    assert "does not train models" in answer(model=code).fields["reason"]
+    assert "do not fit" in Node(devices[0], {}).answer(Packet("update", fine, {})).fields["reason"]
+    assert "does not know" in Node(devices[0], {}).answer(Packet("dance", {})).fields["reason"]
+
+
+def test_of_an_unexpected_error_only_its_type_is_sent(run, devices, monkeypatch):
+    def fail(*_):
+        raise ValueError("my secret text")
+
+    monkeypatch.setattr(Node, "_act", fail)
+    answer = Node(devices[0], {}).answer(Packet("update", {"session": "s"}))
+    assert answer.kind == "refused"
+    assert "secret" not in json.dumps(dict(answer.fields))
+    assert "ValueError" in answer.fields["reason"]
+
+
+def test_a_node_with_another_vocabulary_is_not_registered(run, devices, tmp_path):
+    from unheard.corpus.vocabulary import Vocabulary
+
+    other = write_store(
+        tmp_path / "other", train=[np.array([0, 3, 1])], held_out=[], vocabulary=Vocabulary.of(["a"]), info={}
+    )
+    network = LocalNetwork([NodeData(store=other.path)])
+    with pytest.raises(NodeError, match="another vocabulary"):
+        FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))
+
+
+def test_every_user_is_on_one_node_once():
+    for users, parts in ((60, 7), (3, 10), (10, 1)):
+        nodes = [NodeData(store="x", part=i, parts=parts) for i in range(parts)]  # pyright: ignore[reportArgumentType]
+        assert [n for node in nodes for n in node.numbers(users)] == list(range(users))
+    with pytest.raises(InvalidValue, match="from 0 to parts"):
+        NodeData(store="x", part=1)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_newest_model_is_on_the_node_for_its_keyboard(run, devices, tmp_path, statements):
+    pytest.importorskip("flwr")
+    from unheard.deployment.loading import open_model
+    from unheard.federated.flower import send_model
+
+    network = LocalNetwork(devices)
+    federated(seeded(run), tmp_path / "out", network)
+    assert send_model(network, tmp_path / "out", 5.0) == 3
+    model = open_model(devices[0].folder.model)
+    assert model.statement["claim"] == json.loads((tmp_path / "out" / "statement.json").read_text())["claim"]
+    assert not (devices[0].folder.model / "checkpoints").exists()
+    # A newer model replaces it; what is no model of an allowed kind does not.
+    sent = next(request for _, request in reversed(network.requests) if request.kind == "model")
+    folder, words = devices[0].folder.model, np.frombuffer(b"newer", np.uint8)
+    newer = {**sent.arrays, "vocabulary.txt": words}
+    assert Node(devices[0], {}).answer(Packet("model", {}, newer)).kind == "model"
+    assert (folder / "vocabulary.txt").read_bytes() == b"newer"
+    assert [path.name for path in folder.parent.iterdir() if "model" in path.name] == ["model"]
+    code = np.frombuffer(b'[model]\nkind = "module"\nmodule = "antigravity:fly"', np.uint8)
+    for files in ({"run.toml": words}, {**newer, "run.toml": code}, {**newer, "run.toml": words}):
+        assert Node(devices[0], {}).answer(Packet("model", {}, files)).kind == "refused"
+    assert (
+        Node(replace(devices[0], any_model=True), {}).answer(Packet("model", {}, {**newer, "run.toml": code})).kind
+        == "model"
+    )
+
+
+def test_a_packet_shows_nothing_when_it_is_printed():
+    assert repr(Packet("update", {"users": [1]}, {"units": np.ones(3)})) == "Packet(kind='update')"
+
+
+def test_opted_out_users_are_summed_by_nobody_in_secure_aggregation(run, tmp_path):
+    nodes = divided(run.corpus, 6)
+    folder = NodeFolder(path=tmp_path)
+    nodes[2] = replace(nodes[2], folder=folder)
+    network = LocalNetwork(nodes)
+
+    def tamper(node, request, answer):
+        if node == 1005 and request.kind == "describe":
+            folder.opt_out()  # when every user is registered
+        return answer
+
+    network.tamper = tamper
+    _, total, numbers = one_round(run, network, replace(SECURE, parties=6))
+    kept = [n for n in numbers if n // 10 != 2]
+    np.testing.assert_array_equal(total.units_P, sum_of(run, kept).units_P)
+
+
+def test_a_node_prepares_its_store_from_a_local_file_with_the_servers_vocabulary(run, tmp_path):
+    """The text is prepared on the device; vocabulary.txt of the server or of a run folder is all that it needs."""
+    server = unheard.TokenStore.open(run.corpus)
+    (tmp_path / "messages.jsonl").write_text('{"user": "me", "text": "w1 w2 w3"}\n{"user": "me", "text": "w4"}\n')
+    out, words = tmp_path / "node" / "store", server.path / "vocabulary.txt"
+    store = unheard.prepare(tmp_path / "messages.jsonl", out, vocabulary=str(words), held_out=0.0)
+    assert store.train.num_users == 1
+    assert store.vocabulary.digest == server.vocabulary.digest
+    facts = {"vocabulary": server.vocabulary.digest, "tokens": store.info["tokens"], "features": 0}
+    answer = Node(NodeData(store=out), {}).answer(Packet("describe", facts))
+    assert (answer.kind, answer.fields["users"]) == ("describe", 1)
+
+
+def test_a_node_refuses_modes_in_which_it_would_trust_the_server_with_more(run, devices, tmp_path):
+    request = asked(run, tmp_path, run.corpus)
+    fields = {**request.fields, "users": [0], "numbers": [0], "received": {}, "bits": 32}
+    noise = {"kind": "distributed_gaussian", "noise_multiplier": 1.0, "min_parties": 4}
+    own = {**fields["plan"], "parts": {**fields["plan"]["parts"], "noise": noise}}
+
+    def reason(trust: str, kind: str, plan=fields["plan"]) -> str:
+        data = replace(devices[0], trust=trust)
+        packet = Packet(kind, {**fields, "plan": plan}, request.arrays)
+        return str(Node(data, {}).answer(packet).fields.get("reason"))
+
+    refusal = "does not take part"
+    assert refusal not in reason("central", "update")
+    assert refusal in reason("central", "update", own)  # the plan says that its noise comes from the nodes
+    assert refusal in reason("secure", "update")
+    assert refusal not in reason("secure", "masked")  # refused later: there is no session
+    assert refusal in reason("distributed", "masked")
+    assert refusal not in reason("distributed", "masked", own)
+    with pytest.raises(InvalidValue, match="trust"):
+        replace(devices[0], trust="nobody")

@@ -1,0 +1,271 @@
+"""Secure aggregation: exact sums under dropouts, a view that is uniform without enough shares, no secret twice."""
+
+import contextlib
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from Crypto.Protocol import SecretSharing
+from flwr.common.secure_aggregation.crypto import shamir as flower_shamir
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+
+from unheard.errors import NodeError
+from unheard.federated import secure_aggregation
+from unheard.federated.secure_aggregation import Party, Session, combine, create_shares, mask, modulus_bits, threshold
+
+P, E = 40, 3
+
+
+def run_session(vectors, *, lost=None, bits=32, neighbours=None, monkeypatch=None):
+    """Run a session. `lost` maps a stage to the parties that are gone from this stage on."""
+    if neighbours is not None:
+        monkeypatch.setattr(secure_aggregation, "NEIGHBOURS", neighbours)
+    lost = lost or {}
+    parties = {i: Party({}) for i in range(len(vectors))}
+    session = Session(bits=bits, count=P, extras=E)
+    gone: set[int] = set()
+
+    def alive(stage):
+        gone.update(lost.get(stage, ()))
+        return [i for i in parties if i not in gone]
+
+    for i in alive("keys"):
+        session.add_keys(i, parties[i].keys(session.name))
+    for i in alive("share"):
+        request = session.share_request(i)
+        session.add_shares(i, parties[i].share(session.name, i, request["peers"], request["threshold"]))
+    for i in alive("masked"):
+        if i in session.shares:
+            request = session.masked_request(i)
+            extra = np.array([i, -i, 1])
+            session.add_vector(i, *parties[i].masked(session.name, request["received"], vectors[i], extra, bits))
+    for i in alive("reveal"):
+        if i in session.vectors:
+            request = session.reveal_request(i)
+            session.add_revealed(i, parties[i].reveal(session.name, request["survivors"], request["dropped"]))
+    return session, parties
+
+
+def some_vectors(n, seed=1):
+    return np.random.default_rng(seed).integers(-(2**21), 2**21, size=(n, P))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_sum_is_exact(bits):
+    vectors = some_vectors(5)
+    session, _ = run_session(vectors, bits=bits)
+    units, extra = session.total()
+    np.testing.assert_array_equal(units, vectors.sum(axis=0))
+    assert extra.tolist() == [10, -10, 5]
+
+
+@pytest.mark.parametrize("stage", ["keys", "share", "masked", "reveal"])
+def test_thirty_percent_may_drop_out_at_each_stage(stage):
+    vectors = some_vectors(10)
+    session, _ = run_session(vectors, lost={stage: [1, 4, 7]})
+    kept = range(10) if stage == "reveal" else [i for i in range(10) if i not in (1, 4, 7)]
+    np.testing.assert_array_equal(session.total()[0], vectors[list(kept)].sum(axis=0))
+
+
+def test_the_sparse_graph_sums_as_the_complete_one(monkeypatch):
+    vectors = some_vectors(14)
+    session, _ = run_session(vectors, neighbours=6, lost={"masked": [3]}, monkeypatch=monkeypatch)
+    assert {len(session.neighbours(i)) for i in range(14)} == {7}
+    assert all((a in session.neighbours(b)) == (b in session.neighbours(a)) for a in range(14) for b in range(14))
+    np.testing.assert_array_equal(session.total()[0], np.delete(vectors, 3, axis=0).sum(axis=0))
+
+
+def test_with_half_of_them_gone_nothing_is_revealed():
+    session, _ = run_session(some_vectors(6), lost={"reveal": [0, 1, 2]})
+    with pytest.raises(NodeError, match="Too few"):
+        session.total()
+
+
+def test_what_the_server_sees_of_one_party_is_uniform_without_enough_shares():
+    """Two opposite vectors give views that a chi-square test cannot tell from uniform bytes, and t - 1 shares give no
+    secret: every secret is consistent with them."""
+    for value in (0, 2**21):
+        session, _ = run_session(np.full((5, P), value), lost={"reveal": [2, 3, 4]})
+        seen = np.concatenate([units.view(np.uint8) for units, _ in session.vectors.values()])
+        counts = np.bincount(seen, minlength=256)
+        chi = ((counts - seen.size / 256) ** 2 / (seen.size / 256)).sum()
+        assert chi < 380  # 255 degrees of freedom: exceeded with probability 1e-6
+        # All vectors together under pairwise masks only: the self masks are still there.
+        total = sum(units.astype(np.uint64) for units, _ in session.vectors.values()) % 2**32
+        assert not (total == 5 * value).any()
+        shares = session.revealed["self"][0]
+        assert len(shares) == 2 == threshold(5) - 1
+        with pytest.raises(NodeError, match="Too few"):
+            session.total()
+
+
+def test_masked_coordinates_are_uniform_over_sessions():
+    """One coordinate of one party over many masks: its bits are fair coins whatever the vector holds."""
+    secret, value = os.urandom(31), np.uint32(7)
+    seen = np.array([mask(secret, f"session {i:08d}", 32, 1, 0)[0][0] + value for i in range(4000)], np.uint32)
+    ones = ((seen[:, None] >> np.arange(32, dtype=np.uint32)) & 1).mean(axis=0)
+    assert np.abs(ones - 0.5).max() < 0.045  # 5.7 deviations
+
+
+def test_shares_below_the_threshold_fit_every_secret():
+    shares = create_shares(b"x" * 31, 3, 5)
+    assert combine(shares[1:4]) == b"x" * 31
+    for pair in itertools.combinations(shares, 2):
+        with contextlib.suppress(ValueError):
+            assert combine(list(pair)) != b"x" * 31
+    # Other coefficients give other shares of the same secret, so one share says nothing about it.
+    assert all(a != b for a, b in zip(shares, create_shares(b"x" * 31, 3, 5), strict=True))
+
+
+def test_the_shares_are_those_of_flower(monkeypatch):
+    """The same polynomial gives the same bytes, and each side puts the other's shares together."""
+    for t, n in ((2, 3), (5, 9), (33, 65)):
+        secret = os.urandom(31)
+        shares, theirs = create_shares(secret, t, n), flower_shamir.create_shares(secret, t, n)
+        for chosen in (shares[:t], shares[-t:], theirs[::-1][:t]):
+            assert combine(chosen) == combine_shares(chosen) == secret
+    for wrong in ([shares[0], shares[0], *shares[:3]], [bytes(4) + shares[0][4:], *shares[1:t]], [b"abc"]):
+        with pytest.raises(ValueError):
+            combine(wrong)
+    draws = [os.urandom(16) for _ in range(6)]
+    sides = [(SecretSharing, "rng", flower_shamir.create_shares), (os, "urandom", create_shares)]
+    results = []
+    for module, name, create in sides:
+        rest = iter(draws)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, lambda size, rest=rest: next(rest))
+            results.append(create(b"one block", 7, 20))
+    assert results[0] == results[1]
+
+
+def test_keys_and_masks_are_new_in_each_session():
+    party = Party({})
+    assert party.keys("session number 1") != party.keys("session number 2")
+    first, second = (mask(b"s", name, 32, 8, 1)[0] for name in ("one session", "two session"))
+    assert (first != second).any()
+
+
+def test_a_stage_happens_once_and_in_order():
+    vectors = some_vectors(4)
+    session, parties = run_session(vectors)
+    request = session.reveal_request(0)
+    with pytest.raises(NodeError, match="next stage"):  # replayed
+        parties[0].reveal(session.name, request["survivors"], request["dropped"])
+    with pytest.raises(NodeError, match="next stage"):
+        parties[0].masked(session.name, {}, vectors[0], np.zeros(3, np.int64), 32)
+    assert set(parties[0].memory) == {"session", "stage"}  # no secret is left
+
+
+def test_a_second_vector_under_the_same_mask_is_refused():
+    session, parties = run_session(some_vectors(4), lost={"masked": [0, 1, 2, 3]})
+    received = session.masked_request(0)["received"]
+    vector = np.zeros(P, np.int64)
+    parties[0].masked(session.name, received, vector, np.zeros(3, np.int64), 32)
+    with pytest.raises(NodeError, match="next stage"):
+        parties[0].masked(session.name, received, vector + 1, np.zeros(3, np.int64), 32)
+
+
+def test_a_node_refuses_both_secrets_of_a_party_and_a_sum_of_few():
+    vectors = some_vectors(5)
+    session, parties = run_session(vectors, lost={"reveal": range(5)})
+    with pytest.raises(NodeError, match="both secrets"):
+        parties[0].reveal(session.name, [0, 1, 2, 3], [3, 4])
+    with pytest.raises(NodeError, match="Too few"):
+        parties[1].reveal(session.name, [0, 1], [2, 3, 4])
+    with pytest.raises(NodeError, match="not in this session"):
+        parties[2].reveal(session.name, [0, 1, 2, 9], [])
+
+
+def test_a_node_refuses_few_peers_a_low_threshold_and_doubled_keys():
+    def begun(n):
+        session = Session(bits=32, count=P, extras=E)
+        parties = [Party({}) for _ in range(n)]
+        for i, party in enumerate(parties):
+            session.add_keys(i, party.keys(session.name))
+        return session, parties
+
+    session, parties = begun(2)
+    with pytest.raises(NodeError, match="at least 3"):
+        parties[0].share(session.name, 0, session.share_request(0)["peers"], 2)
+    session, parties = begun(5)
+    with pytest.raises(NodeError, match="majority"):
+        parties[0].share(session.name, 0, session.share_request(0)["peers"], 2)
+    session, parties = begun(4)
+    peers = dict(session.share_request(0)["peers"])
+    peers["3"] = peers["2"]
+    with pytest.raises(NodeError, match="one key"):
+        parties[0].share(session.name, 0, peers, 3)
+    session, parties = begun(4)
+    peers = {**session.share_request(0)["peers"], "0": session.keys[1]}
+    with pytest.raises(NodeError, match="other keys"):
+        parties[0].share(session.name, 0, peers, 3)
+
+
+def test_a_node_sends_nothing_when_few_have_shared():
+    session, parties = run_session(some_vectors(6), lost={"share": [3, 4, 5], "masked": [0, 1, 2]})
+    received = session.masked_request(0)["received"]
+    assert len(received) == 2
+    with pytest.raises(NodeError, match="Too few"):
+        parties[0].masked(session.name, received, np.zeros(P, np.int64), np.zeros(3, np.int64), 32)
+
+
+def test_a_share_of_another_session_is_not_used():
+    old, _ = run_session(some_vectors(4, seed=2), lost={"reveal": range(4)})
+    session, parties = run_session(some_vectors(4), lost={"masked": range(4)})
+    received = {**session.masked_request(0)["received"], "1": old.shares[1]["0"]}
+    parties[0].masked(session.name, received, np.zeros(P, np.int64), np.zeros(3, np.int64), 32)
+    with pytest.raises(NodeError, match="another session"):
+        parties[0].reveal(session.name, [0, 1, 2], [3])
+
+
+def test_a_share_that_was_sealed_for_another_party_is_not_used(monkeypatch):
+    """Even a peer that encrypts under the right key cannot pass off a share of another session or party."""
+    session, parties = run_session(some_vectors(4), lost={"masked": range(4)})
+    key = parties[1].memory["sealing"]["0"].encode()
+    sealed = secure_aggregation.encrypt(key, b"another session 1 0 AAAA AAAA").decode()
+    received = {**session.masked_request(0)["received"], "1": sealed}
+    parties[0].masked(session.name, received, np.zeros(P, np.int64), np.zeros(3, np.int64), 32)
+    with pytest.raises(NodeError, match="of another session or party"):
+        parties[0].reveal(session.name, [0, 1, 2], [3])
+
+
+def test_a_vector_that_was_late_stays_hidden():
+    """The server has the pairwise keys of a dropped party; with its late vector the self mask still hides it."""
+    vectors = some_vectors(5)
+    session, parties = run_session(vectors, lost={"masked": [4]})
+    session.total()  # the pairwise masks of party 4 are known to the server now
+    late, _ = parties[4].masked(
+        session.name, session.masked_request(4)["received"], vectors[4], np.zeros(3, np.int64), 32
+    )
+    key = secure_aggregation._private_key(session._combined("pairwise", 4))
+    for other in range(4):
+        public = secure_aggregation._public_key(secure_aggregation._data(session.keys[other]["pairwise"]))
+        late = late + mask(secure_aggregation.generate_shared_key(key, public), session.name, 32, P, E)[0]
+    assert (late.view(np.int32) != vectors[4]).mean() > 0.9
+
+
+def test_wrong_shares_and_vectors_are_noticed():
+    session, _ = run_session(some_vectors(5))
+    session.revealed["self"][1] = [share[:-1] + b"?" for share in session.revealed["self"][1]]
+    with pytest.raises(NodeError, match="cannot be known"):
+        session.total()
+    for wrong in (np.zeros(P + 1, np.uint32), np.zeros(P), None):
+        with pytest.raises(NodeError, match="another length"):
+            session.add_vector(0, wrong, np.zeros(E, np.uint64))
+    with pytest.raises(NodeError, match="point of the curve"):
+        session.add_keys(9, {"encryption": "AAAA", "pairwise": "AAAA"})
+
+
+def test_no_sum_of_any_cohort_can_wrap():
+    assert modulus_bits(1000, True) == 32
+    assert modulus_bits(1024, True) == 64  # 1024 * 2^21 = 2^31
+    assert modulus_bits(3, False) == 64
+    users, std = 900, 2.0**22
+    assert modulus_bits(users, True, std, 10**6) == 32
+    deviations = (2**31 - users * 2**21 - users) / std
+    assert 2 * 10**6 * np.exp(-(deviations**2) / 2) < 2.0**-40
+    assert modulus_bits(users, True, 2.0**25, 10**6) == 64

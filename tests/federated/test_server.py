@@ -1,0 +1,307 @@
+"""A federated run gives the model of `unheard train` to the bit, and charges, drops and refuses as it says."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+import unheard
+from tests.federated.network import LocalNetwork, divided, federated, plain
+from unheard.engines.choice import EngineChoice
+from unheard.engines.engine import Drawn
+from unheard.errors import InvalidValue, NodeError, UnprovenCombination
+from unheard.federated.messages import Packet
+from unheard.federated.server import FederatedEngine
+from unheard.mechanism.values import CohortSum
+from unheard.privacy.ledger import Ledger
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import newest_checkpoint
+from unheard.training.loop import resume, train
+from unheard.updates.users import StoredUsers
+
+SECURE = EngineChoice(kind="reference", secure_aggregation=True, parties=5)
+CENTRAL = EngineChoice(kind="reference")
+
+
+def seeded(run: unheard.Run, rounds: int = 2, **parts) -> unheard.Run:
+    training = replace(run.training, rounds=rounds, reproducible_seed=3)
+    return replace(run, training=training, plan=replace(run.plan, **parts))
+
+
+PLANS = {
+    "flat": {},
+    "per layer, clipped denominator": dict(
+        clip=unheard.PerLayerClip(norm=2.0), estimator=unheard.ClippedDenominator(min_total_weight=30.0)
+    ),
+    "capped weights, FedSGD": dict(
+        weights=unheard.CappedWeights(weight_cap=60, total_weight=40.0), update=unheard.FedSGD(batch_size=2, unroll=5)
+    ),
+    "adaptive": dict(clip=unheard.AdaptiveClip(initial_norm=1.0)),
+}
+
+
+@pytest.mark.parametrize("parts", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("choice", [CENTRAL, SECURE], ids=["central", "secure"])
+def test_the_model_is_that_of_plain_training_to_the_bit(run, tmp_path: Path, parts, choice):
+    run = seeded(run, **parts)
+    network = LocalNetwork(divided(run.corpus, 7))
+    np.testing.assert_array_equal(federated(run, tmp_path / "nodes", network, choice), plain(run, tmp_path / "plain"))
+
+
+def changed(answer: Packet, **arrays: np.ndarray) -> Packet:
+    return Packet(answer.kind, answer.fields, {**answer.arrays, **arrays})
+
+
+def one_round(run: unheard.Run, network: LocalNetwork, choice: EngineChoice, seed: int = 5):
+    """The cohort sum of one round, and the users drawn."""
+    engine = FederatedEngine(network, run.model, choice, unheard.TokenStore.open(run.corpus))
+    plan = run.plan.at(0, run.model.layout)
+    numbers = plan.sampling.draw(engine.users.num_users, plan.population, np.random.default_rng(seed))
+    params = run.model.initial(0)
+    users = StoredUsers(engine.users, numbers, with_features=False)
+    return engine, engine.sum_updates(params, users, plan, Drawn(1)), numbers
+
+
+def sum_of(run: unheard.Run, numbers) -> CohortSum:
+    """The same sum by the reference engine, over these users."""
+    store = unheard.TokenStore.open(run.corpus)
+    users = StoredUsers(store.train, np.asarray(numbers), with_features=False)
+    plan = run.plan.at(0, run.model.layout)
+    return CENTRAL.build(run.model).sum_updates(run.model.initial(0), users, plan, Drawn(1))
+
+
+def test_who_does_not_answer_contributes_zero_and_the_charge_stays(run, tmp_path):
+    run = seeded(run, rounds=3)
+    lost = LocalNetwork(
+        divided(run.corpus, 7), lambda node, request, answer: answer if request.kind == "describe" else None
+    )
+    federated(run, tmp_path / "lost", lost)
+    assert len(Ledger.read(tmp_path / "lost" / "ledger.jsonl")) == 3
+    dropped = LocalNetwork(
+        divided(run.corpus, 7),
+        lambda node, request, answer: answer if node > 1001 or request.kind == "describe" else None,
+    )
+    _, total, numbers = one_round(run, dropped, CENTRAL)
+    gone = 2 * 60 // 7
+    np.testing.assert_array_equal(total.units_P, sum_of(run, numbers[numbers >= gone]).units_P)
+
+
+def test_the_charge_is_on_disk_before_anybody_is_asked(run, tmp_path):
+    charged = []
+    ledger = tmp_path / "out" / "ledger.jsonl"
+
+    def look(node, request, answer):
+        if request.kind == "update":
+            charged.append(len(Ledger.read(ledger)))
+        return answer
+
+    federated(seeded(run), tmp_path / "out", LocalNetwork(divided(run.corpus, 3), look))
+    assert charged[0] == 1
+    assert set(charged) == {1, 2}
+
+
+WRONG = {
+    "too long": lambda a: changed(a, units=np.concatenate([a.arrays["units"]] * 2, axis=1)),
+    "one user twice": lambda a: changed(a, units=np.concatenate([a.arrays["units"]] * 2)),
+    "floats": lambda a: changed(a, units=a.arrays["units"].astype(np.float64)),
+    "not a number": lambda a: changed(a, units=np.full(a.arrays["units"].shape, np.nan)),
+    "another type of integer": lambda a: changed(a, units=a.arrays["units"].astype(np.int32)),
+    "gigantic": lambda a: changed(a, units=np.broadcast_to(np.int64(1), (2**20, 2**20))),
+    "beyond the bound": lambda a: changed(a, units=a.arrays["units"] + 2**21),
+    "far beyond the bound": lambda a: changed(a, units=np.full_like(a.arrays["units"], -(2**63))),
+    "weight above one": lambda a: changed(a, weights=a.arrays["weights"] * 2),
+    "negative weight": lambda a: changed(a, weights=-a.arrays["weights"]),
+    "nothing": lambda a: Packet(a.kind, a.fields),
+    "another session": lambda a: Packet(a.kind, {"session": "0" * 32}, a.arrays),
+    "another kind": lambda a: Packet("describe", a.fields, a.arrays),
+    "a refusal": lambda a: Packet("refused", {**a.fields, "reason": "no"}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_hostile_node_contributes_exactly_nothing_in_central_mode(run, wrong):
+    def tamper(node, request, answer):
+        return wrong(answer) if request.kind == "update" and node == 1002 else answer
+
+    network = LocalNetwork(divided(run.corpus, 4), tamper)
+    _, total, numbers = one_round(run, network, CENTRAL)
+    others = numbers[(numbers < 30) | (numbers >= 45)]
+    assert len(others) < len(numbers)
+    np.testing.assert_array_equal(total.units_P, sum_of(run, others).units_P)
+    assert total.weight == len(others)
+
+
+def test_an_answer_of_the_round_before_is_not_counted(run):
+    kept: dict[int, Packet] = {}
+
+    def replay(node, request, answer):
+        if request.kind != "update" or node != 1000:
+            return answer
+        return kept.setdefault(node, answer)
+
+    network = LocalNetwork(divided(run.corpus, 1), replay)
+    engine, first, numbers = one_round(run, network, CENTRAL)
+    assert first.units_P.any()
+    plan = run.plan.at(0, run.model.layout)
+    users = StoredUsers(engine.users, numbers, with_features=False)
+    assert not engine.sum_updates(run.model.initial(0), users, plan, Drawn(1)).units_P.any()
+
+
+@pytest.mark.parametrize("stage", ["keys", "share", "masked", "reveal"])
+def test_a_third_of_the_nodes_may_be_lost_at_each_stage_of_secure_aggregation(run, stage):
+    def tamper(node, request, answer):
+        return None if request.kind == stage and node in (1001, 1004, 1008) else answer
+
+    network = LocalNetwork(divided(run.corpus, 10), tamper)
+    choice = replace(SECURE, parties=10)
+    _, total, numbers = one_round(run, network, choice)
+    kept = numbers if stage == "reveal" else [n for n in numbers if n // 6 not in (1, 4, 8)]
+    np.testing.assert_array_equal(total.units_P, sum_of(run, kept).units_P)
+
+
+HOSTILE = {
+    "keys": lambda a: Packet(a.kind, {**a.fields, "pairwise": "AAAA"}),
+    "share": lambda a: Packet(a.kind, {**a.fields, "shares": {}}),
+    "masked": lambda a: changed(a, masked=a.arrays["masked"][:-1]),
+    "reveal": lambda a: Packet(a.kind, {**a.fields, "self": {}}),
+}
+
+
+@pytest.mark.parametrize("stage", HOSTILE)
+def test_a_hostile_node_is_a_dropout_in_secure_aggregation(run, stage):
+    def tamper(node, request, answer):
+        return HOSTILE[stage](answer) if request.kind == stage and node == 1002 else answer
+
+    _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6), tamper), replace(SECURE, parties=6))
+    kept = numbers if stage == "reveal" else [n for n in numbers if n // 10 != 2]
+    np.testing.assert_array_equal(total.units_P, sum_of(run, kept).units_P)
+
+
+def test_shares_of_another_round_spoil_only_their_own_round(run):
+    """The round is abandoned and charged: nobody is unmasked, and the next round succeeds."""
+    old: dict[str, dict[str, str]] = {}
+
+    def tamper(node, request, answer):
+        if request.kind != "share" or node != 1002:
+            return answer
+        if not old:
+            old.update(answer.fields["shares"])
+            return answer
+        shares = {n: next(iter(old.values())) for n in answer.fields["shares"]}
+        return Packet(answer.kind, {**answer.fields, "shares": shares}) if len(network.answers) < 60 else answer
+
+    network = LocalNetwork(divided(run.corpus, 6), tamper)
+    engine, first, numbers = one_round(run, network, replace(SECURE, parties=6))
+    expected = sum_of(run, numbers).units_P
+    np.testing.assert_array_equal(first.units_P, expected)
+    users = StoredUsers(engine.users, numbers, with_features=False)
+
+    def again():
+        return engine.sum_updates(run.model.initial(0), users, run.plan.at(0, run.model.layout), Drawn(1)).units_P
+
+    with pytest.warns(RuntimeWarning, match="charged, and is abandoned"):
+        assert not again().any()
+    network.tamper = None
+    np.testing.assert_array_equal(again(), expected)
+
+
+SAMPLERS = {
+    "examples": unheard.ExampleSampling(examples_per_user=3, examples_per_round=12, total_examples=150),
+    "groups in turn": unheard.CyclicPoissonSampling(users_per_round=2, groups=3),
+    "separation": unheard.MinSeparationSampling(separation=3),
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_sampler_without_a_proof_for_nodes_is_refused_before_anybody_is_asked(run, tmp_path, sampling):
+    network = LocalNetwork(divided(run.corpus, 6))
+    engine = FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))
+    plan = SimpleNamespace(sampling=sampling)
+    with pytest.raises(UnprovenCombination, match="kind = 'poisson'"):
+        engine.check_plan(plan)  # pyright: ignore[reportArgumentType]
+    assert {request.kind for _, request in network.requests} == {"describe"}
+
+
+def test_values_beyond_the_bound_change_only_what_their_own_node_adds_in_secure_aggregation(run):
+    """The server cannot see them. What the others add is the same, so their guarantee is untouched."""
+    far = np.uint32(2**30)
+
+    def tamper(node, request, answer):
+        own = request.kind == "masked" and node == 1002
+        return changed(answer, masked=answer.arrays["masked"] + far) if own else answer
+
+    _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6), tamper), replace(SECURE, parties=6))
+    np.testing.assert_array_equal(total.units_P - int(far), sum_of(run, numbers).units_P)
+
+
+def test_the_server_never_receives_a_plain_update_in_secure_aggregation(run):
+    network = LocalNetwork(divided(run.corpus, 6))
+    _, _, numbers = one_round(run, network, replace(SECURE, parties=6))
+    plain_updates = [sum_of(run, [n]).units_P.numpy() for n in numbers]
+    for _, answer in network.answers:
+        for array in answer.arrays.values():
+            if array.size < 100:
+                continue
+            signed = array.view(np.int32).astype(np.int64)
+            assert all((signed == update).mean() < 0.01 for update in plain_updates)
+
+
+def test_an_abandoned_round_is_charged_and_three_in_a_row_end_the_run(run, tmp_path):
+    def tamper(node, request, answer):
+        return None if request.kind == "reveal" and node != 1000 else answer
+
+    network = LocalNetwork(divided(run.corpus, 6), tamper)
+    with pytest.warns(RuntimeWarning, match="abandoned"), pytest.raises(NodeError, match="3 rounds in a row"):
+        federated(seeded(run, rounds=6), tmp_path / "out", network, replace(SECURE, parties=6))
+    assert len(Ledger.read(tmp_path / "out" / "ledger.jsonl")) == 3
+
+
+def test_nodes_that_were_not_drawn_take_part_with_zero(run):
+    network = LocalNetwork(divided(run.corpus, 30))
+    one_round(run, network, replace(SECURE, parties=20))
+    asked = [request for _, request in network.requests if request.kind == "masked"]
+    assert len(asked) == 20
+    assert any(not request.fields["users"] for request in asked)
+
+
+def test_too_few_nodes_and_an_empty_network_are_refused_before_anything_is_charged(run, tmp_path):
+    with pytest.raises(InvalidValue, match="Start more"):
+        federated(run, tmp_path / "few", LocalNetwork(divided(run.corpus, 2)), SECURE)
+    with pytest.raises(NodeError, match="No node"):
+        federated(run, tmp_path / "none", LocalNetwork([]))
+    assert not (tmp_path / "few").exists()
+
+
+def test_the_server_cannot_read_a_users_text(run):
+    engine, _, _ = one_round(run, LocalNetwork(divided(run.corpus, 2)), CENTRAL)
+    for read in (engine.users.users, engine.users.tokens, engine.users.lengths):
+        with pytest.raises(NodeError, match="on their nodes"):
+            read(np.array([0]))
+
+
+def test_a_new_node_is_registered_and_old_users_keep_their_numbers(run):
+    network = LocalNetwork(divided(run.corpus, 4)[:3])
+    engine, _, _ = one_round(run, network, CENTRAL)
+    before = dict(engine._registry.by_node)
+    assert engine.users.num_users == 45
+    network.data.append(divided(run.corpus, 4)[3])
+    network.memories.append({})
+    engine.register()
+    assert engine.users.num_users == 60
+    assert {node: engine._registry.by_node[node] for node in before} == before
+
+
+def test_the_run_is_resumed_with_the_next_attempt(run, tmp_path):
+    run = seeded(run, rounds=4)
+    network = LocalNetwork(divided(run.corpus, 7))
+    expected = plain(run, tmp_path / "plain")
+    engine = FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))
+    reports = train(run, tmp_path / "out", engine=CENTRAL, on=engine)
+    assert [next(reports).round, next(reports).round] == [1, 2]
+    reports.close()
+    assert [report.round for report in resume(tmp_path / "out", on=engine)] == [3, 4]
+    np.testing.assert_array_equal(newest_checkpoint(RunFolder.open(tmp_path / "out")).state.params_P, expected)
