@@ -20,6 +20,7 @@ for the whole model.
 | cell_kernels.py | the LSTM or GRU cell, forward and backward |
 | matrix_kernels.py | the gates' matrices and the projection: their values, their update, and the clip |
 | kernel_parts.py | functions that the kernels share |
+| cuda_kernels.py, cuda/ | the largest of these kernels in CUDA C++, for the paper's LSTM on Hopper GPUs |
 
 Shape letters (beyond those of unheard/parameters.py). A tensor's name ends in the letters of its shape:
 

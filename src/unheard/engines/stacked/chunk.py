@@ -6,7 +6,6 @@ for the next users; everything of the users before is overwritten.
 `clip_kind` states which clips the steps can apply. The engine delegates plans with any other clip; `Chunk.fill` raises
 for them."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,18 +21,18 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import window_targets
 from unheard.updates.batching import stacked_batches
+from unheard.updates.users import token_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
-    """The batches of one cohort's users:
-
-    `cohort` is its number in the call, `windows_USBW` as from updates/batching.py.
-    """
+    """The batches of one cohort's users: `cohort` is its number in the call, `windows_USBW` and `num_steps_U` are as
+    from updates/batching.py, and `num_tokens_U` is how many tokens each user has."""
 
     cohort: int
     windows_USBW: np.ndarray
     num_steps_U: np.ndarray
+    num_tokens_U: np.ndarray
 
     def chosen(self, users: np.ndarray) -> np.ndarray:
         """The batches of some users: a view if the users are consecutive, else a copy."""
@@ -44,7 +43,12 @@ class Task:
     @classmethod
     def of(cls, c: int, cohort: Cohort) -> "Task":
         windows_USBW, num_steps_U = stacked_batches(cohort.plan.update, cohort.users, cohort.seed)
-        return cls(c, windows_USBW, num_steps_U)
+        return cls(c, windows_USBW, num_steps_U, token_counts(cohort.users))
+
+
+Members = list[tuple[Task, np.ndarray]]
+"""The users of a chunk: the task of each cohort that has users in it, in the order of the cohorts, and the users'
+numbers within that cohort (an array, or one number)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,18 +60,19 @@ class Chunk:
     step: "PlainStep | KernelStep"  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 
     @torch.no_grad()
-    def fill(self, cohorts: Sequence[Cohort], members: list[tuple[Task, int]]) -> int:
+    def fill(self, cohorts: Sequence[Cohort], members: Members) -> int:
         """Writes users into the buffers. Returns the largest number of local steps.
 
         Args:
             cohorts: all cohorts of the call; theta0 and settings of each are written.
-            members: the users of this chunk as (task of their cohort, number within the cohort), ordered by cohort.
+            members: the users of this chunk.
 
         Raises:
             InvalidValue: for a clip that the steps cannot apply.
         """
         b = self.buffers
-        device, U = b.delta_UP.device, len(members)
+        members = [(task, np.atleast_1d(users)) for task, users in members]
+        device, U = b.delta_UP.device, sum(len(users) for _, users in members)
         # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
         b.delta_UP.zero_()
         b.scale_UM.fill_(1)
@@ -79,23 +84,24 @@ class Chunk:
         rate, keep, kind, radius = zip(*(_clip_of(cohort.plan, b.sizes.M) for cohort in cohorts), strict=True)
         for tensor, values in ((b.rate_R, rate), (b.keep_R, keep), (b.clip_kind_R, kind), (b.radius_RM, radius)):
             tensor.copy_(to_device(np.array(values), device))
-        num_steps_U = np.array([task.num_steps_U[k] for task, k in members])
+        num_steps_U = np.concatenate([task.num_steps_U[users] for task, users in members])
         steps = int(num_steps_U.max(initial=0))
         b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
-        b.run_U[:U].copy_(to_device(np.array([task.cohort for task, _ in members]), device))
+        b.run_U[:U].copy_(
+            to_device(np.concatenate([np.full(len(users), task.cohort) for task, users in members]), device)
+        )
         if b.sizes.F:
-            features = [cohorts[task.cohort].users[k].features for task, k in members]
+            features = [cohorts[task.cohort].users[k].features for task, users in members for k in users.tolist()]
             b.features_UF[:U].copy_(to_device(np.stack([f for f in features if f is not None]), device))
         row = 0
-        for task, group in itertools.groupby(members, key=lambda member: member[0]):
-            chosen = np.array([k for _, k in group])
-            windows_USBW = to_device(task.chosen(chosen)[:, :steps], device)
+        for task, users in members:
+            windows_USBW = to_device(task.chosen(users)[:, :steps], device)
             token, target, counts = window_targets(windows_USBW)
-            here = (slice(0, windows_USBW.shape[1]), slice(row, row + len(chosen)))
+            here = (slice(0, windows_USBW.shape[1]), slice(row, row + len(users)))
             b.token_SUN[here].copy_(_by_time(token))
             b.target_SUN[here].copy_(_by_time(torch.where(counts, target, -1)))
             b.share_SU[here].copy_((1 / counts.sum(dim=(2, 3)).clamp(min=1).to(b.share_SU.dtype)).T)
-            row += len(chosen)
+            row += len(users)
         return steps
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unheard.engines.cpu_threads import one_thread_per_chunk
 from unheard.engines.engine import Cohort, Drawn
-from unheard.engines.stacked.chunk import Chunk, Task, clip_kind
+from unheard.engines.stacked.chunk import Chunk, Members, Task, clip_kind
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.engines.vectorised import VectorisedEngine
@@ -31,6 +31,8 @@ from unheard.updates.users import User
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
 """The chunk size beyond which the engine is no faster, by type of device."""
+LARGEST_CHUNK_OF_ONE_STEP = 1024
+"""The same on a GPU where every user has one local step."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -61,6 +63,11 @@ class StackedEngine:
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        if isinstance(model, TiedLSTM | TiedGRU) and model.projects_locally:
+            return (
+                "The engine 'stacked' does not project word vectors after local steps (model.step_norm). "
+                "Use 'vectorised' or 'auto'."
+            )
         if isinstance(model, TiedLSTM | TiedGRU):
             return None
         return f"The engine 'stacked' is for the paper's models, not for {type(model).__name__}. Use 'vectorised' or 'auto'."
@@ -82,26 +89,31 @@ class StackedEngine:
         if any(clip_kind(cohort.plan) is None for cohort in cohorts):
             # The kernels do not know this clip; the engine for any model applies every clip.
             return [self._delegate(cohort) for cohort in cohorts]
-        work = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
-        shapes = {task.windows_USBW.shape[2:] for task in work}
+        tasks = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
+        shapes = {task.windows_USBW.shape[2:] for task in tasks}
         if len(shapes) > 1 or not self._fits(next(iter(shapes))):
             return [self._delegate(cohort) for cohort in cohorts]
         dtype = self._dtype(cohorts[0])
-        tasks = [(task, k) for task in work for k in range(len(task.num_steps_U))]
-        tasks.sort(key=lambda member: -member[0].num_steps_U[member[1]])
 
-        def chunk_sums(members: list[tuple[Task, int]]) -> list[tuple[int, CohortSum]]:
-            return self._chunk_sums(cohorts, sorted(members, key=lambda m: (m[0].cohort, m[1])), dtype)
+        def chunk_sums(members: Members) -> list[tuple[int, CohortSum]]:
+            return self._chunk_sums(cohorts, members, dtype)
 
         totals: dict[int, CohortSum] = {}
         with one_thread_per_chunk(self.device) as run_all:
-            for sums in run_all(chunk_sums, list(self._chunks(tasks, work, dtype))):
+            for sums in run_all(chunk_sums, list(self._chunks(tasks, dtype))):
                 for c, part in sums:  # added at once: kept until the end, the sums would fill the memory
                     totals[c] = cohorts[c].plan.contribution.add(totals.get(c), part)
         nobody = self.model.layout.total
         return [totals.get(c) or cohort.plan.contribution.sum([], nobody) for c, cohort in enumerate(cohorts)]
 
+    @property
+    def _is_coarse_on_cpu(self) -> bool:
+        """Whether a CPU computes products in bfloat16. Its deltas are then float32: it has no products of mixed type."""
+        return self.precision == "bfloat16" and self.device.type == "cpu"
+
     def _dtype(self, cohort: Cohort) -> torch.dtype:
+        if self._is_coarse_on_cpu:
+            return torch.float32
         if self.precision != "auto":
             return PRECISIONS[self.precision]
         if self.device.type == "cuda":
@@ -127,19 +139,23 @@ class StackedEngine:
         """The engine for what the kernels do not support. One for all rounds, since it caches what it compiles."""
         return VectorisedEngine(self.model, self.device, self.users_at_once, self.precision)
 
-    def _chunks(
-        self, tasks: list[tuple[Task, int]], work: list[Task], dtype: torch.dtype
-    ) -> Iterator[list[tuple[Task, int]]]:
-        """Chunks of nearly equal size, no larger than memory allows."""
-        if not tasks:
+    def _chunks(self, tasks: list[Task], dtype: torch.dtype) -> Iterator[Members]:
+        """Chunks of nearly equal size, no larger than memory allows. Users of similar length share a chunk."""
+        counts = [len(task.num_steps_U) for task in tasks]
+        if not sum(counts):
             return
-        shape = (*work[0].windows_USBW.shape[1:], dtype.itemsize)
+        shape = (*tasks[0].windows_USBW.shape[1:], dtype.itemsize)
         if shape not in self._sizes:
-            self._sizes[shape] = self._users_that_fit(work[0].windows_USBW.shape, dtype)
+            self._sizes[shape] = self._users_that_fit(tasks[0].windows_USBW.shape, dtype)
         size = self.users_at_once or self._sizes[shape]
-        count = -(-len(tasks) // size)
-        for members in np.array_split(np.arange(len(tasks)), count):
-            yield [tasks[m] for m in members]
+        by_length = np.argsort(-np.concatenate([task.num_steps_U for task in tasks]), kind="stable")
+        cohort_N = np.repeat(np.arange(len(tasks)), counts)
+        user_N = np.concatenate([np.arange(count) for count in counts])
+        for chunk in np.array_split(by_length, -(-len(by_length) // size)):
+            chunk.sort()  # by cohort, then by user
+            present, first = np.unique(cohort_N[chunk], return_index=True)
+            users = np.split(user_N[chunk], first[1:])
+            yield [(tasks[c], chosen) for c, chosen in zip(present.tolist(), users, strict=True)]
 
     def _users_that_fit(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """How many users fit into 60 % of the memory that is free or reserved by idle chunks."""
@@ -147,6 +163,8 @@ class StackedEngine:
         if self.device.type != "cuda":
             return largest
         _, S, B, W = shape
+        if S == 1:
+            largest = LARGEST_CHUNK_OF_ONE_STEP
         s = Sizes.of(self.model, B, W - 1)
         activations = s.N * (s.X + 6 * s.H + 4 * s.D) * 6 + 4 * s.N * s.D * 4
         bytes_a_user = (s.P + s.middle) * dtype.itemsize + activations + 2 * S * s.N * 4
@@ -156,29 +174,32 @@ class StackedEngine:
         return max(1, min(largest, int(0.6 * (free + held + mine)) // bytes_a_user))
 
     def _chunk_sums(
-        self, cohorts: Sequence[Cohort], members: list[tuple[Task, int]], dtype: torch.dtype
+        self, cohorts: Sequence[Cohort], members: Members, dtype: torch.dtype
     ) -> list[tuple[int, CohortSum]]:
         """The sum of one chunk's users for each cohort that has users in it, with the number of the cohort."""
         chunk = self._take_chunk(members, dtype, len(cohorts))
         steps = chunk.fill(cohorts, members)
         chunk.step.run(steps)
         sums, row = [], 0
-        for c in sorted({task.cohort for task, _ in members}):
-            plan, mine = cohorts[c].plan, [(task, k) for task, k in members if task.cohort == c]
-            rows = slice(row, row + len(mine))
-            weight_units_U = plan.weights.units(np.array([len(cohorts[c].users[k].tokens) for _, k in mine]))
+        for task, users in members:
+            plan, rows = cohorts[task.cohort].plan, slice(row, row + len(users))
+            weight_units_U = plan.weights.units(task.num_tokens_U[users])
             unclipped_U = chunk.buffers.unclipped_U[rows] if plan.adaptive_clip else None
-            sums.append((c, plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U)))
-            row += len(mine)
+            total = plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U)
+            sums.append((task.cohort, total))
+            row += len(users)
         self._idle[chunk.key].append(chunk)
         return sums
 
-    def _take_chunk(self, members: list[tuple[Task, int]], dtype: torch.dtype, R: int) -> Chunk:
+    def _take_chunk(self, members: Members, dtype: torch.dtype, R: int) -> Chunk:
         """An idle chunk with capacity for the members, or a new one. Capacities are rounded up, so that cohorts of
         similar size reuse the same chunk."""
-        S, B, W = members[0][0].windows_USBW.shape[1:]
+        _, B, W = members[0][0].windows_USBW.shape[1:]
         S = max(task.windows_USBW.shape[1] for task, _ in members)
-        U = -(-len(members) // 32) * 32 if self.device.type == "cuda" else len(members)
+        U = sum(np.size(users) for _, users in members)
+        if self.device.type == "cuda":
+            multiple = 32 if U <= 256 else 64
+            U = -(-U // multiple) * multiple
         key = (U, -(-max(S, 1) // 8) * 8, R, B, W, dtype.itemsize)
         waiting = self._idle.setdefault(key, [])
         if waiting:
@@ -193,4 +214,4 @@ class StackedEngine:
             from unheard.engines.stacked.kernels import KernelStep
 
             return Chunk(key, buffers, KernelStep(buffers))
-        return Chunk(key, buffers, PlainStep(buffers))
+        return Chunk(key, buffers, PlainStep(buffers, self._is_coarse_on_cpu))

@@ -7,6 +7,9 @@ the equations in stacked/__init__.py:
     project_back, cell_backward (T times), input_gradients,                            backward
     update_matrix (gates, projection), update_table, update_read, clip_scale           step and clip
 
+On a Hopper GPU kernels in CUDA C++ (cuda_kernels.py) take the place of middle_weights, the cell, attend, update_matrix
+of the gates, and update_table, for the models that they support.
+
 Block sizes were chosen on an H200 (docs/log.md); they change the speed and never the meaning.
 """
 
@@ -16,6 +19,7 @@ import torch
 import triton
 
 from unheard.engines.stacked import cell_kernels as cell
+from unheard.engines.stacked import cuda_kernels
 from unheard.engines.stacked import matrix_kernels as matrix
 from unheard.engines.stacked import table_kernels as embedding
 from unheard.engines.stacked.sizes import Buffers
@@ -39,8 +43,13 @@ class KernelStep:
         s, device = buffers.sizes, buffers.delta_UP.device
         self.blocks = _blocks(buffers, tuning)
         k = self.blocks
+        self.cuda = bool(k["cuda"])
         tables = -(-s.V // (k["table_words"] * k["table_tiles"]))
+        if self.cuda:
+            tables = k["table_slices"]
         gate_blocks = s.G * -(-s.R // k["matrix_rows"]) * -(-s.H // k["matrix_cols"])
+        if self.cuda:
+            gate_blocks = s.G * s.H // 64
         projection_blocks = -(-(s.H + 1) // k["matrix_rows"]) * -(-s.D // k["matrix_cols"])
         # Each program writes the square of its part of the norm into a slot of its own, and slot_layer names the slot's
         # layer: sums without atomics are the same every time.
@@ -77,6 +86,51 @@ class KernelStep:
         self.part_peak = torch.zeros(buffers.U, splits, s.N, device=device)
         self.part_total = torch.zeros(buffers.U, splits, s.N, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        if self.cuda:
+            self._compile_cuda()
+
+    def _compile_cuda(self) -> None:
+        """The kernels in CUDA C++, with the sizes as constants."""
+        s, k = self.b.sizes, self.blocks
+        base = dict(P=self.b.delta_UP.stride(0), M=s.M)
+        constants = {**base, "AT": s.gates_at, "X": s.X, "T": s.T, "D": s.D}
+        # The weights on the state are formed by the cells.
+        self.formed = s.G * (s.X + 1) * s.H + (s.H + 1) * s.D
+        self.form_weights = self.kernel("cells.cu", "form_weights", constants, threads=256, shared_bytes=0)
+        self.lstm_forward = self.kernel(
+            "cells.cu", "lstm_forward", constants, threads=256, shared_bytes=140_288 + 944 * s.N
+        )
+        self.lstm_backward = self.kernel(
+            "cells.cu", "lstm_backward", constants, threads=256, shared_bytes=37_888 + 528 * s.N + 147_456
+        )
+        self.clusters = k["clusters"] or self.lstm_backward.clusters_at_once()
+        constants = dict(
+            **base, AT=s.output_at, LAYER=0 if s.tied else 3 + 2 * s.G, SLOTS=self.slots, SLOT=self.slot_output,
+            V=s.V, D=s.D, N=s.N, UNIT=int(s.unit_norm), SLICES=k["table_slices"], WARPS=k["dense_warps"],
+            TILES=k["dense_tiles"], BLOCKS_PER_SM=k["dense_blocks"],
+        )  # fmt: skip
+        shared = s.N * (2 * s.D + 16) + 8 * s.N + k["dense_warps"] * (4 + k["dense_tiles"] * 64 * s.D)
+        self.update_dense = self.kernel(
+            "table.cu", "update_table_dense", constants, threads=32 * k["dense_warps"], shared_bytes=shared
+        )
+
+        constants = dict(
+            **base, AT=s.output_at, LAYER=0 if s.tied else 3 + 2 * s.G, V=s.V, D=s.D, N=s.N, UNIT=int(s.unit_norm),
+            SPLITS=k["splits"], BLOCKS_PER_SM=k["attend_blocks"],
+        )  # fmt: skip
+        shared = 2 * s.N * (2 * s.D + 16) + 4 * (s.D // 32) * 2 * s.N * 16
+        self.attend_words = self.kernel("attend.cu", "attend_words", constants, threads=2 * s.N, shared_bytes=shared)
+
+        constants = dict(
+            **base, AT=s.gates_at, X=s.X, T=s.T, SLOTS=self.slots, SLOT=self.slot_gates, WARPS=k["gates_warps"],
+            BLOCKS_PER_SM=k["gates_blocks"],
+        )  # fmt: skip
+        shared = s.N * (2 * (s.X + s.H) + 16 + 2 * 64 + 16) + 8 * k["gates_warps"]
+        self.update_gates = self.kernel(
+            "matrices.cu", "update_gates", constants, threads=32 * k["gates_warps"], shared_bytes=shared
+        )
+
+    kernel = cuda_kernels.CudaKernel
 
     @torch.no_grad()
     def run(self, num_steps: int) -> None:
@@ -106,54 +160,78 @@ class KernelStep:
         BB = max(16, triton.next_power_of_2(s.B))
         projection = G * R * H
 
-        matrix.middle_weights[(triton.cdiv(W, 2048), U)](
-            *params, self.middle_UW, P=P, AT=s.gates_at, M=M, D=D, H=H, G=G, R=R, MIDDLE=W, BLOCK=2048, num_warps=4
-        )
+        clusters = min(U, self.clusters) if self.cuda else 0
+        if self.cuda:
+            self.form_weights((triton.cdiv(self.formed // 8, 256), U), (*params, self.middle_UW))
+        else:
+            matrix.middle_weights[(triton.cdiv(W, 2048), U)](
+                *params, self.middle_UW, P=P, AT=s.gates_at, M=M, D=D, H=H, G=G, R=R, MIDDLE=W, BLOCK=2048, num_warps=4
+            )
         cell.read_inputs[(G * triton.cdiv(H, k["input_cols"]), U)](
             *params, b.token_SUN, b.features_UF, self.middle_UW, self.input_UNX, self.inverse_UN, self.gate_UN4H, U,
             P=P, M=M, D=D, F=s.F, H=H, N=N, R=R, MIDDLE=W, XB=XB, NB=NB, BJ=k["input_cols"], UNIT=s.unit_norm, **how,
             num_warps=k["input_warps"],
         )  # fmt: skip
-        for t in range(s.T):
-            cell.cell_forward[(triton.cdiv(H, k["forward_cols"]), U)](
-                *at_work, self.middle_UW, self.gate_UN4H, self.cell_UNH, self.state_UNH, t, U,
-                X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["forward_cols"], BK=k["forward_depth"],
-                GRU=s.is_gru, FIRST=t == 0, **how, num_warps=k["forward_warps"], num_stages=k["forward_stages"],
-            )  # fmt: skip
+        if self.cuda:
+            self.lstm_forward((4 * clusters, 1), (*params, self.gate_UN4H, self.cell_UNH, self.state_UNH, U, clusters))
+        else:
+            for t in range(s.T):
+                cell.cell_forward[(triton.cdiv(H, k["forward_cols"]), U)](
+                    *at_work, self.middle_UW, self.gate_UN4H, self.cell_UNH, self.state_UNH, t, U,
+                    X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["forward_cols"], BK=k["forward_depth"],
+                    GRU=s.is_gru, FIRST=t == 0, **how, num_warps=k["forward_warps"], num_stages=k["forward_stages"],
+                )  # fmt: skip
         places = triton.cdiv(N, k["places"])
         matrix.project[(places, U)](
             *at_work, self.middle_UW, self.state_UNH, self.output_UND,
             D=D, H=H, N=N, AT=projection, MIDDLE=W, DB=DB, BN=k["places"], BK=64, **how, num_warps=4,
         )  # fmt: skip
-        embedding.attend[(k["splits"], U)](
-            *params, self.output_UND, self.part_sum, self.part_peak, self.part_total,
-            P=P, AT=s.output_at, LAYER=table, M=M, V=s.V, D=D, N=N, D1=D1, D2=D2, NB=NB, BV=k["attend_words"], SPLITS=k["splits"],
-            UNIT=s.unit_norm, **how, num_warps=k["attend_warps"], num_stages=k["attend_stages"],
-        )  # fmt: skip
+        if self.cuda:
+            self.attend_words(
+                (k["splits"], U), (*params, self.output_UND, self.part_sum, self.part_peak, self.part_total)
+            )
+        else:
+            embedding.attend[(k["splits"], U)](
+                *params, self.output_UND, self.part_sum, self.part_peak, self.part_total,
+                P=P, AT=s.output_at, LAYER=table, M=M, V=s.V, D=D, N=N, D1=D1, D2=D2, NB=NB,
+                BV=k["attend_words"], SPLITS=k["splits"], UNIT=s.unit_norm, **how,
+                num_warps=k["attend_warps"], num_stages=k["attend_stages"],
+            )  # fmt: skip
         matrix.project_back[(places, U)](
             *params, b.target_SUN, b.share_SU, self.middle_UW, self.part_sum, self.part_peak, self.part_total,
             self.log_sum_UN, self.output_grad_UND, self.state_grad_UNH, U,
             P=P, TABLE=s.output_at, LAYER=table, M=M, D=D, H=H, N=N, AT=projection, MIDDLE=W,
             DB=DB, BN=k["places"], BK=64, SPLITS=k["splits"], UNIT=s.unit_norm, **how, num_warps=4,
         )  # fmt: skip
-        for t in reversed(range(s.T)):
-            cell.cell_backward[(triton.cdiv(H, k["backward_cols"]), U)](
-                *at_work, self.middle_UW, self.gate_UN4H, self.cell_UNH, self.state_grad_UNH, self.carried_UBH, t, U,
-                X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["backward_cols"], BK=k["backward_depth"],
-                GRU=s.is_gru, FIRST=t == 0, LAST=t == s.T - 1, **how,
-                num_warps=k["backward_warps"], num_stages=k["backward_stages"],
-            )  # fmt: skip
+        if self.cuda:
+            self.lstm_backward(
+                (4 * clusters, 1), (*params, self.gate_UN4H, self.cell_UNH, self.state_grad_UNH, U, clusters)
+            )
+        else:
+            for t in reversed(range(s.T)):
+                cell.cell_backward[(triton.cdiv(H, k["backward_cols"]), U)](
+                    *at_work, self.middle_UW, self.gate_UN4H, self.cell_UNH, self.state_grad_UNH, self.carried_UBH, t, U,
+                    X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["backward_cols"], BK=k["backward_depth"],
+                    GRU=s.is_gru, FIRST=t == 0, LAST=t == s.T - 1, **how,
+                    num_warps=k["backward_warps"], num_stages=k["backward_stages"],
+                )  # fmt: skip
         cell.input_gradients[(places, U)](
             *at_work, self.middle_UW, self.gate_UN4H, self.input_UNX, self.inverse_UN, self.input_grad_UND,
             D=D, X=X, H=H, N=N, G=G, R=R, MIDDLE=W, DB=DB, NB=NB, BN=k["places"], BK=64, UNIT=s.unit_norm, **how, num_warps=4,
         )  # fmt: skip
         stepping = (b.scale_UM, b.run_U, *at_work, b.rate_R, b.keep_R)
         blocks = dict(P=P, M=M, SLOTS=self.slots, N=N, NB=NB, BR=k["matrix_rows"], BC=k["matrix_cols"])
-        matrix.update_matrix[(self.grid_gates, U)](
-            b.delta_UP, *stepping, self.input_UNX, self.state_UNH, self.gate_UN4H, self.squares, **blocks,
-            AT=s.gates_at, LAYER=1, SLOT=self.slot_gates, X=X, K=H, C=H, STRIDE=4 * H, SHIFT=s.B, GRU=s.is_gru, **how,
-            num_warps=k["matrix_warps"],
-        )  # fmt: skip
+        if self.cuda:
+            self.update_gates(
+                (self.grid_gates, U),
+                (b.delta_UP, *stepping, self.input_UNX, self.state_UNH, self.gate_UN4H, self.squares),
+            )
+        else:
+            matrix.update_matrix[(self.grid_gates, U)](
+                b.delta_UP, *stepping, self.input_UNX, self.state_UNH, self.gate_UN4H, self.squares, **blocks,
+                AT=s.gates_at, LAYER=1, SLOT=self.slot_gates, X=X, K=H, C=H, STRIDE=4 * H, SHIFT=s.B, GRU=s.is_gru, **how,
+                num_warps=k["matrix_warps"],
+            )  # fmt: skip
         matrix.update_matrix[(self.grid_projection, U)](
             b.delta_UP, *stepping, self.input_UNX, self.state_UNH, self.output_grad_UND, self.squares, **blocks,
             AT=s.projection_at, LAYER=1 + 2 * G, SLOT=self.slot_projection, X=0, K=H, C=D, STRIDE=D, SHIFT=0, GRU=False, **how,
@@ -161,6 +239,13 @@ class KernelStep:
         )  # fmt: skip
         tables = [(0, 0, 0, True)] if s.tied else [(0, 0, 0, False), (s.output_at, table, self.slot_output, True)]
         for at, layer, slot, dense in tables:
+            if dense and self.cuda:
+                self.update_dense(
+                    (k["table_slices"], U),
+                    (b.delta_UP, b.theta0_RP, *stepping, b.target_SUN, b.share_SU, self.output_UND, self.log_sum_UN,
+                     self.squares, U),
+                )  # fmt: skip
+                continue
             embedding.update_table[(self.grid_table, U)](
                 b.delta_UP, b.theta0_RP, *stepping, b.target_SUN, b.share_SU, self.output_UND, self.log_sum_UN, self.squares, U,
                 P=P, AT=at, LAYER=layer, M=M, SLOTS=self.slots, SLOT=slot, V=s.V, D=D, N=N, D1=D1, D2=D2, N1=N1, N2=N2,
@@ -202,11 +287,11 @@ def _two_blocks(size: int) -> tuple[int, int]:
 def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
     """Block sizes that were fastest on an H200; smaller for a small model."""
     s = buffers.sizes
-    fine = buffers.delta_UP.dtype == torch.float32
+    fine, cuda = buffers.delta_UP.dtype == torch.float32, cuda_kernels.supported(buffers)
     H, D = (max(16, triton.next_power_of_2(size)) for size in (s.H, s.D))
     V = max(16, triton.next_power_of_2(s.V))
     return {
-        "splits": 4 if fine else 2,
+        "splits": 4 if fine else 3 if cuda else 2,
         "attend_words": min(V, 32 if fine else 64),
         "attend_warps": 8,
         "attend_stages": 2 if fine else 3,
@@ -228,5 +313,14 @@ def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
         "matrix_rows": min(32 if fine else 64, H),
         "matrix_cols": min(64 if fine else 128, H, D),
         "matrix_warps": 4,
+        "cuda": int(cuda),
+        "table_slices": min(10, -(-s.V // 64)),
+        "dense_warps": 4,
+        "dense_tiles": 1,
+        "dense_blocks": 3,
+        "attend_blocks": 3,
+        "clusters": 0,
+        "gates_warps": 8,
+        "gates_blocks": 2,
         **tuning,
     }

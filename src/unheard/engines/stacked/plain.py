@@ -47,9 +47,10 @@ class GateWeights:
 
 class CellWorkspace:
     """The memory that both cells share: the gates' inputs [x_n, h_(n - B), 1] at each position, the gates, and their
-    gradients."""
+    gradients. `coarse` computes the update of the weights in bfloat16."""
 
-    def __init__(self, s: Sizes, like: Tensor) -> None:
+    def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
+        self.coarse = coarse
         N, B, width = s.N, s.B, -(-s.R // ALIGNMENT) * ALIGNMENT
         # B rows more than positions: the states of the last time step. The states before the first time step stay zero.
         seen = like.new_zeros(N + B, width)[:, : s.R]
@@ -82,14 +83,18 @@ class CellWorkspace:
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
         """delta <- left * delta - eta * inputs^T gradients; weights and biases of all gates are one product."""
         seen_GRN = self.seen_NR.T.expand(self.s.G, -1, -1)
+        if self.coarse:
+            product_GRH = torch.bmm(seen_GRN.bfloat16(), self.grad_NGH.transpose(0, 1).bfloat16())
+            delta_GRH.mul_(left).sub_(product_GRH, alpha=eta)
+            return
         delta_GRH.baddbmm_(seen_GRN, self.grad_NGH.transpose(0, 1), beta=left, alpha=-eta)
 
 
 class PlainLSTM:
     """The LSTM cell, gates i, f, g, o: c_t = f c_(t-1) + i tanh(g), h_t = o tanh(c_t)."""
 
-    def __init__(self, s: Sizes, like: Tensor) -> None:
-        self.workspace = workspace = CellWorkspace(s, like)
+    def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
+        self.workspace = workspace = CellWorkspace(s, like, coarse)
         self.new_TBH, self.cell_TBH, self.squashed_TBH, self.through_TBH = like.new_empty(4, s.T, s.B, s.H)
         self.cell_grad_BH, self.carried_BH = like.new_empty(2, s.B, s.H)
         self.gates_T = [(gate, *gate) for gate in workspace.gate_TGBH]
@@ -153,8 +158,8 @@ class PlainLSTM:
 class PlainGRU:
     """The GRU cell, gates r, z, n: n = tanh(x W + b + r * (h U)), h_t = (1 - z) n + z h_(t-1)."""
 
-    def __init__(self, s: Sizes, like: Tensor) -> None:
-        self.workspace = CellWorkspace(s, like)
+    def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
+        self.workspace = CellWorkspace(s, like, coarse)
         self.of_state_TGBH = like.new_zeros(s.T, s.G, s.B, s.H)  # stays zero at the first time step
         self.slope_TBH = like.new_empty(s.T, s.B, s.H)
 
@@ -216,10 +221,16 @@ class PlainTable:
 
     Between the two passes it keeps the exponentials and their products with the logits, [V, N]. With unit-norm vectors
     the table is multiplied as it is, and logits and exponentials are divided by the words' norms: no normalised vector
-    is written, and the second pass can use the exponentials in its product as they are."""
+    is written, and the second pass can use the exponentials in its product as they are.
 
-    def __init__(self, s: Sizes, like: Tensor) -> None:
-        self.unit_norm = s.unit_norm
+    `coarse` computes the three products in bfloat16, as the processor adds them up in float32; everything else, the
+    logits' exponentials included, stays in the precision of the table."""
+
+    def __init__(self, s: Sizes, like: Tensor, coarse: bool = False) -> None:
+        self.unit_norm, self.coarse = s.unit_norm, coarse
+        if coarse:
+            self.coarse_WD = like.new_empty(min(s.V, WORDS_AT_ONCE), s.D, dtype=torch.bfloat16)
+            self.coarse_WN = like.new_empty(min(s.V, WORDS_AT_ONCE), s.N, dtype=torch.bfloat16)
         self.words_WD = like.new_empty(min(s.V, WORDS_AT_ONCE), s.D)
         self.inverse_V1 = like.new_ones(s.V, 1)
         self.power_VN, self.logit_VN = like.new_empty(2, s.V, s.N)
@@ -241,10 +252,12 @@ class PlainTable:
         logits (with unit norms, times their exponentials) in logit_VN."""
         is_safe = self.unit_norm and float(torch.linalg.vector_norm(output_ND, dim=1).max()) < SAFE_LOGIT
         bits_DN = (output_ND * BITS).T
+        if self.coarse:
+            bits_DN = bits_DN.bfloat16()
         total_N, expected_ND = output_ND.new_zeros(len(output_ND)), torch.zeros_like(output_ND)
         for (theta0_WD, delta_WD, *_), (inverse_W1, logit_WN, power_WN) in zip(self.tables, self.tiles, strict=True):
             words_WD = self._words(theta0_WD, delta_WD, scale)
-            torch.mm(words_WD, bits_DN, out=logit_WN)
+            self._multiply(words_WD, bits_DN, logit_WN)
             if self.unit_norm:
                 logit_WN.mul_(inverse_norms(words_WD, out=inverse_W1))
             if is_safe:
@@ -259,6 +272,14 @@ class PlainTable:
                 words_WD = self._words(theta0_WD, delta_WD, scale)
                 self._expect(words_WD, inverse_W1, logit_WN, power_WN, total_N, expected_ND)
         return total_N[:, None], expected_ND
+
+    def _multiply(self, words_WD: Tensor, bits_DN: Tensor, logit_WN: Tensor) -> None:
+        """logit = words times outputs."""
+        if not self.coarse:
+            torch.mm(words_WD, bits_DN, out=logit_WN)
+            return
+        coarse_WD, coarse_WN = self.coarse_WD[: len(words_WD)].copy_(words_WD), self.coarse_WN[: len(words_WD)]
+        logit_WN.copy_(torch.mm(coarse_WD, bits_DN, out=coarse_WN))
 
     def _words(self, theta0_WD: Tensor, delta_WD: Tensor, scale: float) -> Tensor:
         return torch.add(theta0_WD, delta_WD, alpha=scale, out=self.words_WD[: len(theta0_WD)])
@@ -276,6 +297,10 @@ class PlainTable:
         if self.unit_norm:
             logit_WN.mul_(power_WN)
             power_WN.mul_(inverse_W1)
+        if self.coarse:
+            coarse_WD, coarse_WN = self.coarse_WD[: len(words_WD)], self.coarse_WN[: len(words_WD)]
+            expected_ND += torch.mm(coarse_WN.copy_(power_WN).T, coarse_WD.copy_(words_WD))
+            return
         expected_ND.addmm_(power_WN.T, words_WD)
 
     def step(
@@ -295,8 +320,13 @@ class PlainTable:
         # e^logit - total where true: the softmax's gradient, but for the total, by which the outputs are divided here.
         self.power_VN[target_N, self.place_N] -= total_N1[:, 0] * self.inverse_V1[target_N, 0]
         pull_ND = output_ND * (share_N1 / total_N1)
-        if not self.unit_norm:
+        if not self.unit_norm and not self.coarse:
             self.delta_VD.addmm_(self.power_VN, pull_ND, beta=scale * keep, alpha=-eta)
+            return
+        if not self.unit_norm:
+            self.delta_VD.mul_(scale * keep)
+            for (_, delta_WD, *_), (_, _, power_WN) in zip(reversed(self.tables), reversed(self.tiles), strict=True):
+                self._pull(delta_WD, power_WN, pull_ND, eta)
             return
         outward_V = torch.mv(self.logit_VN, (share_N1 / (total_N1 * BITS))[:, 0])
         outward_V.index_add_(0, target_N, (output_ND * true_ND * share_N1).sum(1), alpha=-1)
@@ -306,7 +336,15 @@ class PlainTable:
         for (theta0_WD, delta_WD, along_W1, left_W1), (_, _, power_WN) in zip(
             reversed(self.tables), reversed(self.tiles), strict=True
         ):
-            delta_WD.mul_(left_W1).addcmul_(theta0_WD, along_W1).addmm_(power_WN, pull_ND, alpha=-eta)
+            self._pull(delta_WD.mul_(left_W1).addcmul_(theta0_WD, along_W1), power_WN, pull_ND, eta)
+
+    def _pull(self, delta_WD: Tensor, power_WN: Tensor, pull_ND: Tensor, eta: float) -> None:
+        """delta <- delta - eta * exponentials times outputs."""
+        if not self.coarse:
+            delta_WD.addmm_(power_WN, pull_ND, alpha=-eta)
+            return
+        coarse_WN = self.coarse_WN[: len(power_WN)].copy_(power_WN)
+        delta_WD.sub_(torch.mm(coarse_WN, pull_ND.bfloat16(), out=self.coarse_WD[: len(power_WN)]), alpha=eta)
 
 
 def _tiles(*whole: Tensor) -> list[tuple[Tensor, ...]]:
@@ -324,16 +362,22 @@ SQUARES_AT_ONCE = 2**16
 
 
 class PlainStep:
-    """The local steps of a chunk, one user after the other."""
+    """The local steps of a chunk, one user after the other.
 
-    def __init__(self, buffers: Buffers) -> None:
+    Args:
+        buffers: of the chunk.
+        coarse: compute the large products in bfloat16, for processors that have instructions for it. Deltas stay in
+            the precision of the buffers.
+    """
+
+    def __init__(self, buffers: Buffers, coarse: bool = False) -> None:
         s, like = buffers.sizes, buffers.delta_UP
         self.b = buffers
         # Of the one user at work: what nothing else remembers.
-        self.cell = PlainGRU(s, like) if s.is_gru else PlainLSTM(s, like)
+        self.cell = PlainGRU(s, like, coarse) if s.is_gru else PlainLSTM(s, like, coarse)
         self.weights = GateWeights(s, like)
         self.projection_YD = like.new_empty(s.H + 1, s.D)
-        self.table = PlainTable(s, like)
+        self.table = PlainTable(s, like, coarse)
 
     @torch.no_grad()
     def run(self, num_steps: int) -> None:

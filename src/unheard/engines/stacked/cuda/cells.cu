@@ -1,0 +1,363 @@
+// The LSTM cell of one user, all time steps of a direction in one launch, for H = 256 and B = 8.
+//
+// A cluster of four blocks keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read once per
+// direction and not once per time step. theta = theta0 + c * delta is formed on the way in. Between time steps the
+// blocks exchange the state (forward) or the gates' gradients (backward) through distributed shared memory.
+// Each cluster takes every n-th user and copies the next user's matrix while the time steps of the present one run.
+// Grid: (4 * clusters). Block: 256 threads. Compile-time constants: P, AT, M, X, T, D (stacked/__init__.py).
+// cell_kernels.py computes the same in Triton, one time step per launch.
+
+#define H 256
+#define B 8
+#define N (B * T)
+#define R (X + H + 1)
+
+// theta0 + c * delta of the weights on the inputs, the biases and the projection, into `middle` [U, L]; the cells form
+// those on the state themselves. 8 numbers per thread. Grid: (blocks of 256 threads, U).
+KERNEL __launch_bounds__(256) form_weights(
+    const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
+    bf16* middle
+) {
+    const int u = blockIdx.y, gate_size = (X + 1) * H, formed = 4 * gate_size + (H + 1) * D;
+    const int i = (blockIdx.x * 256 + threadIdx.x) * 8;
+    if (i >= formed || step[0] >= num_steps[u]) return;
+    int at, layer;
+    if (i < 4 * gate_size) {
+        const int gate = i / gate_size, row = (i - gate * gate_size) / H;
+        at = i + gate * (R * H - gate_size) + (row == X ? H * H : 0);
+        layer = 1 + 2 * gate + (row == X);
+    } else {
+        at = i + 4 * (R * H - gate_size);
+        layer = 9 + (i - 4 * gate_size >= H * D);
+    }
+    const float c = scale[u * M + layer];
+    const Quad change = load_once(delta + (i64)u * P + AT + at), start = load_kept(theta0 + (i64)run[u] * P + AT + at);
+    *(Quad*)(middle + (i64)u * (4 * R * H + (H + 1) * D) + at) =
+        Quad{moved(start.x, change.x, c), moved(start.y, change.y, c), moved(start.z, change.z, c), moved(start.w, change.w, c)};
+}
+
+#define STATE_STRIDE 576        // bytes per row of the state in shared memory: 64 more than 512, against bank conflicts
+#define STATE_BYTES (B * STATE_STRIDE)
+#define GRAD_STRIDE 2112
+#define GRAD_BYTES (B * GRAD_STRIDE)
+// A block's 64 columns of the results of all positions, in shared memory until the last time step: stores to global
+// memory between the time steps would delay the barriers of the cluster.
+#define GATES_STRIDE 528        // 4 gates, 64 columns
+#define CELLS_STRIDE 272
+#define STATES_STRIDE 144
+
+// The first of the users u, u + clusters, u + 2 * clusters ... who takes this local step; U or more if there is none.
+INLINE int next_user(int u, int U, int clusters, int now, const int* num_steps) {
+    while (u < U && now >= num_steps[u]) u += clusters;
+    return u;
+}
+
+// Copies rows of `bytes` bytes from shared memory to global memory, 16 bytes at a time.
+template <int BYTES> INLINE void write_rows(const unsigned char* from, int stride, void* to, int rows, int row_bytes) {
+    for (int piece = threadIdx.x; piece < rows * (BYTES / 16); piece += 256) {
+        const int row = piece / (BYTES / 16), chunk = piece % (BYTES / 16);
+        *(Quad*)((unsigned char*)to + (i64)row * row_bytes + chunk * 16) = *(const Quad*)(from + row * stride + chunk * 16);
+    }
+}
+
+// Stages of the forward pass's copies: 32 rows of the matrix, 4 gates, 64 columns; delta, then theta0.
+#define STAGE_ROWS 32
+#define STAGES 4
+#define HALF_STAGE (STAGE_ROWS * 4 * 64 * 2)
+
+INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage, int rank) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int piece = threadIdx.x + 256 * i;  // gate, row, 8 columns
+        int gate = piece >> 8, row = (piece >> 3) & 31, chunk = piece & 7;
+        int swizzle = ((row >> 3) * 2 + (row & 1)) & 7;
+        u32 there = to + gate * 4096 + row * 128 + ((chunk ^ swizzle) * 16);
+        i64 from = (i64)gate * R * H + (i64)(X + stage * STAGE_ROWS + row) * H + rank * 64 + chunk * 8;
+        copy_16(there, delta + from);
+        copy_16(there + HALF_STAGE, theta0 + from);
+    }
+    end_copies();
+}
+
+// h_t and c_t for all t, from the gates' sums of the inputs in `gates` [U, N, 4, H]; the gates' values replace them.
+// Warp w of a block has 8 columns: rows 0-7 and 8-15 of its first product are the gates i and f, of the second g and o.
+KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_forward(
+    const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
+    bf16* gates, float* cells, bf16* states, int U, int clusters
+) {
+    SHARED_MEMORY(memory);
+    const int rank = blockIdx.x & 3, now = step[0];
+    int u = next_user(blockIdx.x >> 2, U, clusters, now, num_steps);
+    if (u >= U) return;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    const bool odd = g & 1;
+    const u32 stages = shared_address(memory), state = stages + STAGES * 2 * HALF_STAGE;
+    unsigned char* out_gates = memory + STAGES * 2 * HALF_STAGE + 2 * STATE_BYTES;
+    unsigned char* out_cells = out_gates + N * GATES_STRIDE;
+    unsigned char* out_states = out_cells + N * CELLS_STRIDE;
+    const int column = warp * 8 + g;                     // of the block, of the values that this thread computes, rows 2q and 2q + 1
+    const int row = 2 * q + odd, pair = column & ~1;     // of the pairs that it loads and stores
+    const u32 there = in_block(state + row * STATE_STRIDE + (rank * 64 + warp * 8) * 2, g >> 1);
+
+#pragma unroll
+    for (int s = 0; s < STAGES; s++)
+        copy_stage(stages + s * 2 * HALF_STAGE, delta + (i64)u * P + AT, theta0 + (i64)run[u] * P + AT, s, rank);
+    while (true) {
+        const bf16* of_delta = delta + (i64)u * P + AT;
+        const bf16* of_start = theta0 + (i64)run[u] * P + AT;
+        const float c[4] = {scale[u * M + 1], scale[u * M + 3], scale[u * M + 5], scale[u * M + 7]};
+        u32 weight[2][16][4];
+#pragma unroll
+        for (int s = 0; s < 8; s++) {
+            if (s <= 8 - STAGES) await_copies<STAGES - 1>();
+            else if (s == 5) await_copies<2>();
+            else if (s == 6) await_copies<1>();
+            else await_copies<0>();
+            block_barrier();
+            const u32 here = stages + (s % STAGES) * 2 * HALF_STAGE;
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    const int matrix = lane >> 3, i = lane & 7;
+                    const int k_row = 8 * (i >> 1) + (i & 1) + 4 * e + 2 * (matrix >> 1);
+                    const u32 at = here + (2 * m + (matrix & 1)) * 4096 + k_row * 128 + ((warp ^ i) * 16);
+                    u32 change[4], start[4];
+                    load_transposed(change, at);
+                    load_transposed(start, at + HALF_STAGE);
+#pragma unroll
+                    for (int k = 0; k < 4; k++) weight[m][2 * s + e][k] = moved(start[k], change[k], c[2 * m + (k & 1)]);
+                }
+            block_barrier();
+            if (s + STAGES < 8) copy_stage(here, of_delta, of_start, s + STAGES, rank);
+        }
+        const int next = next_user(u + clusters, U, clusters, now, num_steps);
+        if (next < U)  // while the time steps run
+#pragma unroll
+            for (int s = 0; s < STAGES; s++)
+                copy_stage(stages + s * 2 * HALF_STAGE, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, s, rank);
+
+        const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * 64);
+        u32 given[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) given[k] = of_gates[((row * 4 + k) * H + pair) >> 1];
+        float cell[2] = {0.0f, 0.0f};
+        cluster_barrier();
+#pragma unroll 1
+        for (int t = 0; t < T; t++) {
+            float even[2][4], odds[2][4] = {};
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                unpaired(given[2 * m], odd, even[m][0], even[m][1]);
+                unpaired(given[2 * m + 1], odd, even[m][2], even[m][3]);
+            }
+            if (t + 1 < T)
+#pragma unroll
+                for (int k = 0; k < 4; k++) given[k] = of_gates[((((t + 1) * B + row) * 4 + k) * H + pair) >> 1];
+            if (t) {
+                const u32 here = state + (t & 1) * STATE_BYTES + g * STATE_STRIDE + q * 16;
+#pragma unroll
+                for (int s = 0; s < 8; s++) {
+                    const Quad h = load_shared(here + s * 64);
+                    multiply_add(even[0], weight[0][2 * s], h.x, h.y);
+                    multiply_add(even[1], weight[1][2 * s], h.x, h.y);
+                    multiply_add(odds[0], weight[0][2 * s + 1], h.z, h.w);
+                    multiply_add(odds[1], weight[1][2 * s + 1], h.z, h.w);
+                }
+            }
+            float i[2], f[2], new_[2], o[2], h[2];
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                i[b] = sigmoid(even[0][b] + odds[0][b]);
+                f[b] = sigmoid(even[0][2 + b] + odds[0][2 + b]);
+                new_[b] = tanh_(even[1][b] + odds[1][b]);
+                o[b] = sigmoid(even[1][2 + b] + odds[1][2 + b]);
+                cell[b] = f[b] * cell[b] + i[b] * new_[b];
+                h[b] = o[b] * tanh_(cell[b]);
+            }
+            const u32 h_pair = paired(h[0], h[1], odd);
+            if (t + 1 < T) {
+                store_in_cluster(there + ((t + 1) & 1) * STATE_BYTES, gathered(h_pair, lane));
+                cluster_arrive();
+            }
+            u32* of_row = (u32*)(out_gates + (t * B + row) * GATES_STRIDE) + (pair >> 1);
+            of_row[0] = paired(i[0], i[1], odd);
+            of_row[32] = paired(f[0], f[1], odd);
+            of_row[64] = paired(new_[0], new_[1], odd);
+            of_row[96] = paired(o[0], o[1], odd);
+            *((u32*)(out_states + (t * B + row) * STATES_STRIDE) + (pair >> 1)) = h_pair;
+#pragma unroll
+            for (int b = 0; b < 2; b++) ((float*)(out_cells + (t * B + 2 * q + b) * CELLS_STRIDE))[column] = cell[b];
+            if (t + 1 < T) cluster_wait();
+        }
+        block_barrier();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            write_rows<128>(out_gates + k * 128, GATES_STRIDE, gates + ((i64)u * N * 4 + k) * H + rank * 64, N, 4 * H * 2);
+        write_rows<256>(out_cells, CELLS_STRIDE, cells + (i64)u * N * H + rank * 64, N, H * 4);
+        write_rows<128>(out_states, STATES_STRIDE, states + (i64)u * N * H + rank * 64, N, H * 2);
+        if (next >= U) return;
+        u = next;
+    }
+}
+
+// Copies of the backward pass: a thread copies the parts of its own rows, PREFETCHED of 32, delta and theta0.
+#define PREFETCHED 18
+INLINE i64 part_at(int part, int half, int rank, int tile, int g, int q) {
+    const int gate = 2 * half + (part >> 4), block = (part >> 1) & 7, r = part & 1;
+    return (i64)gate * R * H + (i64)(X + rank * 64 + tile * 16 + g + 8 * r) * H + q * 8 + block * 32;
+}
+
+// The gradients of the gates' sums for all t, from dl/dh of the output in `state_grad` [U, N, H]; they replace the gates.
+// Warp w has the states 16 * (w % 4) to + 15 of the block's 64, and half w / 4 of the sum over the gates' columns.
+KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_backward(
+    const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
+    bf16* gates, const float* cells, const float* state_grad, int U, int clusters
+) {
+    SHARED_MEMORY(memory);
+    const int rank = blockIdx.x & 3, now = step[0];
+    int u = next_user(blockIdx.x >> 2, U, clusters, now, num_steps);
+    if (u >= U) return;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    const int tile = warp & 3, half = warp >> 2;
+    const bool odd = g & 1;
+    const u32 grads = shared_address(memory);
+    float* parts = (float*)(memory + 2 * GRAD_BYTES);                  // 4 KB: halves of sums
+    unsigned char* out_gates = memory + 2 * GRAD_BYTES + 4096;
+    const u32 copies = grads + 2 * GRAD_BYTES + 4096 + N * GATES_STRIDE + threadIdx.x * 16;
+    const int column = tile * 16 + half * 8 + g;
+    const int row = 2 * q + odd, pair = column & ~1;
+    const u32 there = in_block(grads + row * GRAD_STRIDE + (rank * 64 + tile * 16 + half * 8) * 2, g >> 1);
+
+    const bf16* of_delta = delta + (i64)u * P + AT;
+    const bf16* of_start = theta0 + (i64)run[u] * P + AT;
+#pragma unroll
+    for (int part = 0; part < PREFETCHED; part++) {
+        copy_16(copies + part * 8192, of_delta + part_at(part, half, rank, tile, g, q));
+        copy_16(copies + part * 8192 + 4096, of_start + part_at(part, half, rank, tile, g, q));
+    }
+    end_copies();
+    while (true) {
+        const float c[2] = {scale[u * M + 1 + 4 * half], scale[u * M + 3 + 4 * half]};
+        u32 weight[32][4];
+#pragma unroll
+        for (int some = PREFETCHED; some < 32; some += 7) {
+            Quad change[7], start[7];
+#pragma unroll
+            for (int k = 0; k < 7; k++) {
+                change[k] = load_once(of_delta + part_at(some + k, half, rank, tile, g, q));
+                start[k] = load_kept(of_start + part_at(some + k, half, rank, tile, g, q));
+            }
+#pragma unroll
+            for (int k = 0; k < 7; k++) {
+                const int part = some + k, at = 2 * (part >> 1), r = part & 1;
+                weight[at][r] = moved(start[k].x, change[k].x, c[part >> 4]);
+                weight[at][2 + r] = moved(start[k].y, change[k].y, c[part >> 4]);
+                weight[at + 1][r] = moved(start[k].z, change[k].z, c[part >> 4]);
+                weight[at + 1][2 + r] = moved(start[k].w, change[k].w, c[part >> 4]);
+            }
+        }
+        await_copies<0>();
+#pragma unroll
+        for (int part = 0; part < PREFETCHED; part++) {
+            const Quad change = load_shared(copies + part * 8192), start = load_shared(copies + part * 8192 + 4096);
+            const int at = 2 * (part >> 1), r = part & 1;
+            weight[at][r] = moved(start.x, change.x, c[part >> 4]);
+            weight[at][2 + r] = moved(start.y, change.y, c[part >> 4]);
+            weight[at + 1][r] = moved(start.z, change.z, c[part >> 4]);
+            weight[at + 1][2 + r] = moved(start.w, change.w, c[part >> 4]);
+        }
+        const int next = next_user(u + clusters, U, clusters, now, num_steps);
+        if (next < U) {  // while the time steps run
+            of_delta = delta + (i64)next * P + AT;
+            of_start = theta0 + (i64)run[next] * P + AT;
+#pragma unroll
+            for (int part = 0; part < PREFETCHED; part++) {
+                copy_16(copies + part * 8192, of_delta + part_at(part, half, rank, tile, g, q));
+                copy_16(copies + part * 8192 + 4096, of_start + part_at(part, half, rank, tile, g, q));
+            }
+            end_copies();
+        }
+
+        const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * 64);
+        const float* of_cells = cells + (i64)u * N * H + rank * 64;
+        const float* of_grad = state_grad + (i64)u * N * H + rank * 64;
+        u32 given[4];
+        float dh[2], cell[2], before[2], carried[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int k = 0; k < 4; k++) given[k] = of_gates[((((T - 1) * B + row) * 4 + k) * H + pair) >> 1];
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+            dh[b] = of_grad[((T - 1) * B + 2 * q + b) * H + column];
+            cell[b] = of_cells[((T - 1) * B + 2 * q + b) * H + column];
+            before[b] = T > 1 ? of_cells[((T - 2) * B + 2 * q + b) * H + column] : 0.0f;
+        }
+        cluster_barrier();
+#pragma unroll 1
+        for (int t = T - 1; t >= 0; t--) {
+            u32 present[4] = {given[0], given[1], given[2], given[3]};
+            float next_dh[2] = {0.0f, 0.0f}, next_before[2] = {0.0f, 0.0f};
+            if (t) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) given[k] = of_gates[((((t - 1) * B + row) * 4 + k) * H + pair) >> 1];
+#pragma unroll
+                for (int b = 0; b < 2; b++) {
+                    next_dh[b] = of_grad[((t - 1) * B + 2 * q + b) * H + column];
+                    if (t > 1) next_before[b] = of_cells[((t - 2) * B + 2 * q + b) * H + column];
+                }
+            }
+            if (t < T - 1) {
+                float sums[4][4] = {};
+                const u32 here = grads + (t & 1) * GRAD_BYTES + g * GRAD_STRIDE + half * 1024 + q * 16;
+#pragma unroll
+                for (int s = 0; s < 16; s++) {
+                    const Quad d = load_shared(here + s * 64);
+                    multiply_add(sums[2 * (s & 1)], weight[2 * s], d.x, d.y);
+                    multiply_add(sums[2 * (s & 1) + 1], weight[2 * s + 1], d.z, d.w);
+                }
+#pragma unroll
+                for (int k = 0; k < 4; k++) sums[0][k] = (sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k]);
+                // The two halves of the sum: this warp keeps rows g (half 0) or g + 8 (half 1) and gives the others away.
+                parts[(warp * 32 + lane) * 2] = half ? sums[0][0] : sums[0][2];
+                parts[(warp * 32 + lane) * 2 + 1] = half ? sums[0][1] : sums[0][3];
+                pair_barrier(1 + tile);
+                const int other = ((warp ^ 4) * 32 + lane) * 2;
+                dh[0] += (half ? sums[0][2] : sums[0][0]) + parts[other];
+                dh[1] += (half ? sums[0][3] : sums[0][1]) + parts[other + 1];
+            }
+            float i[2], f[2], new_[2], o[2], d[4][2];
+            unpaired(present[0], odd, i[0], i[1]);
+            unpaired(present[1], odd, f[0], f[1]);
+            unpaired(present[2], odd, new_[0], new_[1]);
+            unpaired(present[3], odd, o[0], o[1]);
+#pragma unroll
+            for (int b = 0; b < 2; b++) {
+                const float squashed = tanh_(cell[b]);
+                const float dcell = carried[b] + dh[b] * o[b] * (1.0f - squashed * squashed);
+                d[0][b] = dcell * new_[b] * i[b] * (1.0f - i[b]);
+                d[1][b] = dcell * before[b] * f[b] * (1.0f - f[b]);
+                d[2][b] = dcell * i[b] * (1.0f - new_[b] * new_[b]);
+                d[3][b] = dh[b] * squashed * o[b] * (1.0f - o[b]);
+                carried[b] = dcell * f[b];
+                cell[b] = before[b];
+                before[b] = next_before[b];
+                dh[b] = next_dh[b];
+            }
+            u32* of_row = (u32*)(out_gates + (t * B + row) * GATES_STRIDE) + (pair >> 1);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const u32 d_pair = paired(d[k][0], d[k][1], odd);
+                if (t) store_in_cluster(there + ((t - 1) & 1) * GRAD_BYTES + k * 512, gathered(d_pair, lane));
+                of_row[32 * k] = d_pair;
+            }
+            if (t) cluster_barrier();
+        }
+        block_barrier();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            write_rows<128>(out_gates + k * 128, GATES_STRIDE, gates + ((i64)u * N * 4 + k) * H + rank * 64, N, 4 * H * 2);
+        block_barrier();
+        if (next >= U) return;
+        u = next;
+    }
+}
