@@ -5,9 +5,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom, norm
 
 from unheard.audit import lower_bound as module
-from unheard.audit.lower_bound import best_guesses, lower_bound, p_value
+from unheard.audit.lower_bound import AttackCurve, best_guesses, f_dp_bound, lower_bound, p_value, refutes
+from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
 
 
 def test_the_p_value_is_that_of_honest_coins():
@@ -37,6 +39,51 @@ def test_the_bound_is_too_high_in_no_more_than_one_of_twenty_audits_of_randomise
         says_in = was_in ^ (rng.random(200) > math.e / (1 + math.e))
         above += best_guesses(says_in + rng.random(200) * 1e-3, was_in, 0.0).epsilon > 1.0
     assert above <= 0.05 * 200
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("canaries", [5, 60, 500])
+def test_f_dp_rules_nothing_out_that_happens_so_often(mu, canaries):
+    """Independent Gaussian releases, guessed by sign: each guess is correct with probability Phi(mu / 2)."""
+    curve = AttackCurve.of_events([(Gaussian(noise_multiplier=1 / mu), 1)])
+    p = norm.cdf(mu / 2)
+    for correct in range(1, canaries + 1):
+        tail = binom.sf(correct - 1, canaries, p)
+        assert not curve.rules_out(canaries, canaries, correct, tail)
+    most = int(binom.isf(1e-6, canaries, p)) + canaries // 5
+    if most <= canaries:
+        assert curve.rules_out(canaries, canaries, most, 0.05)  # and it is no test that never rules anything out
+
+
+def test_f_dp_holds_for_rules_that_abstain():
+    """The highest tenth of the scores only: the tail of the number of correct guesses, by simulation."""
+    rng, mu, canaries, guesses = np.random.default_rng(1), 1.5, 100, 10
+    included = rng.random((20_000, canaries)) < 0.5
+    score = rng.standard_normal((20_000, canaries)) + mu * included
+    top = np.argpartition(score, canaries - guesses, axis=1)[:, -guesses:]
+    correct = np.take_along_axis(included, top, axis=1).sum(axis=1)
+    curve = AttackCurve.of_events([(Gaussian(noise_multiplier=1 / mu), 1)])
+    for count in range(1, guesses + 1):
+        tail = float((correct >= count).mean())
+        assert not curve.rules_out(canaries, guesses, count, tail - 3 * math.sqrt(tail / 20_000))
+
+
+def test_the_curve_of_sampled_rounds_is_that_of_the_best_test():
+    q, z = 0.3, 0.8
+    curve = AttackCurve.of_events([(PoissonGaussian(sampling_prob=q, noise_multiplier=z), 1)])
+    for false_positives in (0.02, 0.1, 0.3):
+        best = (1 - q) * false_positives + q * norm.sf(norm.isf(false_positives) - 1 / z)
+        assert 0.97 * false_positives <= curve.false_positive_rate(best) <= false_positives * (1 + 1e-6)
+
+
+def test_f_dp_refutes_noise_of_a_quarter_and_no_sound_noise():
+    events, rng = [Gaussian(noise_multiplier=1.0)], np.random.default_rng(3)
+    included = rng.random(2000) < 0.5
+    noise = rng.standard_normal(2000)
+    assert not refutes(noise + included - 0.5, included, events, 0.01)
+    assert refutes(noise + 4 * included - 2, included, events, 0.01)
+    assert not refutes(noise + 4 * included - 2, included, [NonPrivate(reason="no noise")], 0.01)
+    assert f_dp_bound(noise, included, events, 1e-6) < 0.5
 
 
 def test_the_examples_in_the_docstring_are_true():

@@ -1,20 +1,24 @@
 """One run with canary users: the bound is large where nothing protects, and never above a true claim."""
 
+import json
 import math
 from dataclasses import replace
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
 import unheard
 from unheard.audit.background_users import BackgroundUsers
 from unheard.audit.one_run import OneRunResult, audit_one_run
-from unheard.audit.summary import AuditResult
+from unheard.audit.summary import AuditResult, audit_run
 from unheard.engines.choice import EngineChoice
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, PrivacyError, UnprovenCombination
 from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.randomness import ReproducibleStreams, reproducible_generator
+from unheard.training.released import Released
 
 
 def audited(run: unheard.Run, seed=1, **more) -> OneRunResult:
@@ -78,6 +82,24 @@ def test_noise_at_a_fortieth_of_what_is_charged_is_refuted(run, monkeypatch):
     assert any("REFUTED" in sentence for sentence in AuditResult(exposures=None, one_run=audit).sentences())
 
 
+def test_noise_at_two_thirds_of_what_is_charged_is_refuted_by_the_parametric_bound(run, monkeypatch):
+    private = with_plan(run, noise=GaussianNoise(noise_multiplier=4.0), sampling=EVERYBODY)
+    sound = audited(private, canaries=80, rounds=60)
+    assert sound.holds
+    assert sound.bound < 0.6 * sound.parametric.epsilon
+    real = GaussianNoise.add
+    monkeypatch.setattr(
+        GaussianNoise,
+        "add",
+        lambda self, average, rng, **more: real(
+            GaussianNoise(noise_multiplier=self.noise_multiplier / 1.5), average, rng, **more
+        ),
+    )
+    audit = audited(private, canaries=80, rounds=60)
+    assert "parametric" in audit.refuted_by
+    assert not audit.holds
+
+
 def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, tmp_path):
     people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     streams = ReproducibleStreams(seed=3)
@@ -92,6 +114,17 @@ def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, t
     assert not torch.equal(background.state.params_P, run.model.initial(0))
 
 
+def test_an_audit_without_noise_among_users_must_be_allowed(run, store, tmp_path):
+    free = with_plan(run, noise=unheard.NoNoise(), sampling=EVERYBODY)
+    own = replace(free, ledger=tmp_path / "ledger.jsonl", training=unheard.Training(rounds=1))
+    list(unheard.train(own, tmp_path / "r", allow_no_privacy=True))
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    engine = EngineChoice(kind="reference").build(run.model)
+    with pytest.raises(PrivacyError, match="adds no noise"):
+        audit_run(Released.open(tmp_path / "r"), store.path, engine, name="r", canaries=4, rounds=1, with_users=True)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
 def test_too_few_canaries_or_too_many_are_refused(run):
     with pytest.raises(InvalidValue, match="at least 2"):
         audited(run, canaries=1)
@@ -104,6 +137,11 @@ def test_the_result_is_plain_data_and_a_picture(run):
     result = AuditResult(exposures=None, one_run=audit)
     told = result.record()
     assert told["one_run"]["canaries"] == 20
+    bounds = told["one_run"]["bounds"]
+    assert [bound["name"] for bound in bounds] == ["distribution-free", "f-DP", "parametric"]
+    assert all(bound["assumptions"] in "".join(told["verdict"]) for bound in bounds)
+    assert bounds[0]["epsilon_at_least"] == told["one_run"]["epsilon_at_least"]
+    json.dumps(told, allow_nan=False)
     assert told["holds"] is True
     picture = result.score_plot("a run")
     assert picture is not None
@@ -114,3 +152,33 @@ def test_the_result_is_plain_data_and_a_picture(run):
 def test_seeds_are_for_tests_and_the_draw_of_who_is_in_is_fair():
     users = reproducible_generator(1).random(1000) < 0.5
     assert 400 < users.sum() < 600
+
+
+@pytest.mark.parametrize(
+    ("sampling", "strategy"),
+    [
+        (unheard.CyclicPoissonSampling(users_per_round=15, groups=4), "banded"),
+        (unheard.MinSeparationSampling(separation=4), "blt"),
+    ],
+)
+@np.errstate(all="ignore")
+def test_correlated_noise_stays_below_its_claim_and_a_tenth_of_it_is_refuted(run, sampling, strategy):
+    noise = unheard.CorrelatedNoise(noise_multiplier=3.0, strategy=strategy, rounds=8, buffers=2)
+    private = with_plan(run, noise=noise, sampling=sampling)
+    wide = replace(private, model=unheard.TiedLSTM(vocabulary_size=50, embedding_size=16, hidden_size=16))
+    audit = audited(wide, canaries=200, rounds=8)
+    assert audit.rounds == 8
+    assert 0 <= audit.bound <= audit.claimed
+    assert audit.estimate < 1.5 * audit.claimed + 0.5
+    with patch.object(unheard.CorrelatedNoise, "std", lambda self, sensitivity: 0.1 * sensitivity):
+        assert audited(wide, canaries=200, rounds=8).bound > audit.claimed
+
+
+def test_an_audit_of_correlated_noise_has_no_background_users(run):
+    private = with_plan(
+        run,
+        noise=unheard.CorrelatedNoise(noise_multiplier=1.0, rounds=6),
+        sampling=unheard.CyclicPoissonSampling(users_per_round=12, groups=2),
+    )
+    with pytest.raises(UnprovenCombination, match="canaries alone"):
+        list(audit_one_run(private, ReproducibleStreams(seed=1), canaries=20, background=object()))  # pyright: ignore

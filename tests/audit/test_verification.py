@@ -106,6 +106,8 @@ def test_a_torn_last_line_is_told_and_is_no_fault(folder):
         (lambda r: [{**r[0], "facts": {**r[0]["facts"], "population": 10**9}}, *r[1:]], "facts"),
         (lambda r: [{**r[0], "facts": {**r[0]["facts"], "delta": 1e-3}}, *r[1:]], "facts"),
         (lambda r: [{**r[0], "facts": {**r[0]["facts"], "run_hash": "0" * 64}}, *r[1:]], "configuration"),
+        (lambda r: [{**r[0], "facts": {**r[0]["facts"], "start": {"charges": 1}}}, *r[1:]], "charges"),
+        (lambda r: [{**r[0], "facts": {**r[0]["facts"], "start": {"charges": 7}}}, *r[1:]], "charges"),
     ],
 )
 def test_a_ledger_that_was_written_anew_does_not_fit_its_run_file_or_checkpoints(folder, change, where):
@@ -114,6 +116,32 @@ def test_a_ledger_that_was_written_anew_does_not_fit_its_run_file_or_checkpoints
     found = wrong(folder)
     assert where in found
     assert "checkpoints" in found  # whose hashes are of the true one
+
+
+def test_one_charge_that_the_population_lacks_does_not_fit(folder):
+    ledger = Ledger.open(folder / "ledger.jsonl")
+    ledger.charge(ledger.events[-1], 6)
+    assert "holds 6 of this run's 7 charges" in wrong(folder)["people"]
+
+
+def with_declared(folder, **change) -> dict[str, str]:
+    def changed(records):
+        facts = records[0]["facts"]
+        return [{**records[0], "facts": {**facts, "declared": {**facts["declared"], **change}}}, *records[1:]]
+
+    (folder / "ledger.jsonl").write_bytes(resealed(lines_of(folder), changed))
+    return wrong(folder)
+
+
+def test_another_declaration_than_that_of_the_run_file_and_of_the_population_does_not_fit(folder):
+    assert "another declaration" in with_declared(folder, rounds=3)["people"]
+    assert any("run.toml now says 6" in finding.words for finding in verify(folder))
+    for change in ({"rounds": None}, {"budget": {"epsilon": 1.0, "delta": 1e-9, "accountant": "rdp"}}):
+        found = with_declared(folder, **change)
+        assert "declares other events or another budget" in found["facts"]
+        assert "people" in found
+    cheaper = {"kind": "poisson_gaussian", "sampling_prob": 0.5, "noise_multiplier": 9.0}
+    assert "facts" in with_declared(folder, rounds=6, phases=[{"from_round": 0, "event": cheaper}])
 
 
 def test_an_edited_run_file_does_not_fit(folder):
@@ -184,6 +212,12 @@ def test_other_words_or_metrics_of_no_round_do_not_fit(folder):
     assert {"vocabulary", "metrics"} <= set(wrong(folder))
 
 
+def test_metrics_of_the_round_after_the_last_charge_do_not_fit(folder):
+    *rows, last = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(rows) + json.dumps({**json.loads(last), "round": 7}) + "\n")
+    assert "never charged" in wrong(folder)["metrics"]
+
+
 def test_what_is_lost_is_named_and_the_rest_is_still_checked(folder):
     (folder / "ledger.jsonl").unlink()
     found = {f.name: f.fits for f in verify(folder)}
@@ -215,3 +249,18 @@ def test_a_changed_byte_of_the_stores_text_does_not_fit(folder, store, tmp_path)
     content[2] ^= 1
     tokens.write_bytes(content)
     assert "held_out/00000.tokens" in wrong(folder, corpus=corpus)["store"]
+
+
+def test_a_statement_of_another_ledger_position_is_noticed_and_one_of_the_first_version_accepted(folder):
+    path = folder / "statement.json"
+    saved = json.loads(path.read_text())
+    assert saved["ledger"] == {"charges": 6, "head": Ledger.read(folder / "ledger.jsonl").head}
+    path.write_text(json.dumps({key: value for key, value in saved.items() if key != "ledger"}))
+    assert wrong(folder) == {}
+    path.write_text(json.dumps({**saved, "ledger": {**saved["ledger"], "charges": 5}}))
+    assert "ledger" in wrong(folder)["statement"]
+
+
+def test_a_store_is_not_a_run_folder(store):
+    with pytest.raises(RunFolderMissing, match=r"is a token store, not a run folder.*unheard corpus show"):
+        verify(store.path)

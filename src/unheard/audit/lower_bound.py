@@ -1,29 +1,42 @@
-"""Computes a lower bound on epsilon from guesses about who took part in a run.
+"""Computes lower bounds on epsilon from guesses about who took part in a run.
 
 Each of m canary users is included or excluded by a fair coin. An auditor sees the released outputs and guesses, for
-some or all canaries, whether they were included. Theorem 5.2 of Steinke, Nasr and Jagielski (2023) says that against an
-(epsilon, delta)-private mechanism the number of correct guesses is stochastically dominated by a sum of independent
-coins that are correct with probability e^epsilon / (1 + e^epsilon), up to a term in delta. More correct guesses than
-that rule the epsilon out.
+some or all canaries, whether they were included. Two theorems bound the number of correct guesses:
+
+- **Distribution-free.** Against an (epsilon, delta)-private mechanism the number of correct guesses is stochastically
+  dominated by a sum of independent coins that are correct with probability e^epsilon / (1 + e^epsilon), up to a term in
+  delta (Steinke, Nasr and Jagielski 2023, Theorem 5.2). More correct guesses rule the epsilon out.
+- **f-DP.** Against a mechanism with a given trade-off curve, the probabilities p_j of j correct guesses of c satisfy
+  sum_{j in T} j p_j / m <= F(sum_{j in T} (c - j + 1) p_{j-1} / m) for every set T, where F is the largest true-positive
+  rate at a false-positive rate (Mahloujifar, Melis and Chaudhuri 2024). The whole curve is used, and not one point
+  (epsilon, delta), so the bound is higher. It is a bound on epsilon within a family of curves: those of the run's
+  events with their noise divided by one unknown factor.
 
     lower_bound(canaries, guesses, correct, delta)   the largest epsilon that is ruled out
     best_guesses(score_M, included_M, delta)         the same from scores, over a fixed set of guessing rules
+    f_dp_bound(score_M, included_M, events, delta)   the bound by f-DP, over the same rules
 
     >>> lower_bound(canaries=1000, guesses=1000, correct=500, delta=0.0)
     0.0
     >>> round(lower_bound(canaries=1000, guesses=1000, correct=900, delta=0.0), 2)
     2.02
 
-Reference: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023,
-https://arxiv.org/abs/2305.08846.
+References: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023,
+https://arxiv.org/abs/2305.08846. Mahloujifar, Melis, Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024,
+https://arxiv.org/abs/2410.22235.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
+
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.events import Event, Gaussian, NonPrivate, PoissonGaussian
+from unheard.privacy.trade_off import gaussian_delta, privacy_profile
 
 CONFIDENCE = 0.95
 FRACTIONS = (0.45, 0.25, 0.1, 0.05, 0.02)
@@ -34,6 +47,12 @@ afterwards."""
 
 LARGEST_EPSILON = 100.0
 """The search stops here: no audit of a feasible size can rule out a larger epsilon."""
+
+LARGEST_FACTOR = 2.0**7
+"""The noise of the family of curves is divided by factors from 1 / LARGEST_FACTOR to LARGEST_FACTOR."""
+PROFILE_DELTA = 1e-9
+PROFILE_POINTS = 32
+CELLS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,18 +134,149 @@ def best_guesses(score_M: np.ndarray, included_M: np.ndarray, delta: float, conf
     Returns:
         The guesses of the best rule. Their bound holds at `confidence` although the rule was chosen by its outcome.
     """
-    total, rules = len(score_M), _rules(len(score_M))
-    each = 1 - (1 - confidence) / (len(rules) + 1)
-    order_M = np.argsort(score_M, kind="stable")
+    outcomes = _outcomes(score_M, included_M)
+    each = 1 - (1 - confidence) / len(outcomes)
+    bounds = [
+        Guesses(count=count, correct=correct, epsilon=lower_bound(len(score_M), count, correct, delta, each))
+        for count, correct in outcomes
+    ]
+    return max(bounds, key=lambda guesses: guesses.epsilon)
 
-    def outcome(count: int, correct: int) -> Guesses:
-        return Guesses(count=count, correct=correct, epsilon=lower_bound(total, count, correct, delta, each))
 
-    outcomes = [outcome(total, int(((score_M > 0) == included_M).sum()))]
-    for num_in, num_out in rules:
+def f_dp_bound(
+    score_M: np.ndarray,
+    included_M: np.ndarray,
+    events: Iterable[Event],
+    delta: float,
+    confidence: float = CONFIDENCE,
+) -> float:
+    """Returns a lower bound on epsilon by f-DP, within the family of the run's events with scaled noise.
+
+    Args:
+        score_M: One score for each canary, higher where its inclusion is more likely; 0 is neutral.
+        included_M: Which canaries were included.
+        events: The events of the run. A release without noise is treated as one Gaussian release.
+        delta: The delta at which epsilon is stated.
+        confidence: The confidence of the returned bound, over all rules together.
+
+    Returns:
+        The epsilon of the least noise that is ruled out; 0 if none is.
+    """
+    outcomes, counted = _outcomes(score_M, included_M), Counter(events)
+    each = (1 - confidence) / len(outcomes)
+
+    def is_ruled_out(factor: float) -> bool:
+        curve = AttackCurve.of_events(scaled_noise(counted, factor))
+        return any(curve.rules_out(len(score_M), count, correct, each) for count, correct in outcomes)
+
+    factor = 1.0
+    if is_ruled_out(factor):
+        while factor < LARGEST_FACTOR and is_ruled_out(2 * factor):
+            factor *= 2
+        low = factor
+    else:
+        while factor > 1 / LARGEST_FACTOR and not is_ruled_out(factor / 2):
+            factor /= 2
+        low = factor / 2
+        if low < 1 / LARGEST_FACTOR:
+            return 0.0
+    high = 2 * low
+    for _ in range(7):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_ruled_out(middle) else (low, middle)
+    return best_epsilon(scaled_noise(counted, low), delta).epsilon
+
+
+def refutes(score_M: np.ndarray, included_M: np.ndarray, events: Iterable[Event], level: float) -> bool:
+    """Whether so many correct guesses have probability below `level` under the trade-off curve of the events.
+
+    This needs no family of curves: the claim is that the mechanism is at least as private as this curve.
+    """
+    counted = Counter(events)
+    if any(isinstance(event, NonPrivate) for event in counted):
+        return False
+    outcomes, curve = _outcomes(score_M, included_M), AttackCurve.of_events(scaled_noise(counted, 1.0))
+    return any(curve.rules_out(len(score_M), count, correct, level / len(outcomes)) for count, correct in outcomes)
+
+
+def scaled_noise(events: Counter[Event], factor: float) -> list[tuple[PoissonGaussian | Gaussian, int]]:
+    """Returns the events with the noise multiplier of each divided by a factor."""
+    if any(isinstance(event, NonPrivate) for event in events):
+        return [(Gaussian(noise_multiplier=1 / factor), 1)]
+    return [
+        (replace(event, noise_multiplier=event.noise_multiplier / factor), count)
+        for event, count in events.items()
+        if isinstance(event, PoissonGaussian | Gaussian)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCurve:
+    """The largest true-positive rate of any attacker at each false-positive rate, bounded from above by lines.
+
+    A point (epsilon, delta) bounds the true-positive rate y at the false-positive rate x by y <= e^epsilon x + delta and
+    by 1 - y >= e^-epsilon (1 - delta - x). Solved for x, each is a line; x is at least the largest of them.
+
+    Attributes:
+        start_C: At the cell of each y in [0, 1], the value at y = 0 of the line that is largest there.
+        slope_C: Its slope.
+    """
+
+    start_C: list[float]
+    slope_C: list[float]
+
+    @classmethod
+    def of_events(cls, events: list[tuple[PoissonGaussian | Gaussian, int]]) -> "AttackCurve":
+        """Computes the curve of counted events: exactly if everybody takes part, else from their privacy profile."""
+        if all(isinstance(event, Gaussian) or event.sampling_prob == 1 for event, _ in events):
+            mu = math.sqrt(sum(count / event.noise_multiplier**2 for event, count in events))
+            epsilon_E = np.linspace(0.0, mu * (mu / 2 + 6), 8 * PROFILE_POINTS)
+            delta_E = gaussian_delta(epsilon_E, mu)
+        else:
+            epsilon_E, delta_E = privacy_profile(events, PROFILE_DELTA, PROFILE_POINTS)
+        epsilon_E = np.minimum(epsilon_E, 700.0)
+        growth_E = np.exp(epsilon_E)
+        start_L = np.concatenate([[0.0], -delta_E / growth_E, 1 - delta_E - growth_E])
+        slope_L = np.concatenate([[0.0], 1 / growth_E, growth_E])
+        middle_C = (np.arange(CELLS) + 0.5) / CELLS
+        # Any line is a valid lower bound on x. The one that is largest in the middle of a cell is used in all of it.
+        best_C = (start_L[:, None] + slope_L[:, None] * middle_C).argmax(axis=0)
+        return cls(start_C=start_L[best_C].tolist(), slope_C=slope_L[best_C].tolist())
+
+    def false_positive_rate(self, rate: float) -> float:
+        """Returns a lower bound on the false-positive rate of a test with this true-positive rate."""
+        cell = min(max(int(rate * CELLS), 0), CELLS - 1)
+        return max(0.0, self.start_C[cell] + self.slope_C[cell] * rate)
+
+    def rules_out(self, canaries: int, guesses: int, correct: int, probability: float) -> bool:
+        """Whether at least `correct` of `guesses` correct guesses have less than this probability under the curve.
+
+        Suppose that they have this probability. Then r = sum_{j >= i} j p_j / m and h = sum_{j >= i} (c - j) p_j / m have
+        the values below for i = `correct`, and at least the values of the recursion for every smaller i, since h at i is
+        at least the false-positive rate that belongs to r at i + 1. At i = 0 the two sum up to c / m. A larger sum is a
+        contradiction.
+        """
+        if not guesses or not correct:
+            return False
+        right, wrong = probability * correct / canaries, probability * (guesses - correct) / canaries
+        limit = guesses / canaries
+        for i in range(correct - 1, -1, -1):
+            more = max(wrong, self.false_positive_rate(right))
+            right += i / (guesses - i) * (more - wrong)
+            wrong = more
+            if right + wrong > limit * (1 + 1e-9):
+                return True
+        return False
+
+
+def _outcomes(score_M: np.ndarray, included_M: np.ndarray) -> list[tuple[int, int]]:
+    """Returns for each guessing rule the number of guesses and of correct ones."""
+    total, order_M = len(score_M), np.argsort(score_M, kind="stable")
+    outcomes = [(total, int(((score_M > 0) == included_M).sum()))]
+    for num_in, num_out in _rules(total):
         correct = int(included_M[order_M[total - num_in :]].sum() + (~included_M[order_M[:num_out]]).sum())
-        outcomes.append(outcome(num_in + num_out, correct))
-    return max(outcomes, key=lambda guesses: guesses.epsilon)
+        outcomes.append((num_in + num_out, correct))
+    return outcomes
 
 
 def _rules(canaries: int) -> Sequence[tuple[int, int]]:

@@ -5,39 +5,82 @@ the canaries (`canary_users.py`) are the only users: no text is read, nothing is
 no other update hides a canary. With background users (`background_users.py`) the users of the store train as well and
 are charged.
 
+With correlated noise the releases are multiplied by C first, which makes their noise independent again; a canary's score
+is then the log likelihood ratio of the rows that it could have moved, given its group (`_correlated_scores`).
+
 After each round every canary's score grows by the log likelihood ratio of "drawn with probability q" against "never
 drawn", given the released average. At the end the scores are turned into guesses about who was included, and the
-guesses into a lower bound on epsilon (`lower_bound.py`). A bound above the claimed epsilon refutes the claim.
+guesses into lower bounds on epsilon: one that assumes nothing about the scores, one by f-DP (both in `lower_bound.py`),
+and one that assumes Gaussian noise of known size (`parametric_bound.py`). A bound above the claimed epsilon speaks
+against the claim.
 
     for step in audit_one_run(run, SecureStreams(), canaries=1000):
         if isinstance(step, OneRunResult):
-            print(step.bound, "<=", step.claimed)
+            for bound in step.bounds:
+                print(bound.name, bound.epsilon, "<=", step.claimed, bound.assumptions)
 
 References: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023; Andrew et al.,
 "One-shot Empirical Privacy Estimation for Federated Learning", ICLR 2024.
 """
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import torch
 from scipy import stats
+from scipy.signal import lfilter
 
 from unheard.audit.background_users import BackgroundUsers
 from unheard.audit.canary_users import CanaryUsers
-from unheard.audit.lower_bound import CONFIDENCE, Guesses, best_guesses
+from unheard.audit.lower_bound import CONFIDENCE, Guesses, best_guesses, f_dp_bound, refutes
+from unheard.audit.parametric_bound import ParametricBound, Signals, parametric_bound
+from unheard.errors import UnprovenCombination
+from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.sampling import FixedSizeSampling
+from unheard.mechanism.sampling import FixedSizeSampling, GroupedSampling, Turn, groups_of
 from unheard.mechanism.values import CohortSum
 from unheard.privacy.accountants import best_epsilon, epsilon
 from unheard.privacy.events import Event, Gaussian
+from unheard.privacy.matrix_factorization import Factorisation
 from unheard.randomness import Streams
 from unheard.training.run import Run
 
 LARGEST_DELTA = 1e-3
 """Upper limit on the audit's delta times the number of canaries."""
+
+REFUTATION_LEVELS = {"distribution-free": 1 - CONFIDENCE, "f-DP": 0.01, "parametric": 1e-4}
+"""How often each bound may refute the claim of a sound mechanism. A sound mechanism lies at the limit of what the
+parametric test allows, so that its 95 % bound exceeds the claim in one of 20 sound audits. That alone is no
+refutation."""
+
+ASSUMPTIONS = {
+    "distribution-free": "none about the mechanism or the scores (Steinke, Nasr and Jagielski 2023)",
+    "f-DP": "the trade-off curve is that of the run's rounds with their noise divided by one unknown factor (Mahloujifar, "
+    "Melis and Chaudhuri 2024)",
+    "parametric": "the noise is Gaussian with the known standard deviation, canaries are drawn with probability q, and every "
+    "included canary adds the same signal, whose size is fitted",
+}
+"""What each bound assumes. The canaries are included by independent fair coins for all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowerBound:
+    """One lower bound on epsilon.
+
+    Attributes:
+        name: A key of `ASSUMPTIONS`.
+        epsilon: The bound; NaN if there is none.
+        assumptions: What it assumes, or why there is none.
+    """
+
+    name: str
+    epsilon: float
+    assumptions: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +88,27 @@ class OneRunResult:
     """The result of a one-run audit. Scores belong to canaries, not to users of the store.
 
     Attributes:
-        rounds: The number of rounds that were simulated. score_M: The score of each canary, higher where its inclusion
-        is more likely. included_M: Which canaries were included. guesses: The guesses that give the highest lower
-        bound. estimate: The epsilon of a Gaussian mechanism whose two output distributions are as far apart as the
-        scores of included
-            and excluded canaries. Not a bound, but close to the truth unless q is small.
+        rounds: The number of rounds that were simulated.
+        score_M: The score of each canary, higher where its inclusion is more likely.
+        included_M: Which canaries were included.
+        guesses: The guesses that give the highest distribution-free bound.
+        events: The events of the simulated rounds.
+        parametric: The lower bound on epsilon by a fitted Gaussian.
+        refuted_by: The names of the bounds that refute the claim.
+        estimate: The epsilon of a Gaussian mechanism whose two output distributions are as far apart as the scores of
+            included and excluded canaries. Not a bound, but close to the truth unless q is small.
         claimed: The epsilon that the accountants give for these rounds, at `delta`.
-        delta: The delta of all three figures.
-        confidence: The confidence of the lower bound.
+        delta: The delta of all figures.
+        confidence: The confidence of each lower bound by itself.
     """
 
     rounds: int
     score_M: np.ndarray = field(repr=False)
     included_M: np.ndarray = field(repr=False)
     guesses: Guesses
+    events: Sequence[Event] = field(repr=False)
+    parametric: ParametricBound
+    refuted_by: tuple[str, ...]
     estimate: float
     claimed: float
     delta: float
@@ -66,13 +116,30 @@ class OneRunResult:
 
     @property
     def bound(self) -> float:
-        """The lower bound on epsilon."""
+        """The distribution-free lower bound on epsilon."""
         return self.guesses.epsilon
+
+    @cached_property
+    def f_dp(self) -> float:
+        """The lower bound on epsilon by f-DP; takes some seconds."""
+        return f_dp_bound(self.score_M, self.included_M, self.events, self.delta, self.confidence)
+
+    @property
+    def bounds(self) -> list[LowerBound]:
+        """All lower bounds with their assumptions, from the weakest assumptions to the strongest."""
+        values = {"distribution-free": self.bound, "f-DP": self.f_dp, "parametric": self.parametric.epsilon}
+        reasons = {"parametric": self.parametric.reason}
+        return [
+            LowerBound(
+                name=name, epsilon=value, assumptions=f"no bound: {why}" if (why := reasons.get(name)) else words
+            )
+            for (name, value), words in zip(values.items(), ASSUMPTIONS.values(), strict=True)
+        ]
 
     @property
     def holds(self) -> bool:
         """Whether the claim survived the audit."""
-        return self.bound <= self.claimed
+        return not self.refuted_by
 
 
 def audit_one_run(
@@ -100,9 +167,17 @@ def audit_one_run(
     users = CanaryUsers.draw(canaries, layout, rng)
     included_M = rng.random(canaries) < 0.5
     score_M, events = np.zeros(canaries), []
+    signals: Signals = Counter()
     plan = run.plan.at(0, layout)
     units_P = users.units(plan)
     norm_M = users.norms(units_P)
+    if isinstance(run.plan.noise, CorrelatedNoise):
+        if background is not None:
+            raise UnprovenCombination(
+                "An audit of correlated noise is made with canaries alone: leave out the users of the store (--with-users)."
+            )
+        yield from _audit_correlated(run, run.plan.noise, streams, users, included_M, rounds or run.training.rounds)
+        return
     for round in range(rounds or run.training.rounds):
         if (current := run.plan.at(round, layout)) != plan:
             plan, units_P = current, users.units(current)
@@ -115,9 +190,74 @@ def audit_one_run(
         if background is not None:
             background.learn(noisy)
         projection_M = users.projections(noisy.average_P.cpu().numpy(), units_P, norm_M)
-        score_M += _log_likelihood_ratio(projection_M, norm_M * _unit(plan, cohort), noisy.noise_std, plan)
+        signal_M = norm_M * _unit(plan, cohort)
+        score_M += _log_likelihood_ratio(projection_M, signal_M, noisy.noise_std, plan)
+        if noisy.noise_std > 0:
+            signals[_probability(plan), float(f"{signal_M.mean() / noisy.noise_std:.6g}")] += 1
         yield round + 1
-    yield _result(run, events, score_M, included_M)
+    yield _result(run, events, signals, score_M, included_M)
+
+
+def _audit_correlated(
+    run: Run, noise: CorrelatedNoise, streams: Streams, users: CanaryUsers, included_M: np.ndarray, rounds: int
+) -> Iterator[int | OneRunResult]:
+    """Simulates one run with correlated noise; as `audit_one_run`."""
+    plan = run.plan.at(0, run.model.layout)
+    sampling, parameters = plan.sampling, plan.layout.total
+    assert isinstance(sampling, GroupedSampling)
+    matrix = noise.factorisation(sampling, plan.population)
+    if noise.strategy == "blt":
+        rounds = min(rounds, matrix.rounds)  # the mechanism ends there
+    history, key = NoiseHistory(matrix, parameters, torch.device("cpu")), streams.groups_key(0)
+    units_P = users.units(plan)
+    norm_M = users.norms(units_P)
+    events, projected, unit = [], [], 0.0
+    for index in range(rounds):
+        events.append(plan.event(index))
+        turn = Turn(index=index, groups_key=key)
+        drawn = sampling.draw(len(included_M), plan.population, streams.sampling(index), turn)
+        cohort = users.cohort(drawn[included_M[drawn]], units_P, plan)
+        unit = _unit(plan, cohort)
+        normals = CorrelatedNormals(streams.noise_key(index), history, parameters, torch.device("cpu"))
+        noisy = noise.add(plan.average(cohort), normals)
+        projected.append(users.projections(noisy.average_P.cpu().numpy(), units_P, norm_M))
+        yield index + 1
+    groups_M = groups_of(len(included_M), matrix.separation, key)
+    sigma = noise.std(plan.sensitivity) * matrix.sensitivity()
+    q = sampling.turn_probability(plan.population)
+    score_M = _correlated_scores(np.array(projected), norm_M * unit, groups_M, matrix, sigma, q)
+    yield _result(run, events, Counter(), score_M, included_M)
+
+
+def _correlated_scores(
+    projected_TM: np.ndarray,
+    norm_M: np.ndarray,
+    groups_M: np.ndarray,
+    matrix: Factorisation,
+    sigma: float,
+    q: float,
+) -> np.ndarray:
+    """Returns the log likelihood ratio of each canary, summed over its blocks of rounds.
+
+    C times the projected releases has independent noise sigma. A canary that takes part in round t adds c times its norm
+    to the rows from t on. With BLT a canary takes part whenever it is its turn, and all its rounds are one block.
+    """
+    rounds = len(projected_TM)
+    column = matrix.column(rounds)
+    white_TM = np.asarray(lfilter(column, [1.0], projected_TM, axis=0))
+    score_M = np.zeros(len(norm_M))
+    for group in range(matrix.separation):
+        mine = groups_M == group
+        starts = range(group, rounds, matrix.separation)
+        blocks = [[t] for t in starts] if matrix.strategy == "banded" else [list(starts)]
+        for block in blocks:
+            signal_T = np.zeros(rounds)
+            for t in block:
+                signal_T[t:] += column[: rounds - t]
+            exponent = (signal_T @ white_TM[:, mine]) * norm_M[mine] - signal_T @ signal_T * norm_M[mine] ** 2 / 2
+            taking_part = math.log(q) + exponent / sigma**2
+            score_M[mine] += np.logaddexp(math.log1p(-q), taking_part) if q < 1 else taking_part
+    return score_M
 
 
 def _draw(plan: RoundPlan, num_users: int, streams: Streams, round: int) -> np.ndarray:
@@ -145,23 +285,40 @@ def _log_likelihood_ratio(
     """
     if noise_std == 0:
         return projection_M
-    q = min(plan.sampling.probability(plan.population), 1.0)
+    q = _probability(plan)
     exponent_M = (projection_M * norm_M - norm_M**2 / 2) / noise_std**2
     return np.logaddexp(math.log1p(-q) if q < 1 else -math.inf, math.log(q) + exponent_M)
 
 
-def _result(run: Run, events: list[Event], score_M: np.ndarray, included_M: np.ndarray) -> OneRunResult:
+def _probability(plan: RoundPlan) -> float:
+    return min(plan.sampling.probability(plan.population), 1.0)
+
+
+def _result(
+    run: Run, events: list[Event], signals: Signals, score_M: np.ndarray, included_M: np.ndarray
+) -> OneRunResult:
     # A mechanism that is private at one delta is private at every other, with another epsilon. The lower bound counts
     # delta once for each canary, so a large delta would hide everything. All figures are therefore given at this
     # smaller delta.
     delta = min(run.claimed_delta, LARGEST_DELTA / len(score_M))
+    claimed, guesses = best_epsilon(events, delta).epsilon, best_guesses(score_M, included_M, delta)
+    signals = signals if signals.total() == len(events) else Counter()  # a round without noise reveals everything
+    strict = parametric_bound(score_M, included_M, signals, delta, confidence=1 - REFUTATION_LEVELS["parametric"])
+    refutations = {
+        "distribution-free": guesses.epsilon > claimed,
+        "f-DP": refutes(score_M, included_M, events, REFUTATION_LEVELS["f-DP"]),
+        "parametric": strict.epsilon > claimed,
+    }
     return OneRunResult(
         rounds=len(events),
         score_M=score_M,
         included_M=included_M,
-        guesses=best_guesses(score_M, included_M, delta),
+        guesses=guesses,
+        events=events,
+        parametric=parametric_bound(score_M, included_M, signals, delta),
+        refuted_by=tuple(name for name, is_refuted in refutations.items() if is_refuted),
         estimate=_estimate(score_M[included_M], score_M[~included_M], delta, isinstance(run.plan.noise, NoNoise)),
-        claimed=best_epsilon(events, delta).epsilon,
+        claimed=claimed,
         delta=delta,
     )
 

@@ -10,13 +10,13 @@ Phrases that no user carries (0 users) are controls: the audit must not find the
 This module does not import torch.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unheard.config import parse_json
 from unheard.corpus.canaries import Canary
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
@@ -92,7 +92,7 @@ def read_canaries(store: Path, vocabulary_size: int) -> list[dict[str, Any]]:
             f"{store} has no canaries: none were planted. Draw some with `unheard canaries`, then `unheard prepare --canaries`."
         )
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = parse_json(file.read_text(encoding="utf-8"))
         for canary in record:
             tokens = [int(t) for t in canary["tokens"]]
             if not tokens or len(tokens) > MAX_TOKENS or not all(0 <= t < vocabulary_size for t in tokens):

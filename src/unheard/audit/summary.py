@@ -28,6 +28,7 @@ from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.training.initialise import population_ledger_of
 from unheard.training.released import Released
+from unheard.training.validate import check_permission
 from unheard.training.worker import check_all_users_reachable, parallel_map_of
 
 BINS = 60
@@ -100,6 +101,7 @@ def audit_run(
     candidates: int = 10_000,
     with_users: bool = False,
     skip_one_run: bool = False,
+    allow_no_privacy: bool = False,
     progress: Progress = no_progress,
 ) -> AuditResult:
     """Ranks the phrases that were planted in the store, if any, and simulates one run with canary users.
@@ -114,11 +116,15 @@ def audit_run(
         candidates: The number of random phrases to rank each planted phrase among.
         with_users: Let the users of the store take part in the simulated run. They are charged for it.
         skip_one_run: Only rank planted phrases.
+        allow_no_privacy: Allow `with_users` for a run without noise, which makes the epsilon of its users infinite.
         progress: Called as the work proceeds.
 
     Returns:
         Both results.
     """
+    if with_users and not skip_one_run:
+        # DP: an audit of a run without noise, among its users, is a run without noise on them.
+        check_permission(released.run, allow_no_privacy)
     ranked: list[Exposure] | None = None
     if has_canaries(store):
         planted = read_canaries(store, released.run.model.vocabulary_size)
@@ -157,6 +163,15 @@ def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
         "guesses": audit.guesses.count,
         "right": audit.guesses.correct,
         "epsilon_at_least": audit.bound,
+        "bounds": [
+            {
+                "name": bound.name,
+                "epsilon_at_least": None if math.isnan(bound.epsilon) else bound.epsilon,
+                "assumptions": bound.assumptions,
+            }
+            for bound in audit.bounds
+        ],
+        "refuted_by": list(audit.refuted_by),
         "confidence": audit.confidence,
         "epsilon_estimate": audit.estimate if math.isfinite(audit.estimate) else str(audit.estimate),
         "epsilon_claimed": audit.claimed,
@@ -180,14 +195,23 @@ def _about_one_run(audit: OneRunResult) -> Iterator[str]:
         f"One run: {audit.guesses.correct} of {audit.guesses.count} guesses about {len(audit.score_M)} canary users were right. "
         f"So epsilon is at least {audit.bound:.3g} at delta {audit.delta:.2g}, with {100 * audit.confidence:.0f} % confidence."
     )
+    yield f"Lower bounds on epsilon at delta {audit.delta:.2g}, each with {100 * audit.confidence:.0f} % confidence:"
+    for bound in audit.bounds:
+        value = "-" if math.isnan(bound.epsilon) else f"{bound.epsilon:.3g}"
+        yield f"  {bound.name:<18}{value:>6}   assumes: {bound.assumptions}"
     if math.isinf(audit.claimed):
         yield "The run claims no guarantee (its epsilon is infinite), and the audit shows what that means."
     elif audit.holds:
         yield f"The claim of {audit.claimed:.3g} for these rounds stands: an audit can refute a claim, not prove it."
+        if audit.parametric.epsilon > audit.claimed:
+            yield "The parametric bound is above the claim, as in one of 20 sound audits: repeat the audit."
+        if "pure noise" in audit.parametric.reason:
+            yield "If no users of the store took part, the noise is not what the plan says: look for the fault."
     else:
         yield (
-            f"THE CLAIM IS REFUTED: {audit.claimed:.3g} was claimed for these rounds. Release nothing of this run, and look for "
-            "the fault. By chance this happens in fewer than one of 20 audits, so repeat the audit once."
+            f"THE CLAIM IS REFUTED by the {' and the '.join(audit.refuted_by)} bound: {audit.claimed:.3g} was claimed for these "
+            "rounds. Release nothing of this run, and look for the fault. By chance this happens in fewer than 7 of 100 "
+            "audits, so repeat the audit once."
         )
 
 

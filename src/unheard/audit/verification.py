@@ -22,15 +22,32 @@ import torch
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import RunFolderMissing, UnheardError
-from unheard.privacy.accountants import best_epsilon
-from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection
+from unheard.errors import CodeNotTrusted, RunFolderMissing, UnheardError
+from unheard.mechanism.correlated import CorrelatedNoise
+from unheard.mechanism.sampling import GroupedSampling
+from unheard.models.module import ModuleModel, no_code
+from unheard.privacy.events import (
+    CorrelatedGaussian,
+    FailureProbability,
+    Gaussian,
+    PoissonGaussian,
+    Selection,
+    to_record,
+)
+from unheard.privacy.filters import claim_of_run, declaration
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.matrix_factorization import Factorisation
 from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
 from unheard.privacy.run_ledger import check_ledger, check_population, remembered
 from unheard.privacy.statement import statement
-from unheard.run_folder import RunFolder, are_measures
-from unheard.training.checkpoint import Checkpoint, checkpoint_files, read_checkpoint, released_model
+from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
+from unheard.training.checkpoint import (
+    Checkpoint,
+    checkpoint_files,
+    read_checkpoint,
+    recorded_layout,
+    released_model,
+)
 from unheard.training.initialise import streams_of
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run, run_hash
@@ -91,13 +108,15 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         RunFolderMissing: The folder has neither a run file nor a ledger.
     """
     folder = Folder(RunFolder(Path(path)))
-    if not folder.path.run_file.exists() and not folder.path.ledger.exists():
-        raise RunFolderMissing(f"{path} is not a run folder: it has neither run.toml nor ledger.jsonl.")
+    is_store = (Path(path) / "corpus.json").is_file()
+    if not folder.path.run_file.exists() and (is_store or not folder.path.ledger.exists()):
+        raise RunFolderMissing(not_a_run_folder(path))
     checks: list[tuple[str, Check]] = [
         ("checkpoints read back", _checkpoints_read),  # before the ledger, which may grow meanwhile
         ("ledger", _ledger),
         ("configuration", _configuration),
         ("facts", _facts),
+        ("correlated noise", _correlated_noise),
         ("charges", _charges),
         ("checkpoints", _checkpoints),
         ("model", _model),
@@ -110,7 +129,8 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         ("store", lambda folder: _store(folder, corpus)),
         ("epsilon", _epsilon),
     ]
-    return [_finding(name, check, folder) for name, check in checks]
+    with no_code():  # the folder may be somebody else's, and its run file names the code to import
+        return [_finding(name, check, folder) for name, check in checks]
 
 
 def _finding(name: str, check: Check, folder: Folder) -> Finding:
@@ -121,6 +141,8 @@ def _finding(name: str, check: Check, folder: Folder) -> Finding:
         return Finding(name=name, fits=True, words="; ".join(sentences))
     except CheckSkipped as error:
         return Finding(name=name, fits=None, words=str(error))
+    except CodeNotTrusted as error:
+        return Finding(name=name, fits=None, words=f"not checked: {error}")
     except UnheardError as error:
         return Finding(name=name, fits=False, words=str(error))
     except OSError as error:
@@ -150,6 +172,10 @@ def _ledger(folder: Folder) -> Iterator[str]:
 def _configuration(folder: Folder) -> Iterator[str]:
     """The hash of the run file is the one that the ledger's header names."""
     folder.run, _ = read_saved_run(folder.path.run_file)
+    if isinstance(folder.run.model, ModuleModel) and folder.path.model.is_file():
+        layout = recorded_layout(folder.path.model)
+        if layout is not None:
+            folder.run.model.__dict__["_layout"] = layout  # instead of importing the class
     if folder.ledger is None:
         raise CheckFailed("run.toml reads well, but there is no ledger to compare it with.")
     if folder.ledger.facts.get("run_hash") != run_hash(folder.run):
@@ -173,6 +199,53 @@ def _facts(folder: Folder) -> Iterator[str]:
     if different:
         raise CheckFailed(f"the ledger's first line states other facts than run.toml gives: {', '.join(different)}.")
     yield "population, q, weights, S, z, sensitivity, grid and delta follow from run.toml"
+    if (declared := ledger.facts.get("declared")) is not None:  # ledgers of older versions have none
+        yield _declared(run, declared)
+
+
+def _declared(run: Run, declared: Any) -> str:
+    """Compare the declaration in the ledger's header, which the claim of a run that stopped early rests on."""
+    phases = [(first, to_record(plan.event())) for first, plan in run.plan.phases(run.model.layout)]
+    expected = json.loads(json.dumps(declaration(run.training.rounds, phases, run.budget)))
+    rounds = declared.get("rounds") if isinstance(declared, dict) else None
+    # DP: other events or another budget than those of run.toml would give a run another claim than it has paid for.
+    if type(rounds) is not int or {**expected, "rounds": rounds} != declared:
+        raise CheckFailed("the ledger's first line declares other events or another budget than run.toml gives.")
+    if rounds == run.training.rounds:
+        return "the declared rounds, events and budget are those of run.toml"
+    return (
+        f"the declared events and budget are those of run.toml; the claim is for the {rounds} rounds that were declared, "
+        f"and run.toml now says {run.training.rounds}"
+    )
+
+
+def _correlated_noise(folder: Folder) -> Iterator[str]:
+    """The coefficients in the ledger's header are those of a proved mechanism and fit the run file. Their sensitivity
+    is recomputed from the header alone."""
+    run, ledger = _run_and_ledger(folder)
+    record, noise = ledger.facts.get("correlated_noise"), run.plan.noise
+    if not isinstance(noise, CorrelatedNoise):
+        if record is not None:
+            raise CheckFailed("the ledger's first line describes correlated noise, and run.toml has none.")
+        yield "none: the noise of each round is independent"
+        return
+    matrix = Factorisation.from_record(record)
+    assert record is not None
+    event = run.plan.at(0, run.model.layout).event()
+    assert isinstance(event, CorrelatedGaussian)
+    assert isinstance(run.plan.sampling, GroupedSampling)
+    expected = (noise.strategy, noise.rounds, run.plan.sampling.rounds_apart(run.plan.population))
+    if (matrix.strategy, matrix.rounds, matrix.separation) != expected:
+        raise CheckFailed("the ledger's first line describes another correlated noise than run.toml.")
+    stated = (record["sampling_prob"], record["noise_multiplier"], record["block"])
+    if stated != (event.sampling_prob, event.noise_multiplier, event.block):
+        raise CheckFailed("the ledger's first line states another q, z or block of rounds than run.toml gives.")
+    yield (
+        f"{matrix.strategy}, T = {matrix.rounds}, b = {matrix.separation}, k = {matrix.participations}: sensitivity "
+        f"{matrix.sensitivity():.9g}, recomputed from the coefficients"
+    )
+    if folder.path.noise.exists():
+        yield "keys and history of the noise are still there: they are deleted when the run is complete"
 
 
 def _charges(folder: Folder) -> Iterator[str]:
@@ -183,18 +256,24 @@ def _charges(folder: Folder) -> Iterator[str]:
     if past > len(entries) or any(entry.round for entry in entries[:past]):
         raise CheckFailed(f"the ledger says that {past} charges came before the first round, and does not have them.")
     reached = selected = _rounds_of_selection(run, ledger)
+    attempt = 0
     for line, entry in enumerate(entries[past:], start=past + 2):  # line 1 is the header
         if entry.round > reached:
             raise CheckFailed(
                 f"ledger.jsonl, line {line}: round {entry.round} was charged, but round {reached} never was."
             )
         reached = max(reached, entry.round + 1)
-        if entry.round not in events:
-            events[entry.round] = run.plan.at(entry.round, layout).event()
-        if entry.event != events[entry.round]:
+        # With correlated noise the cost follows the number of the attempt; 0 begins a new mechanism.
+        index = entry.event.index if isinstance(entry.event, CorrelatedGaussian) else 0
+        if index not in (0, attempt):
+            raise CheckFailed(f"ledger.jsonl, line {line}: attempt {index} follows {attempt - 1} attempts.")
+        attempt = index + 1
+        if (entry.round, index) not in events:
+            events[entry.round, index] = run.plan.at(entry.round, layout).event(index)
+        if entry.event != events[entry.round, index]:
             raise CheckFailed(
                 f"ledger.jsonl, line {line}: round {entry.round} was charged as {entry.event}, but the run file makes it "
-                f"{events[entry.round]}."
+                f"{events[entry.round, index]}."
             )
     repeated = len(entries) - past - (reached - selected)
     words = f"{reached} rounds, each charged with the q and z of the run file"
@@ -330,7 +409,10 @@ def _statement(folder: Folder) -> Iterator[str]:
     if not isinstance(saved, dict):
         raise CheckFailed("statement.json is no statement.")
     expected = statement(ledger.facts, ledger.entries)
-    compared = [key for key in expected if key not in ("versions", "software")]
+    is_of_first_version = "ledger" not in saved  # version 0.1 did not write this key
+    compared = expected.keys() - {"versions", "software"} - ({"ledger"} if is_of_first_version else set())
+    if "basis" not in saved:  # before it was recorded, the epsilon of replacing a user was looser
+        compared -= {"basis", "replace_one"}
     different = sorted(key for key in compared if not _agree(saved.get(key), expected[key]))
     if different:
         raise CheckFailed(
@@ -363,6 +445,10 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
             f"{population.path} holds {member.held} of this run's {len(ledger)} charges: it was shortened or replaced."
         )
     check_population(population, run_id(ledger), len(ledger), sources)
+    known, stated = member.facts.get("declared"), ledger.facts.get("declared")
+    # DP: the declaration was recorded with these users before the first round, so it cannot be changed in one ledger.
+    if known is not None and known != stated and not member.has_repeats:
+        raise CheckFailed(f"{population.path} records another declaration of this run than the run's own ledger.")
     yield f"all charges of this run are in the store's ledger too, among those of {len(population.members)} runs"
 
 
@@ -387,8 +473,8 @@ def _epsilon(folder: Folder) -> Iterator[str]:
     delta = ledger.facts.get("delta")
     if not isinstance(delta, float) or not 0 < delta < 1:
         raise CheckFailed("the ledger declares no delta between 0 and 1.")
-    bound = best_epsilon(ledger.events, delta)
-    yield f"{bound.epsilon:.6g} at delta {delta:.3g} by {bound.accountant}, recomputed from the ledger"
+    claim = claim_of_run(ledger.facts, ledger.entries, delta)
+    yield f"{claim.epsilon:.6g} at delta {delta:.3g} by {claim.accountant}, recomputed from the ledger"
 
 
 def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
