@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
+from scipy.stats import norm
 
 from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.privacy.accountants import (
@@ -23,7 +24,7 @@ from unheard.privacy.accountants import (
     versions,
 )
 from unheard.privacy.budget import Budget
-from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian
+from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
 from unheard.privacy.planner import CostEstimate
 from unheard.privacy.rdp import AdditiveCost
 from unheard.privacy.statement import statement
@@ -214,16 +215,55 @@ def test_pld_is_the_tightest_and_moments_the_loosest(count, delta):
 def test_replacing_a_user_is_a_move_of_twice_the_sensitivity_when_everybody_takes_part():
     bound = replace_one_epsilon([(Gaussian(noise_multiplier=4), 4)], 1e-6)
     assert bound.epsilon == pytest.approx(exact_epsilon(1.0, 1e-6), rel=1e-3)
-    assert "twice the sensitivity" in bound.accountant
+    assert bound.accountant == "pld for replacing one user"
 
 
-def test_replacing_a_user_costs_more_than_twice_as_much_when_users_are_sampled():
-    events = [(PAPER_ROUND, 5000)]
-    bound = replace_one_epsilon(events, 1e-9)
+def replaced_delta(q: float, z: float, epsilon: float) -> float:
+    """The delta of one round, from the proof: the best half-space between two users with opposite updates."""
+    edge = np.linspace(-9, 9, 20_001)
+    alpha = math.exp(epsilon)
+    return float(
+        np.max(q * norm.cdf(edge + 1 / z) - alpha * q * norm.cdf(edge - 1 / z) + (1 - q) * (1 - alpha) * norm.cdf(edge))
+    )
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.01, 0.6), (0.2, 1.0), (0.7, 2.0)])
+def test_replacing_a_user_in_one_round_costs_what_the_proof_gives(q, z):
+    event = PoissonGaussian(sampling_prob=q, noise_multiplier=z)
+    for delta in (1e-3, 1e-6):
+        epsilon = replace_one_epsilon([event], delta).epsilon
+        assert epsilon > best_epsilon([event], delta).epsilon
+        assert replaced_delta(q, z, epsilon) <= delta
+        assert replaced_delta(q, z, 0.99 * epsilon - 1e-3) > delta
+
+
+def test_two_users_with_opposite_updates_are_the_worst_case_in_two_dimensions():
+    """The densities on a grid, for updates at any angle and of any length up to the sensitivity."""
+    q, z, alpha = 0.3, 0.8, math.exp(0.5)
+    x, y = np.meshgrid(np.linspace(-6, 6, 301), np.linspace(-6, 6, 301))
+
+    def density(mean: tuple[float, float]) -> np.ndarray:
+        return np.exp(-((x - mean[0]) ** 2 + (y - mean[1]) ** 2) / (2 * z**2))
+
+    def stick(first: tuple[float, float], second: tuple[float, float]) -> float:
+        p, r = ((1 - q) * density((0, 0)) + q * density(mean) for mean in (first, second))
+        return float(np.maximum(p - alpha * r, 0).sum() / p.sum())
+
+    worst = stick((1, 0), (-1, 0))
+    for angle in np.linspace(0, math.pi, 7):
+        for length in (0.5, 1.0):
+            own = (length * math.cos(angle), length * math.sin(angle))
+            assert stick((1, 0), own) <= worst * (1 + 1e-9)
+            assert stick(own, (1, 0)) <= worst * (1 + 1e-9)
+    assert worst == pytest.approx(replaced_delta(q, z, 0.5), rel=1e-2)
+
+
+def test_an_event_without_a_loss_distribution_is_replaced_as_a_group_of_two():
+    chosen = Selection(sampling_prob=0.01, noise_multiplier=2.0, rounds=10, mean_trials=2.0, drawn_from="geometric")
+    bound = replace_one_epsilon([chosen], 1e-6)
+    assert bound.accountant == "rdp for a group of two"
     half = bound.epsilon / 2
-    assert bound.accountant == "pld for a group of two"
-    assert half > best_epsilon(events, 1e-9).epsilon
-    assert (1 + math.exp(half)) * delta_at(events, half, "pld") <= 1e-9 * (1 + 1e-9)
+    assert (1 + math.exp(half)) * delta_at([chosen], half, "rdp") <= 1e-6 * (1 + 1e-9)
 
 
 def test_a_failure_probability_counts_for_both_users_who_are_swapped():

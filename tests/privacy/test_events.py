@@ -7,10 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unheard.errors import InvalidValue, LedgerError
-from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, from_record, to_record
+from unheard.privacy.events import (
+    CorrelatedGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    accounted,
+    from_record,
+    to_record,
+)
 
 EVENTS = [
     PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0),
+    CorrelatedGaussian(sampling_prob=0.1, noise_multiplier=1.0, block=8, index=3),
     Gaussian(noise_multiplier=2.0),
     FailureProbability(delta=1e-10),
     NonPrivate(reason="no noise was asked for"),
@@ -72,3 +82,35 @@ def test_a_non_private_event_must_say_why():
 def test_a_record_of_unknown_cost_is_refused(record):
     with pytest.raises(LedgerError):
         from_record(record)
+
+
+def test_the_first_round_of_each_block_of_correlated_noise_pays_for_the_block():
+    from unheard.privacy.accountants import collapse, epsilon
+    from unheard.privacy.budget import RunningEpsilon
+
+    running, events = RunningEpsilon(1e-5), []
+    for index in range(11):
+        event = CorrelatedGaussian(sampling_prob=0.2, noise_multiplier=1.5, block=4, index=index)
+        assert running.epsilon_after(event) == RunningEpsilon(1e-5, events=[*events, event]).epsilon
+        running.charge(event)
+        events.append(event)
+        blocks = -(-len(events) // 4)
+        one = PoissonGaussian(sampling_prob=0.2, noise_multiplier=1.5)
+        assert collapse(events) == (((one, blocks),), 0.0)
+        assert running.epsilon == pytest.approx(epsilon([(one, blocks)], 1e-5, "rdp"))
+
+
+def test_without_sampling_a_block_of_correlated_noise_is_one_gaussian_release():
+    event = CorrelatedGaussian(sampling_prob=1, noise_multiplier=2, block=100, index=0)
+    assert accounted(event) == Gaussian(noise_multiplier=2.0)
+    assert accounted(CorrelatedGaussian(sampling_prob=1, noise_multiplier=2, block=100, index=99)) is None
+    assert from_record(to_record(event)) == event
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"block": 0}, {"index": -1}, {"index": 1.0}, {"block": True}, {"sampling_prob": 1.5}]
+)
+def test_a_round_of_correlated_noise_out_of_range_is_refused(wrong):
+    good = {"sampling_prob": 0.5, "noise_multiplier": 1.0, "block": 4, "index": 0}
+    with pytest.raises(InvalidValue):
+        CorrelatedGaussian(**{**good, **wrong})

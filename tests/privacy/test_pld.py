@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
 from tests.privacy.test_accountants import exact_delta, exact_epsilon
@@ -38,6 +39,17 @@ def test_no_delta_is_below_the_exact_one(z, rounds, grid):
     for step in range(20):
         epsilon = (mu**2 / 2 + 9 * mu) * step / 20
         assert composed.delta(epsilon) >= exact_delta(mu, epsilon)
+
+
+@pytest.mark.parametrize("relation", [NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE])
+def test_a_cached_round_composes_as_in_the_library(relation):
+    """The library builds the loss of a round anew for each length; only the allowance for rounding errors differs."""
+    rounds, release = PoissonGaussian(sampling_prob=0.2, noise_multiplier=2.0), Gaussian(noise_multiplier=3.0)
+    for length in (2, 7):
+        library = PLDAccountant(relation, value_discretization_interval=1e-2)
+        library.compose(library_event(rounds), length).compose(library_event(release), 2)
+        ours = LossDistribution(((rounds, length), (release, 2)), 1e-2, relation)
+        assert ours.delta(0.5) == pytest.approx(library.get_delta(0.5) + (length + 2) * pld.ERROR_PER_ROUND, rel=1e-12)
 
 
 def test_the_error_allowance_grows_with_the_rounds_and_ends_in_infinity():

@@ -1,6 +1,7 @@
 """Every reader of a run's ledger notices a ledger that was shortened, replaced, rolled back or lost."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ READERS = {
     "statement": lambda folder: invoke("statement", folder),
     "statement of the file": lambda folder: invoke("statement", folder / "ledger.jsonl"),
     "unheard.statement": unheard.statement,
-    "report": lambda folder: invoke("report", folder, "--no-measure", "--out", folder.parent / "page"),
+    "report": lambda folder: invoke("report", folder, "--no-measure", "--out", folder.parent / "page", "--force"),
     "compare": lambda folder: invoke("compare", folder, "--no-measure", "--json"),
     "record": RunRecord.read,
     "watch": RunMonitor,
@@ -291,3 +292,18 @@ def test_an_empty_path_of_a_ledger_is_refused(base, tmp_path, monkeypatch, ledge
     with pytest.raises(InvalidValue, match="names no file"):
         open_population_ledger(base / "store", "c", [], ledger)
     assert not (tmp_path / "ledger.jsonl").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="special files of POSIX")
+@pytest.mark.parametrize("ledger", ["/proc/self/mem", "/dev/zero", "/dev/null", "fifo", "loop"])
+def test_a_special_file_is_refused_as_a_ledger_at_once(tmp_path, ledger):
+    """A pipe would wait for its other end, and a lock file cannot be made beside a file of the kernel."""
+    path = Path(ledger) if ledger.startswith("/") else tmp_path / ledger
+    if ledger == "fifo":
+        os.mkfifo(path)
+    elif ledger == "loop":
+        path.symlink_to(path)
+    for read in (PopulationLedger.read, Ledger.read, lambda path: open_population_ledger(tmp_path, "c", [], path)):
+        with pytest.raises(LedgerError, match="not a regular file") as error:
+            read(path)
+        assert "\n" not in str(error.value)

@@ -28,9 +28,9 @@ from typing import TypeAlias
 
 from unheard.config import nearest, require
 from unheard.errors import InvalidValue
-from unheard.privacy.events import Counts, Event, FailureProbability, Gaussian
+from unheard.privacy.events import Counts, Event, ExampleGaussian, FailureProbability, accounted
 from unheard.privacy.moments import MOMENTS_COST
-from unheard.privacy.pld import pld_delta, pld_epsilon
+from unheard.privacy.pld import pld_delta, pld_epsilon, replace_one_pld_epsilon
 from unheard.privacy.rdp import RDP_COST, AdditiveCost
 
 Events: TypeAlias = Iterable[Event | tuple[Event, int]]
@@ -79,7 +79,7 @@ ACCOUNTANTS = {
             name="rdp",
             title="RDP",
             description="Rényi differential privacy of the sampled Gaussian mechanism (Mironov, Talwar and Zhang 2019), by "
-            "dp-accounting. Quick, and valid for every kind of event.",
+            "dp-accounting. Quick; no bound where examples are drawn instead of users.",
             epsilon=RDP_COST.epsilon_of,
             delta=RDP_COST.delta_of,
             additive=RDP_COST,
@@ -104,6 +104,11 @@ CLAIM_RULE = f"the smaller of {' and '.join(CLAIMED)}"
 
 RUNNING_ACCOUNTANT = "rdp"
 """The accountant of epsilons that are computed after every round: budgets and curves over rounds."""
+
+
+def running_accountant(events: Iterable[Event]) -> str:
+    """The accountant of these events' running epsilon: rdp, which has no bound where examples are drawn, or pld."""
+    return "pld" if any(isinstance(event, ExampleGaussian) for event in events) else RUNNING_ACCOUNTANT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,25 +168,24 @@ def best_epsilon(events: Events, delta: float) -> Bound:
 def replace_one_epsilon(events: Events, delta: float) -> Bound:
     """Compute epsilon for the case that one user's data is replaced by another's, instead of added or removed.
 
-    Where everybody always takes part, two vectors lie up to twice the sensitivity apart, which is half the z. For
-    sampled rounds dp-accounting's PLD takes two opposite vectors as the worst case; we know of no proof of that in many
-    dimensions, and take the group of two instead: to replace is to remove one user and to add one, and a guarantee of
-    (epsilon, delta) for one user is one of (2 epsilon, (1 + e^epsilon) delta) for two (group privacy). A
-    failure probability counts twice either way: once for each of the two users.
+    dp-accounting composes the losses of rounds and Gaussian releases under this adjacency; docs/privacy.md proves that
+    its worst case, two users with opposite updates, is the worst case in any number of dimensions. For every other
+    event, to replace is to remove one user and to add one, and a guarantee of (epsilon, delta) for one user is one of
+    (2 epsilon, (1 + e^epsilon) delta) for two (group privacy). A failure probability counts twice either way: once for
+    each of the two users.
 
     Returns:
         The bound; its `accountant` says which of the two arguments was used.
     """
     _check_delta(delta)
     counts, failure = collapse(events)
-    if all(isinstance(event, Gaussian) for event, _ in counts):
-        halved = tuple(
-            (Gaussian(noise_multiplier=e.noise_multiplier / 2), n) for e, n in counts if isinstance(e, Gaussian)
-        )
-        bound = _smallest(lambda accountant: _epsilon(halved, 2 * failure, delta, accountant))
-        return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} at twice the sensitivity")
-    bound = _smallest(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant))
-    return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} for a group of two")
+    # DP: each of the two users may be the one for whom the release fails.
+    rest = delta - 2 * failure
+    direct = replace_one_pld_epsilon(counts, rest) if counts and rest > 0 else None
+    if direct is not None and direct < math.inf:
+        return Bound(epsilon=direct, accountant="pld for replacing one user")
+    two = _smallest(lambda accountant: _epsilon_of_two(counts, failure, delta, accountant))
+    return Bound(epsilon=two.epsilon, accountant=f"{two.accountant} for a group of two")
 
 
 def collapse(events: Events) -> tuple[Counts, float]:
@@ -195,7 +199,8 @@ def collapse(events: Events) -> tuple[Counts, float]:
     for item in events:
         event, count = item if isinstance(item, tuple) else (item, 1)
         require(isinstance(count, int) and count >= 0, f"An event happens a whole number of times, not {count!r}.")
-        if count:
+        # Rounds with correlated noise are charged by block: what is counted here is what each block costs.
+        if count and (event := accounted(event)) is not None:
             counted[event] = counted.get(event, 0) + count
     failure = math.fsum(e.delta * count for e, count in counted.items() if isinstance(e, FailureProbability))
     kept = ((event, count) for event, count in counted.items() if not isinstance(event, FailureProbability))

@@ -140,6 +140,7 @@ class ChainedFile:
         Raises:
             LedgerError: Another process holds the lock for more than `LOCK_WAIT_SECONDS`.
         """
+        self._check_kind()
         with contextlib.ExitStack() as stack:
             lock = self.path.with_name(f".{self.path.name}.lock")
             try:
@@ -175,6 +176,7 @@ class ChainedFile:
         Raises:
             LedgerError: The file is no ledger of this kind, became shorter, or a line does not match its hash.
         """
+        self._check_kind()
         with open(self.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < self._size:
@@ -233,6 +235,15 @@ class ChainedFile:
         storage.append(self.path, lines, expected_size=self._size)
         self.hashes += hashes[1:]
         self._size += len(lines)
+
+    def _check_kind(self) -> None:
+        """Raise `LedgerError` for a device, a pipe, a socket, a folder or a file of the kernel, before it is opened."""
+        there = Path(os.path.realpath(self.path))
+        is_of_kernel = there.parts[1:2] in (("proc",), ("sys",))
+        if is_of_kernel or (os.path.lexists(there) and not there.is_file()):
+            raise LedgerError(
+                f"{self.path} is not a regular file, and a ledger is one. Name a file in a folder of yours."
+            )
 
     def _verify(self, line: bytes, size: int) -> list[dict[str, Any]]:
         """Check one line of `size` bytes and remember its hash; returns its record, or nothing for the header."""

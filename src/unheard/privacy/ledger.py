@@ -31,7 +31,19 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("population", "parameters"), int),
     **dict.fromkeys(("run_id", "run_hash", "corpus"), str),
     **dict.fromkeys(
-        ("sampling", "weights", "estimator", "update", "vocabulary", "start", "randomness", "software", "selection"),
+        (
+            "sampling",
+            "weights",
+            "estimator",
+            "update",
+            "vocabulary",
+            "start",
+            "randomness",
+            "software",
+            "selection",
+            "declared",
+            "correlated_noise",
+        ),
         dict,
     ),
 }

@@ -17,7 +17,7 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from unheard.privacy.events import Event, FailureProbability, NonPrivate, PoissonGaussian, Selection
+from unheard.privacy.events import Event, ExampleGaussian, FailureProbability, NonPrivate, PoissonGaussian, Selection
 from unheard.privacy.rdp import NO_NOISE, AdditiveCost, one_round, selected_divergence
 
 MOMENTS = np.arange(1, 33)
@@ -28,7 +28,7 @@ def moments_cost(event: Event) -> np.ndarray:
     """alpha(lambda) for lambda = 1..32: the log moments of the privacy loss of one event."""
     if isinstance(event, FailureProbability):
         return np.zeros(len(MOMENTS))
-    if isinstance(event, NonPrivate) or event.noise_multiplier < NO_NOISE:
+    if isinstance(event, NonPrivate | ExampleGaussian) or event.noise_multiplier < NO_NOISE:
         return np.full(len(MOMENTS), math.inf)  # DP: no noise costs everything, in every accountant.
     if isinstance(event, Selection):
         divergence = moments_cost(one_round(event)) / MOMENTS

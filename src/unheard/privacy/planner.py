@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from unheard.config import require
 from unheard.errors import AccountingError, InvalidValue
 from unheard.privacy.accountants import ACCOUNTANTS, CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon, epsilons
-from unheard.privacy.events import PoissonGaussian
+from unheard.privacy.events import ExampleGaussian, PoissonGaussian
 
 MOST_ROUNDS = 10**7
 MOST_NOISE, LEAST_NOISE = 1e6, 1e-2
@@ -334,6 +334,73 @@ def solve(
     cheaper = at(high) if high is not None and not at(high).meets(epsilon, accountant) else None
     return Solution(
         solved_for=unknown, target=epsilon, estimate=estimate, bound=estimate.bound(accountant), cheaper=cheaper
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingComparison:
+    """Sampling of users beside sampling of examples, at one epsilon and about the same compute.
+
+    Attributes:
+        epsilon: Of both.
+        examples_per_user: G.
+        examples_per_round: As many as the users of a round have, if each has G.
+        users_noise: z of sampling users, in units of the bound of one user.
+        examples_noise: z of sampling examples, in units of the bound of one example.
+        users_std: The noise of the average, for a clip of 1: z / users per round.
+        examples_std: The same for examples: z / examples per round.
+    """
+
+    epsilon: float
+    examples_per_user: int
+    examples_per_round: float
+    users_noise: float
+    examples_noise: float
+    users_std: float
+    examples_std: float
+
+
+def compare_sampling(
+    estimate: CostEstimate, examples_per_user: int, progress: Progress = lambda _: None
+) -> SamplingComparison:
+    """The noise that sampling of examples needs for the epsilon of a run that samples users.
+
+    Both compute gradients of the same number of examples per round. Only pld bounds sampling of examples, so one trial
+    takes seconds, or up to a minute for many examples per user.
+
+    Args:
+        estimate: The run that samples users.
+        examples_per_user: G, the largest number of examples of one user.
+        progress: Called with a line of text before each trial.
+
+    Raises:
+        InvalidValue: The run has no finite epsilon.
+    """
+    target = estimate.bound().epsilon
+    require(math.isfinite(target) and target > 0, "a run without noise has no epsilon to compare at.")
+
+    def is_enough(z: float) -> bool:
+        progress(f"trying noise {z:.3g} for examples")
+        event = ExampleGaussian(
+            sampling_prob=estimate.event.sampling_prob, examples_per_user=examples_per_user, noise_multiplier=z
+        )
+        return epsilon([(event, estimate.rounds)], estimate.delta, "pld") <= target
+
+    low, high = estimate.noise_multiplier / 2, estimate.noise_multiplier
+    while not is_enough(high):
+        low, high = high, 2 * high
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    examples = estimate.users_per_round * examples_per_user
+    return SamplingComparison(
+        epsilon=target,
+        examples_per_user=examples_per_user,
+        examples_per_round=examples,
+        users_noise=estimate.noise_multiplier,
+        examples_noise=high,
+        users_std=estimate.noise_multiplier / estimate.users_per_round,
+        examples_std=high / examples,
     )
 
 

@@ -15,10 +15,15 @@ test suite compares with Microsoft's independent prv-accountant (Gopi, Lee and W
 
 import functools
 import math
+from typing import Any
 
-from dp_accounting.pld import PLDAccountant
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from scipy.special import logsumexp
+from scipy.stats import binom
 
-from unheard.privacy.events import Counts, Event, Gaussian, PoissonGaussian
+from unheard.privacy.events import Counts, Event, ExampleGaussian, Gaussian, PoissonGaussian
 from unheard.privacy.rdp import NO_NOISE, RDP_COST, library_event
 
 GRID = 1e-4  # dp-accounting's own default
@@ -26,6 +31,8 @@ BINS_IN_A_USUAL_LOSS = 4  # enough for an epsilon within a few tenths of a perce
 TYPICAL_DELTA = 1e-8
 MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
 MAX_BINS_OF_A_RUN = 4e6
+EXAMPLE_GRID = 1e-3  # a mixture of G + 1 Gaussians is slow to build: a coarser grid, which is valid too
+MAX_BINS_OF_EXAMPLES = 4e4
 WIDEST_GRID = 700.0  # the library takes exp of it; a loss so coarse says nothing that RDP does not say better
 MAX_ROUNDS = 10**7  # of more the library takes minutes, and its rounding errors reach usual deltas; RDP is claimed then
 MAX_KINDS = 24  # each further kind of round costs a Fourier transform more
@@ -42,12 +49,19 @@ class LossDistribution:
     Args:
         counts: Events that have a loss distribution: rounds and Gaussian releases.
         grid: The width of a bin of the loss. Losses are rounded up, so any width gives a valid bound.
+        relation: Which data sets are adjacent: one user is added or removed, or one user is replaced.
     """
 
-    def __init__(self, counts: Counts, grid: float) -> None:
-        self._accountant = PLDAccountant(value_discretization_interval=grid)
+    def __init__(
+        self, counts: Counts, grid: float, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    ) -> None:
+        self._accountant = PLDAccountant(relation, value_discretization_interval=grid)
         for event, count in counts:
-            self._accountant.compose(library_event(event), count)
+            if isinstance(event, Gaussian) or _sampling_prob(event) == 1:  # composed in closed form, not by transforms
+                self._accountant.compose(library_event(event), count)
+                continue
+            several = _one_round(event, grid, relation).self_compose(count)
+            self._accountant._pld = self._accountant._pld.compose(several)  # pyright: ignore[reportPrivateUsage]
         self._error = ERROR_PER_ROUND * sum(count for _, count in counts)
 
     def epsilon(self, delta: float) -> float:
@@ -61,12 +75,49 @@ class LossDistribution:
         return min(1.0, max(0.0, float(self._accountant.get_delta(epsilon))) + self._error)
 
 
+@functools.lru_cache(maxsize=16)
+def _one_round(event: Event, grid: float, relation: NeighboringRelation) -> Any:
+    """The loss of one sampled round, cached: it takes up to a minute to build, and runs differ in their length."""
+    library: Any = library_event(event)
+    if isinstance(event, ExampleGaussian):
+        return privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            library.standard_deviation,
+            library.sensitivities,
+            library.sampling_probs,
+            value_discretization_interval=grid,
+        )
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        library.event.noise_multiplier,
+        sampling_prob=library.sampling_probability,
+        value_discretization_interval=grid,
+        neighboring_relation=relation,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
 def pld_epsilon(counts: Counts, delta: float) -> float:
     """An epsilon that holds at delta; infinity where there is no bound."""
     composed = _composed(counts)
     return composed.epsilon(delta) if composed else math.inf
 
 
+@functools.lru_cache(maxsize=1024)
+def replace_one_pld_epsilon(counts: Counts, delta: float) -> float | None:
+    """An epsilon that holds at delta if one user is replaced by another; None where the library has no bound.
+
+    docs/privacy.md, section 8, has the proof for rounds and Gaussian releases: the worst case are two users with
+    opposite updates, which is the pair of distributions that the library composes.
+    """
+    if not _is_composable(counts) or any(isinstance(event, ExampleGaussian) for event, _ in counts):
+        return None
+    counts = in_few_kinds(counts)
+    grid = 2 * _grid(counts)  # two opposite updates have up to twice the loss of one
+    return (
+        LossDistribution(counts, grid, NeighboringRelation.REPLACE_ONE).epsilon(delta) if grid <= WIDEST_GRID else None
+    )
+
+
+@functools.lru_cache(maxsize=1024)
 def pld_delta(counts: Counts, epsilon: float) -> float:
     """A delta that holds at epsilon; 1 where there is no bound."""
     composed = _composed(counts)
@@ -78,13 +129,17 @@ def _composed(counts: Counts) -> LossDistribution | None:
 
     None if an event has no noise, or so little that no grid fits, or if there are more events than `MAX_ROUNDS`.
     """
-    if sum(count for _, count in counts) > MAX_ROUNDS or any(
-        _noise_multiplier(event) < NO_NOISE for event, _ in counts
-    ):
+    if not _is_composable(counts):
         return None
     counts = in_few_kinds(counts)
     grid = _grid(counts)
     return loss_distribution(counts, grid) if grid <= WIDEST_GRID else None
+
+
+def _is_composable(counts: Counts) -> bool:
+    """Whether there are not too many events, and each of them is a round or a Gaussian release with noise."""
+    has_noise = all(_noise_multiplier(event) >= NO_NOISE for event, _ in counts)
+    return has_noise and sum(count for _, count in counts) <= MAX_ROUNDS
 
 
 @functools.lru_cache(maxsize=4)
@@ -102,6 +157,10 @@ def _grid(counts: Counts) -> float:
     is. Any grid gives a valid bound. The choice depends on the events alone, so all points of their curve agree.
     """
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
+    if any(
+        isinstance(event, ExampleGaussian) for event, _ in counts
+    ):  # RDP, which the choice below needs, has no bound
+        return max(EXAMPLE_GRID, of_a_round / MAX_BINS_OF_EXAMPLES)
     of_a_run = 4 * RDP_COST.epsilon_of(counts, 1e-15)
     grid = max(GRID, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
     if grid > WIDEST_GRID:
@@ -123,6 +182,11 @@ def _usual_loss(event: Event) -> float:
 def _largest_loss(event: Event) -> float:
     """About the largest loss of one round that the library keeps: noise ten deviations out."""
     z, q = _noise_multiplier(event), _sampling_prob(event)
+    if isinstance(event, ExampleGaussian):
+        drawn = np.arange(event.examples_per_user + 1)
+        furthest = event.examples_per_user + 10.2 * z
+        exponents = binom.logpmf(drawn, event.examples_per_user, q) + (drawn * furthest - drawn**2 / 2) / z**2
+        return float(logsumexp(exponents))
     exponent = math.log(q) + (1 + 10.2 * z) / z**2
     return exponent + 1 if exponent > 0 else math.exp(exponent)
 
@@ -134,6 +198,8 @@ def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
     takes part are one release with the sum of their 1/z^2, exactly. For the other events z is rounded down and q is
     rounded up, with steps that double until few enough kinds are left.
     """
+    of_examples = tuple((event, count) for event, count in counts if isinstance(event, ExampleGaussian))
+    counts = tuple((event, count) for event, count in counts if not isinstance(event, ExampleGaussian))
     sampled = {event: count for event, count in counts if _sampling_prob(event) < 1}
     precision = sum(count / _noise_multiplier(event) ** 2 for event, count in counts if _sampling_prob(event) == 1)
     step = 1e-3
@@ -144,7 +210,7 @@ def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
             merged[worse] = merged.get(worse, 0) + count
         sampled, step = merged, 2 * step
     together = ((Gaussian(noise_multiplier=precision**-0.5), 1),) if precision else ()
-    return (*together, *sampled.items())
+    return (*of_examples, *together, *sampled.items())
 
 
 def _a_little_worse(event: Event, step: float) -> Event:
@@ -155,8 +221,8 @@ def _a_little_worse(event: Event, step: float) -> Event:
 
 
 def _noise_multiplier(event: Event) -> float:
-    return event.noise_multiplier if isinstance(event, PoissonGaussian | Gaussian) else 0.0
+    return event.noise_multiplier if isinstance(event, PoissonGaussian | ExampleGaussian | Gaussian) else 0.0
 
 
 def _sampling_prob(event: Event) -> float:
-    return event.sampling_prob if isinstance(event, PoissonGaussian) else 1.0
+    return event.sampling_prob if isinstance(event, PoissonGaussian | ExampleGaussian) else 1.0

@@ -19,7 +19,7 @@ Each line of the file (format: `hash_chain.py`) after the header is one of
 
     {"began": {"run": ..., "facts": ..., "held": n}}                  a run begins
     {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
-    {"budget": {"epsilon": ..., "delta": ..., "accountant": ...}}     the budget of all runs; the newest one counts
+    {"budget": {"epsilon": ..., "delta": ..., "orders": [...], ...}}  the budget of all runs; the newest one counts
     {"moved": {"to": path}}                                           this ledger was joined to another one
     {"released": {"run": ..., "sha256": ...}}                         a model that a run on these users is about to write
 """
@@ -33,12 +33,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from unheard.errors import InvalidValue, LedgerError
+from unheard.errors import InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget, RunningEpsilon
-from unheard.privacy.events import Event, from_record, to_record
+from unheard.privacy.events import CorrelatedGaussian, Event, from_record, has_rounds, to_record
 from unheard.privacy.hash_chain import ChainedFile
 from unheard.privacy.ledger import Entry, Ledger
+from unheard.privacy.store_ledgers import known_position, ledger_to_join, mark_joined, remember_position
 
 FORMAT = "unheard-population-1"
 FILE = "ledger.jsonl"
@@ -46,7 +47,7 @@ MAX_MOVES = 8
 REPRODUCIBLE = "reproducible-"
 """How the id of a seeded run begins."""
 
-REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates")
+REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
 """The public facts of a run that the population's ledger repeats."""
 
 
@@ -61,6 +62,7 @@ class Member:
         events: The events that are charged here under this run's name.
         begun: How often a run with this id began. Only a seeded run can begin twice, as a repetition.
         is_charged_again: Whether a position of the run's ledger was charged more than once.
+        rounds: The number of the round of each event; -1 where the ledger does not say.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Member:
     events: list[Event] = field(default_factory=list)
     begun: int = 0
     is_charged_again: bool = False
+    rounds: list[int] = field(default_factory=list)
 
     @property
     def has_repeats(self) -> bool:
@@ -94,6 +97,7 @@ class PopulationLedger:
         self.released: dict[str, str] = {}
         self.budget: Budget | None = None
         self._running: RunningEpsilon | None = None
+        self._is_declared, self._failure = False, 0.0
         self._records: list[dict[str, Any]] = []
         self._moved_to: Path | None = None
         self._came_from: tuple[ChainedFile, ...] = ()
@@ -160,6 +164,13 @@ class PopulationLedger:
         """Identifies everything charged so far; the checkpoints of a run remember it. See `contains`."""
         return {"ledger": self._file.hashes[0], "length": len(self._file), "head": self._file.head}
 
+    def position_at(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+        """The position of the file at `path`: of this ledger, or of one that has moved here."""
+        for file in (self._file, *self._came_from):
+            if os.path.realpath(file.path) == os.path.realpath(path):
+                return {"ledger": file.hashes[0], "length": len(file), "head": file.head}
+        return self.position
+
     @property
     def events(self) -> list[Event]:
         """The events of all runs, grouped by run."""
@@ -204,7 +215,7 @@ class PopulationLedger:
             self._write(*(_charge(run, position, event) for position, event in enumerate(events, start=held)))
             return len(events)
 
-    def charge(self, run: str, position: int, event: Event, round: int) -> None:
+    def charge(self, run: str, position: int, event: Event, round: int, *, again: bool = False) -> None:
         """Charge one more event of a run; it is on disk when this returns.
 
         Args:
@@ -212,18 +223,29 @@ class PopulationLedger:
             position: The position that the event will have in the run's own ledger.
             event: What the round will do to the users' data.
             round: The number of the round, for the error message.
+            again: With correlated noise, whether a kill left this position charged here and not in the run's ledger.
 
         Raises:
             BudgetExceeded: The event would exceed the budget of all runs together. Nothing is charged.
+            LedgerError: A copy of the run has gone on with the same history of correlated noise.
         """
         with self._up_to_date():
+            is_copy = run in self.members and position < self.members[run].held and not run.startswith(REPRODUCIBLE)
+            # DP: rounds within a block cost nothing more only if one process makes them: a copy has noise of its own.
+            if is_copy and isinstance(event, CorrelatedGaussian) and event.index and not again:
+                raise LedgerError(
+                    f"Another copy of this run was charged for the same attempt in {self.path}. Two copies must not share one "
+                    "history of correlated noise. Go on with the other copy, or delete the folder `noise` of this one: a new "
+                    "mechanism then begins and is charged from its first round."
+                )
             if self.budget is not None:
                 assert self._running is not None
+                self.check_cohorts()
                 # DP: asked under the lock, with every other run's rounds counted, before anything of the round exists.
                 whose = f"all runs on this population ({self.path})"
                 self.budget.check(self._running, event, round, whose, larger="with `unheard budget --epsilon`")
             # DP: always a new line: a copy of this run that goes on by itself releases models of its own.
-            self._write(_charge(run, position, event))
+            self._write({**_charge(run, position, event), "round": round})
 
     def record_release(self, run: str, sha256: str) -> None:
         """Record a model that a run is about to write, so that it is known wherever the file is copied to.
@@ -237,12 +259,20 @@ class PopulationLedger:
                 self._write({"released": {"run": run, "sha256": sha256}})
 
     def set_budget(self, budget: Budget) -> None:
-        """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record."""
-        with self._up_to_date():
-            self._write({"budget": {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant}})
+        """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record.
 
-    def join(self, other: "PopulationLedger") -> None:
+        A budget with orders (`rdp.FILTER_ORDERS`) is a privacy filter: see `is_filter`.
+        """
+        with self._up_to_date():
+            self.check_cohorts()
+            self._write({"budget": budget.record})
+
+    def join(self, other: "PopulationLedger", *, keep_budget: bool = False) -> None:
         """Declare that `other` has the same users: copy its charges here, and let it refer to this ledger from now on.
+
+        Args:
+            other: The other ledger.
+            keep_budget: Whether the budget of `other` counts here too, if this ledger has none.
 
         Raises:
             InvalidValue: Both are the same ledger already.
@@ -255,9 +285,41 @@ class PopulationLedger:
             # run.
             pairs = zip(self._file.hashes, other._file.hashes, strict=False)
             shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            self._write(*(record for record in other._records[max(shared - 1, 0) :] if "budget" not in record))
+            with_budget = keep_budget and self.budget is None
+            records = other._records[max(shared - 1, 0) :]
+            self._write(*(record for record in records if "budget" not in record or with_budget))
             # DP: from the next line on, whoever charges the other ledger is led here, runs under way among them.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
+
+    def take_over(self, earlier: "PopulationLedger") -> None:
+        """Continue the ledger of an earlier store of (some of) the same users: its charges, and its budget."""
+        # DP: people who are in both stores keep what they were charged; who is only in one is counted too high.
+        if earlier.path != self.path:  # else it was done before, and interrupted at the end
+            self.join(earlier, keep_budget=True)
+
+    def check_cohorts(self) -> None:
+        """Raise `UnprovenCombination` if several runs drew the same cohorts (`training.shared_cohorts`)."""
+        names = [
+            str(member.facts.get("name", member.id))
+            for member in self.members.values()
+            if "cohorts" in (member.facts.get("randomness") or {})
+        ]
+        # DP: composition takes the coins of each run to be independent of those of every other.
+        if len(names) > 1:
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            raise UnprovenCombination(
+                f"The runs {', '.join(names[:8])}{more} drew the same cohorts (training.shared_cohorts), and composition is "
+                "proved for cohorts drawn independently: there is no epsilon of all runs together, and no budget can hold "
+                "it. `unheard statement RUN` is about one of them. For all together, train without shared_cohorts."
+            )
+
+    @property
+    def is_filter(self) -> bool:
+        """Whether everything charged is within a budget that was declared before the first round: a privacy filter."""
+        running, budget = self._running, self.budget
+        if budget is None or running is None or not self._is_declared:
+            return False
+        return running.failure == self._failure and running.epsilon <= budget.epsilon
 
     def running(self, delta: float, accountant: str = RUNNING_ACCOUNTANT) -> RunningEpsilon:
         """The epsilon of all runs together at `delta`, ready for further charges."""
@@ -300,8 +362,13 @@ class PopulationLedger:
             member.facts, member.held = dict(began["facts"]), max(member.held, int(began["held"]))
             member.begun += 1
         elif "budget" in record:
-            self.budget = Budget(**record["budget"])
+            budget = Budget(**record["budget"])
+            is_first = self.budget is None and not has_rounds(self.events)
+            # DP: a budget that was declared or changed after results were seen may have been chosen by them.
+            self._is_declared = bool(budget.orders) and (is_first or (self._is_declared and budget == self.budget))
+            self.budget = budget
             self._running = self.budget.running(self.events)
+            self._failure = self._running.failure
         elif "released" in record:
             self.released[str(record["released"]["sha256"])] = str(record["released"]["run"])
         elif "moved" in record:
@@ -312,6 +379,7 @@ class PopulationLedger:
             member.is_charged_again |= int(record["position"]) < member.held
             member.held = max(member.held, int(record["position"]) + 1)
             member.events.append(event)
+            member.rounds.append(int(record.get("round", -1)))
             if self._running is not None:
                 self._running.charge(event)
         self._records.append(record)
@@ -354,15 +422,15 @@ class JointLedger:
             population.settle(run_id(parent), parent.entries)
         population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger), is_new=True)
 
-    def charge(self, event: Event, round: int) -> None:
-        """Charge both ledgers; both events are on disk when this returns.
+    def charge(self, event: Event, round: int, *, again: bool = False) -> None:
+        """Charge both ledgers; both events are on disk when this returns. `again`: as in `PopulationLedger.charge`.
 
         Raises:
             BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
             LedgerError: An event could not be written. Nothing of the round may be released.
         """
         # DP: the population first: whatever happens next, its ledger never holds less than the run's.
-        self.population.charge(self.run, len(self._ledger), event, round)
+        self.population.charge(self.run, len(self._ledger), event, round, again=again)
         self._ledger.charge(event, round)
 
     def record_release(self, sha256: str) -> None:
@@ -419,6 +487,11 @@ def run_id(ledger: Ledger) -> str:
     return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
 
 
+def vocabulary_member(corpus: str) -> str:
+    """Return the id under which the private vocabulary of a corpus is charged."""
+    return f"vocabulary-{corpus[:16]}"
+
+
 def check_ledger_path(ledger: str | os.PathLike[str] | None) -> None:
     """Raise `InvalidValue` if a ledger is named by an empty path, which would be a file in the working folder."""
     # DP: a run that is started in another folder would charge another ledger, and the charges would not compose.
@@ -449,7 +522,8 @@ def open_population_ledger(
 
     Raises:
         InvalidValue: `ledger` is empty.
-        LedgerError: The store is a part of another store and no ledger is named, or the ledger cannot be used.
+        LedgerError: The store is a part of another store and no ledger is named, the ledger cannot be used, or it is
+            not the one that the store was charged in before.
     """
     check_ledger_path(ledger)
     # DP: a part of a store has no ledger of its own: what was charged there would be missing in the population's.
@@ -468,12 +542,23 @@ def open_population_ledger(
             raise LedgerError(
                 f"[privacy] ledger = {str(path)!r} cannot be made ({error.strerror}). Choose another folder."
             ) from None
-    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist)
-    name = f"vocabulary-{corpus[:16]}"
+    position = known_position(Path(store), path)
+    population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or position is not None)
+    # DP: a ledger that was cut or replaced would make these users look less spent than they are.
+    if position is not None and not population.contains(position):
+        raise LedgerError(
+            f"{path} does not hold what was charged when it was last opened for {store}: it was shortened or replaced. Put "
+            "the right one back; without it what these people have spent cannot be known."
+        )
+    if (earlier := ledger_to_join(Path(store))) is not None:
+        population.take_over(PopulationLedger.open(earlier, {}, must_exist=True))
+        mark_joined(Path(store))
+    name = vocabulary_member(corpus)
     if vocabulary_events:
         population.register(name, {"name": "the private vocabulary"}, held=0)
         # DP: a vocabulary found in the users' own text was paid for by the same users, once for all runs.
         population.settle(name, [from_record(record) for record in vocabulary_events])
+    remember_position(Path(store), path, population.position_at(path))
     return population
 
 

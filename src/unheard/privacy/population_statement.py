@@ -1,26 +1,38 @@
 """The privacy statement of a population: what may be claimed about its users after all runs on them together.
 
 In: the population's ledger. Out: the epsilon of everything that was ever charged to these users and each run's share,
-as data (`all_runs`) and as text (`render_all_runs`). Composition holds also for runs that were chosen in the light of
-earlier results, since the bound of each round holds whatever was seen before (adaptive composition; Mironov 2017,
-Proposition 1).
+as data (`all_runs`) and as text (`render_all_runs`). Runs are chosen in the light of earlier results, so the claim is
+that of a privacy filter or of an odometer (`filters.py`).
 
     print(render_all_runs(all_runs(PopulationLedger.read("corpora/posts/ledger.jsonl"))))
 """
 
 import json
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unheard.errors import InvalidValue, LedgerError, UnprovenCombination
-from unheard.privacy.accountants import CLAIM_RULE, RUNNING_ACCOUNTANT, best_epsilon, epsilon, epsilons, versions
-from unheard.privacy.events import NonPrivate, Selection
+from unheard.config import parse_toml
+from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.accountants import (
+    CLAIM_RULE,
+    Bound,
+    collapse,
+    epsilon,
+    epsilons,
+    running_accountant,
+    versions,
+)
+from unheard.privacy.budget import Budget
+from unheard.privacy.events import Event, NonPrivate, Selection, from_record, has_rounds
+from unheard.privacy.filters import WHY, claim_of_run, odometer
+from unheard.privacy.ledger import Entry
 from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
 from unheard.privacy.statement import plain
 from unheard.privacy.statement_text import figure, row
+from unheard.privacy.store_ledgers import known_position
 
 NOT_COVERED = [
     "runs that were not charged to this ledger: on copies of the store, or on other stores with the same people",
@@ -28,7 +40,7 @@ NOT_COVERED = [
 ]
 
 
-def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dict[str, Any]:
+def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = None) -> dict[str, Any]:
     """Compute the statement about all runs on one population.
 
     Args:
@@ -42,10 +54,10 @@ def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dic
         InvalidValue: No delta is given, set or declared.
         UnprovenCombination: Several runs drew the same cohorts, so their rounds are not independent.
     """
-    _check_cohorts(population)
+    population.check_cohorts()
     events = population.events
     delta = _delta(population, delta)
-    best = best_epsilon(events, delta)
+    best, why = _claimed(population, delta)
     return plain(
         {
             "claim": _claim(best.epsilon, delta, best.accountant, population),
@@ -54,6 +66,7 @@ def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dic
             "delta": delta,
             "epsilon": epsilons(events, delta),
             "claimed": {"epsilon": best.epsilon, "accountant": best.accountant, "of": CLAIM_RULE},
+            "basis": {"why": why},
             "charges": len(events),
             "runs": [_member(member, delta) for member in population.members.values()],
             "budget": _budget(population),
@@ -63,6 +76,72 @@ def all_runs(population: PopulationLedger, *, delta: float | None = None) -> dic
             "versions": versions(),
         }
     )
+
+
+def store_statement(store: str | Path, *, delta: float | None = None) -> dict[str, Any]:
+    """Compute the statement about a store on which nothing was trained yet: what its vocabulary cost.
+
+    Args:
+        store: The folder of a token store that has no ledger yet.
+        delta: The delta of the claim; by default the one at which the vocabulary was released.
+
+    Returns:
+        The data of `all_runs`; for a public vocabulary without an epsilon.
+
+    Raises:
+        LedgerError: `corpus.json` cannot be read, so that what was spent is not known.
+    """
+    path = Path(store) / "corpus.json"
+    if (path.parent / "part.json").is_file():
+        raise LedgerError(
+            f"{store} is a part of a store: what its people have spent is in the ledger of the whole one."
+        )
+    # DP: a ledger that the store once had is gone; to state the vocabulary alone would forget what was charged.
+    if known_position(path.parent, path.parent / FILE) is not None:
+        raise LedgerError(
+            f"{path.parent / FILE} is missing: what these people have spent was recorded there. Put it back."
+        )
+    try:
+        vocabulary = json.loads(path.read_text(encoding="utf-8"))["vocabulary"]
+        events = [from_record(record) for record in vocabulary.get("events", [])]
+        kind = str(vocabulary["kind"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise LedgerError(
+            f"{path} cannot be read, so what the vocabulary of this store cost cannot be known. Put a whole copy back."
+        ) from None
+    if not events:
+        return {
+            "claim": f"nothing was charged to the users of this store: its vocabulary ({kind}) is public",
+            "charges": 0,
+            "runs": [],
+            "warnings": [_NO_LEDGER],
+        }
+    member = Member(id="vocabulary", facts={"name": "the private vocabulary"}, events=events)
+    spent = all_runs(_Spent(members={member.id: member}), delta=vocabulary.get("delta") if delta is None else delta)
+    return {**spent, "warnings": [*spent["warnings"], _NO_LEDGER]}
+
+
+_NO_LEDGER = (
+    "this store has no ledger yet: the first run begins it. If a run was trained on these users before, its ledger was "
+    "moved or removed, and what was spent is not counted here: put it back."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spent:
+    """What was charged to users before there is a ledger of them."""
+
+    members: dict[str, Member]
+    budget: Budget | None = None
+    position: dict[str, Any] = field(default_factory=dict)
+    is_filter: bool = False
+
+    def check_cohorts(self) -> None:
+        """Nothing was trained, so no runs shared their cohorts."""
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for member in self.members.values() for event in member.events]
 
 
 def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
@@ -84,7 +163,7 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     if not wanted:
         return None
     try:
-        tables = tomllib.loads((path.parent / "run.toml").read_text(encoding="utf-8"))
+        tables = parse_toml((path.parent / "run.toml").read_text(encoding="utf-8"))
         ledger = Path(tables["privacy"].get("ledger") or Path(tables["corpus"]["path"]) / FILE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
@@ -94,6 +173,39 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     if not ledger.is_file():
         raise LedgerError(f"The store's ledger is not at {ledger}. Name the store itself: unheard statement STORE.")
     return PopulationLedger.read(ledger)
+
+
+def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str]:
+    """The bound that may be claimed for all runs together, and why."""
+    budget = population.budget
+    if budget is not None and population.is_filter and delta >= budget.delta:
+        bound = Bound(epsilon=budget.epsilon, accountant="the declared budget, an RDP filter")
+        return (
+            bound,
+            "the budget was declared before the first round, and every round was checked against it: it holds "
+            "whatever was chosen after a look at results",
+        )
+    with_rounds = [member for member in population.members.values() if has_rounds(member.events)]
+    counts, failure = collapse(population.events)
+    if len(with_rounds) > 1:
+        bound = odometer(counts, failure, delta)
+        return (
+            bound,
+            "the runs may have been chosen after a look at the results of earlier ones, and no budget was declared "
+            "before the first: an odometer covers that, at a price. `unheard budget` before the first run costs less",
+        )
+    own = with_rounds[0] if with_rounds else None
+    past = [event for member in population.members.values() if member is not own for event in member.events]
+    facts: dict[str, Any] = {"start": {"charges": len(past)}, "run_id": "of the run"}
+    entries = [Entry(event=event, round=0, hash="") for event in past]
+    if own is not None:
+        facts |= {"declared": own.facts.get("declared")}
+        entries += [
+            Entry(event=event, round=i if round < 0 else round, hash="")
+            for i, (event, round) in enumerate(zip(own.events, own.rounds, strict=True))
+        ]
+    claim = claim_of_run(facts, entries, delta)
+    return Bound(epsilon=claim.epsilon, accountant=claim.accountant), WHY[claim.basis]
 
 
 def _first_line(path: Path) -> dict[str, Any]:
@@ -111,7 +223,7 @@ def render_all_runs(statement: Mapping[str, Any]) -> str:
     return "\n".join(_lines(statement)) + "\n"
 
 
-def _delta(population: PopulationLedger, delta: float | None) -> float:
+def _delta(population: "PopulationLedger | _Spent", delta: float | None) -> float:
     # The smallest declared delta gives the largest epsilon.
     if delta is not None:
         return delta
@@ -123,7 +235,7 @@ def _delta(population: PopulationLedger, delta: float | None) -> float:
     return min(declared)
 
 
-def _claim(total: float, delta: float, accountant: str, population: PopulationLedger) -> str:
+def _claim(total: float, delta: float, accountant: str, population: "PopulationLedger | _Spent") -> str:
     if math.isinf(total):
         without_noise = sorted(str(m.facts.get("name", m.id)) for m in population.members.values() if _has_no_noise(m))
         why = f"without noise: {', '.join(without_noise)}" if without_noise else "no epsilon holds at this delta"
@@ -137,43 +249,25 @@ def _member(member: Member, delta: float) -> dict[str, Any]:
         "name": member.facts.get("name", "not named"),
         "charges": len(member.events),
         "alone": {
-            "epsilon": epsilon(member.events, delta, RUNNING_ACCOUNTANT),
-            "accountant": RUNNING_ACCOUNTANT,
+            "epsilon": epsilon(member.events, delta, running_accountant(member.events)),
+            "accountant": running_accountant(member.events),
         },
         "came_with": member.facts.get("came_with", 0),
     }
 
 
-def _budget(population: PopulationLedger) -> dict[str, Any] | None:
+def _budget(population: "PopulationLedger | _Spent") -> dict[str, Any] | None:
     budget = population.budget
     if budget is None:
         return None
-    spent = epsilon(population.events, budget.delta, budget.accountant)
-    return {"epsilon": budget.epsilon, "delta": budget.delta, "accountant": budget.accountant, "spent": spent}
+    return {**budget.record, "spent": budget.running(population.events).epsilon, "is_filter": population.is_filter}
 
 
 def _has_no_noise(member: Member) -> bool:
     return any(isinstance(event, NonPrivate) for event in member.events)
 
 
-def _check_cohorts(population: PopulationLedger) -> None:
-    """Raise `UnprovenCombination` if several runs drew the same cohorts (`training.shared_cohorts`)."""
-    names = [
-        str(member.facts.get("name", member.id))
-        for member in population.members.values()
-        if "cohorts" in (member.facts.get("randomness") or {})
-    ]
-    # DP: composition takes the coins of each run to be independent of those of every other.
-    if len(names) > 1:
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        raise UnprovenCombination(
-            f"The runs {', '.join(names[:8])}{more} drew the same cohorts (training.shared_cohorts), and composition is "
-            "proved for cohorts drawn independently: there is no statement about all runs together. `unheard statement "
-            "RUN` is about one of them. For a statement about all, train without shared_cohorts."
-        )
-
-
-def _warnings(population: PopulationLedger) -> list[str]:
+def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
     warnings = []
     for member in population.members.values():
         name = member.facts.get("name", member.id)
@@ -204,11 +298,17 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield f"  {statement['claim']}"
     for warning in statement["warnings"]:
         yield f"  !! {warning}"
+    if not statement["charges"]:
+        return
     yield ""
     yield row("delta", figure(statement["delta"]))
     for accountant, value in statement["epsilon"].items():
         note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
         yield row(f"epsilon, {accountant}", figure(value) + note)
+    claimed = statement["claimed"]
+    if claimed["accountant"] not in statement["epsilon"]:
+        yield row("epsilon, claimed", f"{figure(claimed['epsilon'])}  (by {claimed['accountant']})")
+    yield row("why this claim", statement["basis"]["why"])
     if budget := statement["budget"]:
         spent = f"{figure(budget['spent'])} of {figure(budget['epsilon'])} spent"
         yield row("budget", f"{spent} at delta {budget['delta']:.3g}, by {budget['accountant']}")

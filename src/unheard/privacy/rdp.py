@@ -14,19 +14,30 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, MixtureOfGaussiansDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import (
     _compute_rdp_repeat_and_select,  # pyright: ignore[reportPrivateUsage]
     compute_delta,
 )
+from scipy.stats import binom
 
-from unheard.privacy.events import Counts, Event, FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
+from unheard.config import require
+from unheard.privacy.events import (
+    Counts,
+    Event,
+    ExampleGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    Selection,
+)
 
 NO_NOISE = 1e-6
 """Below this z the computation overflows. Epsilon would be above 10^11, so it is reported as infinity."""
@@ -81,6 +92,11 @@ def library_event(event: Event) -> DpEvent:
         return NonPrivateDpEvent()
     if isinstance(event, Selection):
         raise TypeError("a selection has a curve, and no loss distribution")
+    if isinstance(event, ExampleGaussian):
+        drawn = np.arange(event.examples_per_user + 1)
+        shares = binom.pmf(drawn, event.examples_per_user, event.sampling_prob)
+        # DP: one user moves the sum by as many bounds as examples of theirs are drawn, up to all of them.
+        return MixtureOfGaussiansDpEvent(event.noise_multiplier, [float(i) for i in drawn], list(shares / shares.sum()))
     if isinstance(event, Gaussian) or event.sampling_prob == 1:
         return GaussianDpEvent(event.noise_multiplier)
     return PoissonSampledDpEvent(event.sampling_prob, GaussianDpEvent(event.noise_multiplier))
@@ -93,6 +109,9 @@ def rdp_cost(event: Event) -> np.ndarray:
         return np.zeros(len(RDP_ORDERS))
     if isinstance(event, Selection):
         return selected_divergence(event, RDP_ORDERS, rdp_cost(one_round(event)))
+    if isinstance(event, ExampleGaussian):
+        # DP: no divergence of this mixture is known here; pld has the bound.
+        return np.full(len(RDP_ORDERS), math.inf)
     with _quiet_library():
         cost = RdpAccountant().compose(library_event(event)).rdp
     # DP: rounding up keeps a tiny divergence from being read as none (epsilon 0 where the truth is not).
@@ -102,6 +121,30 @@ def rdp_cost(event: Event) -> np.ndarray:
 def rdp_epsilon(cost: np.ndarray, delta: float) -> float:
     """The epsilon at delta of a sum of divergences, minimised over the orders."""
     return float(compute_epsilon(RDP_ORDERS, cost, delta)[0])  # pyright: ignore[reportArgumentType]
+
+
+FILTER_ORDERS = (1.2, 1.5, 2.0, 3.0, 4.5, 7.0, 11.0, 18.0, 30.0, 50.0)
+"""The orders of filters and odometers: fixed here, so that nothing that was seen can have a part in their choice."""
+
+
+def at_orders(cost: np.ndarray, orders: Sequence[float]) -> np.ndarray:
+    """The divergences at some of the orders; raises `InvalidValue` for an order that is none of dp-accounting's."""
+    where = [np.flatnonzero(np.isclose(RDP_ORDERS, order, rtol=1e-9)) for order in orders]
+    require(
+        all(len(index) == 1 for index in where), f"orders must be among those of dp-accounting, not {list(orders)}."
+    )
+    return np.broadcast_to(cost, RDP_ORDERS.shape)[np.concatenate(where)]
+
+
+def filter_epsilon(cost: np.ndarray, delta: float, orders: Sequence[float]) -> float:
+    """The epsilon at delta of a sum of divergences of events that were chosen on the way, by filters at fixed orders."""
+    # DP: each order has its share of delta; without that, the choice of the best order would be for free.
+    return float(compute_epsilon(orders, at_orders(cost, orders), delta / len(orders))[0])  # pyright: ignore[reportArgumentType]
+
+
+def epsilon_at_order(order: float, divergence: float, delta: float) -> float:
+    """The epsilon at delta of a divergence at one order (Canonne, Kamath and Steinke 2020)."""
+    return float(compute_epsilon([order], [divergence], delta)[0]) if math.isfinite(divergence) else math.inf
 
 
 def rdp_delta(cost: np.ndarray, epsilon: float) -> float:

@@ -15,12 +15,12 @@ headers of model files only, without torch and without their tensors.
 
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, LedgerError
 from unheard.privacy.events import Selection
 from unheard.privacy.ledger import Ledger
@@ -67,7 +67,7 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     # In this order a run that trains meanwhile is read without contradictions: each file only grows after the one that
     # is read before it.
     sources = remembered(folder)
-    population = _population_of(folder)
+    population = population_of(folder)
     ledger = Ledger.read(folder.ledger)
     if not sources and folder.run_file.exists():
         raise LedgerError(
@@ -168,10 +168,10 @@ def check_population(
         )
 
 
-def _population_of(folder: RunFolder) -> PopulationLedger | None:
+def population_of(folder: RunFolder) -> PopulationLedger | None:
     """The population's ledger where the run file says; None if there is none at that path or no readable run file."""
     try:
-        tables = tomllib.loads(folder.run_file.read_text(encoding="utf-8"))
+        tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
         path = Path(tables.get("privacy", {}).get("ledger") or Path(tables["corpus"]["path"]) / FILE)
         path = path / FILE if path.is_dir() else path
         is_there = path.is_file()

@@ -1,7 +1,8 @@
 """The privacy statement of a run: what may be claimed, under which assumptions, and what the guarantee does not cover.
 
 In: the public facts and the entries of a run's ledger. Out: the statement as plain JSON data (`statement.json`),
-computed from what was charged and from nothing else. `render` in `statement_text.py` turns it into a page of text.
+computed from what was charged and from nothing else. `render` in `statement_text.py` turns it into a page of text,
+`render` in `statement_formats.py` into reports for reviewers and registries.
 Infinity is the word "infinity", which Python's `float()` reads. Paper: Definition 1 (user-adjacent data sets), Theorem
 1. On why statements should be published: Dwork, Kohli and Mulligan, "Differential Privacy in Practice: Expose your
 Epsilons!" (2019).
@@ -32,14 +33,20 @@ from unheard.privacy.accountants import (
     versions,
 )
 from unheard.privacy.events import (
+    CorrelatedGaussian,
+    DistributedGaussian,
     Event,
+    ExampleGaussian,
     FailureProbability,
     Gaussian,
     NonPrivate,
     PoissonGaussian,
     Selection,
+    accounted,
+    against_server,
     to_record,
 )
+from unheard.privacy.filters import WHY, claim_of_run
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
 from unheard.privacy.statement_text import NOT_COVERED, NOT_DECLARED, RELEASED, render
@@ -72,7 +79,8 @@ def statement(
     """
     charged = [item.event if isinstance(item, Entry) else item for item in events]
     delta = _delta(facts, delta)
-    claimed, replaced = best_epsilon(charged, delta), replace_one_epsilon(charged, delta)
+    claimed = claim_of_run(facts, events, delta)
+    replaced = replace_one_epsilon(claimed.events, claimed.delta)
     return plain(
         {
             "claim": _claim(claimed.epsilon, delta, claimed.accountant, charged),
@@ -85,15 +93,20 @@ def statement(
                 "accountant": claimed.accountant,
                 "of": CLAIM_RULE,
             },
+            "basis": {"of": claimed.basis, "why": WHY[claimed.basis]},
             "replace_one": {"epsilon": replaced.epsilon, "accountant": replaced.accountant},
-            "curve": _curve(charged, claimed.epsilon),
-            "asked": None if epsilon is None else {"epsilon": epsilon, "delta": _smallest_delta(charged, epsilon)},
+            **_server(charged, delta),
+            "curve": _curve(claimed.events, claimed.epsilon),
+            "asked": None
+            if epsilon is None
+            else {"epsilon": epsilon, "delta": _smallest_delta(claimed.events, epsilon)},
             "population": facts.get("population", NOT_DECLARED),
             "sampling": facts.get("sampling", NOT_DECLARED),
             "weights": facts.get("weights", NOT_DECLARED),
             "estimator": facts.get("estimator", NOT_DECLARED),
             "update": facts.get("update", NOT_DECLARED),
             "phases": facts.get("phases", NOT_DECLARED),
+            **({"correlated_noise": facts["correlated_noise"]} if "correlated_noise" in facts else {}),
             "rounds": _rounds(events),
             "composed": [{**to_record(event), "times": times} for event, times in _counted(charged)],
             "vocabulary": facts.get("vocabulary", NOT_DECLARED),
@@ -105,6 +118,7 @@ def statement(
             "warnings": _warnings(facts, charged, delta),
             "versions": versions(),
             "software": facts.get("software", NOT_DECLARED),
+            "ledger": _ledger(events),
         }
     )
 
@@ -142,7 +156,15 @@ def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event
     return f"({epsilon:.4g}, {delta:.3g})-differential privacy for every user, by {accountant}"
 
 
-def _curve(events: Sequence[Event], epsilon: float) -> list[dict[str, float]]:
+def _server(events: Sequence[Event], delta: float) -> dict[str, Any]:
+    """The epsilon against the server of a federated run with distributed noise; nothing for every other run."""
+    if not any(isinstance(event, DistributedGaussian) for event in events):
+        return {}
+    bound = best_epsilon([against_server(event) for event in events], delta)
+    return {"against_server": {"epsilon": bound.epsilon, "accountant": bound.accountant, "amplified": False}}
+
+
+def _curve(events: Sequence[Event | tuple[Event, int]], epsilon: float) -> list[dict[str, float]]:
     """A dozen points of delta(epsilon), from a quarter of the claimed epsilon to twice it."""
     if math.isinf(epsilon) or epsilon == 0:
         return []
@@ -150,7 +172,7 @@ def _curve(events: Sequence[Event], epsilon: float) -> list[dict[str, float]]:
     return [{"epsilon": point, "delta": _smallest_delta(events, point)} for point in points]
 
 
-def _smallest_delta(events: Sequence[Event], epsilon: float) -> float:
+def _smallest_delta(events: Sequence[Event | tuple[Event, int]], epsilon: float) -> float:
     counts, failure = collapse(events)
     again = [*counts, (FailureProbability(delta=min(1.0, failure)), 1)]
     return min(delta_at(again, epsilon, accountant) for accountant in CLAIMED)
@@ -164,6 +186,12 @@ def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:
     return {"charged": rounds, "redone": len(numbers) - len(set(numbers))}
 
 
+def _ledger(events: Sequence[Entry | Event]) -> dict[str, Any]:
+    """The number of charges and the hash of the last one, which identifies the ledger that was read."""
+    last = events[-1] if events else None
+    return {"charges": len(events), "head": last.hash if isinstance(last, Entry) else NOT_DECLARED}
+
+
 def _vocabulary_cost(events: Sequence[Event], delta: float) -> dict[str, Any]:
     """The cost of the events outside the rounds by themselves; the claim includes them."""
     outside = [event for event in events if isinstance(event, Gaussian | FailureProbability)]
@@ -174,11 +202,12 @@ def _vocabulary_cost(events: Sequence[Event], delta: float) -> dict[str, Any]:
 
 
 def _is_a_round(event: Event) -> bool:
-    return isinstance(event, PoissonGaussian | NonPrivate)
+    return isinstance(event, PoissonGaussian | CorrelatedGaussian | ExampleGaussian | NonPrivate)
 
 
 def _counted(events: Sequence[Event]) -> list[tuple[Event, int]]:
-    return sorted(Counter(events).items(), key=repr)
+    charged = [charge for event in events if (charge := accounted(event)) is not None]
+    return sorted(Counter(charged).items(), key=repr)
 
 
 def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
@@ -211,6 +240,11 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
         warnings.append(
             f"it is the best of a secret number of runs ({event.drawn_from}, {event.mean_trials:g} on average): the guarantee is "
             "about this one alone, as long as nothing of the others is shown, nor how many there were."
+        )
+    if most := max((event.examples_per_user for event in events if isinstance(event, ExampleGaussian)), default=0):
+        warnings.append(
+            f"examples were drawn, not users, and at most {most} examples of each user were used: the guarantee is for a user "
+            "with all of them. It is bounded by pld alone; rdp and moments have no bound for it."
         )
     if any(isinstance(event, NonPrivate) for event in events):
         warnings.append("not every round was private: epsilon is infinite.")

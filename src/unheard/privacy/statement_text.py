@@ -48,6 +48,8 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     again = f", {rounds['redone']} of them for rounds charged before (done again, or of the run that it began from)"
     yield row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
     yield from _list("phases", statement["phases"])
+    if "correlated_noise" in statement:
+        yield row("correlated noise", _correlated_noise(statement["correlated_noise"]))
     yield row("vocabulary", _in_words(statement["vocabulary"]))
     yield row("vocabulary cost", _vocabulary_cost(statement["vocabulary_cost"]))
     yield row("randomness", _in_words(statement["randomness"]))
@@ -58,8 +60,15 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
         if not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
             note = f"  ({ACCOUNTANTS[accountant].note})"
         yield row(f"epsilon, {accountant}", figure(epsilon) + note)
+    claimed = statement["claimed"]
+    if claimed["accountant"] not in statement["epsilon"]:
+        yield row("epsilon, claimed", f"{figure(claimed['epsilon'])}  (by {claimed['accountant']})")
+    if "basis" in statement:  # not in statements of version 0.1
+        yield row("why this claim", statement["basis"]["why"])
     replaced = statement["replace_one"]
     yield row("replace one user", f"{figure(replaced['epsilon'])} (by {replaced['accountant']})")
+    if server := statement.get("against_server"):
+        yield row("against server", f"{figure(server['epsilon'])} (by {server['accountant']}): it knows who was drawn")
     if statement["asked"]:
         yield row(
             "asked", f"delta {figure(statement['asked']['delta'])} at epsilon {figure(statement['asked']['epsilon'])}"
@@ -87,6 +96,14 @@ def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
         yield row(name if i == 0 else "", _in_words(item))
     if len(items) > most:
         yield row("", f"... and {len(items) - most} more, in the JSON form")
+
+
+def _correlated_noise(noise: Mapping[str, Any]) -> str:
+    release = f"each {noise['block']} rounds are one release" if noise["strategy"] == "banded" else "one release in all"
+    return (
+        f"{noise['strategy']}, T = {noise['rounds']}, b = {noise['separation']}, k = {noise['participations']}, sensitivity "
+        f"{figure(noise['sensitivity'])}, q = {figure(noise['sampling_prob'])}, z = {figure(noise['noise_multiplier'])}: {release}"
+    )
 
 
 def _vocabulary_cost(cost: Mapping[str, Any]) -> str:

@@ -1,0 +1,397 @@
+"""A privacy statement in the formats that reviewers, registries and model cards ask for.
+
+In: a statement (`statement.py`) and, if there is one, the record of an audit (`audit.json`). Out: text.
+
+    render(statement, "report")                        Markdown; `unheard card` includes it
+    render(statement, "nist", audit=read_audit(run))   Markdown, by the levels of NIST's pyramid
+    render(statement, "registry")                      JSON, an entry for the registry of deployments
+    report_data(statement, audit=...)                  what the templates show, as plain JSON
+
+report      The items that a paper or model card should report: setting and trust model, what the definition covers
+            (data accesses, output, unit, adjacency), accounting and whether its assumptions hold, tuning, and how to
+            verify. Ponomareva et al., "How to DP-fy ML" (2023), Section 5.3.3.
+nist        The levels of the differential privacy pyramid: Near, Darais, Lefkovitz and Howarth, "Guidelines for
+            Evaluating Differential Privacy Guarantees", NIST SP 800-226 (2025), Figure 1.
+registry    The fields of the Differential Privacy Deployments Registry: schemas/deployments-schema.yaml of
+            github.com/opendp/deployments-registry-data, commit 3e9c812. Only the curator knows some of the fields; these
+            say FILL IN, and the registry's own check refuses the entry until they are filled in.
+
+Every figure is computed from the statement, whose `composed` events are everything that was charged. The text is in the
+Jinja2 templates of `templates/`. Strings from a ledger are shown without control characters and cannot become markup.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from unheard.config import nearest
+from unheard.errors import InvalidValue, RunFolderError
+from unheard.privacy.accountants import ACCOUNTANTS
+from unheard.privacy.events import Event, Selection, from_record
+from unheard.privacy.statement_text import NOT_DECLARED, figure
+from unheard.privacy.statement_text import render as render_text
+from unheard.privacy.trade_off import Figures, figures, figures_of_pair
+
+FORMATS = ("text", "report", "registry", "nist")
+
+CENTRAL = (
+    "Central differential privacy with a trusted curator: whoever runs training reads the text. The guarantee is about "
+    "everybody who sees what is released."
+)
+TRUST = (
+    "The operator of the training machine is trusted with the text, the memory and the disks, and to declare honest "
+    "numbers. Readers of the model, other users and auditors are trusted with nothing."
+)
+FILL_IN = "FILL IN"
+
+
+def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any] | None = None) -> str:
+    """Render a statement in one of `FORMATS`.
+
+    Args:
+        statement: The statement of a run, as `statement()` computes it or as `statement.json` keeps it.
+        format: "text", "report", "registry" or "nist".
+        audit: The record of an audit of the same run (`read_audit`), or None if there was none.
+
+    Returns:
+        Plain text for "text", Markdown for "report" and "nist", JSON for "registry".
+
+    Raises:
+        InvalidValue: There is no such format, or a run without a guarantee is to be registered.
+    """
+    if format not in FORMATS:
+        raise InvalidValue(f"Unknown format '{format}'.{nearest(str(format), FORMATS)} Known: {', '.join(FORMATS)}.")
+    if format == "text":
+        return render_text(statement)
+    data = report_data(statement, audit=audit)
+    if format == "registry":
+        if not data["is_private"]:
+            raise InvalidValue(f"A registry entry is about a guarantee, and this run has none: {statement['claim']}.")
+        return json.dumps(_registry_entry(data), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
+    return _environment().get_template(f"{format}.md").render(**data)
+
+
+def report_data(statement: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Compute everything that a report shows.
+
+    Args:
+        statement: The statement of a run.
+        audit: The record of an audit of the same run, or None.
+
+    Returns:
+        Plain JSON data: the statement under "statement", and what the templates show besides.
+    """
+    events = composed_events(statement)
+    attacker = attacker_figures(statement)
+    rates = attacker.true_positive_rates.items()
+    ledger = statement.get("ledger", NOT_DECLARED)
+    return {
+        "statement": dict(statement),
+        "is_private": not math.isinf(float(statement["claimed"]["epsilon"])),
+        "setting": CENTRAL,
+        "trust": TRUST,
+        "mu": None if math.isnan(attacker.mu) else "infinity" if math.isinf(attacker.mu) else attacker.mu,
+        "true_positive_rates": [{"false_positive_rate": rate, "at_most": bound} for rate, bound in rates],
+        "attacker_method": attacker.method,
+        "events": [{"event": _in_words(event), "times": times} for event, times in events],
+        "assumptions": _assumptions(statement),
+        "tuning": _tuning([event for event, _ in events]),
+        "audit": _audit(audit),
+        "ledger": ledger if isinstance(ledger, Mapping) else {"charges": NOT_DECLARED, "head": NOT_DECLARED},
+        "software": _software(statement),
+    }
+
+
+def composed_events(statement: Mapping[str, Any]) -> list[tuple[Event, int]]:
+    """The events that a statement composes, with their counts.
+
+    Raises:
+        LedgerError: An event is unknown to this version.
+    """
+    return [
+        (from_record({key: value for key, value in record.items() if key != "times"}), int(record["times"]))
+        for record in statement["composed"]
+    ]
+
+
+def attacker_figures(statement: Mapping[str, Any]) -> Figures:
+    """Mu and true-positive rates of the mechanism that a statement claims something about."""
+    epsilon, delta = float(statement["claimed"]["epsilon"]), float(statement["delta"])
+    # DP: the profile of the composed events holds for a claim that an accountant computed from these events. Another
+    # claim, such as a declared budget, covers more than was charged: only its own pair may be used.
+    if statement["claimed"]["accountant"] in ACCOUNTANTS:
+        return figures(composed_events(statement), delta)
+    return figures_of_pair(epsilon, delta)
+
+
+def read_audit(folder: str | Path) -> dict[str, Any] | None:
+    """Read the record that `unheard audit` wrote in a run folder; None if the run was not audited.
+
+    Raises:
+        RunFolderError: The record cannot be read.
+    """
+    path = Path(folder) / "audit" / "audit.json"
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        _audit(record)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise RunFolderError(
+            f"{path} is not the record of an audit. Delete it, or audit the run again: unheard audit {folder}."
+        ) from None
+    return record
+
+
+def _audit(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The lower bounds of a one-run audit; None if there was no one-run audit."""
+    one_run = None if record is None else record["one_run"]
+    if one_run is None:
+        return None
+    bounds = one_run.get("bounds") or [
+        {
+            "name": "distribution-free",
+            "epsilon_at_least": one_run["epsilon_at_least"],
+            "assumptions": "none about the scores (Steinke, Nasr and Jagielski 2023)",
+        }
+    ]
+    return {
+        "canaries": int(one_run["canaries"]),
+        "rounds": int(one_run["rounds"]),
+        "delta": float(one_run["delta"]),
+        "confidence": float(one_run["confidence"]),
+        "claimed": one_run["epsilon_claimed"],
+        "holds": bool(one_run["holds"]),
+        "bounds": [
+            {
+                "name": str(bound["name"]),
+                "epsilon_at_least": "none" if (value := bound["epsilon_at_least"]) is None else float(value),
+                "assumptions": str(bound["assumptions"]),
+            }
+            for bound in bounds
+        ],
+    }
+
+
+def _tuning(events: list[Event]) -> str:
+    selections = [event for event in events if isinstance(event, Selection)]
+    if selections:
+        return (
+            f"included in the claim: the best of a random number of runs ({selections[0].mean_trials:g} on average) is "
+            "released, and nothing of the others (Papernot and Steinke 2022)."
+        )
+    return (
+        "not part of this claim, which is about one run. Every other run on these users is charged to the store's ledger; "
+        "`unheard statement --all-runs` composes all of them. Settings chosen without these users' text cost nothing."
+    )
+
+
+def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
+    """What the accounting assumes, whether it holds in this run, and how that is known."""
+
+    def fact(name: str, key: str) -> Any:
+        table = statement.get(name)
+        return table.get(key) if isinstance(table, Mapping) else None
+
+    kinds = {record["kind"] for record in statement["composed"]}
+    warnings = " ".join(statement["warnings"])
+    is_seeded = "REPRODUCIBLE NOISE" in warnings
+    is_secure = fact("randomness", "mode") == "secure"
+    sampling = fact("sampling", "kind")
+    is_poisson = sampling in ("poisson", "cyclic_poisson")
+    is_separated = sampling == "min_separation"
+    start = fact("start", "from")
+    is_paid = bool(statement["vocabulary_cost"]["events"])
+    rows = [
+        (
+            "the rounds of one user are b apart: no draw is assumed"
+            if is_separated
+            else "users are drawn independently with probability q in each round",
+            "held" if is_poisson or is_separated else "NOT HELD" if sampling else "unknown",
+            f"the run's sampler is '{sampling}'" if sampling else "the ledger does not name the sampler",
+        ),
+        (
+            "each user changes the sum by at most the clip norm, and each round has noise of z times that",
+            "NOT HELD" if "non_private" in kinds else "held",
+            "at least one release had no noise" if "non_private" in kinds else "q and z are charged before each round",
+        ),
+        (
+            "noise and cohorts are secret and fresh",
+            "NOT HELD" if is_seeded else "held" if is_secure else "unknown",
+            "the noise came from a known seed" if is_seeded else str(fact("randomness", "generator") or NOT_DECLARED),
+        ),
+        (
+            "finite-precision arithmetic does not reveal more than real numbers would",
+            "held",
+            "sums are exact integers on a public grid, and noise is rounded to the same grid",
+        ),
+        (
+            "population, weights and the denominator are public numbers",
+            "declared",
+            f"population {figure(statement.get('population', NOT_DECLARED))}, declared in the run file",
+        ),
+        (
+            "the vocabulary is public, or its cost is included",
+            "held" if is_paid else "declared",
+            "its releases are among the charged events" if is_paid else "declared public by its source",
+        ),
+        (
+            "the first model does not depend on these users, or its cost is included",
+            "declared"
+            if "public" in str(start)
+            else "held"
+            if str(start).startswith(("seed", "an earlier"))
+            else "unknown",
+            f"it began from {start}" if start else "the ledger does not say what the run began from",
+        ),
+        (
+            "one person is one user, and every store with the same people shares one ledger",
+            "declared",
+            "no software can check this",
+        ),
+    ]
+    return [{"assumption": a, "status": status, "basis": basis} for a, status, basis in rows]
+
+
+def _software(statement: Mapping[str, Any]) -> dict[str, str]:
+    recorded = statement.get("software")
+    recorded = recorded if isinstance(recorded, Mapping) else {}
+    return {
+        "version": str(recorded.get("unheard", NOT_DECLARED)),
+        "commit": str(recorded.get("commit", NOT_DECLARED)),
+        "computed_with": ", ".join(f"{name} {version}" for name, version in statement["versions"].items()),
+    }
+
+
+def _in_words(event: Event) -> str:
+    named = {key: value for key, value in vars(event).items() if key != "reason"}
+    words = ", ".join(f"{key} {figure(value)}" for key, value in named.items())
+    reason = getattr(event, "reason", "")
+    return f"{type(event).__name__}({reason or words})"
+
+
+def _registry_entry(data: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry by the registry's schema: its sections and keys, and no others."""
+    text = {name: _environment().get_template("registry.txt").module.__dict__[name](data).strip() for name in _TEXTS}
+    statement = data["statement"]
+    return {
+        "url_slug": f"{FILL_IN}: a short name for the address",
+        "status": "Draft",
+        "tier": 3,
+        "deployment": {
+            "basic": {
+                "name": f"{FILL_IN}: the name of the model",
+                "data_curators": [f"{FILL_IN}: who publishes it"],
+                "intended_use": f"{FILL_IN}: what it is used for",
+                "data_product_type": "Machine learning model",
+                "data_product_region": f"{FILL_IN}: the region that the text is from",
+                "description": text["description"],
+                "publication_date": f"{FILL_IN}: YYYY-MM-DD",
+                "data_product_sector": "Technology",
+            },
+            "dp_variant": {
+                "variant_name": "Approximate DP",
+                "data_domain": text["data_domain"],
+                "unprotected_quantities": text["unprotected_quantities"],
+            },
+            "privacy_loss": {
+                "privacy_unit": statement["unit"],
+                "privacy_unit_details": text["privacy_unit_details"],
+                "privacy_parameters": {"epsilon": statement["claimed"]["epsilon"], "delta": statement["delta"]},
+                "privacy_parameters_details": text["privacy_parameters_details"],
+            },
+            "deployment_model": {
+                "model_name": "Central",
+                "model_name_details": text["model_name_details"],
+                "actors": text["actors"],
+                "release_type": "Many releases",
+                "release_type_details": text["release_type_details"],
+                "data_source_type": "Static",
+                "data_source_type_details": text["data_source_type_details"],
+                "access_type": "Non-interactive",
+                "access_type_details": text["access_type_details"],
+            },
+            "accounting": {"post_processing": text["post_processing"], "composition": text["composition"]},
+            "implementation": {
+                "preprocessing_and_hyperparameter_tuning": text["tuning"],
+                "mechanisms": text["mechanisms"],
+                "justification": f"{FILL_IN}: why this epsilon, this unit and this population were chosen",
+            },
+            "administrative": {
+                "sources": text["sources"],
+                "notes": text["notes"],
+                "registry_authors": [f"{FILL_IN}: who wrote this entry"],
+            },
+        },
+    }
+
+
+_TEXTS = (
+    "description",
+    "data_domain",
+    "unprotected_quantities",
+    "privacy_unit_details",
+    "privacy_parameters_details",
+    "model_name_details",
+    "actors",
+    "release_type_details",
+    "data_source_type_details",
+    "access_type_details",
+    "post_processing",
+    "composition",
+    "tuning",
+    "mechanisms",
+    "sources",
+    "notes",
+)
+"""The macros of `templates/registry.txt`, one for each field of free text."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("unheard.privacy"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=markdown_line,
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.3g} %"
+    environment.filters["figure"] = figure
+    environment.filters["at_most"] = _rounded_up
+    environment.filters["in_words"] = _value_in_words
+    return environment
+
+
+def _rounded_up(bound: float | str) -> str:
+    """An upper bound with four significant digits, never below the bound.
+
+    >>> _rounded_up(0.0123411), _rounded_up("infinity")
+    ('0.01235', 'infinity')
+    """
+    if not isinstance(bound, float) or bound <= 0:
+        return figure(bound)
+    unit = 10.0 ** (math.floor(math.log10(bound)) - 3)
+    return f"{math.ceil(bound / unit - 1e-9) * unit:.4g}"
+
+
+def _value_in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value_in_words(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list):
+        return "; ".join(_value_in_words(item) for item in value)
+    return figure(value)
+
+
+def markdown_line(value: Any) -> Any:
+    """A value as it may stand in Markdown or on a terminal: one line, printable, without markup."""
+    if not isinstance(value, str):
+        return value
+    line = "".join(character if character.isprintable() else " " for character in value)
+    return line.replace("|", "\\|").replace("<", "&lt;")

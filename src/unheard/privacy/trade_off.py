@@ -1,0 +1,186 @@
+"""What an attacker can achieve: mu of Gaussian differential privacy, and true-positive rates at small false-positive rates.
+
+In: events and the delta of the claim. Out: figures that say what the guarantee means for one user, for reports beside
+epsilon. All are upper bounds on what the best attacker can do. They follow from the privacy profile delta(epsilon) of
+the accountants, which bounds the mechanism at every epsilon at once.
+
+    figures(events, delta)        `Figures` of everything that was charged
+    figures_of_pair(0.5, 1e-6)    the same where a single pair (epsilon, delta) is all that is claimed
+    privacy_profile(events, 1e-6) points of delta(epsilon), from epsilon 0 to the epsilon at this delta
+
+**True-positive rate.** An attacker decides from the released models whether a user took part. Under (epsilon, delta)
+a test with false-positive rate a has a true-positive rate of at most min(e^epsilon a + delta, 1 - e^-epsilon
+(1 - delta - a)) (Kairouz, Oh and Viswanath 2017, Theorem 2.1). This holds at every point of the profile, so the smallest
+of these bounds holds. The search over epsilon may miss the best point; the result is a valid bound nevertheless.
+
+**mu.** The smallest mu with delta(epsilon) <= max(delta_mu(epsilon), delta) for all epsilon >= 0, where delta_mu is the
+profile of a Gaussian release with sensitivity mu and standard deviation 1 (Dong, Roth and Su 2022, Corollary 2.13). Below
+the delta of the claim nothing is compared: the far tail of sampled rounds is heavier than that of any useful mu, and
+failure probabilities have no mu. Between two computed points the true profile lies below the straight line through them,
+since it is convex in e^epsilon. The comparison is with that line, so mu holds between the points too.
+
+Reporting mu beside epsilon: Gomez et al., "(epsilon, delta) Considered Harmful: Best Practices for Reporting
+Differential Privacy Guarantees" (2025). Reporting true-positive rates at small false-positive rates: Carlini et al.,
+"Membership Inference Attacks From First Principles" (2022).
+
+>>> from unheard.privacy.events import Gaussian
+>>> one = figures([Gaussian(noise_multiplier=1.0)], delta=1e-6)
+>>> round(one.mu, 2), round(one.true_positive_rates[0.01], 3)
+(1.0, 0.092)
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from unheard.privacy.accountants import CLAIMED, Events, best_epsilon, collapse, delta_at
+from unheard.privacy.events import FailureProbability
+
+FALSE_POSITIVE_RATES = (0.001, 0.01)
+POINTS = 48
+"""Points of the profile that are computed, from epsilon 0 to the claimed epsilon."""
+LARGEST_MU = 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What the best attacker can achieve.
+
+    Attributes:
+        mu: The mu of Gaussian differential privacy, for deltas from `delta` up; infinity if there is no guarantee, NaN
+            if only one pair (epsilon, delta) is claimed, from which no mu follows.
+        delta: The delta down to which mu holds: the delta of the claim.
+        true_positive_rates: An upper bound on the true-positive rate, by false-positive rate.
+        method: How the figures were computed, in one sentence.
+    """
+
+    mu: float
+    delta: float
+    true_positive_rates: Mapping[float, float]
+    method: str
+
+
+def figures(events: Events, delta: float) -> Figures:
+    """Compute mu and true-positive rates from the privacy profile of all events.
+
+    Args:
+        events: Everything that was charged.
+        delta: The delta of the claim.
+
+    Returns:
+        Upper bounds. Without a guarantee mu is infinite and every rate is 1.
+    """
+    counted = list(events)
+    method = (
+        "upper bounds from the privacy profile delta(epsilon) of everything that was charged, by the smaller of "
+        f"{' and '.join(CLAIMED)} at {POINTS} values of epsilon"
+    )
+    epsilon_E, delta_E = privacy_profile(counted, delta)
+    if not len(epsilon_E):
+        return Figures(
+            mu=math.inf, delta=delta, true_positive_rates=dict.fromkeys(FALSE_POSITIVE_RATES, 1.0), method=method
+        )
+    profile = _profile(counted)
+    rates = {rate: _true_positive_rate(rate, epsilon_E, delta_E, profile) for rate in FALSE_POSITIVE_RATES}
+    return Figures(mu=_mu(epsilon_E, delta_E, delta), delta=delta, true_positive_rates=rates, method=method)
+
+
+def privacy_profile(events: Events, delta: float, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """Compute points of the privacy profile delta(epsilon).
+
+    Args:
+        events: Everything that was charged.
+        delta: The last point is the epsilon at this delta.
+        points: The number of points.
+
+    Returns:
+        The epsilons from 0 up and the delta at each, upper bounds. Both are empty if there is no guarantee.
+    """
+    counted = list(events)
+    largest = best_epsilon(counted, delta).epsilon
+    if math.isinf(largest):
+        return np.zeros(0), np.zeros(0)
+    profile = _profile(counted)
+    # Most of the change is at small epsilons.
+    epsilon_E = largest * np.linspace(0.0, 1.0, points) ** 1.5
+    return epsilon_E, np.array([profile(float(epsilon)) for epsilon in epsilon_E])
+
+
+def _profile(events: Events) -> Callable[[float], float]:
+    """The smallest delta at an epsilon, by any accountant that may be claimed."""
+    counts, failure = collapse(events)
+    # DP: failure probabilities are part of every delta; left out, an attacker would seem weaker than it is.
+    again = [*counts, (FailureProbability(delta=min(1.0, failure)), 1)]
+    return lambda epsilon: min(delta_at(again, epsilon, accountant) for accountant in CLAIMED)
+
+
+def figures_of_pair(epsilon: float, delta: float) -> Figures:
+    """Compute the true-positive rates that follow from one pair (epsilon, delta) and nothing else."""
+    rates = {rate: float(_rate_at(rate, epsilon, delta)) for rate in FALSE_POSITIVE_RATES}
+    return Figures(
+        mu=math.inf if math.isinf(epsilon) else math.nan,
+        delta=delta,
+        true_positive_rates=rates,
+        method="upper bounds from the claimed pair (epsilon, delta) alone, from which no mu follows",
+    )
+
+
+def gaussian_delta(epsilon_E: np.ndarray, mu: float) -> np.ndarray:
+    """The delta at each epsilon of a Gaussian release with sensitivity mu and standard deviation 1."""
+    tail_E = np.exp(np.minimum(epsilon_E + log_ndtr(-epsilon_E / mu - mu / 2), 0.0))
+    return np.maximum(ndtr(-epsilon_E / mu + mu / 2) - tail_E, 0.0)
+
+
+def _rate_at(rate: float, epsilon: float | np.ndarray, delta: float | np.ndarray) -> np.ndarray:
+    """The largest true-positive rate at a false-positive rate, under each (epsilon, delta)."""
+    above = np.exp(np.minimum(epsilon, 700.0)) * rate + delta
+    below = 1.0 - np.exp(-np.asarray(epsilon, dtype=float)) * (1.0 - delta - rate)
+    return np.minimum(1.0, np.minimum(above, below))
+
+
+def _true_positive_rate(
+    rate: float, epsilon_E: np.ndarray, delta_E: np.ndarray, profile: Callable[[float], float]
+) -> float:
+    rate_E = _rate_at(rate, epsilon_E, delta_E)
+    best = int(rate_E.argmin())
+    low, high = float(epsilon_E[max(best - 1, 0)]), float(epsilon_E[min(best + 1, POINTS - 1)])
+    if low == high:
+        return float(rate_E[best])
+    # Every evaluated point is a valid bound, whether or not the search has converged.
+    nearby = optimize.minimize_scalar(
+        lambda epsilon: float(_rate_at(rate, epsilon, profile(epsilon))),
+        bounds=(low, high),
+        method="bounded",
+        options={"maxiter": 20},
+    )
+    return min(float(rate_E[best]), float(nearby.fun))
+
+
+def _mu(epsilon_E: np.ndarray, delta_E: np.ndarray, delta: float) -> float:
+    """The smallest mu whose profile is nowhere below the lines through the points, above delta."""
+    above_E = np.maximum(delta_E, delta)
+    if above_E[0] <= delta:
+        return 0.0
+    x_E = np.exp(epsilon_E)
+    slope_I = np.diff(above_E) / np.maximum(np.diff(x_E), 1e-300)
+
+    def is_covered(mu: float) -> bool:
+        # The profile of mu is convex in x = e^epsilon with derivative -ndtr(-epsilon / mu - mu / 2). Its smallest
+        # distance from a line is where the two slopes are equal, or at an end of the interval.
+        touch_I = -mu * (ndtri(np.clip(-slope_I, 1e-300, 0.5)) + mu / 2)
+        touch_I = np.clip(touch_I, epsilon_E[:-1], epsilon_E[1:])
+        line_I = above_E[:-1] + slope_I * (np.exp(touch_I) - x_E[:-1])
+        is_above_I = gaussian_delta(touch_I, mu) >= line_I * (1 - 1e-9)
+        return bool(is_above_I.all() and (gaussian_delta(epsilon_E[:-1], mu) >= above_E[:-1] * (1 - 1e-9)).all())
+
+    if not is_covered(LARGEST_MU):
+        return math.inf
+    low, high = 0.0, LARGEST_MU
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_covered(middle) else (middle, high)
+    return high

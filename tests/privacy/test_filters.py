@@ -1,0 +1,191 @@
+"""What is claimed when a length or parameters were chosen after a look at results."""
+
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+import unheard
+from unheard.cli.main import app
+from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
+from unheard.privacy.accountants import best_epsilon, collapse, epsilon
+from unheard.privacy.budget import Budget
+from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, to_record
+from unheard.privacy.filters import ODOMETER_FIRST, ODOMETER_STEP, claim_of_run, declaration, odometer
+from unheard.privacy.ledger import Entry, Ledger
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs, render_all_runs
+from unheard.privacy.rdp import FILTER_ORDERS, at_orders, epsilon_at_order, rdp_cost
+from unheard.privacy.statement import render, statement
+
+ROUND, OTHER = (PoissonGaussian(sampling_prob=q, noise_multiplier=z) for q, z in ((0.01, 1.0), (0.02, 1.5)))
+DELTA = 1e-6
+
+
+def facts(rounds, budget=None, phases=((0, ROUND),), charges=0):
+    declared = declaration(rounds, [(first, to_record(event)) for first, event in phases], budget)
+    return {"population": 10_000, "delta": DELTA, "run_id": "r", "start": {"charges": charges}, "declared": declared}
+
+
+def done(rounds, event=ROUND):
+    return [Entry(event=event, round=i, hash="") for i in range(rounds)]
+
+
+def test_a_run_declares_its_rounds_before_the_first(run, tmp_path):
+    budget = Budget(epsilon=500.0, delta=run.claimed_delta)
+    schedule = (unheard.Change(from_round=3, clip_norm=1.0),)
+    two = replace(run, plan=replace(run.plan, schedule=schedule), budget=budget)
+    reports = unheard.train(two, tmp_path / "r")
+    next(reports)
+    reports.close()
+    declared = Ledger.read(tmp_path / "r" / "ledger.jsonl").facts["declared"]
+    assert (declared["rounds"], declared["budget"]) == (6, budget.record)
+    assert [phase["from_round"] for phase in declared["phases"]] == [0, 3]
+    assert declared["phases"][0]["event"] == to_record(run.plan.at(0, run.model.layout).event())
+
+
+def test_a_run_as_long_as_declared_claims_what_was_charged():
+    claim = claim_of_run(facts(20), done(20), DELTA)
+    best = best_epsilon([(ROUND, 20)], DELTA)
+    assert (claim.epsilon, claim.accountant, claim.basis) == (best.epsilon, best.accountant, "fixed beforehand")
+
+
+def test_a_run_that_was_stopped_claims_what_was_declared():
+    stopped = statement(facts(20, phases=((0, ROUND), (15, OTHER))), done(7))
+    assert stopped["claimed"]["epsilon"] == best_epsilon([(ROUND, 15), (OTHER, 5)], DELTA).epsilon
+    assert stopped["claimed"]["accountant"] == "pld of the declared rounds"
+    assert stopped["claimed"]["epsilon"] > stopped["epsilon"]["pld"] == best_epsilon([(ROUND, 7)], DELTA).epsilon
+    assert "look at results" in render(stopped)
+
+
+def test_charges_before_the_run_and_rounds_done_again_are_claimed_too():
+    vocabulary = [Entry(event=Gaussian(noise_multiplier=5.0), round=0, hash="")]
+    again = [*done(7), *done(7)[5:]]
+    claim = claim_of_run(facts(20, charges=1), [*vocabulary, *again], DELTA)
+    assert claim.epsilon == best_epsilon([(ROUND, 22), Gaussian(noise_multiplier=5.0)], DELTA).epsilon
+
+
+def test_a_run_with_a_budget_claims_all_rounds_that_the_budget_allows():
+    budget = Budget(epsilon=1.5, delta=DELTA)
+    running, allowed = budget.running(), 0
+    while running.epsilon_after(ROUND) <= budget.epsilon:
+        running.charge(ROUND)
+        allowed += 1
+    whole = best_epsilon([(ROUND, allowed)], DELTA).epsilon
+    for declared, length in ((10**6, 3), (5, 8)):  # stopped early; or made longer than declared
+        claim = claim_of_run(facts(declared, budget), done(length), DELTA)
+        assert claim.epsilon == whole <= budget.epsilon
+        assert claim.basis == "declared rounds"
+    ended = claim_of_run(facts(10**6, budget), done(allowed), DELTA)
+    assert (ended.epsilon, ended.basis) == (whole, "fixed beforehand")
+    # What was charged before the run leaves room for fewer rounds.
+    vocabulary = Gaussian(noise_multiplier=5.0)
+    running, fewer = budget.running([vocabulary]), 0
+    while running.epsilon_after(ROUND) <= budget.epsilon:
+        running.charge(ROUND)
+        fewer += 1
+    claim = claim_of_run(facts(10**6, budget, charges=1), [Entry(event=vocabulary, round=0, hash=""), *done(3)], DELTA)
+    assert 3 < fewer < allowed
+    assert claim.epsilon == best_epsilon([(ROUND, fewer), vocabulary], DELTA).epsilon
+
+
+@pytest.mark.parametrize(("length", "level"), [(21, 1), (40, 1), (41, 2), (161, 4)])
+def test_a_run_that_was_made_longer_claims_the_next_doubling(length, level):
+    claim = claim_of_run(facts(20), done(length), DELTA)
+    assert claim.epsilon == best_epsilon([(ROUND, 20 * 2**level)], DELTA / 2**level).epsilon
+    assert claim.basis == "doubled rounds"
+
+
+def test_a_ledger_without_a_declaration_says_so():
+    old = {key: value for key, value in facts(20).items() if key != "declared"}
+    told = statement(old, done(7))
+    assert told["claimed"]["epsilon"] == best_epsilon([(ROUND, 7)], DELTA).epsilon
+    assert "older version" in told["basis"]["why"]
+
+
+@pytest.mark.parametrize("declared", [{}, {"rounds": "x", "phases": []}, {"rounds": 5, "phases": [{"from_round": 0}]}])
+def test_a_malformed_declaration_is_an_error(declared):
+    with pytest.raises(LedgerError):
+        claim_of_run({**facts(20), "declared": declared}, done(3), DELTA)
+
+
+def test_the_shares_of_the_odometer_add_up_to_delta():
+    """The claim is that of one filter, at its share of delta, with a budget that holds what was charged."""
+    for rounds in (1, 50, 3000):
+        bound = odometer(((ROUND, rounds),), 0.0, DELTA).epsilon
+        claims = []
+        for order in FILTER_ORDERS:
+            spent = rounds * float(at_orders(rdp_cost(ROUND), [order])[0])
+            level = next(k for k in range(200) if spent <= ODOMETER_FIRST * ODOMETER_STEP**k * (1 + 1e-9))
+            share = DELTA * 6 / (math.pi**2 * (level + 1) ** 2) / len(FILTER_ORDERS)
+            claims.append(epsilon_at_order(order, ODOMETER_FIRST * ODOMETER_STEP**level, share))
+        assert bound == pytest.approx(min(claims), rel=1e-6)
+        assert bound > epsilon([(ROUND, rounds)], DELTA, "rdp")
+    assert sum(6 / (math.pi**2 * (k + 1) ** 2) for k in range(10**5)) <= 1
+    assert odometer((), 0.0, DELTA).epsilon == 0.0
+    assert odometer(((NonPrivate(reason="none"), 1),), 0.0, DELTA).epsilon == math.inf
+    assert odometer(((ROUND, 1),), DELTA, DELTA).epsilon == math.inf
+
+
+def test_a_budget_over_all_runs_is_a_filter_at_fixed_orders(tmp_path):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+    assert population.budget is not None
+    assert population.budget.orders == FILTER_ORDERS
+    assert PopulationLedger.read(population.path).budget == population.budget
+    share = DELTA / len(FILTER_ORDERS)
+    running = population.budget.running()
+    running.charge_times(ROUND, 100)
+    spent = {order: 100 * float(at_orders(rdp_cost(ROUND), [order])[0]) for order in FILTER_ORDERS}
+    assert running.epsilon == pytest.approx(min(epsilon_at_order(o, cost, share) for o, cost in spent.items()))
+    population.charge("one", 0, ROUND, 0)
+    population.charge("two", 0, OTHER, 0)
+    told = all_runs(population)
+    assert told["claimed"]["epsilon"] == 4.0
+    assert "RDP filter" in told["claim"]
+    with pytest.raises(BudgetExceeded):
+        population.charge("two", 1, PoissonGaussian(sampling_prob=1.0, noise_multiplier=0.3), 1)
+    with pytest.raises(InvalidValue, match="orders"):
+        Budget(epsilon=1.0, delta=DELTA, orders=(2.05,))
+
+
+def test_the_command_declares_a_budget_as_a_filter(store, tmp_path):
+    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger*"))
+    done = CliRunner().invoke(app, ["budget", str(tmp_path / "store"), "--epsilon", "4", "--delta", "1e-6"])
+    assert done.exit_code == 0, done.output
+    assert PopulationLedger.read(tmp_path / "store" / "ledger.jsonl").is_filter
+
+
+def test_only_a_budget_that_was_declared_first_is_claimed(tmp_path):
+    late = PopulationLedger.open(tmp_path / "late.jsonl", {"corpus": "c"})
+    for run in ("one", "two"):
+        late.charge(run, 0, ROUND, 0)
+    late.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+    raised = PopulationLedger.open(tmp_path / "raised.jsonl", {"corpus": "c"})
+    raised.set_budget(Budget(epsilon=3.0, delta=DELTA, orders=FILTER_ORDERS))
+    for run in ("one", "two"):
+        raised.charge(run, 0, ROUND, 0)
+    assert raised.is_filter
+    raised.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+    for population in (late, raised):
+        assert not population.is_filter
+        told = all_runs(population)
+        assert told["claimed"]["epsilon"] == odometer(*collapse(population.events), DELTA).epsilon
+        assert "odometer" in render_all_runs(told)
+
+
+def test_a_vocabulary_drawn_after_the_budget_ends_its_claim(tmp_path):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+    population.settle("vocabulary", [FailureProbability(delta=DELTA / 10)])
+    assert not population.is_filter
+
+
+def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.register("r", {"name": "r", "delta": DELTA, "declared": facts(20)["declared"]}, held=0)
+    for position in range(7):
+        population.charge("r", position, ROUND, position)
+    assert all_runs(population)["claimed"]["epsilon"] == claim_of_run(facts(20), done(7), DELTA).epsilon

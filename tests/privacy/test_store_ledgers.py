@@ -1,0 +1,158 @@
+"""A ledger that a store once had must be there, and a newer store of the same users continues it."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import unheard
+from tests.corpus.inputs import write_jsonl
+from unheard.corpus import pipeline
+from unheard.corpus.store import TokenStore
+from unheard.errors import BudgetExceeded, LedgerError, UnprovenCombination
+from unheard.privacy.budget import Budget
+from unheard.privacy.events import PoissonGaussian
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
+from unheard.privacy.population_statement import all_runs, store_statement
+from unheard.privacy.rdp import FILTER_ORDERS
+from unheard.privacy.store_ledgers import RECORD
+from unheard.training.initialise import population_ledger_of
+
+ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
+
+
+@pytest.fixture
+def own(run, store, tmp_path):
+    """The run on a copy of the store that nothing was charged to yet."""
+    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger*"))
+    return replace(run, corpus=tmp_path / "store", training=unheard.Training(rounds=1))
+
+
+def test_a_new_run_never_begins_a_deleted_ledger_anew(own, tmp_path):
+    list(unheard.train(own, tmp_path / "first"))
+    ledger = tmp_path / "store" / "ledger.jsonl"
+    kept = ledger.read_bytes()
+    ledger.unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        list(unheard.train(own, tmp_path / "second"))
+    with pytest.raises(LedgerError, match="is missing"):
+        store_statement(tmp_path / "store")
+    assert not ledger.exists()
+    ledger.write_bytes(kept)
+    list(unheard.train(own, tmp_path / "third"))
+    assert len(PopulationLedger.read(ledger).members) == 2
+
+
+@pytest.mark.parametrize("how", ["cut", "swapped"])
+def test_a_new_run_refuses_another_ledger_than_the_stores(own, tmp_path, how):
+    list(unheard.train(own, tmp_path / "first"))
+    ledger = tmp_path / "store" / "ledger.jsonl"
+    population_ledger_of(own, TokenStore.open(own.corpus))
+    if how == "cut":
+        ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    else:
+        ledger.unlink()
+        PopulationLedger.open(ledger, {"corpus": "c"})
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        list(unheard.train(own, tmp_path / "second"))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"known": {"ledger.jsonl": 1}}', "[" * 200_000, '{"known": []}'])
+def test_a_damaged_record_of_the_ledgers_is_an_error(own, tmp_path, content):
+    list(unheard.train(own, tmp_path / "first"))
+    (tmp_path / "store" / RECORD).write_text(content)
+    with pytest.raises(LedgerError, match="Put back"):
+        list(unheard.train(own, tmp_path / "second"))
+
+
+def test_a_named_ledger_that_was_used_before_must_be_there_too(own, tmp_path):
+    named = replace(own, ledger=tmp_path / "elsewhere" / "ledger.jsonl")
+    list(unheard.train(named, tmp_path / "first"))
+    (tmp_path / "elsewhere" / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        list(unheard.train(named, tmp_path / "second"))
+
+
+def test_a_budget_does_not_compose_runs_with_shared_cohorts(tmp_path):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    facts = {"randomness": {"mode": "reproducible", "cohorts": "shared"}}
+    population.register("one", {"name": "one", **facts}, held=0)
+    population.set_budget(Budget(epsilon=8.0, delta=1e-6))
+    population.charge("one", 0, ROUND, 0)
+    population.register("two", {"name": "two", **facts}, held=0)
+    with pytest.raises(UnprovenCombination, match="one, two"):
+        population.charge("two", 0, ROUND, 0)
+    assert len(population.events) == 1
+    with pytest.raises(UnprovenCombination, match="no budget can hold"):
+        population.set_budget(Budget(epsilon=9.0, delta=1e-6))
+
+
+def posts(tmp_path, name, users):
+    rows = [{"user": f"user {i}", "text": "good morning to you all"} for i in users]
+    return write_jsonl(tmp_path / f"{name}.jsonl", rows)
+
+
+def ledger_of(store: TokenStore) -> PopulationLedger:
+    return open_population_ledger(store.path, store.name, store.vocabulary_events)
+
+
+def test_a_newer_store_continues_the_charges_and_the_budget(tmp_path):
+    october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    first = ledger_of(october)
+    first.set_budget(Budget(epsilon=3.0, delta=1e-6, orders=FILTER_ORDERS))
+    first.charge("a run in October", 0, ROUND, 0)
+    november = unheard.prepare(
+        posts(tmp_path, "november", range(20, 90)), tmp_path / "november", held_out=0.1, continues=tmp_path / "october"
+    )
+    second = PopulationLedger.read(november.path / "ledger.jsonl")
+    assert second.path == november.path / "ledger.jsonl"
+    assert second.events == [ROUND]
+    assert second.budget == first.budget
+    ledger_of(october).charge("another run on the store of October", 0, ROUND, 0)
+    assert len(all_runs(PopulationLedger.read(second.path))["runs"]) == 2
+    population = ledger_of(november)
+    assert population.is_filter
+    with pytest.raises(BudgetExceeded):
+        population.charge("a run in November", 0, PoissonGaussian(sampling_prob=1.0, noise_multiplier=0.5), 0)
+    shutil.rmtree(october.path)  # its users may have asked for that
+    assert len(ledger_of(november).events) == 2
+
+
+def test_a_store_that_was_stopped_before_the_ledgers_were_joined_joins_them_when_it_is_opened(tmp_path, monkeypatch):
+    october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    ledger_of(october).charge("a run", 0, ROUND, 0)
+    opened = pipeline._ledger_of
+
+    def stopped(store):
+        if store.path.name == "november":
+            raise KeyboardInterrupt
+        return opened(store)
+
+    monkeypatch.setattr(pipeline, "_ledger_of", stopped)
+    source = posts(tmp_path, "november", range(60))
+    with pytest.raises(KeyboardInterrupt):
+        unheard.prepare(source, tmp_path / "november", held_out=0.1, continues=tmp_path / "october")
+    november = TokenStore.open(tmp_path / "november")
+    assert ledger_of(november).events == [ROUND]
+    assert ledger_of(november).events == [ROUND]  # once
+    assert json.loads((november.path / RECORD).read_text())["continues"]["joined"]
+
+
+def test_a_store_whose_earlier_ledger_is_gone_is_not_charged(tmp_path):
+    october = unheard.prepare(posts(tmp_path, "october", range(60)), tmp_path / "october", held_out=0.1)
+    ledger_of(october).charge("a run", 0, ROUND, 0)
+    (october.path / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        unheard.prepare(posts(tmp_path, "n", range(60)), tmp_path / "november", held_out=0.1, continues=october.path)
+    assert not (tmp_path / "november").exists()
+
+
+def test_a_population_below_the_number_of_users_is_warned_of_without_the_number(own, tmp_path, caplog):
+    list(unheard.train(own, tmp_path / "fits"))
+    assert caplog.messages == []
+    sampling = unheard.PoissonSampling(users_per_round=3)
+    list(unheard.train(replace(own, plan=replace(own.plan, population=17, sampling=sampling)), tmp_path / "below"))
+    (message,) = caplog.messages
+    assert "privacy.population = 17) is smaller" in message
+    assert "60" not in message.replace(str(tmp_path), "")
