@@ -4,6 +4,7 @@ import errno
 import gzip
 import json
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -22,12 +23,16 @@ from tests.corpus.inputs import (
     write_sqlite,
     write_with_duckdb,
 )
-from unheard.corpus.encode import EncodingOptions
+from unheard.corpus import encode
+from unheard.corpus.encode import Encoder, EncodingOptions
 from unheard.corpus.input_files import zstd_window
 from unheard.corpus.shards import ShardWriter
 from unheard.corpus.sources import find_sources
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore
+from unheard.corpus.tokenizers import WordTokenizer
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.corpus.word_counts import CachedSplitter
 from unheard.errors import CorpusError, CorpusMissing, InputError
 
 GOOD = {"who": "ann", "what": "a", "when": 1}
@@ -241,3 +246,45 @@ def test_rules_that_leave_nobody_say_which_rule(tmp_path):
     ]
     with pytest.raises(InputError, match="all are held out"):
         prepared(tmp_path, write_jsonl(tmp_path / "held.jsonl", held), splits=SplitRule(held_out=0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("x.jsonl", ", line 4,"), ("x.jsonl.gz", ", line 4,"), ("x.json", "a record")]
+)
+def test_a_line_that_is_too_long_is_refused_by_its_number(tmp_path, name, where):
+    rows = [json.dumps(row) for row in (GOOD, GOOD, GOOD, {**GOOD, "what": "a" * (40 << 20)}, GOOD)]
+    file = tmp_path / name
+    text = "\n".join(rows) if name != "x.json" else f"[{','.join(rows)}]"
+    file.write_bytes(gzip.compress(text.encode(), 1) if name.endswith(".gz") else text.encode())
+    with pytest.raises(InputError, match=rf"{name}.*{where}.*Cut its text"):
+        prepared(tmp_path, file)
+
+
+def test_reading_a_long_line_holds_little_of_it(tmp_path):
+    """A line of 2 GB must not come into memory to find its end."""
+    file = tmp_path / "x.jsonl"
+    with open(file, "wb") as out:
+        out.truncate(400 << 20)  # one line of zeros, without its bytes on the disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="line 1,"):
+        prepared(tmp_path, file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
+def test_a_csv_file_with_too_many_columns_is_refused(tmp_path):
+    columns = ["who", "what", "when", *(f"c{i}" for i in range(1000))]
+    file = write_csv(tmp_path / "x.csv", [dict.fromkeys(columns, "1")])
+    with pytest.raises(InputError, match="line 1: 1003 columns, of which at most 1000"):
+        prepared(tmp_path, file)
+    assert prepared(tmp_path, write_csv(tmp_path / "x.csv", [dict.fromkeys(columns[:1000], "1")])).counts["rows"][
+        "kept"
+    ]
+
+
+def test_a_very_long_text_is_encoded_in_pieces_without_a_difference(monkeypatch):
+    encoder = Encoder(WordTokenizer(), Vocabulary.of(["a", "b", "!"]))
+    texts = ["a b! " * 40, "", "b\tb\na", "a" * 300 + " b"]
+    whole = [part.tolist() for part in encoder.encode(texts)]
+    monkeypatch.setattr(encode, "BATCH_CHARS", 7)
+    assert [part.tolist() for part in encoder.encode(texts)] == whole
+    assert CachedSplitter(WordTokenizer())("a b! " * 40) == ["a", "b", "!"] * 40

@@ -5,6 +5,7 @@ import os
 import stat
 from dataclasses import replace
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -181,6 +182,24 @@ def test_the_map_names_the_user_that_has_the_tokens(tmp_path):
     for entry in json.loads((tmp_path / "map.json").read_text()):
         words = done.store.train.tokens(entry["number"])
         assert len(words) - 2 == int(entry["user"][1:]) + 1
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_the_map_has_the_format_that_its_name_says(tmp_path, suffix):
+    users = ["plain", 'with "quotes", and a comma', "Zoë"]
+    rows = [{"who": user, "what": "a b", "when": 0} for user in users]
+    file = tmp_path / f"map{suffix}"
+    prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), splits=SplitRule(held_out=0.0), user_map=file)
+    written = duckdb.sql(f"SELECT split, number, \"user\" FROM '{file}' ORDER BY number").fetchall()
+    assert sorted(row[2] for row in written) == sorted(users)
+    assert [row[:2] for row in written] == [("train", i) for i in range(3)]
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_map_in_an_unknown_format_is_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(InputError, match=r"\.csv, \.json, \.jsonl, \.parquet"):
+        prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", []), user_map=tmp_path / "map.txt")
+    assert not (tmp_path / "store.partial").exists()
 
 
 def test_users_are_split_by_their_ids_whatever_else_is_in_the_input(tmp_path):
@@ -441,3 +460,24 @@ def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_p
     choice = PrivateVocabulary(epsilon=1.0, delta=1e-6)
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=choice)
     assert {"a", "b", "c"} <= set(done.store.vocabulary.words)
+
+
+def test_a_notebook_without_widgets_can_prepare(tmp_path, monkeypatch):
+    """There DuckDB refuses to switch on its progress bar, which would not be shown anyway."""
+    connect = duckdb.connect
+
+    class InNotebook:
+        def __init__(self, *arguments):
+            self.database = connect(*arguments)
+
+        def execute(self, query, *arguments):
+            if "progress_bar=" in query:
+                raise duckdb.InvalidInputException("required package 'ipywidgets' is missing")
+            return self.database.execute(query, *arguments)
+
+        def __getattr__(self, name):
+            return getattr(self.database, name)
+
+    monkeypatch.setattr("unheard.corpus.scan.duckdb.connect", InNotebook)
+    rows = [{"who": "a", "what": "hello there", "when": 0}]
+    assert prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows)).store.train.num_users == 1

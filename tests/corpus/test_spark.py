@@ -20,14 +20,16 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
 
 @pytest.fixture(scope="module")
 def spark():
-    from unheard.corpus.backends.spark import SparkBackend
-
-    yield SparkBackend(master="local[2]")
     from pyspark.sql import SparkSession
 
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        session.stop()
+    from unheard.corpus.backends.spark import SparkBackend
+
+    with pytest.MonkeyPatch.context() as patch:  # most of what Java does in so short a time is to compile itself
+        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        yield SparkBackend(master="local[2]")
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            session.stop()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +51,9 @@ def test_a_cohort_comes_in_the_order_asked_for_even_with_a_user_twice(small):
 
 def test_an_empty_cohort_is_no_trouble(small):
     assert small.train.users(np.array([], dtype=np.int64)) == []
+    flat, lengths = small.train.concatenated(np.array([2, 0, 2]))
+    assert flat.tolist() == [i for k in (2, 0, 2) for i in small.train.tokens(k).tolist()]
+    assert lengths.tolist() == [len(small.train.tokens(k)) for k in (2, 0, 2)]
     assert small.train.lengths(np.array([], dtype=np.int64)).tolist() == []
 
 
@@ -66,6 +70,13 @@ def test_a_user_outside_the_split_is_refused(small):
             small.train.tokens(k)
         with pytest.raises(IndexError):
             small.train.users(np.array([k]))
+
+
+def test_long_users_are_read_like_short_ones(tmp_path):
+    users = [np.arange(n) % 11 for n in (900, 3, 0, 1500, 700)]
+    store = write_store(tmp_path / "store", train=users, held_out=[], vocabulary=WORDS, shards=2)
+    for k, read in zip((4, 0, 2, 3), store.train.users(np.array([4, 0, 2, 3])), strict=True):
+        np.testing.assert_array_equal(read, users[k])
 
 
 @settings(max_examples=25, deadline=None)
@@ -218,3 +229,8 @@ def test_a_user_written_in_pieces_is_one_user(tmp_path):
     writer.close()
     assert np.fromfile(tmp_path / "00000.offsets", dtype="<i8").tolist() == [0, 3, 5, 8]
     assert np.fromfile(tmp_path / "00000.tokens", dtype="<u2").tolist() == [0, 3, 1, 0, 1, 0, 4, 1]
+
+
+def test_a_store_stands_for_its_path(store):
+    assert Path(store) == store.path
+    assert TokenStore.open(store).name == store.name

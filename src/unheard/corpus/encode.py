@@ -31,7 +31,7 @@ from unheard.corpus.backends import Rows, by_user
 from unheard.corpus.fast_encoder import FastWordEncoder
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.errors import CorpusError
 
@@ -135,7 +135,7 @@ class Encoder:
         """
         if not texts:
             return np.empty(0, dtype=self.dtype), np.zeros(1, dtype=np.int64)
-        ids, begins = self._fast.encode(texts) if self._fast is not None else self._encode_each(texts)
+        ids, begins = self._encode_words(texts) if self._fast is not None else self._encode_each(texts)
         lengths = np.diff(begins)
         is_empty = lengths == 2  # BOS, EOS
         if is_empty.any():
@@ -143,6 +143,16 @@ class Encoder:
             ids = np.delete(ids, np.concatenate([empty_begins, empty_begins + 1]))
             begins = np.concatenate([[0], np.cumsum(np.where(is_empty, 0, lengths))])
         return ids, begins
+
+    def _encode_words(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode with `fast_encoder`, which needs some hundred bytes per word: a very long text goes in pieces."""
+        assert self._fast is not None
+        if max(map(len, texts)) <= 2 * BATCH_CHARS:
+            return self._fast.encode(texts)
+        ends = np.array([BOS], dtype=self.dtype), np.array([EOS], dtype=self.dtype)
+        bodies = [[self._fast.encode([piece])[0][1:-1] for piece in cut_text(text, BATCH_CHARS)] for text in texts]
+        ids = np.concatenate([part for body in bodies for part in (ends[0], *body, ends[1])])
+        return ids, np.concatenate([[0], np.cumsum([sum(map(len, body)) + 2 for body in bodies])])
 
     def _encode_each(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         bodies = [self._vocabulary.encode_words(self._tokenizer.split(text)) for text in texts]

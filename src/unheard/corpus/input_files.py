@@ -24,7 +24,11 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
+from unheard.errors import InputError
+
 SCHEME = "range://"
+MAX_RECORD_BYTES = 16 << 20
+"""The longest line or record that is read. It bounds the memory of every reader."""
 _READ_BYTES = 1 << 20
 _ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 
@@ -48,16 +52,50 @@ def line_boundaries(path: str, range_bytes: int, begin: int = 0) -> list[int]:
 
     Returns:
         The boundaries: `begin`, then positions just after a line end, then the size of the file.
+
+    Raises:
+        InputError: A line at the end of a range is longer than `MAX_RECORD_BYTES`.
     """
     size = os.path.getsize(path)
     boundaries = [begin]
     with open(path, "rb") as file:
         for number in range(1, size // range_bytes + 1):
             file.seek(number * range_bytes)
-            file.readline()
+            line = file.readline(MAX_RECORD_BYTES)
+            if len(line) == MAX_RECORD_BYTES and not line.endswith(b"\n"):
+                raise record_too_long(path)
             if boundaries[-1] < file.tell() < size:
                 boundaries.append(file.tell())
     return [*boundaries, size]
+
+
+def record_too_long(path: str, compression: str = "none", is_lines: bool = True) -> InputError:
+    """The error for a file with a record above `MAX_RECORD_BYTES`. It names the line where that can be known."""
+    line = _first_long_line(path, compression) if is_lines and compression in ("none", "gzip") else None
+    name = f"{path}, line {line}," if line else f"{path} has a record that"
+    return InputError(
+        f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB, the most that is read as one record. Cut its text into "
+        "several records of the same user, or remove it, and run the same command again. Nothing was left out."
+    )
+
+
+def _first_long_line(path: str, compression: str) -> int | None:
+    """The number of the first line above `MAX_RECORD_BYTES`, or None. Reads the file in blocks."""
+    number, length = 1, 0
+    for block in _blocks(path) if compression == "none" else (content for content, _ in _decompress(path)):
+        first = block.find(b"\n")
+        if length + (first if first >= 0 else len(block)) > MAX_RECORD_BYTES:
+            return number
+        newlines = block.count(b"\n")  # a line that begins and ends within one block is short
+        number += newlines
+        length = len(block) - 1 - block.rfind(b"\n") if newlines else length + len(block)
+    return None
+
+
+def _blocks(path: str) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            yield block
 
 
 def range_path(path: str, begin: int, end: int) -> str:
@@ -212,8 +250,8 @@ def _decompress(path: str) -> Iterator[tuple[bytes, bool]]:
                 if not is_inside and not packed.strip(b"\0"):
                     break  # padding
                 is_inside = True
-                yield member.decompress(packed), True
-                packed = member.unused_data
+                yield member.decompress(packed, _READ_BYTES), True  # zeros would expand a thousandfold
+                packed = member.unconsumed_tail or member.unused_data
                 if member.eof:
                     member, is_inside = zlib.decompressobj(31), False
         yield b"", not is_inside

@@ -17,8 +17,11 @@ runs (backend, memory, processes) does not change the store. The steps, each of 
 `unheard.prepare` (`prepare`) and the command `unheard prepare` (`cli/prepare.py`) are built on this module.
 """
 
+import csv
 import hashlib
+import io
 import json
+import logging
 import math
 import os
 import shutil
@@ -34,12 +37,12 @@ import duckdb
 from unheard import storage
 from unheard.config import require, table_from_part
 from unheard.corpus import Progress, no_progress
-from unheard.corpus.backends import Grouping, GroupingBackend
+from unheard.corpus.backends import Grouping, GroupingBackend, read_work_file
 from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
 from unheard.corpus.encode import EncodeShard, EncodingOptions
-from unheard.corpus.readers import sql_list
+from unheard.corpus.readers import quoted, sql_list
 from unheard.corpus.scan import open_database
 from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Fields, Source, make_batches
@@ -56,7 +59,13 @@ from unheard.corpus.vocabulary_sources import (
     vocabulary_source_to_table,
 )
 from unheard.errors import ConfigError, CorpusError, InputError
+from unheard.privacy.store_ledgers import continue_ledger
 
+# Steps and public choices only: counts of private users are for the owner's terminal.
+logger = logging.getLogger("unheard.corpus")
+
+USER_MAP_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
+"""Names of files for the map of user ids end in one of these, which is also the format."""
 _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
 
@@ -152,6 +161,7 @@ def build_store(
     backend: GroupingBackend | None = None,
     memory_bytes: int = 1 << 30,
     user_map: str | os.PathLike[str] | None = None,
+    continues: str | os.PathLike[str] | None = None,
     progress: Progress = no_progress,
 ) -> PreparedStore:
     """Make a store of the text in the sources. The same call after an interruption resumes.
@@ -162,16 +172,30 @@ def build_store(
         preparation: What the store contains.
         backend: Where the rows are grouped; by default on this machine with one process per core.
         memory_bytes: The memory for the grouping.
-        user_map: A file outside the store for the map from user ids to numbers; by default no map is written.
+        user_map: A file outside the store for the map from user ids to numbers, in the format that its name ends in
+            (`USER_MAP_SUFFIXES`); by default no map is written.
+        continues: An earlier store with (some of) the same users. Its charges and its budget become those of the new
+            store.
         progress: Called with the name of each step and its finished fraction.
 
     Raises:
         InputError: The input cannot be used: a missing column, no usable row, no user left.
-        CorpusError: `out` is not empty, or the disk is full.
+        CorpusError: `out` is not empty, the disk is full, or `continues` is no store.
+        LedgerError: The ledger of `continues` is damaged or missing.
     """
+    if user_map is not None and Path(user_map).suffix.lower() not in USER_MAP_SUFFIXES:
+        raise InputError(
+            f"The map of users {user_map} must end in {', '.join(USER_MAP_SUFFIXES)}, which is its format."
+        )
+    earlier = None if continues is None else _ledger_of(TokenStore.open(continues))
     writer = StoreWriter(out, keep_partial=True)
     try:
-        return _run_steps(sources, writer, preparation, backend or DuckDBBackend(), memory_bytes, user_map, progress)
+        prepared = _run_steps(
+            sources, writer, preparation, backend or DuckDBBackend(), memory_bytes, user_map, earlier, progress
+        )
+        if earlier is not None:
+            _ledger_of(prepared.store)  # joins the two
+        return prepared
     except (InputError, ConfigError) as error:
         # The same call would fail again, so there is nothing to resume, and raw text should not stay on disk.
         _delete_files(writer.partial)
@@ -185,6 +209,13 @@ def build_store(
         raise
 
 
+def _ledger_of(store: TokenStore) -> Path:
+    """Open the ledger of a store's population, with the checks of every run, and return its path."""
+    from unheard.privacy.population_ledger import open_population_ledger  # scipy, which most calls do not need
+
+    return open_population_ledger(store.path, store.name, store.vocabulary_events).path
+
+
 def _run_steps(
     sources: Sequence[Source],
     writer: StoreWriter,
@@ -192,6 +223,7 @@ def _run_steps(
     backend: GroupingBackend,
     memory_bytes: int,
     user_map: str | os.PathLike[str] | None,
+    earlier: Path | None,
     progress: Progress,
 ) -> PreparedStore:
     """The five steps of the module docstring, in order."""
@@ -210,6 +242,7 @@ def _run_steps(
         drop_duplicates=preparation.drop_duplicates,
         memory_bytes=memory_bytes,
     )
+    logger.info("reading the input")
     rows = backend.scan(grouping, make_batches(readable), progress)
     if not rows["kept"]:
         raise InputError(_no_usable_row(rows, grouping.warnings()))
@@ -244,6 +277,7 @@ def _run_steps(
         splits=preparation.splits,
         user_ids=work / "names" if with_map else None,
     )
+    logger.info("vocabulary: %d words (%s)", len(result.vocabulary), type(preparation.vocabulary).__name__)
     counts["users"] = _encode_shards(backend, grouping, task, progress)
     if not counts["users"].get("train_users"):
         raise InputError(_no_user_left(preparation, counts["users"]))
@@ -254,8 +288,12 @@ def _run_steps(
     shutil.rmtree(writer.partial / "gone")
     _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
     record = preparation.public_record(replace(result, events=events), writer.path.name)
+    if earlier is not None:
+        # DP: written before the store is at its path, so that no run can begin a ledger without the earlier charges.
+        continue_ledger(writer.partial, earlier)
     store = writer.finish(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
     releases.clear(store.path)
+    logger.info("the store at %s is complete", store.path)
     return PreparedStore(store=store, counts=counts)
 
 
@@ -273,7 +311,7 @@ def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) 
     request = repr([*choices, version("unheard"), [(s, _size(s), _modified(s)) for s in sources]])
     plan = {"question": hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()}
     file = work / "plan.json"
-    if not file.is_file() or json.loads(file.read_text()) != plan:
+    if not file.is_file() or read_work_file(file, dict) != plan:
         if (work / "vocabulary.txt").is_file():
             raise CorpusError(
                 f"{work.parent} was begun by an older version, which has drawn a private vocabulary and has not "
@@ -319,7 +357,7 @@ def _encode_shards(
         progress("Writing", done / grouping.shards)
     total: Counter[str] = Counter()
     for shard in range(grouping.shards):
-        total.update(json.loads(result_file(shard).read_text()))
+        total.update(read_work_file(result_file(shard), dict))
     return dict(sorted(total.items()))
 
 
@@ -345,14 +383,44 @@ def _finish_splits(preparation: Preparation, vocabulary: Vocabulary, partial: Pa
 
 
 def _write_user_map(path: Path, work: Path, shards: int) -> None:
-    """Write the number of each user id to a file outside the store that only its owner can read."""
+    """Write the number of each user id to a file outside the store that only its owner can read.
+
+    The suffix of its name says the format: `USER_MAP_SUFFIXES`.
+    """
     entries: list[dict[str, Any]] = []
     numbers: Counter[str] = Counter()
     for shard in range(shards):
-        for split, users in json.loads((work / "names" / f"{shard:05d}.json").read_text(encoding="utf-8")).items():
+        for split, users in read_work_file(work / "names" / f"{shard:05d}.json", dict).items():
             entries += [{"split": split, "number": numbers[split] + i, "user": user} for i, user in enumerate(users)]
             numbers[split] += len(users)
-    write_private_json(path, entries)
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        content = _parquet(entries, work)
+    elif suffix == ".csv":
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, ["split", "number", "user"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(entries)
+        content = text.getvalue().encode()
+    elif suffix == ".jsonl":
+        content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
+    else:
+        write_private_json(path, entries)
+        return
+    path.unlink(missing_ok=True)
+    storage.create_file(path, content)
+
+
+def _parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
+    """The entries as a Parquet file with the columns split, number and user."""
+    lines, table = work / "user_map.jsonl", work / "user_map.parquet"
+    lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    database = open_database(1 << 28, 1, str(work / "temp"))
+    columns = "{split: 'VARCHAR', number: 'BIGINT', user: 'VARCHAR'}"
+    rows = f"SELECT * FROM read_json({quoted(str(lines))}, format = 'newline_delimited', columns = {columns})"
+    database.execute(f"COPY ({rows}) TO {quoted(str(table))} (FORMAT parquet)")
+    database.close()
+    return table.read_bytes()
 
 
 def _check_has_spaces(grouping: Grouping) -> None:

@@ -63,6 +63,7 @@ def prepare(
     exclude_users: Iterable[str] = (),
     strip_quotes: bool = False,
     drop_duplicates: bool = False,
+    continues: str | os.PathLike[str] | None = None,
     name: str = "",
     workers: int = 1,
     progress: Progress = no_progress,
@@ -95,6 +96,8 @@ def prepare(
         exclude_users: Ids of users to leave out, for example because they opted out.
         strip_quotes: Remove quoted and forwarded text, which other users wrote.
         drop_duplicates: Leave out posts of at least 100 characters that several users wrote word for word.
+        continues: An earlier store with (some of) the same users: what they were charged there counts for the new
+            store too, and so does its budget.
         name: The name of the corpus in corpus.json. By default the name of the folder.
         workers: The number of processes; 0 means one per core. A script that uses several needs
             `if __name__ == "__main__":`.
@@ -149,7 +152,7 @@ def prepare(
     )
     with contextlib.nullcontext([find_chitchat()]) if is_chitchat else _opened(source, out, fields) as sources:
         backend = DuckDBBackend(workers=workers)
-        return build_store(sources, out, preparation, backend=backend, progress=progress).store
+        return build_store(sources, out, preparation, backend=backend, continues=continues, progress=progress).store
 
 
 @contextlib.contextmanager

@@ -29,6 +29,9 @@ UNIT = 1 << 30
 MAX_WORD_CHARS = 64
 """Longer words get no votes."""
 
+MAX_EPSILON, MAX_WORDS_PER_USER, MAX_NOISE = 1000.0, 1_000_000, 2.0**28
+"""Limits of what is computed: a larger epsilon says nothing, and wider noise would overflow the integers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WordRelease:
@@ -45,18 +48,25 @@ class WordRelease:
     words_per_user: int
 
     def __post_init__(self) -> None:
-        require(self.noise_multiplier > 0, f"noise_multiplier must be above 0, not {self.noise_multiplier}.")
+        require(
+            0 < self.noise_multiplier <= MAX_NOISE,
+            f"noise_multiplier must be above 0 and at most {MAX_NOISE:g}, not {self.noise_multiplier}.",
+        )
         require(0 < self.threshold_delta < 1, f"threshold_delta must be in (0, 1), not {self.threshold_delta}.")
-        require(self.words_per_user >= 1, f"words_per_user must be 1 or more, not {self.words_per_user}.")
+        require(
+            1 <= self.words_per_user <= MAX_WORDS_PER_USER,
+            f"words_per_user must be from 1 to {MAX_WORDS_PER_USER:,}, not {self.words_per_user}.",
+        )
 
     @classmethod
     def for_budget(cls, epsilon: float, delta: float, words_per_user: int) -> "WordRelease":
         """Return the mechanism that costs (epsilon, delta): half of delta for the noise, half for the threshold."""
         import dp_accounting
 
-        require(epsilon > 0 and math.isfinite(epsilon), f"epsilon must be above 0, not {epsilon}.")
+        require(0 < epsilon <= MAX_EPSILON, f"epsilon must be above 0 and at most {MAX_EPSILON:g}, not {epsilon}.")
         require(0 < delta < 1, f"delta must be in (0, 1), not {delta}.")
-        noise_multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta / 2)
+        with np.errstate(all="ignore"):  # the search passes through deviations that it rejects
+            noise_multiplier = dp_accounting.get_sigma_gaussian(epsilon, delta / 2)
         return cls(noise_multiplier=noise_multiplier, threshold_delta=delta / 2, words_per_user=words_per_user)
 
     def choose(self, words: Iterable[str], salt: str, user: str) -> list[str]:

@@ -16,12 +16,13 @@ The DuckDB backend runs the query in its own processes and the Spark backend on 
 An unusable row keeps its reason and loses its text.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import duckdb
 
-from unheard.corpus.input_files import FileRangeSystem
+from unheard.corpus.input_files import FileRangeSystem, record_too_long
 from unheard.corpus.readers import check_columns, choose_table, column_name, quoted, sql_paths
 from unheard.corpus.readers.csv import csv_sql, rejected_rows
 from unheard.corpus.readers.json import count_undecided, is_quick, json_sql
@@ -75,8 +76,9 @@ def open_database(
     database.execute(f"SET temp_directory={quoted(temp)}")
     database.execute("SET TimeZone='UTC'")
     database.execute("SET preserve_insertion_order=true")
-    database.execute("SET enable_progress_bar=true")  # needed by query_progress(); prints nothing
-    database.execute("SET enable_progress_bar_print=false")
+    with contextlib.suppress(duckdb.Error):  # in a notebook without ipywidgets; then there is no progress within a file
+        database.execute("SET enable_progress_bar=true")  # needed by query_progress(); prints nothing
+        database.execute("SET enable_progress_bar_print=false")
     database.execute("CREATE TEMP TABLE excluded (id VARCHAR)")
     if excluded:
         database.execute("INSERT INTO excluded SELECT unnest(?)", [list(excluded)])
@@ -191,6 +193,9 @@ def scan_error(error: Exception, batch: FileBatch) -> CorpusError:
         )
     if "out of memory" in lowered:
         return CorpusError(f"Reading {names} needs more memory than the limit: raise --memory. ({first})")
+    if "maximum_object_size" in lowered:
+        source = ([s for s in batch.sources if s.path in str(error)] or list(batch.sources))[0]
+        return record_too_long(source.path, source.compression, is_lines=source.format == "jsonl")
     if "too much memory for decoding" in lowered:
         return InputError(f"{names} needs a zstd window above 27 bits: pack it again with `zstd --long=27`.")
     return InputError(f"Cannot read {names}: {first}")

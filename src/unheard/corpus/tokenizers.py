@@ -11,7 +11,7 @@ To add a tokenizer, implement `Tokenizer` and list the class in `TOKENIZER_KINDS
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,7 @@ _LETTERS = r"[\p{L}\p{M}\p{N}]+"
 _WORD = rf"{_LETTERS}(?:['\x{{200c}}\x{{200d}}]{_LETTERS})*"
 _INVISIBLE = r"[\x{ad}\x{200b}\x{200e}\x{200f}\x{202a}-\x{202e}\x{2060}-\x{2069}\x{feff}]"  # directions, soft hyphens
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)*|.", re.DOTALL)
+_SPACE = re.compile(r"[ \n]")
 _NO_SPACE_BEFORE = frozenset(".,!?;:)]}%…")
 _NO_SPACE_AFTER = frozenset("([{$#@")
 
@@ -67,6 +68,25 @@ def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
         letters += sum(map(str.isalnum, text))
         unspaced += sum(sum(map(str.isalnum, run)) for run in _UNSPACED.findall(text) if len(run) > longest_word)
     return unspaced / letters if letters else 0.0
+
+
+def cut_text(text: str, max_chars: int) -> Iterator[str]:
+    """Cut a text after a space or a line end into pieces of about `max_chars` characters.
+
+    The words of the pieces are the words of the text. A run without spaces stays whole.
+
+    Example:
+        >>> list(cut_text("one two three", 6))
+        ['one two ', 'three']
+    """
+    begin = 0
+    while len(text) - begin > max_chars:
+        mark = _SPACE.search(text, begin + max_chars)
+        if mark is None:
+            break
+        yield text[begin : mark.end()]
+        begin = mark.end()
+    yield text[begin:]
 
 
 @dataclass(frozen=True, kw_only=True)

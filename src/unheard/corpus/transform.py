@@ -28,7 +28,7 @@ from unheard.corpus.shards import Shard, ShardWriter, token_dtype
 from unheard.corpus.store import SPLITS, StoreWriter, TokenStore, write_digests, write_private_json
 from unheard.corpus.vocabulary import SPECIALS, UNK, Vocabulary
 from unheard.errors import CorpusError, InvalidValue
-from unheard.privacy.population_ledger import FILE, PopulationLedger
+from unheard.privacy.population_ledger import FILE, PopulationLedger, open_population_ledger
 
 COPIED_FILES = ("corpus.json", "layout.json", "vocabulary.txt")
 """Files of a store that every part has.
@@ -122,7 +122,7 @@ def shrink_vocabulary(
         CorpusError: The store is a part, has canaries, or has the tokens of a tokenizer.json, which are not by rank.
     """
     _check_can_shrink(store, vocabulary_size)
-    population = PopulationLedger.open(store.path / FILE, {"corpus": store.name})
+    population = open_population_ledger(store.path, store.name, store.vocabulary_events)
     vocabulary = Vocabulary(store.vocabulary.words[:vocabulary_size])
     splits = [name for name in SPLITS if (store.path / name).is_dir()]
     unknown: Counter[str] = Counter()

@@ -26,10 +26,11 @@ from unheard.corpus.private_vocabulary import MAX_WORD_CHARS, WordRelease
 from unheard.corpus.readers import quoted
 from unheard.corpus.scan import open_database
 from unheard.corpus.splits import SplitRule
-from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import SPECIALS
 
 _MAX_WORDS = 1 << 19  # different words in memory
+_PIECE_CHARS = 1 << 19  # characters of a text that are split at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class CachedSplitter:
         if not isinstance(self._tokenizer, WordTokenizer):
             return self._tokenizer.split(text)
         words: list[str] = []
-        for chunk in text.split():
+        for chunk in itertools.chain.from_iterable(piece.split() for piece in cut_text(text, _PIECE_CHARS)):
             known = self._chunks.get(chunk)
             if known is None:
                 if len(self._chunks) >= _MAX_WORDS:

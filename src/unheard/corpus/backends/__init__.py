@@ -20,16 +20,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import duckdb
 
 from unheard import storage
+from unheard.config import parse_json
 from unheard.corpus import Progress, available_cores
 from unheard.corpus.readers import sql_list
 from unheard.corpus.scan import UNUSABLE, open_database
 from unheard.corpus.sources import Fields, FileBatch
 from unheard.errors import CorpusError
+
+T = TypeVar("T")
 
 ORDER = '"user", "time" NULLS LAST, position'
 """The SQL order of the rows of a shard."""
@@ -94,7 +97,7 @@ class Grouping:
     def warnings(self) -> list[str]:
         """All warnings, in the order of the batches."""
         files = sorted((self.work / "noticed").glob("[0-9]*.json"))
-        return [warning for file in files for warning in json.loads(file.read_text())]
+        return [warning for file in files for warning in read_work_file(file, list)]
 
     def check_version(self) -> None:
         """Raise `CorpusError` if a worker has another version of DuckDB.
@@ -126,6 +129,20 @@ class GroupingBackend(Protocol):
         ...
 
 
+def read_work_file(file: Path, kind: type[T]) -> T:
+    """Read a JSON file of an unfinished store; raise `CorpusError` if it is damaged."""
+    try:
+        content = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, kind):
+        raise CorpusError(
+            f"{file} of an unfinished store is missing or damaged. Delete its folder `work` (words that were drawn for a "
+            "private vocabulary lie beside it and stay), then run the same command again."
+        )
+    return content
+
+
 def count_rows(grouping: Grouping) -> Counter[str]:
     """Count the scanned rows: `rows` in total, `kept`, and the unusable ones by reason; `merged_users` is apart.
 
@@ -134,7 +151,7 @@ def count_rows(grouping: Grouping) -> Counter[str]:
     reasons = ("malformed", "no_user", "no_text", "excluded", "kept")
     counts: Counter[str] = Counter(dict.fromkeys(reasons, 0))
     for file in sorted(grouping.rows.glob("[0-9]*/rejected.json")):
-        counts.update(json.loads(file.read_text()))
+        counts.update(read_work_file(file, dict))
     database = open_database(grouping.memory_bytes, available_cores(), str(grouping.work / "temp"))
     for shard in range(UNUSABLE, grouping.shards):
         if files := grouping.shard_files(shard):

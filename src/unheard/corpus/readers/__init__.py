@@ -13,7 +13,8 @@ from unheard.config import nearest
 from unheard.corpus.sources import Fields, FileBatch
 from unheard.errors import InputError
 
-MAX_RECORD_BYTES = 16 << 20
+MAX_COLUMNS = 1000
+"""The most columns of a CSV file: DuckDB holds some thousand rows of each column in memory at once."""
 
 
 def missing_columns(names: Sequence[str], fields: Fields) -> list[tuple[str, str]]:

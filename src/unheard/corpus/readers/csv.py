@@ -12,8 +12,10 @@ import csv
 
 import duckdb
 
-from unheard.corpus.readers import MAX_RECORD_BYTES, check_columns, quoted, sql_paths
+from unheard.corpus.input_files import MAX_RECORD_BYTES
+from unheard.corpus.readers import MAX_COLUMNS, check_columns, quoted, sql_paths
 from unheard.corpus.sources import Fields, FileBatch
+from unheard.errors import InputError
 
 _MANY_LINES = 10  # lines in one field that have as many delimiters as a row: rows rather than prose
 _MAX_WARNINGS = 3  # positions that are named; the others are only counted
@@ -30,7 +32,7 @@ def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Field
         fields: The columns to read.
 
     Raises:
-        InputError: A column is missing.
+        InputError: A column is missing, or there are more than `MAX_COLUMNS`.
     """
     delimiter = "\t" if batch.sources[0].format == "tsv" else ","
     lines = _lines(batch)
@@ -38,6 +40,11 @@ def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Field
     if not head or head[0][0] is None:
         return "SELECT NULL AS problem, '' AS \"user\", '' AS text, '' AS time WHERE false"
     names = next(csv.reader([head[0][0].removeprefix("\ufeff")], delimiter=delimiter))
+    if len(names) > MAX_COLUMNS:
+        raise InputError(
+            f"{batch.sources[0].path}, line 1: {len(names)} columns, of which at most {MAX_COLUMNS} can be read. Keep the "
+            "columns that are needed (user, text, time), or convert the file to Parquet. Nothing was read."
+        )
     check_columns(names, fields, batch)
     columns = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
     dialect = f"delim={quoted(delimiter)}, quote='\"', escape='\"', header=true"

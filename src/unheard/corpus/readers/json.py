@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import duckdb
 
-from unheard.corpus.readers import MAX_RECORD_BYTES, check_columns, column_name, missing_columns, quoted, sql_paths
+from unheard.corpus.input_files import MAX_RECORD_BYTES
+from unheard.corpus.readers import check_columns, column_name, missing_columns, quoted, sql_paths
 from unheard.corpus.sources import Fields, FileBatch
 
 UNDECIDED = "undecided"
