@@ -13,12 +13,16 @@ from unheard.deployment.step import stepper_for
 from unheard.models.recurrent import TiedGRU
 
 PRIVATE = {
-    "claimed": {"epsilon": 1.5},
+    "claimed": {"epsilon": 1.5, "accountant": "pld"},
     "delta": 1e-6,
     "claim": "(1.5, 1e-06)-differential privacy for every user, by pld",
     "warnings": [],
 }
-PLAIN = {**PRIVATE, "claimed": {"epsilon": "infinity"}, "claim": "no guarantee: epsilon is infinite"}
+PLAIN = {
+    **PRIVATE,
+    "claimed": {"epsilon": "infinity", "accountant": "rdp"},
+    "claim": "no guarantee: epsilon is infinite",
+}
 SENTENCE = "the to you i a it and of that is are how do don't doing today tomorrow this they then there go good . , ?"
 WORDS = SENTENCE.split()
 

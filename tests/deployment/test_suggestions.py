@@ -100,7 +100,7 @@ def test_a_key_within_a_word_costs_no_step_and_a_finished_word_costs_one(countin
     assert steps.calls == 3  # BOS, how, are
     for text in ("how are y", "how are yo", "how are you"):
         suggester.suggest(text)
-    assert steps.calls == 3
+    assert steps.calls == 4  # no word is longer than "you": it is finished
     suggester.suggest("how are you ")
     assert steps.calls == 4
     suggester.suggest("how are ")
@@ -175,6 +175,20 @@ def test_a_model_of_characters_is_refused_with_the_cure(two_models):
 
 
 def test_words_that_differ_only_in_case_are_all_found(two_models):
-    model = replace(two_models[0], vocabulary=Vocabulary.of(["Paris", "paris", "parish"]), stepper=Counting(6))
-    assert set(words(Suggester(model).suggest("pa"))) == {"Paris", "paris", "parish"}
-    assert words(Suggester(model).suggest("paris")) == ["parish"]
+    longer = {"parish", "parisian", "parisienne"}
+    model = replace(two_models[0], vocabulary=Vocabulary.of(["Paris", "paris", *longer]), stepper=Counting(8))
+    assert set(words(Suggester(model).suggest("pa", top=9))) == {"Paris", "paris", *longer}
+    assert set(words(Suggester(model).suggest("paris"))) == longer
+
+
+def test_next_words_follow_a_finished_word_before_its_space(counting):
+    """After "how" the model expects "do": the longer words that begin with it are less likely than that it is finished."""
+    suggester, _ = counting
+    finished = suggester.suggest("how do")
+    assert [one.word for one in finished] == [one.word for one in suggester.suggest("how do ")]
+    assert all(one.follows for one in finished)
+    assert not any(
+        one.follows for one in suggester.suggest("the do")
+    )  # there "don't" and "doing" are as likely as "do"
+    assert set(words(suggester.suggest("the do"))) == {"don't", "doing"}
+    assert suggester.suggest_ahead("how d")["o"] == finished

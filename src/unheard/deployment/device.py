@@ -14,12 +14,12 @@ An export is a folder that `export.py` writes:
 """
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from unheard.config import parse_json
 from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.model import LoadedModel, check_rows
@@ -110,8 +110,8 @@ def open_export(path: Path) -> LoadedModel:
         kind="export",
         stepper=stepper,
         vocabulary=vocabulary,
-        tokenizer=tokenizer_from_table(json.loads(contents["tokens.json"])),
-        statement=json.loads(contents["statement.json"]),
+        tokenizer=tokenizer_from_table(parse_json(contents["tokens.json"])),
+        statement=parse_json(contents["statement.json"]),
     )
 
 
@@ -123,7 +123,7 @@ def digest(content: bytes) -> str:
 def _read_checked(folder: Path, name: str) -> bytes:
     """Read a file and compare it with its digest in the record of the export."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = parse_json((folder / RECORD).read_text(encoding="utf-8"))
         if record["format"] != FORMAT:
             raise ModelError(f"{folder} was exported in format {record['format']}; this version reads {FORMAT}.")
         content, expected = (folder / name).read_bytes(), record["files"][name]["sha256"]

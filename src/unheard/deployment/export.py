@@ -14,6 +14,7 @@ as input and as output.
 """
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -32,6 +33,8 @@ from unheard.deployment.step import STATES, StepArrays, step_arrays
 from unheard.errors import InvalidValue, ModelError
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.released import Released
+
+logger = logging.getLogger("unheard.deployment")
 
 OPSET, IR_VERSION = 17, 8
 """Versions of 2022, which every onnxruntime since 1.12 reads, also on phones."""
@@ -191,6 +194,36 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
     target = Path(out).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidValue(f"{out} already holds something: choose another --out, or remove it first.")
+    device = onnx_files(run, progress=progress)
+    _write(target, device.files)
+    logger.info("exported %s to %s", run, out)
+    return Export(
+        path=Path(out),
+        sizes={name: len(device.files[name]) for name in (FLOAT32, INT8)},
+        agreement=device.agreement,
+        statement=device.statement,
+        parameters=device.parameters,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFiles:
+    """The files of an export by name, before they are written."""
+
+    files: dict[str, bytes]
+    agreement: dict[str, Agreement]
+    statement: dict[str, Any]
+    parameters: int
+
+
+def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> DeviceFiles:
+    """Make the files of an export and compare them with PyTorch; as `export`, but nothing is written.
+
+    Raises:
+        ModelError: As `export`.
+        LedgerError: The ledger does not contain what the model cost.
+    """
+    _need_onnx()
     released = Released.open(run)
     check_rows(released.run.model.vocabulary_size, released.vocabulary, str(run))
     arrays = step_arrays(released.run.model, released.params_P)
@@ -209,10 +242,8 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
         "tokens.json": _json(tokenizer_to_table(released.tokens)),
         "statement.json": _json(statement),
     }
-    _write(target, {**files, RECORD: _json(_record(arrays, files, agreement))})
-    return Export(
-        path=Path(out),
-        sizes={name: len(graph) for name, graph in graphs.items()},
+    return DeviceFiles(
+        files={**files, RECORD: _json(_record(arrays, files, agreement))},
         agreement=agreement,
         statement=statement,
         parameters=released.run.model.layout.total,

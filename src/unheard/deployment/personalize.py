@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from unheard import storage
-from unheard.config import part_of_kind, require, require_positive, table_from_part
+from unheard.config import parse_json, part_of_kind, require, require_positive, table_from_part
 from unheard.corpus.tokenizers import tokenizer_from_table, tokenizer_to_table
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.deployment.model import PERSONAL_RECORD, LoadedModel
@@ -227,7 +227,7 @@ def open_personal(path: Path) -> LoadedModel:
         RunFolderError: The folder is damaged or incomplete.
     """
     try:
-        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        record = parse_json((path / RECORD).read_text(encoding="utf-8"))
         model = part_of_kind(MODELS, record["model"], "model")
         with safetensors.safe_open(path / MODEL, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             params_P = model.layout.join({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118

@@ -6,10 +6,11 @@ Every number comes from the model's privacy statement. Bounds are rounded up, ne
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from unheard.deployment.model import LoadedModel
-from unheard.formatting import raised, small
+from unheard.formatting import TIMES, epsilon_text, raised, small
 
 STRONG, WEAK = 1.0, 8.0
 """Up to STRONG an epsilon is called strong, above WEAK weak. A convention: the number is always shown too."""
@@ -19,8 +20,8 @@ def describe_model(model: LoadedModel) -> dict[str, Any]:
     """The description of a model that the page shows under its name, as JSON data.
 
     Returns:
-        `name`, `kind`, `words` (size of the vocabulary), `grade` (`none`, `weak`, `fair` or `strong`, for the colour),
-        `badge`, `headline`, `sentences`, `claim` and `warnings`.
+        `name`, `kind`, `is_private`, `words` (size of the vocabulary), `grade` (`none`, `weak`, `fair` or `strong`, for
+        the colour), `badge`, `headline`, `sentences`, `claim` and `warnings`.
     """
     statement = model.statement
     epsilon, delta = float(statement["claimed"]["epsilon"]), float(statement["delta"])
@@ -38,9 +39,8 @@ def describe_model(model: LoadedModel) -> dict[str, Any]:
         "kind": {"run": "trained here", "export": "exported for devices", "personal": "personal"}[model.kind],
         "words": len(model.vocabulary),
         "grade": grade,
-        "badge": "one person's"
-        if model.kind == "personal"
-        else f"ε = {'∞' if math.isinf(epsilon) else f'{epsilon:.3g}'}",
+        "is_private": math.isfinite(epsilon),
+        "badge": "one person's" if model.kind == "personal" else f"ε = {epsilon_text(epsilon)}{_accountant(statement)}",
         "headline": headline,
         "sentences": sentences,
         "claim": statement["claim"],
@@ -56,6 +56,13 @@ _HEADLINES = {
     "seeded": "An experiment: no guarantee against whoever knows the seed",
     "personal": "A personal model",
 }
+
+
+def _accountant(statement: Mapping[str, Any]) -> str:
+    """The accountant of the claim, in brackets; nothing for an infinite epsilon, which no accountant computed."""
+    claimed = statement["claimed"]
+    is_known = math.isfinite(float(claimed["epsilon"])) and "accountant" in claimed
+    return f" ({claimed['accountant'].upper()})" if is_known else ""
 
 
 def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
@@ -78,4 +85,4 @@ def _factor(epsilon: float) -> str:
     if factor < 10_000:
         return f"{math.ceil(factor):,}"
     power = math.floor(epsilon / math.log(10))
-    return f"{math.ceil(10 * math.exp(epsilon - power * math.log(10))) / 10:g} × 10{raised(power)}"
+    return f"{math.ceil(10 * math.exp(epsilon - power * math.log(10))) / 10:g} {TIMES} 10{raised(power)}"

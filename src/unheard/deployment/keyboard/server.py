@@ -26,6 +26,7 @@ from typing import Any
 from unheard.deployment.keyboard.promises import describe_model
 from unheard.deployment.keyboard.suggestions import Suggester, Suggestion
 from unheard.errors import InvalidValue
+from unheard.formatting import colour_numbers
 
 MAX_BODY = 32 * 1024
 """Bytes of a request body."""
@@ -156,7 +157,11 @@ class KeyboardHandler(BaseHTTPRequestHandler):
 
 
 def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
-    return [{"word": suggestion.word, "share": round(suggestion.share, 4)} for suggestion in suggestions]
+    return [
+        {"word": suggestion.word, "share": round(suggestion.share, 4)}
+        | ({"follows": True} if suggestion.follows else {})
+        for suggestion in suggestions
+    ]
 
 
 MAX_CONNECTIONS = 64
@@ -192,6 +197,8 @@ class KeyboardServer(ThreadingHTTPServer):
         # Read once at the start, so that no request names a file.
         self.page = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in PAGE.items()}
         models = [describe_model(suggester.model) for suggester in suggesters]
+        for model, number in zip(models, colour_numbers([model["is_private"] for model in models]), strict=True):
+            model["colour"] = number
         self.page["/about"] = (json.dumps({"models": models}).encode(), "application/json")
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._deadlines: dict[socket.socket, float] = {}

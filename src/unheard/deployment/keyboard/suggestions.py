@@ -1,12 +1,13 @@
-"""Suggest words for a text: completions of the word that is being typed, or next words after a space.
+"""Suggest words for a text: completions of the word that is being typed, or next words after a finished word.
 
     suggester = Suggester(open_model("runs/private"))
     suggester.suggest("see you tom")         # [Suggestion(word='tomorrow', share=0.93), ...]
     suggester.suggest_ahead("see you ")      # the suggestions for this text and each key that may follow
 
-The dictionary supplies the candidates and the model ranks them. The model's state after each word is cached in memory,
-so a key costs at most one step of the model. `suggest_ahead` lets the page show suggestions without waiting for the
-server.
+The dictionary supplies the candidates and the model ranks them. A word at the cursor counts as finished, even before the
+space after it, if the model finds it at least as likely as all longer words that begin with it. The model's state after
+each word is cached in memory, so a key costs one step of the model or none; `suggest_ahead`, which lets the page show
+suggestions without waiting for the server, costs one more for each letter that finishes a word.
 """
 
 import bisect
@@ -37,6 +38,8 @@ class Suggestion:
     word: str
     share: float
     """Its probability among all candidates for this position."""
+    follows: bool = False
+    """Whether it comes after the word at the cursor, with a space between; else it completes that word."""
 
 
 class Suggester:
@@ -70,11 +73,12 @@ class Suggester:
         """The best words at the end of a text.
 
         Args:
-            text: The text up to the cursor. If it ends inside a word, the suggestions complete that word.
+            text: The text up to the cursor. If it ends inside a word, the suggestions complete that word; if it ends
+                with a finished word, they follow it.
             top: The largest number of suggestions.
         """
         before, begun = split_at_cursor(text)
-        return self._best(self._beginning_with(begun) if begun else self._usable, self._after(before), top)
+        return self._at(before, begun, top)
 
     def suggest_ahead(self, text: str, top: int = 3) -> dict[str, list[Suggestion]]:
         """The suggestions for the text and one more key.
@@ -83,13 +87,24 @@ class Suggester:
             Suggestions by key: each letter with which some word continues, and the space after a word.
         """
         before, begun = split_at_cursor(text)
-        probs_V = self._after(before)
-        by_key = {letter: self._best(self._beginning_with(begun + letter), probs_V, top) for letter in self._letters}
+        by_key = {letter: self._at(before, begun + letter, top) for letter in self._letters}
         if begun:
             by_key[" "] = self._best(self._usable, self._after(f"{before}{begun} "), top)
         return {key: suggestions for key, suggestions in by_key.items() if suggestions}
 
-    def _best(self, candidates: np.ndarray, probs_V: np.ndarray, top: int) -> list[Suggestion]:
+    def _at(self, before: str, begun: str, top: int) -> list[Suggestion]:
+        """The best words after whole words and a word that is begun, which may be empty."""
+        probs_V = self._after(before)
+        if not begun:
+            return self._best(self._usable, probs_V, top)
+        typed, longer = self._beginning_with(begun)
+        if len(typed) and probs_V[typed].sum() >= probs_V[longer].sum():
+            return self._best(self._usable, self._after(f"{before}{begun} "), top, follows=True)
+        return self._best(longer, probs_V, top)
+
+    def _best(
+        self, candidates: np.ndarray, probs_V: np.ndarray, top: int, *, follows: bool = False
+    ) -> list[Suggestion]:
         """The most likely candidates. Of two equally likely words the more frequent one (the lower id) comes first."""
         if not len(candidates):
             return []
@@ -99,16 +114,20 @@ class Suggester:
             enough = np.partition(probs_C, -top)[-top]
             candidates, probs_C = candidates[probs_C >= enough], probs_C[probs_C >= enough]
         best = candidates[np.argsort(-probs_C, kind="stable")[:top]]
-        return [Suggestion(word=self.model.vocabulary.word(i), share=float(probs_V[i]) / total) for i in best.tolist()]
+        return [
+            Suggestion(word=self.model.vocabulary.word(i), share=float(probs_V[i]) / total, follows=follows)
+            for i in best.tolist()
+        ]
 
-    def _beginning_with(self, begun: str) -> np.ndarray:
-        """The ids of words that begin with the typed letters, without the typed word itself."""
+    def _beginning_with(self, begun: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of words that are what was typed, and the ids of longer words that begin with it."""
         front = _folded(begun)
         first = bisect.bisect_left(self._spellings, front)
         last = bisect.bisect_left(self._spellings, front + "\U0010ffff", lo=first)
-        while first < last and self._spellings[first] == front:
-            first += 1
-        return self._ids_by_spelling[first:last]
+        longer = first
+        while longer < last and self._spellings[longer] == front:
+            longer += 1
+        return self._ids_by_spelling[first:longer], self._ids_by_spelling[longer:last]
 
     def _after(self, before: str) -> np.ndarray:
         """The probability of each word after a text of whole words, from its longest prefix with a cached state."""

@@ -15,7 +15,7 @@ $("clear").addEventListener("click", () => {
 // ---- the models
 
 function drawModel(about, m) {
-  const strip = make("div", `strip model-${m}`);
+  const strip = make("div", `strip model-${m} tint-${about.colour}`);
   strip.setAttribute("role", "group");
   strip.setAttribute("aria-label", `Suggestions of ${about.name}`);
   const buttons = [0, 1, 2].map(() => {
@@ -29,7 +29,7 @@ function drawModel(about, m) {
   strip.append(make("span", "who", about.name), ...buttons);
   $("strips").append(strip);
 
-  const card = make("article", `card model-${m}`);
+  const card = make("article", `card model-${m} tint-${about.colour}`);
   const head = make("div", "head");
   const badge = make("span", `badge ${about.grade}`, about.badge);
   head.append(make("h2", "", about.name), badge);

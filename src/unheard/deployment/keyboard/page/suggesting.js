@@ -3,7 +3,7 @@
 
 import { setShift } from "/keys.js";
 import { $, before, state, text, trouble, write } from "/state.js";
-import { accept, beginsSentence, cased, tally, wordAt } from "/typing.js";
+import { accept, beginsSentence, cased, follow, tally, wordAt } from "/typing.js";
 
 const REMEMBERED = 4000;
 const offers = new Map(); // what was suggested after each beginning; in this page's memory only
@@ -90,7 +90,8 @@ function drawSuggestions() {
       const one = found[m][i];
       const alone = one && sets.some((set, n) => n !== m && !set.has(one.word));
       button.disabled = !one;
-      button.firstChild.textContent = one ? cased(one.word, begun, state.shift) : "";
+      button.firstChild.textContent = one ? cased(one.word, one.follows ? "" : begun, !one.follows && state.shift) : "";
+      button.dataset.follows = one?.follows ? "yes" : "";
       button.lastChild.style.inlineSize = one ? `${Math.max(4, Math.round(100 * one.share))}%` : "0";
       button.classList.toggle("alone", Boolean(alone));
       button.title = one ? `${(100 * one.share).toFixed(1)} % of the model's belief` : "";
@@ -112,7 +113,7 @@ export function take(button) {
   const word = button.firstChild.textContent;
   if (!word || drawn !== before()) return; // the text has moved on: this word was for another place
   state.taps += 1;
-  write(accept(before(), word));
+  write(button.dataset.follows ? follow(before(), word) : accept(before(), word));
   state.spaceIsOurs = true;
 }
 

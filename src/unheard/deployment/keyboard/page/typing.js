@@ -31,6 +31,11 @@ export function accept(before, word) {
   return before.slice(0, start) + glue + word + " ";
 }
 
+/** The text with a suggestion after the finished word at its end, and a space after it. */
+export function follow(before, word) {
+  return `${before} ${word} `;
+}
+
 /** A full stop right after a suggestion belongs to its word: the space that came with it goes. */
 export function typed(before, key, spaceIsOurs) {
   return spaceIsOurs && TIGHT.test(key) && before.endsWith(" ") ? before.slice(0, -1) + key : before + key;
@@ -46,7 +51,7 @@ export function tally(text, offers, models) {
     const seen = [...word].map((_, L) => offers.get(text.slice(0, found.index + L)));
     if (!seen.some(Boolean)) continue; // pasted: nobody was asked
     counts.forEach((count, m) => {
-      const L = seen.findIndex((offer) => offer && offer[m].some((one) => one.word.toLowerCase() === word));
+      const L = seen.findIndex((offer) => offer && offer[m].some((one) => !one.follows && one.word.toLowerCase() === word));
       count.keys += word.length + 1;
       if (L >= 0) count.saved += word.length - L;
     });

@@ -1,0 +1,86 @@
+"""The model card and the folder for the hub: front matter, the privacy statement, nothing of this machine."""
+
+import json
+
+import pytest
+import yaml
+from safetensors import safe_open
+
+from unheard.deployment.hub import model_card, write_card, write_hub_folder
+from unheard.deployment.loading import open_model
+from unheard.errors import InvalidValue, LedgerError
+
+
+@pytest.fixture(scope="module")
+def card(run_folder) -> str:
+    return model_card(run_folder, license="apache-2.0")
+
+
+def test_the_card_has_front_matter_as_the_hub_reads_it(card, run_folder):
+    _, front, body = card.split("---\n", 2)
+    table = yaml.safe_load(front)
+    assert table["library_name"] == "unheard"
+    assert table["license"] == "apache-2.0"
+    assert "differential-privacy" in table["tags"]
+    (entry,) = table["model-index"]
+    (result,) = entry["results"]
+    values = {metric["name"]: metric["value"] for metric in result["metrics"]}
+    assert set(values) == {"AccuracyTop1", "AccuracyTop3", "perplexity"}
+    assert result["task"]["type"] == "text-generation"
+    assert body.lstrip().startswith(f"# {run_folder.name}")
+
+
+def test_the_card_has_the_privacy_statement_in_it(card, run_folder):
+    claim = json.loads((run_folder / "statement.json").read_text())["claim"]
+    assert card.count(claim) >= 2
+    assert "## Privacy report" in card
+    assert "### Accounting" in card
+
+
+def test_the_card_names_no_path_of_this_machine(card, store, run_folder):
+    assert str(store.path) not in card
+    assert str(run_folder.parent) not in card
+
+
+def test_the_card_reads_as_one_with_the_hubs_own_library(card):
+    hub = pytest.importorskip("huggingface_hub", reason="the extra `hf` is not installed")
+    read = hub.ModelCard(card)
+    assert read.data.eval_results[0].metric_name == "AccuracyTop1"
+    assert read.data.pipeline_tag == "text-generation"
+
+
+def test_a_card_is_not_overwritten_unless_asked(run_folder, tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(InvalidValue, match="--force"):
+        write_card(run_folder, tmp_path / "README.md")
+    assert write_card(run_folder, tmp_path / "README.md", force=True).read_text().startswith("---\n")
+
+
+def test_a_hub_folder_is_whole_and_can_be_used(run_folder, tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+    names = write_hub_folder(run_folder, tmp_path / "hub")
+    assert {path.name for path in (tmp_path / "hub").iterdir()} == set(names)
+    assert {"README.md", "config.json", "model.safetensors", "statement.json", "vocabulary.txt", "model.onnx"} <= set(
+        names
+    )
+    model = open_model(tmp_path / "hub")
+    assert model.kind == "export"
+    assert len(model.predict("w1", 3)) == 3
+    config = json.loads((tmp_path / "hub" / "config.json").read_text())
+    assert config["model"]["hidden_size"] == 8
+    with safe_open(tmp_path / "hub" / "model.safetensors", framework="pt") as tensors:
+        assert len(list(tensors.keys())) > 3
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "hub").iterdir())
+    assert str(run_folder.parent).encode() not in everything
+    with pytest.raises(InvalidValue, match="already holds something"):
+        write_hub_folder(run_folder, tmp_path / "hub")
+
+
+def test_a_run_whose_ledger_was_shortened_gets_no_card(run_folder, tmp_path):
+    import shutil
+
+    shutil.copytree(run_folder, tmp_path / "run")
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-2]))
+    with pytest.raises(LedgerError):
+        model_card(tmp_path / "run")
