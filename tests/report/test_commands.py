@@ -202,3 +202,32 @@ def test_the_demo_ends_with_the_page_and_its_address(copies, capsys):
     assert page.as_uri() in shown.replace("\n", "")
     assert "did not happen" in " ".join(shown.split())
     assert page.exists()
+
+
+@pytest.mark.parametrize("words", [["report", "nowhere", "--out", "page"], ["compare", "nowhere"]])
+def test_a_path_without_a_run_is_named_once(words, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from unheard.cli.main import app
+    from unheard.errors import RunFolderMissing
+
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, RunFolderMissing)
+    assert "not a run folder" not in done.output  # `main` prints the exception
+
+
+def test_a_page_is_overwritten_only_with_force(runs, tmp_path):
+    from typer.testing import CliRunner
+
+    from unheard.cli.main import app
+    from unheard.errors import InvalidValue
+
+    words = ["report", str(runs[1]), "--out", str(tmp_path), "--no-measure"]
+    (tmp_path / "mine.txt").write_text("mine")
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, InvalidValue)
+    assert "--force" in str(refused.exception)
+    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+    assert (tmp_path / "index.html").exists()
+    assert (tmp_path / "mine.txt").read_text() == "mine"

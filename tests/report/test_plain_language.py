@@ -1,11 +1,18 @@
 """The guarantee of a run in sentences."""
 
 import math
+import re
+from dataclasses import replace
 
 import pytest
 
+import unheard
 from tests.report.making import with_statement
+from unheard.errors import UnprovenCombination
+from unheard.report.comparison import Comparison
+from unheard.report.page import render_page
 from unheard.report.plain_language import describe_promise
+from unheard.report.run_record import RunRecord
 
 
 @pytest.mark.parametrize(
@@ -23,8 +30,56 @@ from unheard.report.plain_language import describe_promise
     ],
 )
 def test_the_promise_in_words(compared, epsilon, grade, text):
-    private = compared.records[1]
+    private = replace(compared.records[1], population_ledger=None)
     statement = {**private.statement, "claimed": {"epsilon": epsilon, "accountant": "pld"}, "delta": 1e-4}
     words = describe_promise(with_statement(private, statement))
     assert words.grade == grade
     assert text in " ".join(words.paragraphs)
+
+
+def test_the_promise_counts_other_runs_on_the_same_people(compared):
+    """`plain` added no noise, so over all runs epsilon is infinite, as `unheard statement --all-runs` says."""
+    private = compared.records[1]
+    assert "plain" in private.other_runs
+    assert private.all_runs["claimed"]["epsilon"] == "infinity"
+    words = describe_promise(private)
+    assert words.grade == "none"
+    assert words.headline == "No guarantee over all runs on these people"
+    without_noise = re.search(r"Over all these runs ε is infinite \(without noise: ([^)]*)\)", words.paragraphs[0])
+    assert "plain" in without_noise.group(1).split(", ")  # other tests may train more runs on this store
+    assert "nothing of the other runs" in words.paragraphs[1]
+    page = render_page(Comparison(records=[private], baseline=private))
+    assert "for this run alone" in page
+    assert words.headline in page
+
+
+def test_the_promise_over_private_runs_is_their_composition(run, tmp_path):
+    run = replace(run, ledger=tmp_path / "people.jsonl")
+    for name in ("first", "second"):
+        for _ in unheard.train(run, tmp_path / name):
+            pass
+    record = RunRecord.read(tmp_path / "first")
+    total = record.all_runs["claimed"]["epsilon"]
+    assert total > record.epsilon
+    words = describe_promise(record)
+    assert f"Over all these runs ε = {total:.3g}"[:-1] in words.paragraphs[0]
+    assert "(second)" in words.paragraphs[0]
+    assert f"the ε of this run alone holds: {record.epsilon:.3g}"[:-1] in words.paragraphs[-1]
+
+
+def test_the_promise_of_a_run_by_itself_says_that_it_is_one(compared):
+    alone = replace(compared.records[1], population_ledger=None)
+    assert "ledger of its store is not on this machine" in describe_promise(alone).paragraphs[-1]
+
+
+def test_runs_with_the_same_cohorts_have_no_promise_together(compared):
+    copy = replace(compared.records[1])
+
+    class Refusing(type(copy)):
+        @property
+        def all_runs(self):
+            raise UnprovenCombination("they drew the same cohorts")
+
+    words = describe_promise(Refusing(**{name: getattr(copy, name) for name in copy.__dataclass_fields__}))
+    assert words.grade == "none"
+    assert "same cohorts" in words.paragraphs[0]

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from unheard.formatting import colour_numbers
 from unheard.privacy.statement import plain
 from unheard.report.compute_cost import ComputeCost, choose_baseline, compute_costs
 from unheard.report.hypothetical import Hypothetical, hypothetical_epsilon
@@ -80,6 +81,12 @@ class Comparison:
         private = (record for record in self.records if record.is_private)
         results = (hypothetical_epsilon(r, self.as_if_users, self.as_if_users_per_round) for r in private)
         return [result for result in results if result is not None]
+
+    @cached_property
+    def colours(self) -> dict[str, int]:
+        """The number of each run's colour by its name (`formatting.colour_numbers`)."""
+        numbers = colour_numbers([record.is_private for record in self.records])
+        return {record.name: number for record, number in zip(self.records, numbers, strict=True)}
 
     @property
     def measured(self) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from unheard.errors import InvalidValue
 from unheard.formatting import epsilon_text, percent, shown_word, small
 from unheard.privacy.statement_text import render as statement_text
 from unheard.report import tables
@@ -62,21 +63,36 @@ class PromiseCard:
     """The whole privacy statement as text."""
 
 
-def write_page(compared: Comparison, out: str | Path, *, title: str | None = None) -> Path:
+def write_page(compared: Comparison, out: str | Path, *, title: str | None = None, force: bool = False) -> Path:
     """Write the report on the compared runs to `index.html` in a folder.
 
     Args:
         compared: The runs.
-        out: The folder. It is created if it does not exist; an existing `index.html` is replaced atomically.
+        out: The folder: missing or empty, unless `force` is set.
         title: The heading of the page. By default a heading that fits the number of runs.
+        force: Whether to replace the page in a folder that holds something. Its other files are kept.
 
     Returns:
         The path of the page.
+
+    Raises:
+        InvalidValue: The folder holds something, and `force` is not set.
     """
+    check_page_folder(out, force=force)
     page = Path(out) / "index.html"
+    content = render_page(compared, title=title).encode()
     page.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(page, render_page(compared, title=title).encode())
+    replace_file(page, content)
     return page
+
+
+def check_page_folder(out: str | Path, *, force: bool) -> None:
+    """Raise `InvalidValue` unless `write_page` may write here: a command checks it before it measures for minutes."""
+    path = Path(out)
+    if path.exists() and not path.is_dir():
+        raise InvalidValue(f"{out} is a file, and the page needs a folder: choose another name.")
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise InvalidValue(f"{out} already holds something. Choose another folder, or overwrite its page with --force.")
 
 
 def render_page(compared: Comparison, *, title: str | None = None) -> str:
@@ -181,13 +197,17 @@ def _summary_sentence(record: RunRecord) -> dict[str, str]:
         if accuracy is None
         else f"predicts {percent(accuracy)} of next words correctly",
         "privacy": f"ε = {epsilon_text(record.epsilon)} by {tables.claimed_by(record)} at δ = {small(record.delta)}"
+        f"{' for this run alone' if record.other_runs else ''}"
         if record.is_private
         else "no privacy",
     }
 
 
 def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
-    detail = f"by {tables.claimed_by(record)} at δ = {small(record.delta)}, for {record.population:,} declared users"
+    alone = "this run alone, " if record.other_runs else ""
+    detail = (
+        f"{alone}by {tables.claimed_by(record)} at δ = {small(record.delta)}, for {record.population:,} declared users"
+    )
     return PromiseCard(
         name=record.name,
         series=_series(compared, record.name),
@@ -195,7 +215,7 @@ def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
         detail=detail if record.is_private else "no noise, no bound",
         promise=describe_promise(record),
         hypotheticals=[other.words for other in compared.hypotheticals if other.run == record.name],
-        statement=statement_text(record.statement),
+        statement=statement_text(record.statement).replace("`", ""),  # marks of commands in a terminal
     )
 
 
@@ -231,7 +251,7 @@ def _suggestions(compared: Comparison) -> list[dict[str, Any]]:
 
 
 def _series(compared: Comparison, name: str) -> int:
-    return [record.name for record in compared.records].index(name) % SERIES + 1
+    return (compared.colours[name] - 1) % SERIES + 1
 
 
 def _sentences(texts: list[str]) -> list[str]:

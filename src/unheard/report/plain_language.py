@@ -4,13 +4,15 @@
     promise.headline         # 'A guarantee for every single person'
     promise.paragraphs       # what changes by one person's presence; the same as a bet; the formal statement
 
-Every number comes from the privacy statement, which is computed from the ledger. Bounds are rounded up, never down.
+Every number comes from the privacy statement of the run and of all runs on the same people, which are computed from the
+ledgers. Bounds are rounded up, never down.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from unheard.formatting import epsilon_text, raised, small
+from unheard.errors import UnprovenCombination
+from unheard.formatting import accountant_title, epsilon_text, raised, small
 from unheard.report.run_record import RunRecord
 
 STRONG, WEAK = 1.0, 8.0
@@ -21,6 +23,7 @@ HEADLINES = {
     "moderate": "A guarantee for every single person",
     "weak": "A guarantee, but a weak one",
     "none": "An experiment: no guarantee against whoever knows the seed",
+    "all": "No guarantee over all runs on these people",
 }
 
 
@@ -37,7 +40,69 @@ class Promise:
 
 
 def describe_promise(record: RunRecord) -> Promise:
-    """Describe the guarantee of a run, or say that there is none and why."""
+    """Describe what each person is promised, or say that there is no guarantee and why.
+
+    Other runs on the same people count: the promise is about all of them together, if the store's ledger is here.
+    """
+    alone = _describe_run(record)
+    if not record.is_private:
+        return alone
+    if record.population_ledger is None:
+        unknown = (
+            "This is about this run alone: the ledger of its store is not on this machine. Every other run on the same "
+            "people adds to what they have spent; `unheard statement STORE` composes them."
+        )
+        return replace(alone, paragraphs=(*alone.paragraphs, unknown))
+    if not record.other_runs:
+        return alone
+    return _over_all_runs(record, alone)
+
+
+def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
+    """The promise over all runs on the same people, followed by what holds for this run by itself."""
+    names = record.other_runs
+    others = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+    runs = f"The same people were also charged for {'another run' if len(names) == 1 else f'{len(names)} other runs'} ({others})."
+    by_itself = (
+        "For somebody who sees this model and nothing of the other runs, and if nothing of this run was chosen in the "
+        f"light of them, the ε of this run alone holds: {epsilon_text(record.epsilon)} at δ = {small(record.delta)}. "
+    )
+    try:
+        total = record.all_runs
+    except UnprovenCombination as error:
+        return replace(
+            alone,
+            headline=HEADLINES["all"],
+            grade="none",
+            paragraphs=(f"{runs} {error}", by_itself + alone.paragraphs[-1]),
+        )
+    assert total is not None
+    epsilon, delta = float(total["claimed"]["epsilon"]), float(total["delta"])
+    if math.isinf(epsilon):
+        why = total["claim"].split("(", 1)[-1].rstrip(")")
+        lost = f"{runs} Over all these runs ε is infinite ({why}): together they promise nobody anything."
+        return replace(
+            alone, headline=HEADLINES["all"], grade="none", paragraphs=(lost, by_itself + alone.paragraphs[-1])
+        )
+    grade = "none" if alone.grade == "none" else _grade(epsilon)
+    together = (
+        f"{runs} Over all these runs ε = {epsilon_text(epsilon)} at δ = {small(delta)}, by the "
+        f"{total['claimed']['accountant'].upper()} accountant, and this is what each person is promised."
+    )
+    return replace(
+        alone,
+        headline=HEADLINES[grade],
+        grade=grade,
+        paragraphs=(together, *_paragraphs(epsilon, delta), by_itself + alone.paragraphs[-1]),
+    )
+
+
+def _grade(epsilon: float) -> str:
+    return "strong" if epsilon <= STRONG else "moderate" if epsilon <= WEAK else "weak"
+
+
+def _describe_run(record: RunRecord) -> Promise:
+    """The guarantee of one run by itself."""
     statement = record.statement
     warnings = tuple(warning[0].upper() + warning[1:] for warning in statement["warnings"])
     if not record.is_private:
@@ -53,7 +118,7 @@ def describe_promise(record: RunRecord) -> Promise:
             warnings=tuple(warning for warning in warnings if "infinite" not in warning),
         )
     epsilon, delta = record.epsilon, record.delta
-    grade = "strong" if epsilon <= STRONG else "moderate" if epsilon <= WEAK else "weak"
+    grade = _grade(epsilon)
     # The noise of a seeded run can be recomputed by whoever knows the seed. The paragraphs hold against everybody else.
     if any("REPRODUCIBLE NOISE" in warning for warning in warnings):
         grade = "none"
@@ -63,7 +128,7 @@ def describe_promise(record: RunRecord) -> Promise:
         paragraphs=(
             *_paragraphs(epsilon, delta),
             f"Formally: ({epsilon:.4g}, {small(delta)})-differential privacy at the level of users, to add or remove one "
-            f"user, by the {statement['claimed']['accountant'].upper()} accountant over {statement['rounds']['charged']:,} "
+            f"user, by {accountant_title(statement['claimed']['accountant'])} over {statement['rounds']['charged']:,} "
             f"charged rounds. By the paper's own accountant ε is {epsilon_text(float(statement['epsilon']['moments']))}.",
         ),
         warnings=warnings,

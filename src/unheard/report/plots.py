@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unheard.formatting import accountant_title
 from unheard.report.comparison import Comparison
 from unheard.report.run_record import accuracy_points, epsilon_points
 from unheard.report.style import SeriesStyle, colour, colour_encoding, dash_encoding, series_styles, specification
@@ -83,7 +84,7 @@ def accuracy_by_round(compared: Comparison) -> Plot | None:
     points = [point for record in compared.records for point in accuracy_points(record)]
     if not points:
         return None
-    styles = series_styles([record.name for record in compared.records])
+    styles = series_styles(compared.colours)
     first = next(iter(compared.measured.values()), {})
     baselines = [
         {"label": name, "value": figures["tokens"]["accuracy_top1"]}
@@ -123,10 +124,15 @@ def epsilon_by_round(compared: Comparison) -> Plot | None:
     points = [point for record in private for point in epsilon_points(record)]
     if not points:
         return None
-    all_styles = series_styles([record.name for record in compared.records])
+    all_styles = series_styles(compared.colours)
     styles = [style for style in all_styles if style.name in {record.name for record in private}]
     claims = [
-        {"run": r.name, "round": r.rounds, "epsilon": r.epsilon, "by": r.statement["claimed"]["accountant"].upper()}
+        {
+            "run": r.name,
+            "round": r.rounds,
+            "epsilon": r.epsilon,
+            "by": accountant_title(r.statement["claimed"]["accountant"]),
+        }
         for r in private
     ]
     budgets = [r.tables.get("privacy", {}).get("budget_epsilon") for r in private]
@@ -346,7 +352,7 @@ def _head(compared: Comparison, head: str) -> Plot:
 
 
 def _measured_looks(compared: Comparison) -> list[SeriesStyle]:
-    return [style for style in series_styles([r.name for r in compared.records]) if style.name in compared.measured]
+    return [style for style in series_styles(compared.colours) if style.name in compared.measured]
 
 
 def _share_axis(title: str) -> dict[str, Any]:

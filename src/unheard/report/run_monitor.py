@@ -16,7 +16,7 @@ from typing import Any
 from unheard.errors import LedgerError
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
-from unheard.privacy.events import Event, NonPrivate, PoissonGaussian
+from unheard.privacy.events import CorrelatedGaussian, Event, ExampleGaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.report.run_record import RunRecord, accuracy_points
 from unheard.run_folder import RunFolder
@@ -101,7 +101,7 @@ class RunMonitor:
             rounds=max(rounds, done),
             epsilon=self._running.epsilon,
             delta=self._running.delta,
-            accountant=self._accountant,
+            accountant=self._running.accountant,
             budget=self._budget,
             points=accuracy_points(record),
             newest=dict(metrics[-1]) if metrics else {},
@@ -118,7 +118,7 @@ class RunMonitor:
             raise LedgerError(f"{self.folder.ledger} became shorter while it was watched: it was replaced.")
         for entry in entries[self._seen :]:
             self._running.charge(entry.event)
-            if isinstance(entry.event, PoissonGaussian | NonPrivate):
+            if isinstance(entry.event, PoissonGaussian | CorrelatedGaussian | ExampleGaussian | NonPrivate):
                 self._round, self._last = entry.round + 1, entry.event
         self._seen, self._size = len(entries), size
 

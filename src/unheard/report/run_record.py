@@ -13,19 +13,21 @@ Paper, section 3: "We evaluate accuracy every 20 rounds and plot metrics smoothe
 """
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from unheard.config import parse_toml
 from unheard.curves import smoothed
-from unheard.errors import InvalidValue, RunFolderError
+from unheard.errors import InvalidValue, LedgerError, RunFolderError
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Entry
-from unheard.privacy.run_ledger import read_run_ledger
+from unheard.privacy.population_ledger import PopulationLedger, run_id, vocabulary_member
+from unheard.privacy.population_statement import all_runs
+from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement import statement as privacy_statement
 from unheard.run_folder import RunFolder
 
@@ -49,6 +51,10 @@ class RunRecord:
     """The evaluations on held-out users, in order of rounds."""
     measures: Mapping[str, Any] | None = None
     """The full measures of the newest model (`unheard evaluate --full`), if there are any."""
+    run_id: str = ""
+    """The id of the run in the ledger of its population."""
+    population_ledger: PopulationLedger | None = None
+    """The ledger of all runs on the same users; None if the store is not where the run file says."""
 
     @classmethod
     def read(cls, path: str | Path, name: str | None = None) -> "RunRecord":
@@ -64,10 +70,11 @@ class RunRecord:
         """
         folder = RunFolder.open(path)
         try:
-            tables = tomllib.loads(folder.run_file.read_text(encoding="utf-8"))
+            tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunFolderError(f"{folder.run_file} cannot be read as a run file: {error}.") from None
         ledger = read_run_ledger(folder)
+        _check(folder, tables, ledger.facts)
         return cls(
             name=name or Path(path).resolve().name,
             tables=tables,
@@ -75,12 +82,35 @@ class RunRecord:
             entries=ledger.entries,
             metrics=folder.read_metrics(),
             measures=folder.read_measures(),
+            run_id=run_id(ledger),
+            population_ledger=population_of(folder),
         )
 
     @cached_property
     def statement(self) -> dict[str, Any]:
         """The privacy statement, computed from the ledger. The tightest accountant takes seconds."""
         return privacy_statement(self.facts, self.entries)
+
+    @property
+    def other_runs(self) -> list[str]:
+        """The names of the other runs that were charged to the same users, as far as the store's ledger is here."""
+        if self.population_ledger is None:
+            return []
+        own = (self.run_id, vocabulary_member(str(self.facts.get("corpus", ""))))
+        members = self.population_ledger.members.values()
+        others = (member for member in members if member.events and member.id not in own)
+        return [str(member.facts.get("name", member.id)) for member in others]
+
+    @cached_property
+    def all_runs(self) -> dict[str, Any] | None:
+        """The privacy statement over all runs on the same users; None if there is no other run, or no ledger here.
+
+        Raises:
+            UnprovenCombination: Several runs drew the same cohorts, so there is no statement about all of them.
+        """
+        if self.population_ledger is None or not self.other_runs:
+            return None
+        return all_runs(self.population_ledger)
 
     @property
     def epsilon(self) -> float:
@@ -112,6 +142,22 @@ class RunRecord:
         """The expected number of users per round, as declared."""
         sampling = self.facts["sampling"]
         return float(sampling.get("users_per_round") or sampling["sampling_prob"] * self.population)
+
+
+def _check(folder: RunFolder, tables: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Check what every view of a run reads of its run file and of the head of its ledger."""
+    training, privacy = tables.get("training"), tables.get("privacy", {})
+    budget = privacy.get("budget_epsilon") if isinstance(privacy, dict) else "?"
+    if not isinstance(training, dict) or type(training.get("rounds")) is not int or not _is_number(budget, None):
+        raise RunFolderError(f"{folder.run_file} is not the run file of a run: put back the one that it began with.")
+    sampling = facts.get("sampling") or {}
+    drawn = sampling.get("users_per_round") or sampling.get("sampling_prob")
+    if not (_is_number(facts.get("delta")) and _is_number(facts.get("population")) and _is_number(drawn)):
+        raise LedgerError(f"{folder.ledger} does not declare delta, population and sampling: it is of no run folder.")
+
+
+def _is_number(value: Any, *others: Any) -> bool:
+    return value in others or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:

@@ -1,6 +1,6 @@
 """The appearance of every plot: colours of the light and the dark theme, axes, and the style of each run.
 
-    styles = series_styles(["plain", "private"])            # a colour and a dash per run
+    styles = series_styles({"plain": 2, "private": 1})      # a colour and a dash per run
     encoding = {"color": colour_encoding(styles), "strokeDash": dash_encoding(styles)}
     spec = specification({"data": ..., "mark": "line", "encoding": encoding}, description="...")
 
@@ -8,7 +8,7 @@ Colours in a specification are CSS variables, so a plot on the page follows the 
 again. `images.py` replaces them by the values of the light theme.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,11 +69,16 @@ class SeriesStyle:
     """Lengths of strokes and gaps in pixels; [1, 0] is a solid line."""
 
 
-def series_styles(names: Sequence[str]) -> list[SeriesStyle]:
-    """A style for each run, in the order of the runs. After the sixth run the colours repeat with other dashes."""
+def series_styles(numbers: Mapping[str, int]) -> list[SeriesStyle]:
+    """A style for each run, in the order of the runs.
+
+    Args:
+        numbers: The number of each run's colour, from 1 (`formatting.colour_numbers`). After the sixth the colours repeat
+            with other dashes.
+    """
     return [
-        SeriesStyle(name, colour(f"series-{i % SERIES + 1}"), DASHES[(i + i // SERIES) % len(DASHES)])
-        for i, name in enumerate(names)
+        SeriesStyle(name, colour(f"series-{(i - 1) % SERIES + 1}"), DASHES[(i - 1 + (i - 1) // SERIES) % len(DASHES)])
+        for name, i in numbers.items()
     ]
 
 

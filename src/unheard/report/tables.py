@@ -19,7 +19,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unheard.formatting import NOTHING, epsilon_text, number, percent, shown_word, small
+from unheard.formatting import (
+    NOTHING,
+    SEPARATOR,
+    TIMES,
+    accountant_title,
+    epsilon_text,
+    number,
+    percent,
+    shown_word,
+    small,
+)
 from unheard.report.comparison import Comparison
 from unheard.report.run_record import RunRecord, accuracy_points, epsilon_points, final_accuracy, latest
 
@@ -137,7 +147,9 @@ def head_words(measured: Measures) -> Table:
             counts = m["head_words"][head]
             total = max(sum(counts), 1)
             mean = sum(i * count for i, count in enumerate(counts)) / total
-            rows.append([f"{head} · {name}", *(_rounded_share(100 * count / total) for count in counts), f"{mean:.2f}"])
+            rows.append(
+                [f"{head}{SEPARATOR}{name}", *(_rounded_share(100 * count / total) for count in counts), f"{mean:.2f}"]
+            )
     return Table(
         title="Head words among the suggestions",
         columns=["among the", *map(str, range(11)), "mean"],
@@ -162,7 +174,7 @@ def computation(compared: Comparison) -> Table:
         target = cost.target
         rounds = "not reached" if cost.rounds is None else f"{cost.rounds:,}"
         updates = NOTHING if cost.updates is None else f"{cost.updates:,.0f}"
-        times = NOTHING if cost.times is None else f"{cost.times:,.3g} ×"
+        times = NOTHING if cost.times is None else f"{cost.times:,.3g} {TIMES}"
         rows.append([cost.run, percent(cost.best), rounds, updates, times])
     if not rows:
         goal = "nothing was evaluated yet"
@@ -225,7 +237,7 @@ def _claim(record: RunRecord) -> str:
 
 def claimed_by(record: RunRecord) -> str:
     """The accountant of the epsilon that a run claims."""
-    return str(record.statement["claimed"]["accountant"]).upper()
+    return accountant_title(str(record.statement["claimed"]["accountant"]))
 
 
 def _settings(tables: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,125 @@
+"""Trackers get the evaluations of a run, once each, and nothing whose time or value depends on a cohort."""
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.report.making import ROUNDS
+from unheard.errors import InvalidValue
+from unheard.report import tracking
+from unheard.report.tracking import Tracking
+from unheard.run_folder import LOCAL_KEYS, RunFolder
+
+STEPS = list(range(2, ROUNDS + 1, 2))
+
+
+@pytest.fixture
+def folder(runs, tmp_path) -> RunFolder:
+    shutil.copytree(runs[1], tmp_path / "private")
+    return RunFolder(tmp_path / "private")
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_a_local_mlflow_store_gets_each_evaluation_once_and_rounds_for_times(folder, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    from mlflow.tracking import MlflowClient
+
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.chdir(tmp_path)
+    rows = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(rows[:2]))
+    trackers = Tracking(path=folder.path, kinds=("mlflow",))
+    trackers.update()
+    folder.metrics.write_text("".join(rows))
+    trackers.update()
+    trackers.finish()
+    assert trackers.failures == set()
+    client = MlflowClient(address)
+    (run,) = client.search_runs([client.get_experiment_by_name("unheard").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "held_out/AccuracyTop1")
+    assert [metric.step for metric in history] == STEPS
+    assert [metric.value for metric in history] == [row["accuracy_top1"] for row in folder.read_metrics()]
+    assert [metric.timestamp - run.info.start_time for metric in history] == STEPS
+    assert run.info.end_time - run.info.start_time == ROUNDS
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "private"
+    assert run.data.tags["unheard.claim"] == json.loads(folder.statement.read_text())["claim"]
+    assert run.data.params["clip.norm"] == "2.0"
+    assert not {"mlflow.user", "mlflow.source.name", "mlflow.source.git.commit"} & set(run.data.tags)
+    assert str(tmp_path) not in json.dumps(run.data.params)
+
+
+def test_a_remote_mlflow_server_is_not_contacted_before_the_end(folder, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    monkeypatch.setattr(mlflow, "get_tracking_uri", lambda: "https://mlflow.example.com")
+    asked = []
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", lambda address: asked.append(address))
+    trackers = Tracking(path=folder.path, kinds=("mlflow",))
+    trackers.update()
+    assert asked == []
+    trackers.finish()
+    assert asked == ["https://mlflow.example.com"]
+    assert trackers.failures == {"mlflow"}  # the client of this test can do nothing: the run goes on
+
+
+class FakeRun(SimpleNamespace):
+    def log(self, figures, step):
+        self.logged.append((step, figures))
+
+    def finish(self):
+        self.logged.append("finished")
+
+
+def test_weights_and_biases_gets_everything_in_one_piece_and_no_system_metrics(folder, monkeypatch):
+    begun = []
+
+    def init(**options):
+        begun.append(options)
+        runs.append(FakeRun(logged=[], summary={}))
+        return runs[-1]
+
+    runs: list[FakeRun] = []
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, Settings=lambda **settings: settings))
+    trackers = Tracking(path=folder.path, kinds=("wandb",))
+    trackers.update()
+    assert begun == []
+    trackers.finish()
+    trackers.finish()
+    assert trackers.failures == set()
+    first, second = runs
+    assert [entry[0] for entry in first.logged[:-1]] == STEPS
+    assert first.logged[-1] == "finished"
+    assert second.logged == ["finished"]
+    assert begun[0]["id"] == begun[1]["id"]
+    assert begun[0]["settings"]["x_disable_stats"]
+    assert begun[0]["settings"]["disable_git"]
+    assert "corpus.path" not in begun[0]["config"]
+    assert first.summary["claim"].startswith("(")
+
+
+def test_parameters_are_the_run_file_without_paths(folder):
+    parameters = folder.public_settings()
+    assert parameters["clip.norm"] == 2.0
+    assert not set(LOCAL_KEYS) & set(parameters)
+
+
+def test_an_unknown_tracker_or_one_that_is_not_installed_is_refused_before_training(folder, monkeypatch):
+    with pytest.raises(InvalidValue, match="Known: tensorboard, mlflow, wandb"):
+        Tracking(path=folder.path, kinds=("paper",)).check()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidValue, match=r"pip install 'unheard\[mlflow\]'"):
+        Tracking(path=folder.path, kinds=("mlflow",)).check()
+    Tracking(path=folder.path, kinds=("tensorboard",)).check()
+
+
+def test_a_tracker_that_fails_does_not_end_a_run(folder, monkeypatch, caplog):
+    monkeypatch.setattr(tracking, "update_event_file", lambda folder: 1 / 0)
+    trackers = Tracking(path=folder.path)
+    trackers.update()
+    trackers.update()
+    assert trackers.failures == {"tensorboard"}
+    assert caplog.text.count("not up to date") == 1
