@@ -18,12 +18,13 @@ False
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from randomgen import AESCounter
 
 GENERATOR = "AES-128 in counter mode (randomgen.AESCounter)"
+KEY_BYTES = 16
 OWN_STREAMS = "of the seed, the settings, the store and the first model"
 """In a ledger's header: what the streams of a seeded run follow from. Ledgers of versions before 0.2.0 lack it."""
 SHARED_COHORTS = "shared with other runs of the seed"
@@ -32,7 +33,7 @@ SHARED_COHORTS = "shared with other runs of the seed"
 
 def secure_generator() -> np.random.Generator:
     """Make a generator whose 128-bit key comes from the operating system and is kept nowhere else."""
-    return _generator(os.urandom(16))
+    return _generator(os.urandom(KEY_BYTES))
 
 
 def reproducible_generator(seed: int, *labels: str | int) -> np.random.Generator:
@@ -42,8 +43,45 @@ def reproducible_generator(seed: int, *labels: str | int) -> np.random.Generator
         seed: The seed of the run.
         labels: What the generator is for. Different labels give independent streams.
     """
+    return _generator(_reproducible_key(seed, *labels))
+
+
+def _reproducible_key(seed: int, *labels: str | int) -> bytes:
     text = "\x1f".join([str(int(seed)), *(str(label) for label in labels)])
-    return _generator(hashlib.sha256(text.encode()).digest()[:16])
+    return hashlib.sha256(text.encode()).digest()[:KEY_BYTES]
+
+
+def generator_from_key(key: bytes) -> np.random.Generator:
+    """Make a generator from a 128-bit key, which gives the same numbers each time.
+
+    Args:
+        key: 16 bytes, from `Streams.noise_key`. As secret as what the numbers hide.
+    """
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
+    return _generator(key)
+
+
+def split_stream(rng: np.random.Generator, count: int) -> list[np.random.Generator]:
+    """Make `count` independent generators from one, so that a long draw can be divided among threads.
+
+    The generators have the key of `rng`, and their counters are 2^64 numbers apart. The first continues where `rng` is.
+    `rng` itself is moved past all of them.
+
+    >>> rng = reproducible_generator(1)
+    >>> first, second = split_stream(rng, 2)
+    >>> bool(first.integers(2**63) == reproducible_generator(1).integers(2**63))
+    True
+
+    Args:
+        rng: A generator of this module.
+        count: How many generators to make.
+    """
+    bits = cast(AESCounter, rng.bit_generator)
+    streams = [np.random.Generator(bits.jumped(part)) for part in range(count)]  # pyright: ignore[reportArgumentType]
+    # DP: what is drawn from `rng` later shares no number with these generators.
+    bits.advance(count << 64)
+    return streams
 
 
 def _generator(key: bytes) -> np.random.Generator:
@@ -69,6 +107,14 @@ class Streams(Protocol):
         """The generator of the noise on the average."""
         ...
 
+    def noise_key(self, attempt: int) -> bytes:
+        """The key of the noise of an attempt, for correlated noise, which must be able to repeat it after a crash."""
+        ...
+
+    def groups_key(self, attempt: int) -> bytes:
+        """The key of the users' groups of a mechanism with correlated noise that begins with this attempt."""
+        ...
+
     def count(self, attempt: int) -> np.random.Generator:
         """The generator of the noise on the count of clipped updates (adaptive clipping)."""
         ...
@@ -90,6 +136,13 @@ class SecureStreams:
 
     def noise(self, attempt: int) -> np.random.Generator:
         return secure_generator()
+
+    def noise_key(self, attempt: int) -> bytes:
+        # DP: a fresh key for every attempt: a round done again shares no noise with the first attempt.
+        return os.urandom(KEY_BYTES)
+
+    def groups_key(self, attempt: int) -> bytes:
+        return os.urandom(KEY_BYTES)
 
     def count(self, attempt: int) -> np.random.Generator:
         return secure_generator()
@@ -130,6 +183,12 @@ class ReproducibleStreams:
     def noise(self, attempt: int) -> np.random.Generator:
         return self._own_generator("noise", attempt)
 
+    def noise_key(self, attempt: int) -> bytes:
+        return self._own_key("noise", attempt)
+
+    def groups_key(self, attempt: int) -> bytes:
+        return self._own_key("groups", attempt)
+
     def count(self, attempt: int) -> np.random.Generator:
         return self._own_generator("count", attempt)
 
@@ -142,9 +201,12 @@ class ReproducibleStreams:
         return description
 
     def _own_generator(self, purpose: str, attempt: int) -> np.random.Generator:
+        return _generator(self._own_key(purpose, attempt))
+
+    def _own_key(self, purpose: str, attempt: int) -> bytes:
         # DP: the scope is in the key, so that no two runs of one seed share noise, which their difference would cancel.
         scope = () if self.scope is None else (self.scope,)
-        return reproducible_generator(self.seed, *scope, purpose, attempt)
+        return _reproducible_key(self.seed, *scope, purpose, attempt)
 
     def _cohort_generator(self, purpose: str, attempt: int) -> np.random.Generator:
         if self.shared_cohorts:

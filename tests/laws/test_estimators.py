@@ -104,6 +104,12 @@ def test_the_fixed_denominator_is_public_and_does_not_look_at_who_came():
     assert plan.average(few).unit == plan.average(many).unit
 
 
+def test_the_grid_of_the_clipped_denominator_does_not_depend_on_who_came():
+    plan = round_plan(ClippedDenominator(min_total_weight=3.0), FlatClip(norm=2.0))
+    sums = [plan.contribution.of_users(torch.ones(n, 5), np.full(n, ONE)) for n in (1, 2, 4, 9, 40)]
+    assert len({plan.average(one).unit for one in sums}) == 1
+
+
 def test_without_a_clip_or_with_the_true_average_there_is_no_bound():
     for estimator in (FixedDenominator(), ClippedDenominator(min_total_weight=1.0), TrueAverage()):
         assert math.isinf(round_plan(estimator, NoClip(), NoNoise()).sensitivity)

@@ -54,7 +54,8 @@ def released(estimator, users: int, seed: int) -> tuple[np.ndarray, float]:
 def test_the_same_distinguisher_finds_nothing_here(estimator):
     one, _ = released(estimator, users=1, seed=0)
     none, _ = released(estimator, users=0, seed=1)
-    assert advantage(one / np.abs(one).max(), none / np.abs(none).max()) < 0.01
+    scale = np.abs(none).max()  # one scale for both: the largest of many draws differs from sample to sample
+    assert advantage(one / scale, none / scale) < 0.01
 
 
 @pytest.mark.parametrize("estimator", [FixedDenominator(), ClippedDenominator(min_total_weight=900.0)])

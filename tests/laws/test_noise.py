@@ -19,7 +19,8 @@ from unheard import (
     TrueAverage,
 )
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.mechanism.noise import NormalsAhead
+from unheard.mechanism import noise as noise_module
+from unheard.mechanism.noise import ExactNormalsAhead, NormalsAhead, standard_normals
 from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
 from unheard.randomness import SecureStreams, reproducible_generator
@@ -177,3 +178,23 @@ def test_normals_drawn_ahead_are_not_given_before_they_are_drawn():
 def test_normals_drawn_ahead_are_all_given_or_none():
     with pytest.raises(RuntimeError, match="another number"):
         NormalsAhead(reproducible_generator(3), 10, CPU).take(9)
+
+
+def test_normals_of_many_blocks_do_not_depend_on_the_threads_that_draw_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(noise_module, "NORMALS_PER_BLOCK", 1000)
+    ahead = NormalsAhead(reproducible_generator(3), 3500, CPU).take(3500)
+    assert torch.equal(ahead, standard_normals(reproducible_generator(3), 3500, CPU))
+    assert np.array_equal(ahead[:1000].numpy(), reproducible_generator(3).standard_normal(1000))
+    exact = [ExactNormalsAhead(reproducible_generator(3), 3500).take_rounded(3500, 2.0**20) for _ in range(2)]
+    assert np.array_equal(*exact)
+    assert abs(exact[0].std() / 2.0**20 - 1) < 0.05
+
+
+def test_blocks_of_normals_share_no_noise(monkeypatch: pytest.MonkeyPatch):
+    """Also not with what the same generator draws afterwards."""
+    monkeypatch.setattr(noise_module, "NORMALS_PER_BLOCK", 1000)
+    rng = reproducible_generator(3)
+    drawn = torch.cat([standard_normals(rng, 3500, CPU), standard_normals(rng, 3500, CPU)])
+    assert len(drawn.unique()) == 7000
+    exact = [ExactNormalsAhead(rng, 3500).take_rounded(3500, 2.0**40) for _ in range(2)]
+    assert len(np.unique(np.abs(np.concatenate(exact)))) == 7000

@@ -7,7 +7,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from randomgen import AESCounter
 
 from unheard import randomness
-from unheard.randomness import ReproducibleStreams, SecureStreams, reproducible_generator, secure_generator
+from unheard.randomness import (
+    ReproducibleStreams,
+    SecureStreams,
+    _generator,
+    generator_from_key,
+    reproducible_generator,
+    secure_generator,
+    split_stream,
+)
 
 
 def test_the_generator_is_aes_128_as_published_in_fips_197():
@@ -22,6 +30,16 @@ def test_the_generator_is_aes_in_counter_mode_block_after_block():
     ours = AESCounter(key=int.from_bytes(key, "little")).random_raw(2 * 1000).tobytes()
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     assert ours == b"".join(cipher.update(i.to_bytes(16, "little")) for i in range(1000))
+
+
+def test_the_parts_of_a_stream_are_the_same_cipher_with_counters_far_apart():
+    key = bytes(range(100, 116))
+    cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    rng = _generator(key)
+    for part, stream in enumerate([*split_stream(rng, 3), rng]):
+        first = part << 63  # 2^64 numbers of 64 bits are 2^63 blocks of the cipher
+        expected = b"".join(cipher.update((first + i).to_bytes(16, "little")) for i in range(50))
+        assert stream.bit_generator.random_raw(100).tobytes() == expected
 
 
 def test_a_secure_generator_takes_its_whole_key_from_the_operating_system(monkeypatch: pytest.MonkeyPatch):
@@ -51,6 +69,16 @@ def test_reproducible_streams_repeat_for_one_attempt_and_purpose_and_for_nothing
         ReproducibleStreams(seed=2).noise(3),
     ]
     assert len({g.integers(2**63) for g in drawn}) == 5
+
+
+def test_noise_keys_of_secure_streams_are_fresh_and_those_of_a_seed_repeat():
+    secure, seeded = SecureStreams(), ReproducibleStreams(seed=1, scope="a")
+    assert len({secure.noise_key(0) for _ in range(50)} | {secure.groups_key(0) for _ in range(50)}) == 100
+    assert generator_from_key(seeded.noise_key(3)).integers(2**63) == seeded.noise(3).integers(2**63)
+    keys = {seeded.noise_key(3), seeded.noise_key(4), seeded.groups_key(3)}
+    assert len(keys | {ReproducibleStreams(seed=1, scope="b").noise_key(3)}) == 4
+    with pytest.raises(ValueError, match="16 bytes"):
+        generator_from_key(b"short")
 
 
 def test_global_seeds_move_nothing():

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from unheard import FixedSizeSampling, PoissonSampling
+from unheard import CorrelatedNoise, CyclicPoissonSampling, FixedSizeSampling, PoissonSampling
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.sampling import ExampleSampling, Turn, groups_of
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.randomness import reproducible_generator
 
@@ -91,3 +92,31 @@ def test_more_users_than_there_are_is_refused():
 def test_impossible_sampling_is_refused(bad):
     with pytest.raises(InvalidValue):
         PoissonSampling(**bad)
+
+
+class Asked:
+    """A generator that keeps what a binomial number is drawn with, and draws nobody."""
+
+    def binomial(self, n, p):
+        self.n, self.p = n, p
+        return 0
+
+    def choice(self, *_, **__):
+        return np.empty(0, dtype=np.int64)
+
+
+def test_every_sampler_draws_with_exactly_the_probability_that_is_charged():
+    asked = Asked()
+    poisson = PoissonSampling(users_per_round=7.3)
+    poisson.draw(1000, 67, asked)  # pyright: ignore[reportArgumentType]
+    assert (asked.n, asked.p) == (1000, poisson.event(67, 1.0).sampling_prob)  # pyright: ignore[reportAttributeAccessIssue]
+    examples = ExampleSampling(examples_per_user=3, examples_per_round=5.3, total_examples=150)
+    examples.draw_examples(np.array([2, 11, 1000]), 10, 67, asked)  # pyright: ignore[reportArgumentType]
+    assert (asked.n, asked.p) == (1 + 1 + 3, examples.event(67, 1.0).sampling_prob)  # pyright: ignore[reportAttributeAccessIssue]
+    cyclic = CyclicPoissonSampling(users_per_round=7.3, groups=3)
+    noise = CorrelatedNoise(noise_multiplier=1.0, rounds=6)
+    groups = groups_of(1000, 3, bytes(16))
+    for index in range(6):
+        cyclic.draw(1000, 67, asked, Turn(index=index, groups_key=bytes(16)))  # pyright: ignore[reportArgumentType]
+        assert asked.n == (groups == index % 3).sum()
+        assert asked.p == noise.event(cyclic, 67, index).sampling_prob

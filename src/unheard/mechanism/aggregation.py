@@ -128,6 +128,21 @@ class Contribution:
             balance=None if unclipped_U is None else 2 * int(unclipped_U.bool().sum()) - len(delta_UP),
         )
 
+    def accepts(self, units_P: Tensor, weight_units: int) -> bool:
+        """Whether one user's integers, which another machine computed, are within the bound.
+
+        Args:
+            units_P: int64, the user's integers.
+            weight_units: the user's fixed-point weight.
+        """
+        if not 0 <= weight_units <= ONE:
+            return False
+        # Checked before squaring: an int64 of another machine may be anything, and its square may overflow.
+        if self.is_noised and bool((units_P.abs() > 2 ** (GRID_BITS + 1)).any() | (units_P < -(2**62)).any()):
+            return False
+        largest = torch.from_numpy(self._largest(np.array([weight_units])))
+        return bool(self._fits(units_P[None].to(torch.float64), largest).all())
+
     def _whole_units(self, delta_UP: Tensor, weight_U: Tensor, largest_U: Tensor) -> Tensor:
         """n_k for each user, int64 [U, P].
 

@@ -83,6 +83,7 @@ class FixedDenominator(BaseEstimator):
             units_P=total.units_P,
             unit=total.grid / expected_weight,
             sensitivity=self.sensitivity(total.l2_bound, expected_weight, total.units_P.numel()),
+            added_noise=total.added_noise,
         )
 
 

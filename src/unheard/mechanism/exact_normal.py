@@ -20,6 +20,7 @@ error. The rest (about one in 2^38 for step 3) is decided by `mpmath` interval a
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import floor
+from threading import Lock
 from typing import Any, cast
 
 import mpmath
@@ -33,6 +34,8 @@ BLOCK = 2**15
 """Candidates per pass: their arrays stay in the cache."""
 MAX_SCALE = 2.0**42
 """Above this, float64 cannot hold the result to a fraction of an integer."""
+_MPMATH = Lock()
+"""mpmath keeps its precision in a global variable, and several threads draw at the same time."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,9 @@ def _integer_part_exactly(rng: np.random.Generator, uniform: int, digits: int) -
     """Step 1 for a number that its digits so far do not place: draw more digits until they do."""
     while True:
         k = 0
-        while (threshold := _cumulative(k, digits)) < uniform:
-            k += 1
+        with _MPMATH:
+            while (threshold := _cumulative(k, digits)) < uniform:
+                k += 1
         if uniform < threshold:
             return k
         uniform, digits = _extend(rng, uniform, digits)
@@ -169,9 +173,10 @@ def _accept_exactly(rng: np.random.Generator, k: int, x: int, uniform: int) -> t
     """Step 3 with as many digits as it takes. Returns the decision, the digits of x and their number."""
     digits, iv = DIGITS, cast(Any, mpmath.iv)
     while True:
-        iv.prec = digits + 64
-        x_interval = iv.mpf([x, x + 1]) / iv.mpf(2) ** digits
-        bound = iv.exp(-x_interval * (2 * k + x_interval) / 2) * iv.mpf(2) ** digits
+        with _MPMATH:
+            iv.prec = digits + 64
+            x_interval = iv.mpf([x, x + 1]) / iv.mpf(2) ** digits
+            bound = iv.exp(-x_interval * (2 * k + x_interval) / 2) * iv.mpf(2) ** digits
         if uniform + 1 <= bound.a:
             return True, x, digits
         if uniform >= bound.b:

@@ -17,10 +17,14 @@ integers. What is released is therefore a rounding of the continuous Gaussian me
 `ExactGaussianNoise` has the same distribution without the idealisation that float64 normals are Gaussian: its integers
 are drawn exactly (`exact_normal.py`).
 
-`NormalsAhead` draws the normals of a round on another thread while the engine sums the updates.
+`NormalsAhead` draws the normals of a round on other threads while the engine sums the updates. They are drawn in blocks
+of `NORMALS_PER_BLOCK`; each block has a part of the round's stream of its own, so the number of threads does not change
+the noise.
 """
 
 import math
+import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -31,13 +35,17 @@ import torch
 from torch import Tensor
 
 from unheard.config import require, require_positive
-from unheard.devices import host_memory
+from unheard.devices import host_memory, to_device
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.exact_normal import ExactNormals, exact_normals
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
+from unheard.randomness import split_stream
 
 LARGEST_MULTIPLIER = 2.0**19
 """The largest z: with wider noise the integers could overflow, or their low bits would not be covered."""
+
+NORMALS_PER_BLOCK = 2**17
+"""Normals that one thread draws from one part of the stream: 1 to 3 ms of work."""
 
 
 class Noise(Protocol):
@@ -72,7 +80,7 @@ class Noise(Protocol):
         ...
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
-        """Start to draw the `count` normals of a round on another thread, or return the generator."""
+        """Start to draw the `count` normals of a round on other threads, or return the generator."""
         ...
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
@@ -132,10 +140,7 @@ class GaussianNoise:
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
         normal_P = standard_normals(rng, average.units_P.numel(), average.units_P.device)
-        # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
-        noise_P = normal_P * (std / average.unit)
-        units_P = average.units_P + noise_P.round().to(torch.int64)
-        return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
+        return rounded_onto_grid(average, normal_P, std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +149,8 @@ class ExactGaussianNoise(GaussianNoise):
 
     `GaussianNoise` draws float64 normals and rounds them: a Gaussian up to the precision of float64. This class draws
     integers with exactly the distribution of a Gaussian rounded to the grid, so the accountants of the continuous
-    mechanism hold without that idealisation. It costs about ten times the processor time of `GaussianNoise`, on another
-    thread (`benchmarks/normals.py`).
+    mechanism hold without that idealisation. It costs several times the processor time of `GaussianNoise`, on other
+    threads (`benchmarks/normals.py`).
 
     Args:
         noise_multiplier: as in `GaussianNoise`.
@@ -158,11 +163,11 @@ class ExactGaussianNoise(GaussianNoise):
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
         sigma = self.std(average.sensitivity)
         count = average.units_P.numel()
-        normals = rng.take(count) if isinstance(rng, ExactNormalsAhead) else exact_normals(_generator_of(rng), count)
+        normals = rng if isinstance(rng, ExactNormalsAhead) else ExactNormalsAhead(_generator_of(rng), count)
         # DP: the noise is at least as wide as the event says: products and quotients of float64 may round down.
         scale = math.nextafter(math.nextafter(sigma / average.unit, math.inf), math.inf)
         # DP: integers of the exact distribution; no float64 is added to a user's data.
-        noise_P = torch.from_numpy(normals.rounded(scale)).to(average.units_P.device)
+        noise_P = to_device(normals.take_rounded(count, scale), average.units_P.device)
         return NoisyAverage(average_P=(average.units_P + noise_P).double() * average.unit, noise_std=sigma)
 
 
@@ -191,8 +196,16 @@ class NoNoise:
         return NoisyAverage(average_P=average.average_P, noise_std=0.0)
 
 
+def rounded_onto_grid(average: BoundedAverage, normal_P: Tensor, std: float) -> NoisyAverage:
+    """The average with noise of `std` times the given numbers, rounded to whole units of the average's grid."""
+    # DP: whole units only. Float addition of noise would leave a user's low bits to be seen.
+    noise_P = normal_P * (std / average.unit)
+    units_P = average.units_P + noise_P.round().to(torch.int64)
+    return NoisyAverage(average_P=units_P.double() * average.unit, noise_std=std)
+
+
 class NormalsAhead:
-    """The first normals of a generator, drawn on another thread while the engine works. They can be taken once.
+    """The first normals of a generator, drawn on other threads while the engine works. They can be taken once.
 
     Args:
         rng: the stream of the round's noise.
@@ -203,8 +216,9 @@ class NormalsAhead:
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
         # Drawn into the memory that the device reads from, which saves a copy.
         normals_P = host_memory((count,), torch.float64, device)
-        drawn = _threads().submit(rng.standard_normal, out=normals_P.numpy())
-        self._ahead: tuple[Tensor, Future[np.ndarray]] | None = (normals_P, drawn)
+        out_P = normals_P.numpy()
+        drawn = [_threads().submit(stream.standard_normal, out=out_P[part]) for stream, part in _blocks(rng, count)]
+        self._ahead: tuple[Tensor, list[Future[np.ndarray]]] | None = (normals_P, drawn)
 
     def take(self, count: int) -> Tensor:
         """The normals, once all of them are drawn; raises `RuntimeError` at the second call."""
@@ -214,27 +228,39 @@ class NormalsAhead:
             raise RuntimeError("These normals were given already, or another number of them was drawn.")
         normals_P, drawn = ahead
         # DP: nor before all of it is drawn: what the memory held until then is no noise.
-        drawn.result()
+        for block in drawn:
+            block.result()
         return normals_P
 
 
 class ExactNormalsAhead:
-    """Exact normals of one round, drawn on another thread while the engine works. They can be taken once."""
+    """Exact normals of one round, drawn on other threads while the engine works. They can be taken once."""
 
     def __init__(self, rng: np.random.Generator, count: int) -> None:
-        self._ahead: Future[ExactNormals] | None = _threads().submit(exact_normals, rng, count)
+        self._ahead: list[Future[ExactNormals]] | None = [
+            _threads().submit(exact_normals, stream, part.stop - part.start) for stream, part in _blocks(rng, count)
+        ]
 
-    def take(self, count: int) -> ExactNormals:
-        """The normals, once all of them are drawn; raises `RuntimeError` at the second call."""
+    def take_rounded(self, count: int, scale: float) -> np.ndarray:
+        """round(scale * normal) for each normal, once all are drawn; raises `RuntimeError` at the second call."""
         drawn, self._ahead = self._ahead, None
         # DP: exact noise that was given once is never given again.
-        if drawn is None or len(normals := drawn.result()) != count:
+        if drawn is None or sum(len(block.result()) for block in drawn) != count:
             raise RuntimeError("These normals were given already, or another number of them was drawn.")
-        return normals
+        return np.concatenate(list(_threads().map(lambda block: block.result().rounded(scale), drawn)))
 
 
 Normals = np.random.Generator | NormalsAhead | ExactNormalsAhead
-"""A source of standard normals: a generator, or normals that are drawn from one on another thread."""
+"""A source of standard normals: a generator, or normals that are drawn from one on other threads."""
+
+
+def _blocks(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
+    """The blocks of a draw of `count` normals: a generator for each, and its part of the draw."""
+    starts = range(0, count, NORMALS_PER_BLOCK)
+    # DP: each block has a part of the stream of its own, so that no two coordinates share noise.
+    streams = split_stream(rng, len(starts)) if len(starts) > 1 else [rng]
+    for stream, start in zip(streams, starts, strict=False):
+        yield stream, slice(start, min(start + NORMALS_PER_BLOCK, count))
 
 
 def _generator_of(source: Normals) -> np.random.Generator:
@@ -249,10 +275,11 @@ def standard_normals(source: Normals, count: int, device: torch.device) -> Tenso
         normals_P = source.take(count)
     else:
         normals_P = host_memory((count,), torch.float64, device)
-        _generator_of(source).standard_normal(out=normals_P.numpy())
+        for stream, part in _blocks(_generator_of(source), count):
+            stream.standard_normal(out=normals_P.numpy()[part])
     return normals_P.to(device, non_blocking=True)
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="normals")
+    return ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="normals")

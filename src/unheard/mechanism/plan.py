@@ -30,16 +30,25 @@ from typing import Any
 import numpy as np
 
 from unheard.config import table_from_part
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.aggregation import LARGEST_COHORT, UNNOISED_GRID, Contribution, noised_grid
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
+from unheard.mechanism.correlated import CorrelatedNoise
+from unheard.mechanism.distributed_noise import DistributedGaussianNoise
 from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, Noise, NoNoise
-from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling, Sampling
+from unheard.mechanism.sampling import (
+    CyclicPoissonSampling,
+    ExampleSampling,
+    FixedSizeSampling,
+    MinSeparationSampling,
+    PoissonSampling,
+    Sampling,
+)
 from unheard.mechanism.schedule import Change, in_order
 from unheard.mechanism.values import BoundedAverage, CohortSum
 from unheard.parameters import Layout
-from unheard.privacy.events import Event, NonPrivate
+from unheard.privacy.events import DistributedGaussian, Event, NonPrivate, PoissonGaussian
 from unheard.updates.fedavg import FedAvg
 from unheard.updates.fedsgd import FedSGD
 from unheard.updates.weighting import CappedWeights, EqualWeights
@@ -48,7 +57,13 @@ Weighting = EqualWeights | CappedWeights
 Update = FedAvg | FedSGD
 
 KINDS: dict[str, dict[str, type]] = {
-    "sampling": {"poisson": PoissonSampling, "fixed_size": FixedSizeSampling},
+    "sampling": {
+        "poisson": PoissonSampling,
+        "cyclic_poisson": CyclicPoissonSampling,
+        "min_separation": MinSeparationSampling,
+        "examples": ExampleSampling,
+        "fixed_size": FixedSizeSampling,
+    },
     "weights": {"equal": EqualWeights, "capped": CappedWeights},
     "update": {"fedavg": FedAvg, "fedsgd": FedSGD},
     "clip": {"flat": FlatClip, "per_layer": PerLayerClip, "none": NoClip, "adaptive": AdaptiveClip},
@@ -57,7 +72,13 @@ KINDS: dict[str, dict[str, type]] = {
         "clipped_denominator": ClippedDenominator,
         "true_average": TrueAverage,
     },
-    "noise": {"gaussian": GaussianNoise, "exact_gaussian": ExactGaussianNoise, "none": NoNoise},
+    "noise": {
+        "gaussian": GaussianNoise,
+        "correlated": CorrelatedNoise,
+        "exact_gaussian": ExactGaussianNoise,
+        "distributed_gaussian": DistributedGaussianNoise,
+        "none": NoNoise,
+    },
 }
 """The name of each part in a run file."""
 
@@ -79,7 +100,10 @@ class RoundPlan:
 
     @cached_property
     def expected_weight(self) -> float:
-        """q W for the fixed denominator, q W_min for the clipped one."""
+        """q W for the fixed denominator, q W_min for the clipped one; examples per round where examples are drawn."""
+        if isinstance(self.sampling, ExampleSampling):
+            # DP: declared, and every example has the weight 1.
+            return self.sampling.examples_per_round
         return self.sampling.probability(self.population) * self.estimator.minimum_weight(
             self.weights.total(self.population)
         )
@@ -105,14 +129,26 @@ class RoundPlan:
         """The cohort's average by the estimator, with its sensitivity."""
         return self.estimator.average(total, self.expected_weight)
 
-    def event(self) -> Event:
-        """What this round costs: the sampler's event, at the noise that is really added."""
+    def event(self, index: int = 0) -> Event:
+        """What this round costs: the sampler's event, at the noise that is really added.
+
+        Args:
+            index: With correlated noise, the number of the attempt in its mechanism.
+        """
         if isinstance(self.noise, NoNoise):
             return NonPrivate(reason="no noise is added")
+        if isinstance(self.noise, CorrelatedNoise):
+            assert isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling)
+            return self.noise.event(self.sampling, self.population, index)
         z = self.noise.multiplier(self.sensitivity)
         if self.adaptive_clip is not None:
             z = self.adaptive_clip.joint_multiplier(z, self.count_noise_std)
-        return self.sampling.event(self.population, z)
+        event = self.sampling.event(self.population, z)
+        if isinstance(self.noise, DistributedGaussianNoise) and isinstance(event, PoissonGaussian):
+            return DistributedGaussian(
+                sampling_prob=event.sampling_prob, noise_multiplier=z, min_parties=self.noise.min_parties
+            )
+        return event
 
     @cached_property
     def count_noise_std(self) -> float:
@@ -173,6 +209,14 @@ class Plan:
             raise InvalidValue("population must be at most 2^40, so that no cohort's integer sum can overflow.")
         in_order(self.schedule)
         self.sampling.probability(self.population)
+        if isinstance(self.sampling, ExampleSampling):
+            self._check_examples()
+        if isinstance(self.noise, CorrelatedNoise):
+            self.noise.check_parts(self.sampling, self.estimator, self.clip, self.schedule)
+            self.clip.check_private([self.noise], self._expected_users)
+            return
+        if isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling):
+            self.sampling.event(self.population, 1.0)  # raises: these samplers are for correlated noise
         noises = [self.noise]
         for change in self.schedule:
             if change.clip_norm:
@@ -184,10 +228,30 @@ class Plan:
             self.sampling.event(self.population, 1.0)
             self.estimator.check_private()
             self.clip.check_private(noises, self._expected_users)
+        if isinstance(self.noise, DistributedGaussianNoise):
+            self.noise.check_parts(self.estimator, self.clip)
 
     @property
     def _expected_users(self) -> float:
         return self.sampling.probability(self.population) * self.population
+
+    def _check_examples(self) -> None:
+        """Refuses the parts for which the proof of example-level sampling does not hold."""
+        # DP: one clipped gradient for each example. Several local steps of a user would tie the examples together.
+        if not isinstance(self.update, FedSGD) or self.update.batch_size is not None:
+            raise UnprovenCombination(
+                "[sampling] kind = 'examples' adds one clipped gradient for each example: use [update] kind = 'fedsgd' without "
+                "batch_size. FedAvg takes several steps on all examples of a user, for which its event has no proof."
+            )
+        if not isinstance(self.weights, EqualWeights) or not isinstance(self.estimator, FixedDenominator):
+            raise UnprovenCombination(
+                "[sampling] kind = 'examples' divides by the declared examples_per_round, and every example counts 1: use "
+                "[weights] kind = 'equal' and [estimator] kind = 'fixed_denominator'."
+            )
+        if self.clip.adaptive is not None:
+            raise UnprovenCombination(
+                "An adaptive clip counts users, and [sampling] kind = 'examples' draws examples: use [clip] kind = 'flat'."
+            )
 
     def at(self, round: int, layout: Layout, clip_norm: float | None = None) -> RoundPlan:
         """The plan of one round, with every change of the schedule up to it.
@@ -227,6 +291,13 @@ class Plan:
         """The rounds at which something changes, the first included, each with its plan."""
         for from_round in (0, *(change.from_round for change in self.schedule)):
             yield from_round, self.at(from_round, layout)
+
+    def correlated_facts(self) -> dict[str, Any] | None:
+        """The coefficients of a new mechanism with correlated noise, for the header of a ledger; None without it."""
+        if not isinstance(self.noise, CorrelatedNoise):
+            return None
+        assert isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling)
+        return self.noise.facts(self.sampling, self.population)
 
     def facts(self, layout: Layout) -> dict[str, Any]:
         """The public facts that the header of a ledger keeps: declared numbers, resolved for each phase of the

@@ -29,6 +29,11 @@ class CohortSum:
     """
     balance: int | None = field(default=None, repr=False)
     """How many more users were never clipped than were clipped; counted for an adaptive clip only."""
+    added_noise: float = 0.0
+    """The standard deviation, in units, of the noise that the nodes have added (mechanism/distributed_noise.py).
+
+    0 for a sum without noise; infinite for a sum that holds nothing of any user.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,8 @@ class BoundedAverage:
     """The size of one unit of the average. Public, unless the sensitivity is infinite."""
     sensitivity: float
     """The largest L2 distance between the averages of two cohorts that differ by one user."""
+    added_noise: float = 0.0
+    """As in `CohortSum`, in units of this average."""
 
     @property
     def average_P(self) -> Tensor:

@@ -1,0 +1,306 @@
+"""Nothing is lost between ledger, statement and total: each event, of each kind, counts in every figure."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from unheard.errors import BudgetExceeded, LedgerError
+from unheard.privacy.accountants import best_epsilon, delta_at, epsilons, replace_one_epsilon
+from unheard.privacy.budget import Budget, RunningEpsilon
+from unheard.privacy.events import (
+    DistributedGaussian,
+    FailureProbability,
+    Gaussian,
+    PoissonGaussian,
+    Selection,
+    to_record,
+)
+from unheard.privacy.filters import declaration
+from unheard.privacy.ledger import Entry, Ledger
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
+from unheard.privacy.population_statement import all_runs
+from unheard.privacy.rdp import FILTER_ORDERS
+from unheard.privacy.run_ledger import Remembered, check_ledger, check_population
+from unheard.privacy.statement import statement
+from unheard.privacy.statement_formats import render
+from unheard.report.run_record import RunRecord
+
+DELTA = 1.23456789e-3
+KINDS = {
+    "a round": PoissonGaussian(sampling_prob=1.0, noise_multiplier=3.0),
+    "a release": Gaussian(noise_multiplier=4.0),
+    "a failure probability": FailureProbability(delta=3e-4),
+    "a selection": Selection(sampling_prob=0.3, noise_multiplier=3.0, rounds=3, mean_trials=2, drawn_from="geometric"),
+}
+BASE = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=5.0), Gaussian(noise_multiplier=6.0)]
+AT = 2.0
+"""The epsilon at which deltas are compared."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_more_event_of_any_kind_raises_every_figure_of_a_statement(kind):
+    def figures(events):
+        content = statement({"delta": DELTA, "population": 100}, events, epsilon=AT)
+        return {
+            **{f"epsilon {name}": float(value) for name, value in content["epsilon"].items()},
+            "claimed": float(content["claimed"]["epsilon"]),
+            "replace one": float(content["replace_one"]["epsilon"]),
+            "asked": content["asked"]["delta"],
+        }
+
+    less, more = figures(BASE), figures([*BASE, KINDS[kind]])
+    for name in less:
+        assert more[name] > less[name], name
+    content = statement({"delta": DELTA}, [*BASE, KINDS[kind]])
+    assert content["delta"] == DELTA
+    for point in content["curve"]:
+        exact = min(delta_at([*BASE, KINDS[kind]], point["epsilon"], name) for name in ("pld", "rdp"))
+        assert point["delta"] == pytest.approx(exact, rel=1e-12)
+        assert point["delta"] >= min(delta_at(BASE, point["epsilon"], name) for name in ("pld", "rdp"))
+
+
+def test_the_claim_of_a_statement_is_that_of_all_its_events_and_no_others():
+    events = [*BASE, *KINDS.values(), *BASE]
+    content = statement({"delta": DELTA}, events)
+    assert content["epsilon"]["rdp"] == epsilons(events, DELTA)["rdp"]
+    assert content["claimed"]["epsilon"] == best_epsilon(events, DELTA).epsilon
+    assert content["replace_one"]["epsilon"] == replace_one_epsilon(events, DELTA).epsilon
+    assert sum(record["times"] for record in content["composed"]) == len(events)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_more_event_of_any_kind_raises_the_running_epsilon_and_the_total_of_all_runs(tmp_path, kind):
+    running = RunningEpsilon(DELTA, events=BASE)
+    before, after = running.epsilon, running.epsilon_after(KINDS[kind])
+    running.charge(KINDS[kind])
+    assert before < after == running.epsilon
+    population = open_population_ledger(tmp_path, "corpus", [], tmp_path / "ledger.jsonl")
+    for run in ("first", "second", "third"):
+        population.register(run, {"name": run, "delta": DELTA}, held=0)
+        population.charge(run, 0, BASE[0], 0)
+    for run in ("first", "second", "third"):  # whichever run it is charged to
+        total = all_runs(population)
+        population.charge(run, population.members[run].held, KINDS[kind], 0)
+        assert float(all_runs(population)["claimed"]["epsilon"]) > float(total["claimed"]["epsilon"])
+        assert all_runs(population)["charges"] == total["charges"] + 1
+    assert all_runs(population)["delta"] == DELTA
+
+
+def test_numbers_come_back_from_both_ledgers_to_the_last_bit(tmp_path):
+    event = PoissonGaussian(sampling_prob=1 / 3, noise_multiplier=0.1 + 0.2)
+    ledger = Ledger.create(tmp_path / "run.jsonl", {"delta": DELTA})
+    ledger.charge(event, 0)
+    assert Ledger.read(tmp_path / "run.jsonl").events == [event]
+    assert Ledger.read(tmp_path / "run.jsonl").facts["delta"] == DELTA
+    population = open_population_ledger(tmp_path, "corpus", [], tmp_path / "ledger.jsonl")
+    population.charge("r", 0, event, 0)
+    assert open_population_ledger(tmp_path, "corpus", [], tmp_path / "ledger.jsonl").events == [event]
+
+
+def test_a_budget_of_exactly_n_rounds_allows_n_and_one_bit_less_allows_one_less():
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    exact = RunningEpsilon(DELTA, events=[event] * 5).epsilon
+    for epsilon, allowed in ((exact, 5), (math.nextafter(exact, 0), 4)):
+        budget = Budget(epsilon=epsilon, delta=DELTA)
+        running = budget.running()
+        for number in range(allowed):
+            budget.check(running, event, number)
+            running.charge(event)
+        with pytest.raises(BudgetExceeded):
+            budget.check(running, event, allowed)
+
+
+def test_a_model_of_n_rounds_needs_the_charge_of_each_of_them(tmp_path):
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    for missing in range(4):
+        ledger = Ledger.create(tmp_path / f"{missing}.jsonl", {})
+        for number in range(4):
+            if number != missing:
+                ledger.charge(event, number)
+        held = Remembered(source=Path("model"), round=4, length=len(ledger), head=ledger.head)
+        with pytest.raises(LedgerError, match=f"round {missing} was never charged"):
+            check_ledger(ledger, [held])
+        for few in range(missing):
+            check_ledger(ledger, [Remembered(source=Path("model"), round=few, length=few, head=ledger.hash_at(few))])
+        late = Remembered(source=Path("model"), round=1, length=0, head=ledger.hash_at(0))
+        with pytest.raises(LedgerError):  # charged, but only after the model was saved
+            check_ledger(ledger, [late])
+
+
+def test_a_population_may_be_one_charge_ahead_of_a_run_and_no_more(tmp_path):
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    population = open_population_ledger(tmp_path, "corpus", [], tmp_path / "ledger.jsonl")
+    population.register("r", {"name": "r"}, held=0)
+    for position in range(4):
+        population.charge("r", position, event, position)
+    check_population(population, "r", 4, [])
+    check_population(population, "r", 3, [])
+    for length in range(3):
+        with pytest.raises(LedgerError, match="earlier state"):
+            check_population(population, "r", length, [])
+
+
+def test_a_run_that_comes_to_a_population_is_charged_for_everything_that_is_missing(tmp_path):
+    events = [*BASE, *KINDS.values()]
+    for held in range(len(events) + 1):
+        population = open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{held}.jsonl")
+        population.register("r", {"name": "r"}, held=held)
+        assert population.settle("r", events) == len(events) - held
+        assert population.events == events[held:]
+        assert population.settle("r", events) == 0
+
+
+def test_a_ledger_of_another_run_with_as_many_charges_is_refused(tmp_path):
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    own, other = (Ledger.create(tmp_path / f"{name}.jsonl", {"run_id": name}) for name in ("own", "other"))
+    for number in range(3):
+        own.charge(event, number)
+        other.charge(event, number)
+    model = Remembered(source=Path("model"), round=3, length=3, head=own.head)
+    check_ledger(own, [model])
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        check_ledger(other, [model])
+
+
+def test_a_checkpoint_knows_the_ledger_of_its_population_from_every_other(tmp_path):
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    own, other = (open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{n}.jsonl") for n in ("own", "other"))
+    for population in (own, other):  # the other one has been charged as much
+        population.register("r", {"name": "r"}, held=0)
+        population.charge("r", 0, event, 0)
+    model = Remembered(source=Path("model"), round=1, length=1, head="", population_position=own.position)
+    check_population(own, "r", 1, [model])
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        check_population(other, "r", 1, [model])
+    check_population(other, "r", 1, [model], is_known=False)
+
+
+def test_every_figure_of_a_run_that_was_stopped_is_that_of_what_it_declared():
+    event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
+    facts = {
+        "delta": DELTA,
+        "run_id": "r",
+        "start": {"charges": len(BASE)},
+        "declared": declaration(9, [(0, to_record(event))], None),
+    }
+    entries = [Entry(event=past, round=0, hash="") for past in BASE]
+    entries += [Entry(event=event, round=number, hash="") for number in range(3)]
+    content, whole = statement(facts, entries, epsilon=AT), [*BASE, *[event] * 9]
+    assert content["claimed"]["epsilon"] == best_epsilon(whole, DELTA).epsilon
+    assert content["replace_one"]["epsilon"] == replace_one_epsilon(whole, DELTA).epsilon
+    for point in (content["asked"], content["curve"][0], content["curve"][-1]):
+        exact = min(delta_at(whole, point["epsilon"], name) for name in ("pld", "rdp"))
+        assert point["delta"] == pytest.approx(exact, rel=1e-12)
+    entry = json.loads(render(content, "registry"))["deployment"]["privacy_loss"]["privacy_parameters"]
+    assert entry == {"epsilon": content["claimed"]["epsilon"], "delta": DELTA}
+    sampling = {"users_per_round": 1.0}
+    record = RunRecord(
+        name="r", tables={}, facts={**facts, "population": 9, "sampling": sampling}, entries=entries, metrics=[]
+    )
+    assert record.epsilon == content["claimed"]["epsilon"]
+
+
+def test_stores_that_are_joined_have_every_charge_of_both_whoever_made_it(tmp_path):
+    ledgers, events = [], []
+    for number, name in enumerate(("one", "other")):
+        (tmp_path / name).mkdir()
+        paid = [Gaussian(noise_multiplier=20.0 + number), FailureProbability(delta=1e-6 * (number + 1))]
+        ledger = open_population_ledger(tmp_path / name, f"corpus of {name}", [to_record(event) for event in paid])
+        for kind, event in KINDS.items():
+            ledger.register(f"{kind} of {name}", {"name": kind, "delta": DELTA}, held=0)
+            ledger.charge(f"{kind} of {name}", 0, event, 0)
+        ledgers.append(ledger)
+        events += [*paid, *KINDS.values()]
+    ledgers[0].join(ledgers[1])
+    for name in ("one", "other"):
+        joined = PopulationLedger.read(tmp_path / name / "ledger.jsonl")
+        assert sorted(map(repr, joined.events)) == sorted(map(repr, events))
+        assert all_runs(joined)["charges"] == len(events)
+
+
+@pytest.mark.parametrize("orders", [(), FILTER_ORDERS])
+def test_a_budget_over_all_runs_counts_what_was_charged_before_it_was_set(tmp_path, orders):
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    five = Budget(epsilon=1.0, delta=DELTA, orders=orders).running([event] * 5).epsilon
+    for before in range(6):
+        population = open_population_ledger(tmp_path, "corpus", [], tmp_path / f"{before}.jsonl")
+        population.register("r", {"name": "r", "delta": DELTA}, held=0)
+        for position in range(5):
+            if position == before:
+                population.set_budget(Budget(epsilon=five, delta=DELTA, orders=orders))
+            population.charge("r" if position % 2 else "s", position, event, position)
+        if before == 5:
+            population.set_budget(Budget(epsilon=five, delta=DELTA, orders=orders))
+        for again in (population, PopulationLedger.read(population.path)):
+            assert again.budget is not None
+            assert all_runs(again)["budget"]["spent"] == pytest.approx(five, rel=1e-12)
+        with pytest.raises(BudgetExceeded):
+            population.charge("r", 5, event, 5)
+
+
+@pytest.mark.parametrize("declared", [3, 9])
+def test_the_total_of_one_run_and_a_vocabulary_is_that_of_both(tmp_path, declared):
+    """A run of three rounds, as long as it was declared or stopped early."""
+    event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
+    paid = [Gaussian(noise_multiplier=8.0), FailureProbability(delta=3e-4)]
+    population = open_population_ledger(tmp_path, "corpus", [to_record(one) for one in paid])
+    facts = {"name": "r", "delta": DELTA, "declared": declaration(declared, [(0, to_record(event))], None)}
+    population.register("r", facts, held=2)
+    for number in range(3):
+        population.charge("r", 2 + number, event, number)
+    content, whole = all_runs(population), [*paid, *[event] * declared]
+    assert content["claimed"]["epsilon"] == best_epsilon(whole, DELTA).epsilon
+    assert [run["charges"] for run in content["runs"]] == [2, 3]
+    alone = [RunningEpsilon(DELTA, events=events).epsilon for events in (paid, [event] * 3)]
+    assert [run["alone"]["epsilon"] for run in content["runs"]] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_that_is_charged_several_times_costs_as_much_as_one_after_the_other(kind):
+    at_once, each = RunningEpsilon(DELTA, events=BASE), RunningEpsilon(DELTA, events=BASE)
+    at_once.charge_times(KINDS[kind], 3)
+    for _ in range(3):
+        each.charge(KINDS[kind])
+    assert at_once.epsilon == pytest.approx(each.epsilon, rel=1e-12)
+    assert at_once.failure == pytest.approx(each.failure, rel=1e-12)
+    assert RunningEpsilon(DELTA, events=[*BASE, *[KINDS[kind]] * 3]).epsilon == each.epsilon
+
+
+def test_a_run_that_begins_again_keeps_what_is_charged_for_it(tmp_path):
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    population = open_population_ledger(tmp_path, "corpus", [])
+    for _ in range(2):
+        population.register("reproducible-r", {"name": "r"}, held=0, is_new=True)
+        population.settle("reproducible-r", [event] * 3)
+    member = PopulationLedger.read(population.path).members["reproducible-r"]
+    assert (member.held, member.begun, len(member.events)) == (3, 2, 3)
+
+
+def test_the_epsilon_against_the_server_counts_every_event_too():
+    own = DistributedGaussian(sampling_prob=0.3, noise_multiplier=6.0, min_parties=3)
+    paid = [Gaussian(noise_multiplier=7.0), FailureProbability(delta=3e-4)]
+    content = statement({"delta": DELTA}, [*paid, own, own])
+    seen = [*paid, Gaussian(noise_multiplier=6.0), Gaussian(noise_multiplier=6.0)]
+    assert content["against_server"]["epsilon"] == best_epsilon(seen, DELTA).epsilon
+    for kind in ("a round", "a selection"):  # in which the server itself adds the noise
+        assert statement({"delta": DELTA}, [KINDS[kind], own])["against_server"]["epsilon"] == "infinity"
+
+
+def test_a_declared_budget_is_claimed_at_its_delta_and_above_and_not_below(tmp_path):
+    population = open_population_ledger(tmp_path, "corpus", [])
+    population.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+    population.charge("r", 0, KINDS["a round"], 0)
+    for delta, is_claimed in ((DELTA, True), (2 * DELTA, True), (DELTA / 2, False), (DELTA * (1 - 1e-9), False)):
+        content = all_runs(population, delta=delta)
+        assert ("declared budget" in content["claimed"]["accountant"]) == is_claimed
+        assert content["delta"] == delta
+
+
+def test_the_total_is_stated_at_the_smallest_delta_that_a_run_declared(tmp_path):
+    population = open_population_ledger(tmp_path, "corpus", [])
+    for run, delta in (("a", DELTA), ("b", DELTA / 3), ("c", DELTA / 2)):
+        population.register(run, {"name": run, "delta": delta}, held=0)
+        population.charge(run, 0, KINDS["a round"], 0)
+    assert all_runs(population)["delta"] == DELTA / 3

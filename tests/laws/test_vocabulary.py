@@ -1,0 +1,145 @@
+"""A private vocabulary in a whole `prepare`: its words, their order and their cut follow the noisy sums alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.corpus.inputs import prepared, write_jsonl
+from unheard import randomness
+from unheard.corpus.backends.duckdb import DuckDBBackend
+from unheard.corpus.private_vocabulary import UNIT, WordRelease
+from unheard.corpus.splits import SplitRule
+from unheard.corpus.vocabulary_sources import PrivateVocabulary, ReleaseLog
+from unheard.errors import CorpusCorrupt
+from unheard.privacy.events import to_record
+
+CHOICE = PrivateVocabulary(epsilon=3.3, delta=1.2345e-3, size=9, words_per_user=3)
+RULE = SplitRule(held_out=0.3)
+USERS = {"a": 40, "b": 36, "c": 30, "d": 30, "e": 28, "f": 28, "g": 25, "h": 20, "i": 2, "j": 1, "k": 33, "l": 26}
+"""How many users write each word; those with more than three words are left out."""
+
+
+def rows():
+    """Posts of users who write one, two or three words each."""
+    users: list[list[str]] = [[] for _ in range(120)]
+    for number, (word, count) in enumerate(USERS.items()):
+        for k in range(count):
+            users[(k * 7 + number * 11) % 120].append(word)
+    lone = next(name for name in map(str, range(1000)) if RULE.split_of(name) == "train")
+    written = [(f"u{i}", words) for i, words in enumerate(users) if 0 < len(words) <= 3]
+    return [{"who": who, "what": " ".join(words), "when": 0} for who, words in [*written, (lone, ["rare", "other"])]]
+
+
+def true_sums() -> dict[str, int]:
+    """The votes of the training users, counted here without the package."""
+    sums: dict[str, int] = {}
+    for row in rows():
+        words = row["what"].split()
+        if RULE.split_of(row["who"]) == "train":
+            for word in words:
+                sums[word] = sums.get(word, 0) + math.isqrt(UNIT * UNIT // len(words))
+    return sums
+
+
+class Scripted:
+    """A generator whose normals the test decides, in the order of the words."""
+
+    def __init__(self, normals):
+        self.left = list(normals)
+
+    def standard_normal(self, count):
+        drawn, self.left = self.left[:count], self.left[count:]
+        return np.array(drawn)
+
+
+def test_words_order_and_cut_follow_the_noisy_sums_and_nothing_else(tmp_path, monkeypatch):
+    sums = true_sums()
+    words, release = sorted(sums), WordRelease.for_budget(3.3, 1.2345e-3, 3)
+    sigma, top = release.noise_multiplier * UNIT, max(sums.values())
+    most = sorted(words, key=lambda word: -sums[word])
+    assert sums[most[-1]] < UNIT  # of one user alone
+    # The two most frequent words are lost in the noise, and the rarest one comes first.
+    normals = dict.fromkeys(words, 0.0) | {most[0]: -60.0, most[1]: -60.0, most[-1]: 90.0}
+    # Two pairs of words that are a millionth of a vote apart, the rarer of the two with more noise: a smaller scale
+    # changes the order of the first pair, and a larger one that of the second.
+    for word, other, sign, level in ((most[5], most[2], 1, 5.0), (most[6], most[3], -1, 8.0)):
+        normals[other] = level + (top - sums[other]) / sigma
+        normals[word] = (sums[other] + normals[other] * sigma + sign * UNIT / 1e6 - sums[word]) / sigma
+    noisy = {word: sums[word] + round(normals[word] * sigma) for word in words}
+    passed = [word for word in words if noisy[word] > release.threshold()]
+    expected = sorted(passed, key=lambda word: (-noisy[word], word))[: CHOICE.size - 3]
+    # The law is about something: the true sums would give other words, another order and another cut.
+    by_truth = sorted((w for w in words if sums[w] > release.threshold()), key=lambda w: (-sums[w], w))
+    assert len(passed) > len(expected) > 5
+    assert set(by_truth[: CHOICE.size - 3]) != set(expected)
+    assert expected[0] == most[-1]
+    assert by_truth[:2] == most[:2]
+    assert not set(most[:2]) & set(expected)
+    scripted = Scripted(normals[word] for word in words)
+    monkeypatch.setattr("unheard.corpus.vocabulary_sources.secure_generator", lambda: scripted)
+    for out, shards in (("one", 1), ("three", 3)):
+        scripted.left = [normals[word] for word in words]
+        file = write_jsonl(tmp_path / "x.jsonl", rows())
+        done = prepared(
+            tmp_path, file, vocabulary=CHOICE, splits=RULE, shards=shards, out=out, backend=DuckDBBackend(workers=1)
+        )
+        assert list(done.store.vocabulary.words[3:]) == expected
+        assert scripted.left == []  # one normal for each word that a training user wrote, and no more
+        assert done.store.vocabulary_events == [to_record(event) for event in release.events()]
+
+
+@pytest.fixture
+def generators(monkeypatch):
+    """The key of each generator, by its identity, and the bytes that the operating system gave."""
+    keys, given, kept = {}, [], []
+    real_urandom, real_generator = randomness.os.urandom, randomness._generator
+
+    def urandom(size):
+        given.append(real_urandom(size))
+        return given[-1]
+
+    def generator(key):
+        kept.append(real_generator(key))  # kept alive, so that no identity is used twice
+        keys[id(kept[-1])] = key
+        return kept[-1]
+
+    monkeypatch.setattr(randomness.os, "urandom", urandom)
+    monkeypatch.setattr(randomness, "_generator", generator)
+    return keys, given
+
+
+def test_every_prepare_draws_its_noise_with_a_new_key_of_the_system(tmp_path, monkeypatch, generators):
+    keys, given = generators
+    used, drawn, real = [], [], WordRelease.release
+
+    def seen(self, sums, generator):
+        used.append(generator)
+        result = real(self, sums, generator)
+        drawn.append((result[1] - sums).tolist())
+        return result
+
+    monkeypatch.setattr(WordRelease, "release", seen)
+    file = write_jsonl(tmp_path / "x.jsonl", rows())
+    for out in ("first", "second"):
+        prepared(tmp_path, file, vocabulary=CHOICE, splits=RULE, out=out)
+    assert len(used) == 2
+    assert all(id(generator) in keys for generator in used)
+    chosen = [keys[id(generator)] for generator in used]
+    assert len(set(chosen)) == 2
+    assert {len(key) for key in chosen} == {16}
+    assert set(chosen) <= set(given)
+    assert not set(drawn[0]) & set(drawn[1])
+
+
+def test_a_charge_in_the_log_of_draws_is_never_skipped(tmp_path):
+    log = ReleaseLog(folder=tmp_path, request="r")
+    events = [to_record(event) for event in WordRelease.for_budget(3.3, 1.2345e-3, 3).events()]
+    log.charge(events)
+    log.charge(events)
+    assert log.events() == [*events, *events]
+    whole = log.file.read_bytes()
+    for end in (len(whole) - 2, len(whole) - 30, len(whole) // 2 + 5):
+        log.file.write_bytes(whole[:end])
+        with pytest.raises(CorpusCorrupt, match="damaged"):
+            log.events()

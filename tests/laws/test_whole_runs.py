@@ -1,0 +1,283 @@
+"""A chain of whole runs on one store. Every event is computed by hand, and every output follows from exactly these.
+
+A store with a paid vocabulary; a run whose S and sigma change; a run that starts from it, with an adaptive clip whose z
+changes; and a private selection. All numbers are odd, so that rounding one of them anywhere changes a figure.
+"""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import unheard
+from unheard.audit.verification import verify
+from unheard.cli.main import app
+from unheard.corpus.store import write_store
+from unheard.errors import BudgetExceeded
+from unheard.mechanism import noise as noise_module
+from unheard.mechanism.aggregation import Contribution
+from unheard.mechanism.clipping import AdaptiveClip
+from unheard.privacy.accountants import best_epsilon, collapse, delta_at, replace_one_epsilon
+from unheard.privacy.budget import RunningEpsilon
+from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection, to_record
+from unheard.privacy.filters import odometer
+from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.statement_formats import composed_events, render, report_data
+from unheard.report.comparison import Comparison
+from unheard.tuning.private_selection import TrialCount, select
+
+POPULATION = 67  # declared; the store has 60 users
+Q = 7.3 / POPULATION
+WEIGHT = Q * POPULATION
+DELTA = 1.23456789e-3
+VOCABULARY = [Gaussian(noise_multiplier=7.1234567891), FailureProbability(delta=1.2345678e-5)]
+SIGMAS = (0.31234567, 0.31234567, 0.51234567)
+NORMS = (1.1234567, 0.7654321, 0.7654321)
+ADAPTIVE_Z = (2.1234567, 3.1234567)
+COUNT_STD = 4.7654321
+SELECTED_Z = 2.3456789
+MEAN_TRIALS = 1.7654321
+
+
+def round_event(z: float) -> PoissonGaussian:
+    return PoissonGaussian(sampling_prob=Q, noise_multiplier=z)
+
+
+FIRST = [round_event(sigma / (S / WEIGHT)) for sigma, S in zip(SIGMAS, NORMS, strict=True)]
+SECOND = [round_event(z) for z in ADAPTIVE_Z]
+SELECTION = Selection(
+    sampling_prob=Q, noise_multiplier=SELECTED_Z, rounds=2, mean_trials=MEAN_TRIALS, drawn_from="geometric"
+)
+EVENTS = {
+    "first": [*VOCABULARY, *FIRST],
+    "second": [*VOCABULARY, *VOCABULARY, *FIRST, *SECOND],
+    "selected": [*VOCABULARY, SELECTION],
+}
+"""The events of each run's ledger. A run that starts from another pays for all of that one's."""
+ALL = [*VOCABULARY, *FIRST, *SECOND, SELECTION]
+"""The events of the store's ledger, in which the vocabulary and the first run are charged once."""
+
+
+class ThreeTrials(TrialCount):
+    """The charged distribution, with a number that the test decides."""
+
+    def draw(self, rng):
+        super().draw(rng)
+        return 2
+
+
+@dataclass
+class Chain:
+    """The folders of the runs, and what was seen of each round while they ran."""
+
+    folder: Path
+    store: Path
+    candidate: unheard.Run
+    reports: dict[str, list[unheard.RoundReport]]
+    noises: list[tuple[float, float]]
+    """The sensitivity and the standard deviation of the noise of each round of the first two runs."""
+    bounds: list[float]
+    """S of each contribution that was summed in the first two runs."""
+    counts: list[float]
+    """The standard deviation of the noise on each count."""
+
+
+@pytest.fixture(scope="module")
+def chain(store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chain")
+    own = write_store(
+        folder / "store",
+        train=[store.train.tokens(i)[:12] for i in range(60)],
+        held_out=[store.held_out.tokens(i)[:20] for i in range(4)],
+        vocabulary=store.vocabulary,
+        info={
+            "tokens": {"kind": "words"},
+            "vocabulary": {"kind": "private", "delta": DELTA, "events": [to_record(event) for event in VOCABULARY]},
+        },
+    )
+    plan = unheard.Plan(
+        population=POPULATION,
+        sampling=unheard.PoissonSampling(users_per_round=7.3),
+        update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=1.0),
+        clip=unheard.FlatClip(norm=NORMS[0]),
+        noise=unheard.GaussianNoise(noise_std=SIGMAS[0]),
+        schedule=(
+            unheard.Change(from_round=1, clip_norm=NORMS[1]),
+            unheard.Change(from_round=2, noise_std=SIGMAS[2]),
+        ),
+    )
+    first = unheard.Run(
+        corpus=own.path,
+        model=unheard.TiedLSTM(vocabulary_size=len(store.vocabulary), embedding_size=3, hidden_size=4),
+        plan=plan,
+        delta=DELTA,
+        training=unheard.Training(rounds=3, checkpoint_every=2),
+        evaluation=unheard.Evaluation(every=1, max_tokens=20, unroll=10),
+    )
+    adaptive = replace(
+        plan,
+        clip=AdaptiveClip(initial_norm=0.87654321, count_noise_std=COUNT_STD),
+        noise=unheard.GaussianNoise(noise_multiplier=ADAPTIVE_Z[0]),
+        schedule=(unheard.Change(from_round=1, noise_multiplier=ADAPTIVE_Z[1]),),
+    )
+    second = replace(first, plan=adaptive, training=replace(first.training, rounds=2, init_from=str(folder / "first")))
+    constant = replace(plan, schedule=(), noise=unheard.GaussianNoise(noise_multiplier=SELECTED_Z))
+    candidate = replace(first, plan=constant, training=replace(first.training, rounds=2))
+    seen = Chain(folder, own.path, candidate, {}, [], [], [])
+    with pytest.MonkeyPatch.context() as patch:
+        add, of_users, next_norm = noise_module.rounded_onto_grid, Contribution.of_users, AdaptiveClip.next_norm
+
+        def seen_add(average, normal_P, std):
+            seen.noises.append((average.sensitivity, std))
+            return add(average, normal_P, std)
+
+        def seen_users(self, *args):
+            seen.bounds.append(self.l2_bound)
+            return of_users(self, *args)
+
+        def seen_count(self, norm, balance, expected, std, rng):
+            seen.counts.append(std)
+            assert expected == pytest.approx(WEIGHT, rel=1e-12)
+            return next_norm(self, norm, balance, expected, std, rng)
+
+        patch.setattr(noise_module, "rounded_onto_grid", seen_add)
+        patch.setattr(Contribution, "of_users", seen_users)
+        patch.setattr(AdaptiveClip, "next_norm", seen_count)
+        seen.reports["first"] = list(unheard.train(first, folder / "first"))
+        seen.reports["second"] = list(unheard.train(second, folder / "second"))
+    select([candidate], folder / "selected", ThreeTrials(mean=MEAN_TRIALS))
+    return seen
+
+
+def close(events):
+    """Events with numbers that may differ in the last bits only."""
+    values = [{"kind": type(event).__name__, **vars(event)} for event in events]
+    return [{key: v if isinstance(v, str) else pytest.approx(v, rel=1e-12) for key, v in row.items()} for row in values]
+
+
+def written(events):
+    return [{"kind": type(event).__name__, **vars(event)} for event in events]
+
+
+def test_the_noise_of_each_round_is_that_of_its_phase_and_the_event_says_so(chain):
+    assert len(chain.noises) == 5
+    for (sensitivity, std), S, sigma in zip(chain.noises, NORMS, SIGMAS, strict=False):
+        assert (sensitivity, std) == (pytest.approx(S / WEIGHT, rel=1e-12), pytest.approx(sigma, rel=1e-12))
+    for (sensitivity, std), count, z in zip(chain.noises[3:], chain.counts, ADAPTIVE_Z, strict=True):
+        assert count == COUNT_STD
+        assert ((std / sensitivity) ** -2 + (2 * count) ** -2) ** -0.5 == pytest.approx(z, rel=1e-12)
+    assert set(chain.bounds[: len(chain.bounds) // 2]) <= {*NORMS, 0.87654321}
+
+
+def test_the_facts_of_a_ledger_state_the_numbers_of_each_phase(chain):
+    first, second = (Ledger.read(chain.folder / name / "ledger.jsonl").facts for name in ("first", "second"))
+    for facts in (first, second):
+        assert facts["population"] == POPULATION
+        assert facts["sampling"]["sampling_prob"] == pytest.approx(Q, rel=1e-12)
+    for number, (phase, S, sigma) in enumerate(zip(first["phases"], NORMS, SIGMAS, strict=True)):
+        assert (phase["from_round"], phase["clip_norm"]) == (number, S)
+        stated = [phase[key] for key in ("noise_std", "sensitivity", "expected_weight", "noise_multiplier")]
+        assert stated == pytest.approx([sigma, S / WEIGHT, WEIGHT, sigma / (S / WEIGHT)], rel=1e-12)
+    for number, (phase, z) in enumerate(zip(second["phases"], ADAPTIVE_Z, strict=True)):
+        assert (phase["from_round"], phase["count_noise_std"]) == (number, COUNT_STD)
+        assert (phase["noise_multiplier"] ** -2 + (2 * COUNT_STD) ** -2) ** -0.5 == pytest.approx(z, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_the_ledger_of_a_run_holds_exactly_its_events(chain, name):
+    ledger = Ledger.read(chain.folder / name / "ledger.jsonl")
+    assert written(ledger.events) == close(EVENTS[name])
+    assert ledger.facts["delta"] == DELTA
+    before = len(EVENTS[name]) - {"first": 3, "second": 2, "selected": 0}[name]
+    assert ledger.facts["start"]["charges"] == before
+    if name != "first":  # each verification computes the statement anew
+        assert all(finding.fits for finding in verify(chain.folder / name))
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_every_figure_of_a_run_is_that_of_all_its_events_at_its_delta(chain, name):
+    events, folder = EVENTS[name], chain.folder / name
+    claimed = pytest.approx(best_epsilon(events, DELTA).epsilon, rel=1e-9)
+    content = json.loads((folder / "statement.json").read_text())
+    assert content["delta"] == DELTA
+    assert content["claimed"]["epsilon"] == claimed
+    assert content["replace_one"]["epsilon"] == pytest.approx(replace_one_epsilon(events, DELTA).epsilon, rel=1e-9)
+    assert sum(row["times"] for row in content["composed"]) == len(events)
+    for point in (content["curve"][0], content["curve"][-1]):
+        exact = min(delta_at(events, point["epsilon"], accountant) for accountant in ("pld", "rdp"))
+        assert point["delta"] == pytest.approx(exact, rel=1e-9)
+    composed = [event for event, times in composed_events(content) for _ in range(times)]
+    assert written(sorted(composed, key=repr)) == close(sorted(events, key=repr))
+
+
+def test_every_format_shows_the_claim_of_all_events(chain):
+    content = json.loads((chain.folder / "selected" / "statement.json").read_text())
+    epsilon = content["claimed"]["epsilon"]
+    report = report_data(content)
+    assert report["statement"]["claimed"]["epsilon"] == epsilon
+    assert sum(row["times"] for row in report["events"]) == len(EVENTS["selected"])
+    entry = json.loads(render(content, "registry"))
+    assert entry["deployment"]["privacy_loss"]["privacy_parameters"] == {"epsilon": epsilon, "delta": DELTA}
+    assert all(f"{epsilon:.4g}" in render(content, format) for format in ("text", "report", "nist"))
+
+
+def test_the_command_states_what_the_run_folder_keeps(chain):
+    done = CliRunner().invoke(app, ["statement", str(chain.folder / "selected"), "--json"])
+    assert json.loads(done.stdout) == json.loads((chain.folder / "selected" / "statement.json").read_text())
+
+
+def test_the_running_epsilon_of_a_run_is_that_of_the_events_so_far(chain):
+    for name, rounds in (("first", 3), ("second", 2)):
+        events = EVENTS[name]
+        rows = [json.loads(line) for line in (chain.folder / name / "metrics.jsonl").read_text().splitlines()]
+        for number, (row, report) in enumerate(zip(rows, chain.reports[name], strict=True), start=1):
+            exact = RunningEpsilon(DELTA, events=events[: len(events) - rounds + number]).epsilon
+            assert (row["round"], report.round, report.delta) == (number, number, DELTA)
+            assert row["epsilon"] == report.epsilon == pytest.approx(exact, rel=1e-9)
+    rows = [json.loads(line) for line in (chain.folder / "selected" / "metrics.jsonl").read_text().splitlines()]
+    whole = best_epsilon(EVENTS["selected"], DELTA).epsilon
+    assert [row["epsilon"] for row in rows] == [pytest.approx(whole, rel=1e-9)] * 2
+
+
+def test_a_comparison_shows_the_epsilon_of_all_events_of_each_run(chain):
+    comparison = Comparison.read([chain.folder / name for name in EVENTS])
+    for record, events in zip(comparison.records, EVENTS.values(), strict=True):
+        assert written(entry.event for entry in record.entries) == close(events)
+        saved = json.loads((chain.folder / record.name / "statement.json").read_text())
+        record.__dict__["statement"] = saved  # instead of computing it anew
+    for row, events in zip(comparison.as_json()["runs"], EVENTS.values(), strict=True):
+        assert row["epsilon"] == pytest.approx(best_epsilon(events, DELTA).epsilon, rel=1e-9)
+        assert row["delta"] == DELTA
+        running = RunningEpsilon(DELTA, events=events).epsilon
+        assert row["epsilon_by_round"][-1]["epsilon"] == pytest.approx(running, rel=1e-9)
+
+
+def test_the_total_of_all_runs_is_that_of_every_event_once(chain):
+    population = PopulationLedger.read(chain.store / "ledger.jsonl")
+    assert written(sorted(population.events, key=repr)) == close(sorted(ALL, key=repr))
+    for asked in ([str(chain.folder / "first"), "--all-runs"], [str(chain.store)]):
+        content = json.loads(CliRunner().invoke(app, ["statement", *asked, "--json"]).stdout)
+        assert content["delta"] == DELTA
+        assert content["charges"] == len(ALL)
+        assert sorted(run["charges"] for run in content["runs"]) == [1, 2, 2, 3]
+        counts, failure = collapse(ALL)
+        assert content["claimed"]["epsilon"] == pytest.approx(odometer(counts, failure, DELTA).epsilon, rel=1e-9)
+        assert math.isfinite(content["claimed"]["epsilon"])
+
+
+def test_a_budget_counts_what_was_spent_before_the_first_round(chain):
+    """The selection, or the first round, fits into each budget by itself, and not after the vocabulary."""
+    charges = len(PopulationLedger.read(chain.store / "ledger.jsonl").events)
+    for event, start in (
+        (SELECTION, lambda run: select([run], chain.folder / "over", ThreeTrials(mean=MEAN_TRIALS))),
+        (round_event(SELECTED_Z), lambda run: list(unheard.train(run, chain.folder / "over"))),
+    ):
+        alone, after = (RunningEpsilon(DELTA, events=[*past, event]).epsilon for past in ([], VOCABULARY))
+        budget = unheard.Budget(epsilon=(alone + after) / 2, delta=DELTA)
+        with pytest.raises(BudgetExceeded):
+            start(replace(chain.candidate, budget=budget))
+    assert len(PopulationLedger.read(chain.store / "ledger.jsonl").events) == charges
