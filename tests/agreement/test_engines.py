@@ -114,6 +114,39 @@ def test_every_kind_of_the_papers_model_agrees(fast, cell, options):
     assert both(fast, model, UPDATES[0], clip, features=features)[1] < 1e-4
 
 
+@pytest.mark.parametrize("fast", [VectorisedEngine, ManyAtOnce])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_projection_after_local_steps_agrees(fast, tied):
+    """With a clip that most users reach: the projection comes before it. The result is another than without."""
+    model = unheard.TiedLSTM(
+        vocabulary_size=50, embedding_size=5, hidden_size=7, tied=tied, step_norm=True, keep_norm=True
+    )
+    projected, error = both(fast, model, UPDATES[0], unheard.FlatClip(norm=0.5))
+    assert error < 1e-4
+    plain, _ = both(fast, replace(model, step_norm=False), UPDATES[0], unheard.FlatClip(norm=0.5))
+    assert not torch.equal(plain.units_P, projected.units_P)
+
+
+def test_one_local_step_without_a_clip_leaves_vectors_of_norm_1():
+    model = unheard.TiedLSTM(vocabulary_size=50, embedding_size=5, hidden_size=7, step_norm=True)
+    plan = unheard.Plan(
+        population=50, sampling=unheard.PoissonSampling(users_per_round=7), update=UPDATES[0], clip=unheard.NoClip(),
+        noise=unheard.NoNoise(),
+    ).at(0, model.layout)  # fmt: skip
+    theta0_P = model.initial(1)
+    delta_P = ReferenceEngine(model).user_update(theta0_P, users()[0], plan, 0)
+    norms = model.layout.split(theta0_P + delta_P)["embedding"].norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(50))
+    assert float(delta_P.norm()) > 0.01
+
+
+def test_the_stacked_engine_refuses_a_projection_after_local_steps():
+    model = unheard.TiedLSTM(vocabulary_size=50, embedding_size=5, hidden_size=7, step_norm=True)
+    assert isinstance(unheard.EngineChoice(device="cpu").build(model), VectorisedEngine)
+    with pytest.raises(InvalidValue, match="step_norm"):
+        unheard.EngineChoice(kind="stacked", device="cpu").build(model)
+
+
 class OwnModule(nn.Module):
     """A bag of the words so far, with a buffer and a parameter without dimensions."""
 

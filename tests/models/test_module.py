@@ -1,13 +1,21 @@
 """Any torch module, by name or in hand; and what is refused."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import unheard
+from unheard.audit.verification import verify
+from unheard.cli.main import app
 from unheard.errors import InvalidValue, ModelError, UnprovenCombination
+from unheard.models.module import no_code
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.statement import statement
 from unheard.training.run_file import run_hash
@@ -83,13 +91,80 @@ def test_a_private_round_is_a_function_of_parameters_and_tokens_alone_so_dropout
     assert torch.equal(model.logits(params, tokens), model.logits(params, tokens))
 
 
-def test_a_module_in_the_working_folder_is_found(tmp_path, monkeypatch):
-    (tmp_path / "my_own_file.py").write_text("from torch import nn\n\n\nclass Mine(nn.Embedding):\n    pass\n")
+def test_a_module_in_the_working_folder_is_imported_only_if_it_is_trusted(tmp_path, monkeypatch):
+    (tmp_path / "my_own_file.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\n\nPath('executed').touch()\n\n\nclass Mine(nn.Embedding):\n    pass\n"
+    )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as in `python -m unheard` and in an interactive Python
     model = unheard.ModuleModel(
         module="my_own_file:Mine", arguments={"num_embeddings": 5, "embedding_dim": 5}, vocabulary_size=5
     )
-    assert model.layout.total == 25
+    with pytest.raises(ModelError, match="--trust-code"):
+        _ = model.layout
+    assert not (tmp_path / "executed").exists()
+    with unheard.trusted_code():
+        assert model.layout.total == 25
+    monkeypatch.delitem(sys.modules, "my_own_file")
+
+
+def test_verify_imports_no_model(run, tmp_path):
+    list(unheard.train(replace(run, model=named(Big)), tmp_path / "r"))
+    before = {finding.name: finding.fits for finding in verify(tmp_path / "r")}
+    assert set(before.values()) == {True}
+    text = (tmp_path / "r" / "run.toml").read_text()
+    (tmp_path / "r" / "run.toml").write_text(text.replace(f"{__name__}:Big", "antigravity_of_others:Big"))
+    with no_code():
+        for finding in verify(tmp_path / "r"):
+            assert "No module class" not in finding.words
+
+
+COMMANDS = [
+    *(
+        ["verify"],
+        ["statement"],
+        ["report"],
+        ["evaluate"],
+        ["predict", "w1"],
+        ["resume", "--yes"],
+        ["export", "--out", "e"],
+    ),
+    *(["keyboard", "--no-browser"], ["compare"], ["watch", "--once"], ["audit", "--yes"], ["personalize", "w.txt"]),
+]
+
+
+def test_no_command_executes_code_beside_a_run_folder(run, tmp_path, monkeypatch):
+    """A received folder names a class in a file that lies where the reader works."""
+    list(unheard.train(replace(run, model=named(Big)), tmp_path / "r"))
+    text = (tmp_path / "r" / "run.toml").read_text()
+    (tmp_path / "r" / "run.toml").write_text(text.replace(f"{__name__}:Big", "of_others:Big"))
+    (tmp_path / "of_others.py").write_text("open('executed', 'w').close()\n")
+    (tmp_path / "w.txt").write_text("w1 w2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    for command, *more in COMMANDS:
+        CliRunner().invoke(app, [command, "r", *more])
+        assert not (tmp_path / "executed").exists(), command
+    (tmp_path / "r" / "model.safetensors").unlink()  # the class alone can name the shapes of the parameters now
+    with unheard.trusted_code():
+        verify(tmp_path / "r")  # never, whatever is trusted
+        assert not (tmp_path / "executed").exists()
+        with pytest.raises(ModelError, match="no attribute"):
+            _ = replace(named(Big), module="of_others:Big").layout
+    assert (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["lazy_loader", "typer", "torch"])
+def test_python_m_imports_nothing_from_the_working_folder(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('executed')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "unheard", "--version"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(unheard.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "executed" in done.stdout + done.stderr) == (0, False)
 
 
 SECRET = torch.linspace(-1, 1, 50 * 50).view(50, 50)

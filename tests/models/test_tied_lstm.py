@@ -94,6 +94,17 @@ def test_the_server_puts_word_vectors_back_on_the_sphere_and_touches_nothing_els
     assert all(torch.equal(after[name], before[name]) for name in after if name != "embedding")
 
 
+def test_word_vectors_are_put_back_after_a_local_step_for_one_user_and_for_many(model):
+    model = replace(model, step_norm=True)
+    moved_UP = torch.stack([model.initial(0) + 0.3, model.initial(1) - 0.2])
+    together = model.project_local(moved_UP)
+    assert all(torch.equal(row, model.project_local(moved)) for row, moved in zip(together, moved_UP, strict=True))
+    assert torch.equal(together[0], model.project(moved_UP[0]))  # the server does the same after the noise
+    norms = model.layout.split(together)["embedding"].norm(dim=-1)
+    torch.testing.assert_close(norms, torch.ones(2, model.vocabulary_size))
+    assert torch.equal(replace(model, unit_norm=False).project_local(moved_UP), moved_UP)
+
+
 @pytest.mark.parametrize("kind", [unheard.TiedLSTM, unheard.TiedGRU])
 def test_word_vectors_need_not_be_put_back(kind):
     moved = kind(vocabulary_size=20, embedding_size=5, hidden_size=7).initial(0) + 0.3

@@ -1,5 +1,6 @@
 """Runs that train together give the results that each gives alone, and do not disturb each other."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import unheard
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import JointLedger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model, newest_checkpoint
 from unheard.training.loop import train_together
@@ -119,3 +121,43 @@ def test_two_runs_in_one_folder_are_refused(runs, tmp_path):
 def test_nothing_to_train_is_said(tmp_path):
     with pytest.raises(InvalidValue, match="no runs"):
         train_together([])
+
+
+def test_noise_of_the_next_round_is_drawn_ahead_once_per_round(runs, tmp_path, monkeypatch):
+    """Drawn before the round is charged, and no noise is drawn that is not used."""
+    drawn, charged = [], []
+    ahead, charge = unheard.GaussianNoise.ahead, JointLedger.charge
+    monkeypatch.setattr(
+        unheard.GaussianNoise,
+        "ahead",
+        lambda self, *given: (drawn.append(len(charged)), ahead(self, *given))[1],
+    )
+    monkeypatch.setattr(
+        JointLedger, "charge", lambda self, *given, **more: (charge(self, *given, **more), charged.append(0))[0]
+    )
+    pair = [replace(run, ledger=tmp_path / f"{k}.jsonl") for k, run in enumerate(runs[:2])]
+    list(train_together([(run, tmp_path / f"r{k}") for k, run in enumerate(pair)]))
+    assert len(drawn) == sum(run.training.rounds for run in pair)
+    # Two charges per turn: in the first turn the noise of two rounds of each run, then that of the next round.
+    assert drawn == [2, 2, 2, 2, 4, 4, 6]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_ledgers_of_their_own_are_charged_at_the_same_time(runs, tmp_path, monkeypatch, is_shared):
+    """With a ledger in common the charges follow each other."""
+    together, most, charge = [], [], JointLedger.charge
+    meeting = threading.Barrier(2)
+
+    def slow(self, *given, **more):
+        together.append(0)
+        if not is_shared:
+            meeting.wait(timeout=20)  # breaks unless the other charge begins before this one ends
+        most.append(len(together))
+        charge(self, *given, **more)
+        together.pop()
+
+    monkeypatch.setattr(JointLedger, "charge", slow)
+    pair = [replace(runs[k], ledger=tmp_path / ("all.jsonl" if is_shared else f"{k}.jsonl")) for k in (0, 2)]
+    list(train_together([(run, tmp_path / f"r{k}") for k, run in enumerate(pair)]))
+    assert len(most) == 6
+    assert max(most) == (1 if is_shared else 2)

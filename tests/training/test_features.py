@@ -14,15 +14,15 @@ from unheard.errors import CorpusCorrupt, ModelError
 @pytest.fixture
 def two_kinds(tmp_path):
     """Users of kind 0 repeat word 3, users of kind 1 word 4; only the feature tells which, before the first word."""
-    kinds = np.arange(40) % 2
-    texts = [np.array([BOS, 3 + kind] * 10) for kind in kinds]
+    kinds = np.arange(24) % 2
+    texts = [np.array([BOS, 3 + kind] * 5) for kind in kinds]
     features = np.eye(2, dtype="float32")[kinds]
     return write_store(
         tmp_path / "kinds",
-        train=texts[:30],
-        held_out=texts[30:],
+        train=texts[:16],
+        held_out=texts[16:],
         vocabulary=Vocabulary.of(["three", "four", "five"]),
-        features={"train": features[:30], "held_out": features[30:]},
+        features={"train": features[:16], "held_out": features[16:]},
     )
 
 
@@ -31,14 +31,14 @@ def run_on(store, user_features):
         corpus=store.path,
         model=unheard.TiedLSTM(vocabulary_size=6, embedding_size=4, hidden_size=6, user_features=user_features),
         plan=unheard.Plan(
-            population=30,
-            sampling=unheard.PoissonSampling(users_per_round=30),
+            population=16,
+            sampling=unheard.PoissonSampling(users_per_round=16),
             update=unheard.FedAvg(batch_size=2, unroll=1, learning_rate=1.0),
             clip=unheard.FlatClip(norm=5.0),
             noise=unheard.NoNoise(),
         ),
-        training=unheard.Training(rounds=8, reproducible_seed=1),
-        evaluation=unheard.Evaluation(every=8, unroll=1),
+        training=unheard.Training(rounds=10, reproducible_seed=1),
+        evaluation=unheard.Evaluation(every=10, unroll=1),
     )
 
 

@@ -24,9 +24,10 @@ def counted(windows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=str)
-def test_the_same_windows_as_one_by_one(update):
+@pytest.mark.parametrize("longest", [90, 1300])
+def test_the_same_windows_as_one_by_one(update, longest):
     rng = np.random.default_rng(3)
-    users = [User(rng.integers(3, 900, size=n), None, k) for k, n in enumerate((90, 1, 0, 2, 33, 61, 12, 13))]
+    users = [User(rng.integers(3, 900, size=n), None, k) for k, n in enumerate((longest, 1, 0, 2, 33, 61, 12, 13))]
     windows_USBW, num_steps_U = stacked_batches(update, users, 5)
     for user, windows_SBW, steps in zip(users, windows_USBW, num_steps_U, strict=True):
         alone = update.batches(user, 5)

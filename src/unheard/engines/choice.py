@@ -8,6 +8,7 @@ another engine on another machine, and gives the same model within the rounding 
 `ENGINES` is the registry. A new engine is a class with `sum_updates`, `sum_cohorts` (the protocol in
 engines/engine.py), the two class methods of `EngineClass` below, and a line in `ENGINES`."""
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,7 @@ ENGINES: dict[str, EngineClass] = {
 `kind = "auto"` takes the first that supports the model: faster ones come first.
 """
 
+logger = logging.getLogger("unheard.engines")
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -57,13 +59,19 @@ class EngineChoice:
         kind: "auto", or a name of `ENGINES`.
         device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
         users_at_once: users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
-        precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). The
-            clip of the returned delta and the sum are exact in either case, so the guarantee does not depend on the
-            precision.
+        precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). On
+            a CPU bfloat16 is faster if the processor has instructions for it (avx512_bf16 or AMX). The clip of the
+            returned delta and the sum are exact in either case, so the guarantee does not depend on the precision.
         rank_timeout: seconds that ranks wait for each other at the end of a task before the late rank is named.
         corpus_part: where each rank finds its part of the corpus, on machines without a shared disk: {rank},
             {local_rank} and {node} are filled in. None: every rank reads the corpus at the path of the run file. A
             single process refuses it.
+        node_timeout: seconds that the server of a federated run waits for its nodes in each stage of a round. A node
+            that is late contributes nothing to the round.
+        secure_aggregation: whether the nodes of a federated run mask their updates, so that the server sees only the
+            sum (federated/secure_aggregation.py).
+        parties: how many nodes take part in each secure aggregation at least; those who were not drawn add zero. None:
+            as many as are drawn in an average round, and 3 standard deviations more, at least 8.
 
     Raises:
         InvalidValue: for an unknown engine or precision, or a number out of range.
@@ -79,6 +87,9 @@ class EngineChoice:
     precision: str = "auto"
     rank_timeout: float = 600.0
     corpus_part: str | None = None
+    node_timeout: float = 600.0
+    secure_aggregation: bool = False
+    parties: int | None = None
 
     def __post_init__(self) -> None:
         kinds = ("auto", *ENGINES)
@@ -91,7 +102,8 @@ class EngineChoice:
             self.users_at_once is None or self.users_at_once >= 1,
             "users_at_once must be at least 1; leave it out to choose.",
         )
-        require_positive(rank_timeout=self.rank_timeout)
+        require_positive(rank_timeout=self.rank_timeout, node_timeout=self.node_timeout)
+        require(self.parties is None or self.parties >= 3, "parties must be at least 3; leave it out to choose.")
 
     def build(self, model: LanguageModel) -> Engine:
         """The engine for a model.
@@ -104,6 +116,7 @@ class EngineChoice:
         reasons = [ENGINES[kind].unsupported(model, self.precision) for kind in kinds]
         for kind, reason in zip(kinds, reasons, strict=True):
             if reason is None:
+                logger.info("engine %s on %s", kind, device)
                 return ENGINES[kind].build(model, device, self.users_at_once, self.precision)
         raise InvalidValue(str(reasons[0]))
 

@@ -79,7 +79,7 @@ class ReferenceEngine:
         for batch_BW in plan.update.batches(user, seed):
             gradient_P = self._gradient(theta_P, torch.as_tensor(batch_BW, device=self.device), features_F)
             gradient_P += plan.update.update_penalty * (theta_P - theta0_P)
-            theta_P = theta_P - plan.update.learning_rate * gradient_P
+            theta_P = self.model.project_local(theta_P - plan.update.learning_rate * gradient_P)
             # The clip after every local step is the paper's algorithm; the bound itself is enforced in
             # mechanism/aggregation.
             theta_P = theta0_P + clip_(theta_P - theta0_P, plan.contribution.balls, unclipped)

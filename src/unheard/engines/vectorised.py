@@ -1,6 +1,7 @@
 """The vectorised engine: any model, many users at once on a GPU, one user per core on a CPU.
 
-On a GPU each user's parameters are one row, and torch.func differentiates the losses of all rows together
+On a GPU the users of a Hugging Face model are packed into streams of fixed length (engines/packed.py). For any other
+model each user's parameters are one row, and torch.func differentiates the losses of all rows together
 (`vmap(grad(loss))`). The step is compiled by torch.compile if possible. Users are sorted by their number of local
 steps, so that a chunk holds users of similar length; users who have finished leave the chunk. tests/agreement compares
 the engine with engines/reference.py.
@@ -10,11 +11,12 @@ experts). The engine tests the model with artificial tokens before the first use
 one at a time.
 """
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +32,9 @@ from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
 from unheard.updates.batching import padded_batches
 from unheard.updates.users import User
+
+if TYPE_CHECKING:
+    from unheard.engines.packed import PackedCohorts
 
 Layers = dict[str, Tensor]
 
@@ -125,6 +130,8 @@ class VectorisedEngine:
         params_P = params_P.to(self.device)
         self._choose(params_P)
         seed = int(rng.integers(2**63))
+        if (packed := self._compiled.get("packed")) is not None:
+            return packed.sum_updates(params_P, users, plan, seed)
         batches = [plan.update.batches(user, seed) for user in users]
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
 
@@ -218,7 +225,8 @@ class VectorisedEngine:
         numbers: Tensor,
         balls: tuple[tuple[int, int], ...],
     ) -> tuple[Tensor, Tensor]:
-        """delta <- Clip(keep * delta - eta * gradient) for each user, and which users were clipped.
+        """delta <- Clip(keep * delta - eta * gradient) for each user, and which users were clipped. A model that projects
+        after local steps does so before the clip.
 
         Args:
             theta0_P: the parameters at the beginning of the round.
@@ -241,6 +249,8 @@ class VectorisedEngine:
             for name, layer in self.model.layout.split(delta_UP).items()
         ]
         moved_UP = torch.cat(moved, dim=1)
+        if self.model.projects_locally:
+            moved_UP = self.model.project_local(theta0_P + moved_UP) - theta0_P
         was_clipped_U = torch.zeros(len(delta_UP), dtype=torch.bool, device=delta_UP.device)
         parts = []
         for (start, stop), radius in zip(balls, numbers[2:], strict=True):
@@ -262,9 +272,28 @@ class VectorisedEngine:
         if "alone" in self._compiled:
             return
         check_model(self.model, params_P)
+        self._compiled["packed"] = self._packed(params_P)
+        if self._compiled["packed"] is not None:
+            self._compiled["alone"] = False
+            return
         # DP: on a CPU every user has operations of their own. In one array with others it would matter who comes last:
         # torch computes an array's end by other code, where a sigmoid has another last bit.
         self._compiled["alone"] = self.device.type in self.ALONE_ON or not supports_vmap(self.model, params_P)
+
+    def _packed(self, params_P: Tensor) -> "PackedCohorts | None":
+        """The computation of Hugging Face models with users' tokens in one stream; None where it does not apply."""
+        if self.device.type in self.ALONE_ON or not self._is_coarse or not hasattr(self.model, "store_module"):
+            return None
+        from unheard.engines.packed import PackedCohorts
+        from unheard.models.packed import CannotPack
+
+        packed = PackedCohorts(self.model, self.device, torch.bfloat16, users_at_once=self.users_at_once, say=_progress)
+        try:
+            packed.check(params_P)
+            return packed
+        except (CannotPack, RuntimeError, ModelError) as error:
+            warnings.warn(f"This model trains more slowly, through vmap: {error}.", stacklevel=2)
+            return None
 
     @property
     def _is_alone(self) -> bool:
@@ -296,6 +325,11 @@ class VectorisedEngine:
         each_token = 4 * self.model.vocabulary_size + self.model.activations_per_token(W - 1)
         bytes_a_user = 4 * (6 * self.model.layout.total + B * (W - 1) * each_token)
         return max(1, CHUNK_BYTES[self.device.type] // bytes_a_user)
+
+
+def _progress(line: str) -> None:
+    """A line on standard error about work that takes long and has no bar of its own."""
+    print(f"unheard: {line}", file=sys.stderr, flush=True)
 
 
 def _whole(rows: int, multiple: int) -> int:

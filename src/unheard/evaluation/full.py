@@ -10,6 +10,7 @@ held-out users have no guarantee. Nothing here reads a training user.
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from unheard.updates.users import User
 
 SUGGESTIONS = 5
 """Predicted words per prompt."""
+logger = logging.getLogger("unheard.evaluation")
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
 
 
@@ -97,6 +99,7 @@ def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
     """Write measures.json, with the digest of the model that it describes."""
     content = {**measures, "model_sha256": folder.model_digest()}
     replace_file(folder.measures, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    logger.info("%s: measures.json written", folder.path.name)
 
 
 def _predictions(what: Measured, text: str) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ predicts UNK. BOS is never a target; EOS is one, since a keyboard must know when
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from unheard.config import require
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
+from unheard.devices import to_device
 from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
@@ -57,7 +59,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         require(self.every >= 1, "every must be at least 1 round.")
         require(self.max_tokens >= 1, "max_tokens must be at least 1.")
-        require(self.unroll >= 1, "unroll must be at least 1 token.")
+        require(1 <= self.unroll <= 10**6, "unroll must be at least 1 token, and at most a million.")
 
     def choose(self, users: Iterable[User]) -> list[User]:
         """The first users that together have `max_tokens` tokens; the last one is cut. Later users are not read."""
@@ -106,6 +108,13 @@ def count_batch(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
     """The sums of one batch: targets, words among them, loss, words predicted right, and targets among the top k."""
+    return batch_sums(model, params, windows_BW, features_F).cpu().numpy()
+
+
+def batch_sums(
+    model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
+) -> Tensor:
+    """The same as float64 numbers on the device; on a GPU this function does not wait for them."""
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
     # Positions that do not count are scored too and left out of the sums: copying the other scores would cost more.
     logits_NV, target_N = model.logits(params, input_BT, features_F).flatten(0, -2), target_BT.flatten()
@@ -120,7 +129,7 @@ def count_batch(
         (may_hit_N & is_word_N & (rank_N == 1)).sum(),
         *((may_hit_N & (rank_N <= k)).sum() for k in TOP),
     ]
-    return torch.stack([value.double() for value in sums]).cpu().numpy()
+    return torch.stack([value.double() for value in sums])
 
 
 def target_rank(logits_NV: Tensor, target_N: Tensor) -> Tensor:
@@ -169,11 +178,61 @@ def evaluate(
     Raises:
         InvalidValue: The users have no text to predict.
     """
+    text = HeldOutText(model, users, unroll=unroll, device=params_P.device, at_once=at_once)
+    return text.start(params_P, spread)()
+
+
+class HeldOutText:
+    """Held-out users as batches of windows, for several evaluations of one model; a GPU keeps them in its memory.
+
+    Args:
+        model: The model to evaluate.
+        users: Held-out users, usually from `Evaluation.choose`.
+        unroll: Tokens per window.
+        device: The device of the parameters.
+        at_once: Tokens per batch; None: as many as the device takes.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        users: Sequence[User],
+        *,
+        unroll: int,
+        device: torch.device,
+        at_once: int | None = None,
+    ) -> None:
+        self.model, self.device = model, device
+        size = max(1, (at_once or tokens_at_once(model, device)) // unroll)
+        self.batches = list(_batches(users, unroll, size, bool(model.user_features)))
+
+    @cached_property
+    def _on_device(self) -> list[tuple[Tensor, Tensor | None]]:
+        rows = [to_device(batch.rows_BW, self.device) for batch in self.batches]
+        features = [None if b.features_F is None else to_device(b.features_F, self.device) for b in self.batches]
+        return list(zip(rows, features, strict=True))
+
+    def start(self, params_P: Tensor, spread: ParallelMap = sequential_map) -> Callable[[], dict[str, float]]:
+        """Start an evaluation and return a function that waits for it and returns its metrics.
+
+        Several evaluations that are started before the first is waited for keep a GPU busy.
+
+        Args:
+            params_P: The parameters.
+            spread: How the batches are distributed; over ranks, this method waits for them.
+        """
+        if spread is not sequential_map:
+            return partial(_metrics, list(spread(count_batch, self.model, params_P, self.batches)))
+        params = self.model.layout.split(params_P)
+        with torch.no_grad():
+            return partial(_metrics, [batch_sums(self.model, params, *batch) for batch in self._on_device])
+
+
+def _metrics(rows: Sequence[Tensor | np.ndarray]) -> dict[str, float]:
+    """The metrics of an evaluation from the sums of its batches."""
     totals = Totals()
-    at_once = at_once or tokens_at_once(model, params_P.device)
-    batches = list(_batches(users, unroll, max(1, at_once // unroll), bool(model.user_features)))
-    for row in spread(count_batch, model, params_P, batches):
-        totals.add(row)
+    for row in rows:
+        totals.add(row.cpu().numpy() if isinstance(row, Tensor) else row)
     if not totals.targets:
         raise InvalidValue("There is no held-out text to evaluate on. Prepare the corpus with held-out users.")
     return totals.metrics()

@@ -12,6 +12,7 @@ so that the logits are a pure function of parameters and tokens, and one model o
 its model: a model whose record in the run file is complete and whose first parameters come from the seed inherits them.
 Nothing in this package depends on users, clipping or noise."""
 
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
@@ -25,6 +26,20 @@ from unheard.parameters import Layout
 
 PAD = -1
 """Marks a place in a window where the user has no token. It is never an input and never a target."""
+
+
+def check_memory(layout: Layout) -> None:
+    """Check, before anything is allocated, that this machine can hold the parameters, a sum and an update of them.
+
+    Raises:
+        ModelError: The memory of this machine is too small.
+    """
+    needed, there = 12 * layout.total, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ModelError(
+            f"The model has {layout.total:,} parameters: a round needs at least {needed >> 30:,} GiB of memory, and this "
+            f"machine has {there >> 30:,} GiB. Lower the model's sizes (model.hidden_size, model.embedding_size)."
+        )
 
 
 class LanguageModel(Protocol):
@@ -64,6 +79,15 @@ class LanguageModel(Protocol):
 
         The server calls it after the noise.
         """
+        ...
+
+    @property
+    def projects_locally(self) -> bool:
+        """Whether `project_local` changes anything."""
+        ...
+
+    def project_local(self, params_P: Tensor) -> Tensor:
+        """The parameters of a user, [P], or of several, [U, P], projected after a local step and before its clip."""
         ...
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
@@ -118,6 +142,13 @@ class BaseModel:
     """
 
     def project(self, params_P: Tensor) -> Tensor:
+        return params_P
+
+    @property
+    def projects_locally(self) -> bool:
+        return False
+
+    def project_local(self, params_P: Tensor) -> Tensor:
         return params_P
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:

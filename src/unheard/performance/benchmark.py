@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from unheard.corpus.store import write_store
+from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.devices import finish
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Engine
 from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.clipping import FlatClip
-from unheard.mechanism.noise import GaussianNoise
+from unheard.mechanism.noise import GaussianNoise, Noise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import PoissonSampling
 from unheard.models.model import LanguageModel
@@ -36,6 +36,9 @@ from unheard.training.loop import train_together
 from unheard.training.run import Run, Training
 from unheard.updates.fedavg import FedAvg
 from unheard.updates.users import User
+
+EVALUATION = Evaluation()
+"""The evaluations of a training run by default, which are the paper's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,43 +134,48 @@ def whole_rounds(
     runs: int = 1,
     rounds: int = 20,
     tokens: int = 1600,
-    population: int = 4000,
+    population: int | None = None,
+    noise: Noise = GaussianNoise(noise_multiplier=1.0),
+    corpus: Path | None = None,
+    is_evaluated: bool = False,
 ) -> dict[str, Any]:
-    """Time training itself: rounds of one or several runs, with everything that a round does except evaluation.
+    """Time training itself: rounds of one or several runs, with everything that a round does.
 
     Args:
         model: The model to train.
         choice: The engine and the device.
         users_per_round: Expected users in a round.
         runs: Runs that train at the same time.
-        rounds: Rounds to time; three more run first, to compile and to fill caches.
-        tokens: Tokens of each user.
-        population: Users of the temporary store.
+        rounds: Rounds to time; three more run first, to compile and to fill caches (20 if `is_evaluated`).
+        tokens: Tokens of each user; 80 are one local step.
+        population: Users of the temporary store; None: 4,000, or four times `users_per_round` if that is more.
+        noise: The noise of a round.
+        corpus: A store whose users to take instead of synthetic ones. Its population is counted, so it must be public.
+        is_evaluated: Whether each run is evaluated on 75,000 tokens every 20 rounds, as in the paper. `rounds` is then
+            rounded up to a multiple of 20.
 
     Returns:
         Users and rounds per second, over all runs.
     """
     with tempfile.TemporaryDirectory() as folder:
-        store = write_store(
-            Path(folder) / "store",
-            train=[user.tokens for user in synthetic_users(model.vocabulary_size, population, tokens)],
-            held_out=[user.tokens for user in synthetic_users(model.vocabulary_size, 2, 200)],
-            vocabulary=Vocabulary.of([f"w{k}" for k in range(model.vocabulary_size - 3)]),
-            info={
-                "tokens": {"kind": "words"},
-                "vocabulary": {"kind": "file", "source": "synthetic"},
-                "synthetic": True,
-            },
-        )
-        warm_up = 3
+        if corpus is None:
+            population = population or max(4000, 4 * users_per_round)
+            held_out = EVALUATION.max_tokens // 200 if is_evaluated else 2
+            corpus = _synthetic_store(Path(folder) / "store", model.vocabulary_size, population, tokens, held_out)
+        else:
+            population = TokenStore.open(corpus).train.num_users
+        warm_up, every = (EVALUATION.every, EVALUATION.every) if is_evaluated else (3, 10**6)
+        rounds = -(-rounds // every) * every + 1 if is_evaluated else rounds
         run = Run(
-            corpus=store.path,
+            corpus=corpus,
             model=model,
-            plan=benchmark_plan(users_per_round, population),
+            plan=replace(benchmark_plan(users_per_round, population), noise=noise),
             training=Training(rounds=rounds + warm_up, checkpoint_every=10**6),
-            evaluation=Evaluation(every=10**6, max_tokens=200),
+            evaluation=replace(EVALUATION, every=every) if is_evaluated else Evaluation(every=every, max_tokens=200),
+            ledger=Path(folder) / "ledger.jsonl",
         )
-        reports = train_together([(run, Path(folder) / f"run-{k}") for k in range(runs)], engine=choice)
+        outs = [(run, Path(folder) / f"run-{k}") for k in range(runs)]
+        reports = train_together(outs, engine=choice, allow_no_privacy=isinstance(noise, NoNoise))
         began, ended = 0.0, 0.0
         device = choice.torch_device()
         for _, report in reports:
@@ -179,10 +187,23 @@ def whole_rounds(
         done = rounds - 1
     return {
         "users_per_round": users_per_round,
+        "tokens_per_user": tokens,
         "runs_at_once": runs,
         "users_per_second": done * users_per_round * runs / (ended - began),
         "rounds_per_second": done * runs / (ended - began),
     }
+
+
+def _synthetic_store(path: Path, vocabulary_size: int, population: int, tokens: int, held_out: int) -> Path:
+    """A store of synthetic users, and of `held_out` held-out users of 200 tokens."""
+    store = write_store(
+        path,
+        train=[user.tokens for user in synthetic_users(vocabulary_size, population, tokens)],
+        held_out=[user.tokens for user in synthetic_users(vocabulary_size, held_out, 200)],
+        vocabulary=Vocabulary.of([f"w{k}" for k in range(vocabulary_size - 3)]),
+        info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "synthetic"}, "synthetic": True},
+    )
+    return store.path
 
 
 def _is_coarse(choice: EngineChoice) -> bool:

@@ -20,6 +20,9 @@ from typing import Any
 from unheard.config import require, require_positive
 from unheard.errors import InvalidValue
 
+LONG_TEXT = 1600
+"""Tokens per user of the rounds that a cost is estimated from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
@@ -116,8 +119,8 @@ def measured_speeds() -> list[Speed]:
 
 
 def speeds_from(path: Path) -> list[Speed]:
-    """The speeds of whole rounds in the output of `unheard benchmark --json`; those of several runs at once are left
-    out.
+    """The speeds of whole rounds in the output of `unheard benchmark --json`; those of several runs at once and of short
+    texts are left out.
 
     Raises:
         InvalidValue: The file cannot be read, is not such an output, or holds no whole rounds.
@@ -126,7 +129,9 @@ def speeds_from(path: Path) -> list[Speed]:
         content = json.loads(path.read_text(encoding="utf-8"))
         machine, parameters = str(content["machine"]["device"]), int(content["parameters"])
         rows = [
-            _from_benchmark(row, machine, parameters, path) for row in content["rounds"] if row["runs_at_once"] == 1
+            _from_benchmark(row, machine, parameters, path)
+            for row in content["rounds"]
+            if row["runs_at_once"] == 1 and row.get("tokens_per_user", LONG_TEXT) == LONG_TEXT
         ]
     except OSError as error:
         raise InvalidValue(f"Cannot read --speed-from {path}: {error.strerror}.") from None
@@ -150,6 +155,7 @@ def _from_benchmark(row: dict[str, Any], machine: str, parameters: int, path: Pa
         source=path.name,
         is_gpu=not machine.startswith("CPU"),
         parameters=parameters,
+        tokens_per_user=LONG_TEXT,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from unheard.errors import CheckpointCorrupt
 from unheard.models.model import LanguageModel
+from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger
 from unheard.run_folder import RunFolder, replace_file
@@ -125,7 +126,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def save_model(path: Path, model: LanguageModel, params_P: Tensor, facts: dict[str, Any]) -> None:
     """Write a model file: one tensor for each layer, by name."""
-    _save(path, model.layout.split(params_P), facts)
+    _save(path, model.layout.split(params_P), {**facts, "names": list(model.layout.names)})
 
 
 def load_model(path: Path, model: LanguageModel) -> Tensor:
@@ -146,6 +147,15 @@ def released_model(path: Path, model: LanguageModel) -> tuple[Tensor, int]:
     """The parameters of a released model, and the round after which it was released."""
     tensors, facts = _load(path, "Give a model.safetensors that `unheard` wrote; resuming its run writes it again.")
     return model.layout.join(tensors), int(facts.get("round", 0))
+
+
+def recorded_layout(path: Path) -> Layout | None:
+    """The layout of a model file, without its model; None for a file of a version before 0.2.0."""
+    tensors, facts = _load(path, "Resuming its run writes it again.")
+    names = facts.get("names")
+    if not isinstance(names, list) or sorted(names) != sorted(tensors):
+        return None
+    return Layout.of({name: tensors[name] for name in names})
 
 
 def parameters_digest(params_P: Tensor) -> str:

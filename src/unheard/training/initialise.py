@@ -11,21 +11,24 @@ vocabulary, and the run that this one starts from), and the first `State`.
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from unheard.corpus.store import TokenStore
+from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Engine
 from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.accountants import versions
-from unheard.privacy.events import from_record
+from unheard.privacy.events import from_record, to_record
+from unheard.privacy.filters import declaration
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
 from unheard.privacy.run_ledger import check_ledger, check_population, read_run_ledger, remembered
@@ -36,7 +39,7 @@ from unheard.training.run import Run
 from unheard.training.run_file import hint_for_older_run, run_hash, run_toml
 from unheard.training.server import State
 from unheard.training.validate import check_run
-from unheard.training.worker import check_all_users_reachable
+from unheard.training.worker import check_engine, training_users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,9 @@ class PreparedRun:
     run: Run
     folder: RunFolder
     store: TokenStore
+    users: UserTokens
+    may_renew_noise: bool = False
+    """Whether correlated noise that has no attempts left is followed by a new mechanism: more rounds were asked for."""
 
 
 def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) -> PreparedRun:
@@ -63,8 +69,8 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     """
     store = TokenStore.open(run.corpus)
     run = replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
-    check_run(run, store)
-    check_all_users_reachable(engine, store)
+    check_run(run, store, training_users(engine, store))
+    check_engine(engine, store, run.plan)
     population = population_ledger_of(run, store)
     state = first_state(run)
     check_public_start(run, population, state)
@@ -79,7 +85,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     save_checkpoint(folder, run.model, state, joint, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not
     # at all.
-    return PreparedRun(run=run, folder=folder.settle(out), store=store)
+    return PreparedRun(run=run, folder=folder.settle(out), store=store, users=training_users(engine, store))
 
 
 def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
@@ -90,7 +96,7 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         UnheardError: As in `create_run`.
     """
     store = TokenStore.open(run.corpus)
-    check_run(run, store)
+    check_run(run, store, training_users(engine, store))
     facts = Ledger.read(folder.ledger).facts
     if facts.get("run_hash") != run_hash(run):
         hint = hint_for_older_run(run, str(facts.get("run_hash")))
@@ -100,8 +106,8 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         )
     if facts.get("corpus") != store.name:
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
-    check_all_users_reachable(engine, store)
-    return PreparedRun(run=run, folder=folder, store=store)
+    check_engine(engine, store, run.plan)
+    return PreparedRun(run=run, folder=folder, store=store, users=training_users(engine, store))
 
 
 def pinned(run: Run) -> Run:
@@ -263,6 +269,7 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
     earlier_charges = len(store.vocabulary_events) + len(parent_ledger(run) or ())
     return {
         **run.plan.facts(run.model.layout),
+        **({"correlated_noise": correlated} if (correlated := run.plan.correlated_facts()) else {}),
         "delta": run.claimed_delta,
         "randomness": described_randomness(run),
         "vocabulary": vocabulary,
@@ -274,11 +281,35 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
             "sha256": parameters_digest(first.params_P),
         },
         "parameters": run.model.layout.total,
+        # DP: what the run may become is on record before anybody can have seen a result of it.
+        "declared": declaration(
+            run.training.rounds,
+            [(first, to_record(plan.event())) for first, plan in run.plan.phases(run.model.layout)],
+            run.budget,
+        ),
         "corpus": store.name,
-        "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions()},
+        "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions(), **source_commit()},
         "run_hash": configuration,
         "run_id": new_run_id(None if run.training.reproducible_seed is None else configuration),
     }
+
+
+@cache
+def source_commit() -> dict[str, str]:
+    """The commit of this package, with `-dirty` if files were changed; nothing if it does not run from a repository."""
+    here = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        # A package that is installed inside another project's repository is not part of it.
+        subprocess.run([*here, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=True)
+        name = subprocess.run(
+            [*here, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"commit": name}
 
 
 def described_randomness(run: Run) -> dict[str, str]:

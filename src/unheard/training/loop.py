@@ -18,19 +18,22 @@ a crash can only over-count.
 """
 
 import json
+import logging
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unheard.corpus.store import TokenStore
+from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.engine import Engine
 from unheard.errors import BudgetExceeded, InvalidValue
-from unheard.evaluation.next_word import evaluate
+from unheard.evaluation.next_word import HeldOutText
+from unheard.mechanism.noise import Normals
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Ledger
@@ -48,13 +51,17 @@ from unheard.training.initialise import (
     restore_state,
     streams_of,
 )
+from unheard.training.noise_state import NoiseState, delete_noise, open_noise_state
 from unheard.training.round import Round, run_rounds
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run
 from unheard.training.server import State
 from unheard.training.validate import check_permission
 from unheard.training.worker import build_engine, parallel_map_of
-from unheard.updates.users import User, users_in_turn
+from unheard.updates.users import users_in_turn
+
+# What is logged here is what a `RoundReport` may show: no cohort, no training loss, no time.
+logger = logging.getLogger("unheard.training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,7 @@ def train(
     *,
     engine: EngineChoice = EngineChoice(),
     ranks: ProcessGroup | None = None,
+    on: Engine | None = None,
     again: bool = False,
     allow_no_privacy: bool = False,
 ) -> Generator[RoundReport, None, None]:
@@ -109,6 +117,7 @@ def train(
         out: The run folder to create. It must not exist, or be empty.
         engine: Which engine computes the updates, and on which device. It does not change the result.
         ranks: The processes to train on (training/worker.py); None for this process alone.
+        on: An engine that is built already, of the nodes of a federated run (federated/server.py); None builds one.
         again: Continue the run if the folder exists already, because processes that died had started it.
         allow_no_privacy: Allow a run without noise. It makes the epsilon of the corpus's users infinite for good: right
             for public text, or for users who agreed.
@@ -128,7 +137,7 @@ def train(
     """
     check_permission(run, allow_no_privacy)
     run = pinned(run)
-    built = build_engine(engine, run.model, ranks)
+    built = on or build_engine(engine, run.model, ranks)
     if again and RunFolder(Path(out)).run_file.exists():
         return _reports(_train_loop([reopen_run(run, RunFolder.open(out), built)], built))
     return _reports(_train_loop([create_run(run, out, engine, built)], built))
@@ -141,6 +150,7 @@ def resume(
     corpus: str | Path | None = None,
     engine: EngineChoice | None = None,
     ranks: ProcessGroup | None = None,
+    on: Engine | None = None,
     allow_no_privacy: bool = False,
 ) -> Generator[RoundReport, None, None]:
     """Continue a run from its newest checkpoint, on this machine or another.
@@ -155,6 +165,7 @@ def resume(
         corpus: Where the token store is now; None for the path in the run file. It must be the same store.
         engine: Another engine; None for the one in the run file.
         ranks: The processes to train on (training/worker.py); None for this process alone.
+        on: An engine that is built already, of the nodes of a federated run (federated/server.py); None builds one.
         allow_no_privacy: Allow more rounds of a run without noise; as for `train`.
 
     Returns:
@@ -178,8 +189,9 @@ def resume(
     if corpus is not None and ranks is None:
         choice = replace(choice, corpus_part=None)  # `corpus` names the whole store, so there are no parts
     # The model in a run folder was pinned when the run began.
-    built = build_engine(choice, run.model, ranks)
-    return _reports(_train_loop([reopen_run(run, folder, built)], built))
+    built = on or build_engine(choice, run.model, ranks)
+    prepared = replace(reopen_run(run, folder, built), may_renew_noise=rounds is not None)
+    return _reports(_train_loop([prepared], built))
 
 
 def train_together(
@@ -247,6 +259,7 @@ def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tu
         for index, one_run in enumerate(prepared):
             closers[index] = all_runs.enter_context(ExitStack())
             active[index] = closers[index].enter_context(_opened(one_run, engine))
+        threads = all_runs.enter_context(ThreadPoolExecutor(max_workers=min(16, len(prepared))))
         while active:
             rounds: dict[int, Round] = {}
             reports: list[tuple[int, RoundReport]] = []
@@ -254,15 +267,43 @@ def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tu
                 if run.has_ended:
                     closers[index].close()
                     del active[index]
-                    continue
-                try:
-                    rounds[index] = run.charge_round()
-                except BudgetExceeded as error:
-                    reports.append((index, run.stop(error)))
+            for index, charged in _charge_rounds(active, threads).items():
+                if isinstance(charged, BudgetExceeded):
+                    reports.append((index, active[index].stop(charged)))
+                else:
+                    rounds[index] = charged
+            if len(rounds) > 1:
+                for index in rounds:
+                    active[index].draw_ahead()
             states = run_rounds(list(rounds.values()), engine)
             for index, state in zip(rounds, states, strict=True):
-                reports.append((index, active[index].finish_round(state)))
+                active[index].take_over(state)
+            reports += [(index, active[index].finish_round()) for index in rounds]
             yield from reports
+
+
+def _charge_rounds(
+    active: Mapping[int, "_ActiveRun"], threads: ThreadPoolExecutor
+) -> dict[int, Round | BudgetExceeded]:
+    """Charge the next round of every run. Most of a charge is waiting for the disk, so runs with ledgers of their own are
+    charged at the same time; runs that share the ledger of their population are charged one after the other."""
+    by_population: dict[Path, list[int]] = {}
+    for index, run in active.items():
+        by_population.setdefault(run.ledger.population.path, []).append(index)
+
+    def charge(indices: list[int]) -> dict[int, Round | BudgetExceeded]:
+        charged: dict[int, Round | BudgetExceeded] = {}
+        for index in indices:
+            try:
+                charged[index] = active[index].charge_round()
+            except BudgetExceeded as error:
+                charged[index] = error
+        return charged
+
+    # `list` waits for all of them: every charge of the turn is on disk, or has raised, before a cohort is drawn.
+    parts = list((threads.map if len(by_population) > 1 else map)(charge, by_population.values()))
+    charged = {index: one for part in parts for index, one in part.items()}
+    return {index: charged[index] for index in active}
 
 
 @dataclass(kw_only=True)
@@ -272,13 +313,18 @@ class _ActiveRun:
     run: Run
     folder: RunFolder
     store: TokenStore
+    users: UserTokens
     engine: Engine
     ledger: JointLedger
     spent: RunningEpsilon
     state: State
     streams: Streams
-    held_out: list[User] = field(repr=False)
+    noise: NoiseState | None
+    held_out: HeldOutText = field(repr=False)
     has_ended: bool = False
+    evaluation: Callable[[], dict[str, float]] | None = None
+    upcoming: tuple[int, Normals] | None = field(default=None, repr=False)
+    """The normals of the next attempt and its number, if they are drawn already."""
 
     def __post_init__(self) -> None:
         self.first_round = self.saved_round = self.state.round
@@ -288,40 +334,62 @@ class _ActiveRun:
         """Charge the next round to the ledgers and return its input. Raises `BudgetExceeded`, and charges nothing, if
         the round would exceed the budget of the run or of its population."""
         plan = self.run.plan.at(self.state.round, self.run.model.layout, self.state.clip_norm)
-        event, attempt = plan.event(), len(self.ledger)
+        index = 0 if self.noise is None else self.noise.index
+        event, attempt = plan.event(index), len(self.ledger)
         if self.run.budget:
             # DP: a budget is a stop; the round that would exceed it never starts.
             self.run.budget.check(self.spent, event, self.state.round)
+        turn = None if self.noise is None else self.noise.begin_attempt()
+        again = self.noise is not None and self.noise.may_charge_again
         # DP: charge before release. The event is on disk, in the population's ledger and then in the run's, before a
         # user's text is read; a crash can only over-count.
-        self.ledger.charge(event, self.state.round)
+        self.ledger.charge(event, self.state.round, again=again)
         self.spent.charge(event)
+        upcoming, self.upcoming = self.upcoming, None
+        # Attempts follow each other, so this is always the noise of this attempt; other noise would not be used.
+        drawn = upcoming[1] if upcoming is not None and upcoming[0] == attempt else None
         return Round(
             state=self.state,
             plan=plan,
             model=self.run.model,
             server=self.run.server,
-            users=self.store.train,
+            users=self.users,
             streams=self.streams,
             attempt=attempt,
+            turn=turn,
+            normals=drawn if self.noise is None else self.noise.normals(),
         )
 
-    def finish_round(self, state: State) -> RoundReport:
-        """Take over the next state; evaluate and save it if this round is due."""
+    def draw_ahead(self) -> None:
+        """Start to draw the noise of the round after the one that is charged. With several runs side by side the noise of
+        a turn takes longer than the users' updates, and the wait for the disk leaves the cores idle."""
+        if self.noise is None and self.state.round + 1 < self.run.training.rounds:
+            attempt = len(self.ledger)
+            normals = self.run.plan.noise.ahead(
+                self.streams.noise(attempt), self.run.model.layout.total, self.engine.device
+            )
+            self.upcoming = (attempt, normals)
+
+    def take_over(self, state: State) -> None:
+        """Take over the next state, and start its evaluation if one is due."""
         run, self.state = self.run, state
         self.has_ended = state.round == run.training.rounds
-        metrics = None
         if self.has_ended or state.round % run.evaluation.every == 0:
-            metrics = evaluate(
-                run.model,
-                state.params_P,
-                self.held_out,
-                unroll=run.evaluation.unroll,
-                spread=parallel_map_of(self.engine),
-            )
+            self.evaluation = self.held_out.start(state.params_P, parallel_map_of(self.engine))
+
+    def finish_round(self) -> RoundReport:
+        """Record the evaluation and save the state, if they are due."""
+        run, state, metrics = self.run, self.state, None
+        if self.evaluation is not None:
+            metrics, self.evaluation = self.evaluation(), None
             # JSON has no infinity: an epsilon that does not exist is null.
             epsilon = self.spent.epsilon if math.isfinite(self.spent.epsilon) else None
             self.folder.append_metrics({"round": state.round, "epsilon": epsilon, **metrics})
+            logger.info(
+                "%s: round %d of %d, AccuracyTop1 %.4f, perplexity %.4g, running epsilon %.4g by %s",
+                *(self.folder.path.name, state.round, run.training.rounds, metrics["accuracy_top1"]),
+                *(metrics["perplexity"], self.spent.epsilon, self.spent.accountant),
+            )
         if self.has_ended or state.round % run.training.checkpoint_every == 0:
             self.save()
         return self._report(metrics=metrics)
@@ -331,6 +399,7 @@ class _ActiveRun:
         if self.state.round == self.first_round:
             raise error
         self.has_ended = True
+        logger.warning("%s: stopped. %s", self.folder.path.name, error)
         return self._report(stopped=str(error))
 
     def save(self) -> None:
@@ -338,6 +407,18 @@ class _ActiveRun:
         if self.state.round > self.saved_round:
             save_checkpoint(self.folder, self.run.model, self.state, self.ledger, self.run.training.keep_checkpoints)
             self.saved_round = self.state.round
+            logger.info("%s: saved after round %d", self.folder.path.name, self.state.round)
+            if self.noise is not None and not self.has_ended:
+                self.noise.save(is_last=False)
+
+    def close(self) -> None:
+        """Save the state when training is left; delete the secrets of correlated noise when the run is complete."""
+        self.save()
+        if self.state.round >= self.run.training.rounds:
+            # DP: past noise is as secret as the text: kept while it is needed, and no longer.
+            delete_noise(self.folder.noise)
+        elif self.noise is not None:
+            self.noise.save()
 
     def _report(self, metrics: dict[str, float] | None = None, stopped: str | None = None) -> RoundReport:
         return RoundReport(
@@ -358,25 +439,37 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
     with folder.locked():
         ledger = reopen_ledgers(run, folder, store)
         accountant = run.budget.accountant if run.budget else RUNNING_ACCOUNTANT
+        streams = streams_of(run, ledger.facts)
+        state = restore_state(run, folder, engine.device)
         active = _ActiveRun(
             run=run,
             folder=folder,
             store=store,
+            users=prepared.users,
             engine=engine,
             ledger=ledger,
             spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
-            state=restore_state(run, folder, engine.device),
-            streams=streams_of(run, ledger.facts),
-            held_out=run.evaluation.choose(users_in_turn(store.held_out, run.model)),
+            state=state,
+            streams=streams,
+            noise=None
+            if state.round >= run.training.rounds
+            else open_noise_state(run, folder, ledger, streams, engine.device, may_renew=prepared.may_renew_noise),
+            held_out=HeldOutText(
+                run.model,
+                run.evaluation.choose(users_in_turn(store.held_out, run.model)),
+                unroll=run.evaluation.unroll,
+                device=engine.device,
+            ),
         )
         folder.drop_metrics_after(active.state.round)
+        logger.info("%s: begins after round %d of %d", folder.path.name, active.state.round, run.training.rounds)
         # After a kill the old statement would cover fewer rounds than the model.
         folder.statement.unlink(missing_ok=True)
         try:
             yield active
         finally:
             # However the loop is left: at its end, by the caller, by Ctrl-C.
-            active.save()
+            active.close()
             write_statement(folder, ledger)
 
 

@@ -22,12 +22,14 @@ import torch
 
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Cohort, Engine
+from unheard.mechanism.correlated import CorrelatedNormals
 from unheard.mechanism.noise import Normals
 from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.sampling import ExampleSampling, Turn
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
 from unheard.training.server import Server, State, step
-from unheard.updates.users import StoredUsers
+from unheard.updates.users import StoredExamples, StoredUsers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,9 @@ class Round:
         streams: The sources of randomness of the run.
         attempt: The number of rounds that the run has charged before this one. A round that is repeated after a crash
             has another attempt number and so draws another cohort and other noise.
+        turn: With correlated noise, whose turn it is; else None.
+        normals: The noise of the attempt, if the caller has it already: correlated noise, or normals of the attempt's
+            stream that were drawn ahead. None: they are drawn from `streams`.
     """
 
     state: State
@@ -52,6 +57,8 @@ class Round:
     users: UserTokens = field(repr=False)
     streams: Streams
     attempt: int
+    turn: Turn | None = None
+    normals: Normals | CorrelatedNormals | None = field(default=None, repr=False)
 
 
 def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
@@ -74,7 +81,7 @@ def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
     states = []
     for r, cohort_sum, normals_P in zip(rounds, sums, normals, strict=True):
         average = r.plan.average(cohort_sum)
-        noisy = r.plan.noise.add(average, normals_P)
+        noisy = r.plan.noise.add(average, normals_P)  # pyright: ignore[reportArgumentType]
         clip_norm = r.plan.next_norm(cohort_sum, r.streams.count(r.attempt))
         # DP: nothing below this line has seen a user.
         state = step(r.server, r.model, r.state, noisy)
@@ -84,11 +91,20 @@ def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
 
 def draw_cohort(r: Round) -> Cohort:
     """Draw the users of a round. The engine reads their text later, when it sums their updates."""
-    drawn_U = r.plan.sampling.draw(r.users.num_users, r.plan.population, r.streams.sampling(r.attempt))
+    if isinstance(r.plan.sampling, ExampleSampling):
+        unroll = r.plan.update.unroll
+        lengths_U = r.users.lengths()
+        drawn = r.plan.sampling.draw_examples(lengths_U, unroll, r.plan.population, r.streams.sampling(r.attempt))
+        examples = StoredExamples(r.users, *drawn, unroll)
+        return Cohort(params_P=r.state.params_P, users=examples, plan=r.plan, rng=r.streams.batches(r.attempt))
+    turn = {} if r.turn is None else {"turn": r.turn}
+    drawn_U = r.plan.sampling.draw(r.users.num_users, r.plan.population, r.streams.sampling(r.attempt), **turn)
     users = StoredUsers(r.users, drawn_U, with_features=bool(r.model.user_features))
     return Cohort(params_P=r.state.params_P, users=users, plan=r.plan, rng=r.streams.batches(r.attempt))
 
 
-def draw_normals(r: Round, device: torch.device) -> Normals:
+def draw_normals(r: Round, device: torch.device) -> Normals | CorrelatedNormals:
     """Start drawing the round's standard normals on another thread; without noise, return the generator unused."""
+    if r.normals is not None:
+        return r.normals
     return r.plan.noise.ahead(r.streams.noise(r.attempt), r.plan.layout.total, device)

@@ -8,12 +8,14 @@ a run as TOML, and `run_file.run_hash` gives the hash that names the configurati
 """
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unheard.config import require
 from unheard.errors import InvalidValue
 from unheard.evaluation.next_word import Evaluation
+from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
 from unheard.privacy.budget import Budget
@@ -90,7 +92,7 @@ class Run:
     '6.78e-06'
 
     Args:
-        corpus: The folder of a token store (`unheard prepare`).
+        corpus: A token store (`unheard prepare`) or its folder.
         model: The language model.
         plan: The parameters of Algorithm 1: sampling, updates, clip, estimator and noise.
         training: Rounds, initial model and checkpoints.
@@ -105,7 +107,7 @@ class Run:
         InvalidValue: delta is not above 0 and below 1 / population, or `ledger` is empty.
     """
 
-    corpus: Path | str
+    corpus: str | os.PathLike[str]
     model: LanguageModel
     plan: Plan
     training: Training
@@ -117,6 +119,9 @@ class Run:
 
     def __post_init__(self) -> None:
         check_ledger_path(self.ledger)
+        if isinstance(self.plan.noise, CorrelatedNoise):
+            noise = self.plan.noise.for_rounds(self.training.rounds)
+            object.__setattr__(self, "plan", replace(self.plan, noise=noise))
         if not 0 < self.claimed_delta < 1 / self.plan.population:
             raise InvalidValue(
                 f"delta = {self.claimed_delta:g} must be above 0 and below 1 / population = "

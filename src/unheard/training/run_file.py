@@ -20,7 +20,15 @@ from typing import Any
 
 import tomli_w
 
-from unheard.config import nearest, part_from_table, part_of_kind, require, require_positive, table_from_part
+from unheard.config import (
+    nearest,
+    parse_toml,
+    part_from_table,
+    part_of_kind,
+    require,
+    require_positive,
+    table_from_part,
+)
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, UnknownKey
 from unheard.evaluation.next_word import Evaluation
@@ -62,7 +70,10 @@ NOT_HASHED = (
 ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
     ("model", "tied_lstm", "keep_norm"): True,
     ("model", "tied_gru", "keep_norm"): True,
+    ("model", "tied_lstm", "step_norm"): False,
+    ("model", "tied_gru", "step_norm"): False,
     ("model", "module", "weights_are_public"): False,
+    ("model", "hugging_face", "lora_freeze_a"): False,
     ("training", None, "shared_cohorts"): False,
 }
 """Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
@@ -149,7 +160,7 @@ def _read_tables(path: str | Path) -> dict[str, Any]:
             f"The run file {path} is not UTF-8 text. Save it as UTF-8, or write one with `unheard init`."
         ) from None
     try:
-        return tomllib.loads(text)
+        return parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidValue(f"{path} is not valid TOML: {error}.") from None
 
@@ -275,7 +286,7 @@ def set_key(tables: dict[str, Any], override: str) -> None:
     if not (equals and dot and table and name):
         raise InvalidValue(f"--set {override}: write table.key=value, for example --set clip.norm=10.")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
     target = tables.setdefault(table, {})

@@ -4,9 +4,11 @@ Input: a `Run` and its store. Output: nothing, or an error that names the rule a
 without a privacy proof are refused earlier, when the `Plan` is built (mechanism/plan.py).
 """
 
+import logging
+
 import torch
 
-from unheard.corpus.store import TokenStore
+from unheard.corpus.store import TokenStore, UserTokens
 from unheard.errors import CorpusError, ModelError, PrivacyError
 from unheard.mechanism.noise import NoNoise
 from unheard.models.model import LanguageModel
@@ -28,8 +30,13 @@ def check_permission(run: Run, allow_no_privacy: bool) -> None:
         )
 
 
-def check_run(run: Run, store: TokenStore) -> None:
+def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> None:
     """Check everything that would otherwise fail during training.
+
+    Args:
+        run: The run as configured.
+        store: Its store.
+        users: The users to train on; None for those of the store. The nodes of a federated run check their own users.
 
     Raises:
         ModelError: The model does not fit the vocabulary or the user features, or keeps a state between calls.
@@ -42,12 +49,23 @@ def check_run(run: Run, store: TokenStore) -> None:
         unrolls={"update.unroll": run.plan.update.unroll, "evaluation.unroll": run.evaluation.unroll},
         is_private=not isinstance(run.plan.noise, NoNoise),
     )
-    if not store.train.num_users or not store.held_out.num_users:
+    users = store.train if users is None else users
+    if not users.num_users or not store.held_out.num_users:
         raise CorpusError(
             f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more "
             "users."
         )
-    for split in (store.train, store.held_out):
+    if users.num_users > run.plan.population:
+        # One bit about the store, for its owner, who sees this message; the number itself is never printed.
+        logging.getLogger("unheard").warning(
+            "The declared population (privacy.population = %d) is smaller than the number of users in %s. The guarantee "
+            "holds, since the declared q is the one that users are drawn with; but more users than users_per_round take "
+            "part in a round, and each round costs more than it needs to. Declare a public number that is at least as "
+            "large as the number of users.",
+            run.plan.population,
+            store.path,
+        )
+    for split in (store.train, store.held_out) if users is store.train else (store.held_out,):
         split.check_boundaries()
         if run.model.user_features and split.num_features != run.model.user_features:
             raise ModelError(

@@ -208,7 +208,7 @@ def _only_event(run: Run) -> PoissonGaussian:
     """Returns the event of every round of a run; raises `UnprovenCombination` if rounds differ or are not private."""
     events = {plan.event() for _, plan in run.plan.phases(run.model.layout)}
     event = events.pop()
-    if events or not isinstance(event, PoissonGaussian):
+    if events or type(event) is not PoissonGaussian:
         raise UnprovenCombination(
             "A selection is among private runs whose rounds all cost the same: Poisson sampling, a clip, Gaussian noise, and no "
             "schedule that changes z."

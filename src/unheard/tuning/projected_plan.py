@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unheard.errors import InvalidValue
+from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.noise import GaussianNoise
 from unheard.mechanism.sampling import PoissonSampling
 from unheard.privacy.accountants import CLAIMED, epsilons
@@ -107,6 +108,11 @@ def check_can_be_private(run: Run, grid: Grid, noise_multiplier: float) -> None:
     Raises:
         InvalidValue: It does not, so no choice from these grids could be trained privately.
     """
+    if isinstance(run.plan.noise, CorrelatedNoise):
+        raise InvalidValue(
+            "`unheard tune` chooses S and sigma for independent noise. Set [noise] kind = 'gaussian' and [sampling] kind = "
+            "'poisson', tune, and then let `unheard init --noise auto` or `unheard plan --compare-noise` choose the noise."
+        )
     norm, std = min(grid.norms), max(grid.noise_stds)
     users = users_for(run, norm, std, noise_multiplier)
     if users > run.plan.population:

@@ -11,7 +11,10 @@ import numpy as np
 from unheard.models.model import PAD
 from unheard.updates.fedavg import FedAvg
 from unheard.updates.fedsgd import FedSGD
-from unheard.updates.users import User
+from unheard.updates.users import User, concatenated_tokens
+
+_LONG_ROW = 400
+"""Tokens per row from which on rows are filled one by one."""
 
 
 def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,12 +43,10 @@ def padded_batches(
 def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
     """The batches of FedAvg. Its windows are consecutive in a user's text, so they are a view of it."""
     B, T = update.batch_size, update.unroll
-    lengths_U = np.array([len(user.tokens) for user in users], dtype=np.int64)
+    tokens, lengths_U = concatenated_tokens(users)
     once_U = -(-np.maximum(lengths_U - 1, 0) // (B * T))
     S = int(once_U.max(initial=0))
-    tokens_UL = np.full((len(users), max(S, 1) * B * T + 1), PAD, dtype=np.int32)
-    for row, user in zip(tokens_UL, users, strict=True):
-        row[: len(user.tokens)] = user.tokens
+    tokens_UL = _rows(tokens, lengths_U, max(S, 1) * B * T + 1)
     view_UKW = np.lib.stride_tricks.sliding_window_view(tokens_UL, T + 1, axis=1)[:, : S * B * T : T]
     windows_USBW = np.array(view_UKW).reshape(len(users), S, B, T + 1)
     if update.epochs == 1:
@@ -53,3 +54,15 @@ def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.
     # A user's further passes begin where the user's own first pass ends, however many batches other users have.
     which_US = np.arange(S * update.epochs)[None] % np.maximum(once_U, 1)[:, None]
     return np.take_along_axis(windows_USBW, which_US[:, :, None, None], axis=1), once_U * update.epochs
+
+
+def _rows(tokens: np.ndarray, lengths_U: np.ndarray, L: int) -> np.ndarray:
+    """The tokens of all users with one row per user, int32 [U, L], padded with PAD."""
+    tokens_UL = np.full((len(lengths_U), L), PAD, dtype=np.int32)
+    if L < _LONG_ROW:
+        tokens_UL[np.arange(L) < lengths_U[:, None]] = tokens
+        return tokens_UL
+    ends_U = np.cumsum(lengths_U)
+    for row, begin, end in zip(tokens_UL, (ends_U - lengths_U).tolist(), ends_U.tolist(), strict=True):
+        row[: end - begin] = tokens[begin:end]
+    return tokens_UL

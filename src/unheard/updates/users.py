@@ -77,6 +77,10 @@ class StoredUsers(Sequence[User]):
     def _read(self) -> list[User]:
         return read_users(self.source, self.numbers_U, self.with_features)
 
+    def concatenated(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of all users in one array, and the number of tokens of each; read anew at each call."""
+        return self.source.concatenated(self.numbers_U)
+
     def lengths(self) -> np.ndarray:
         """The number of tokens of each user; only offsets are read."""
         return self.source.lengths(self.numbers_U)
@@ -101,6 +105,60 @@ class StoredUsers(Sequence[User]):
 
     def __iter__(self) -> Iterator[User]:
         return iter(self._read)
+
+
+def concatenated_tokens(users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of all users in one array, user after user, and the number of tokens of each, int64 [U]."""
+    if isinstance(users, StoredUsers):
+        return users.concatenated()
+    tokens = [user.tokens for user in users]
+    return np.concatenate(tokens or [np.empty(0, dtype=np.int64)]), token_counts(users)
+
+
+def token_counts(users: Sequence[User]) -> np.ndarray:
+    """The number of tokens of each user, int64 [U]."""
+    if isinstance(users, StoredUsers):
+        return users.lengths()
+    return np.array([len(user.tokens) for user in users], dtype=np.int64)
+
+
+class StoredExamples(Sequence[User]):
+    """Single windows of users, each as one `User`, for sampling of examples; read at the first access.
+
+    Args:
+        source: the split of a store.
+        user_E: the number of the user of each example.
+        window_E: the number of the window in that user's text.
+        unroll: tokens of a window.
+    """
+
+    # DP: no repr of its own: who was drawn does not show when a cohort is printed or ends up in a message.
+    def __init__(self, source: UserTokens, user_E: np.ndarray, window_E: np.ndarray, unroll: int) -> None:
+        self.source, self.user_E, self.window_E, self.unroll = source, user_E, window_E, unroll
+
+    @cached_property
+    def _read(self) -> list[User]:
+        numbers_U, which_E = np.unique(self.user_E, return_inverse=True)
+        tokens = self.source.users(numbers_U)
+        starts_E = self.window_E * self.unroll
+        return [
+            User(tokens[k][start : start + self.unroll + 1], None, int(numbers_U[k]))
+            for k, start in zip(which_E, starts_E, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.user_E)
+
+    @overload
+    def __getitem__(self, index: int) -> User: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "StoredExamples": ...
+
+    def __getitem__(self, index: int | slice) -> "User | StoredExamples":
+        if isinstance(index, slice):
+            return StoredExamples(self.source, self.user_E[index], self.window_E[index], self.unroll)
+        return self._read[index]
 
 
 def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -> list[User]:
