@@ -21,9 +21,13 @@ LEVEL = 0.95
 """Coverage of the intervals."""
 
 
-def load(folder: Path) -> dict[str, np.ndarray]:
-    """Counts of each held-out user of a run, by the name of the count."""
-    with np.load(folder / "per_user.npz") as file:
+USERS, POSTS = "per_user.npz", "per_post.npz"
+"""Files with the counts of each held-out user, and of each post of the paper's kind of test set."""
+
+
+def load(folder: Path, file_name: str = USERS) -> dict[str, np.ndarray]:
+    """Counts of each held-out user (or post) of a run, by the name of the count."""
+    with np.load(folder / file_name) as file:
         return {name: file[name] for name in file.files}
 
 
@@ -51,14 +55,19 @@ def interval(values_R: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def accuracy_interval(folders: Sequence[Path]) -> tuple[float, float]:
+def accuracy_interval(folders: Sequence[Path], file_name: str = USERS) -> tuple[float, float]:
     """Interval of the mean accuracy of some runs."""
-    return interval(resampled_accuracy([load(folder) for folder in folders]))
+    return interval(resampled_accuracy([load(folder, file_name) for folder in folders]))
 
 
-def difference_interval(first: Sequence[Path], second: Sequence[Path]) -> tuple[float, float]:
-    """Interval of the mean accuracy of the first runs minus that of the second, on the same users."""
-    sides = [resampled_accuracy([load(folder) for folder in folders]) for folders in (first, second)]
+def difference_interval(
+    first: Sequence[Path],
+    second: Sequence[Path],
+    file_name: str = USERS,
+    kind: tuple[str, str] = ("targets", "hits"),
+) -> tuple[float, float]:
+    """Interval of the mean accuracy of the first runs minus that of the second, on the same users (or posts)."""
+    sides = [resampled_accuracy([load(folder, file_name) for folder in side], kind) for side in (first, second)]
     return interval(sides[0] - sides[1])
 
 

@@ -103,7 +103,7 @@ def gap_notes(runs: Sequence[PaperRun], results: ResultSet) -> list[str]:
     notes = []
     if any(_is_tiny(run, results) for run in runs):
         notes.append(
-            "Tiny runs, with fewer users a round than stated: they show that all of it works, and nothing else."
+            "Tiny runs, with fewer users per round than stated: they show that all of it works, and nothing else."
         )
     if absent:
         notes.append(f"Not run: {', '.join(absent)}.")
@@ -130,10 +130,11 @@ def run_table(runs: Sequence[PaperRun], results: ResultSet) -> Table:
     rows = []
     for run in runs:
         result = results.runs.get(run.name)
-        rows.append([run.name, NOT_RUN, *[NOTHING] * 8] if result is None else _row(run, result, results))
-    columns = ["run", "rounds", "of", "seed", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]
+        rows.append([run.name, NOT_RUN, *[NOTHING] * 10] if result is None else _row(run, result, results))
+    columns = ["run", "rounds", "of", "seed", "q", "visits", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]
     note = (
-        "AccuracyTop1 at the end, smoothed over 5 evaluations. ε is what that run itself cost its own users, as it "
+        "q is the probability that a user takes part in a round; visits are q times rounds. AccuracyTop1 at the end, "
+        "smoothed over 5 evaluations. ε is what that run itself cost its own users, as it "
         "is: the smaller "
         "of PLD and RDP. The runs are seeded, to be repeated: against whoever knows the seed no ε holds."
     )
@@ -147,6 +148,7 @@ def _row(run: PaperRun, result: RunResult, results: ResultSet) -> list[str]:
         f"{result.rounds:,}",
         f"{_wanted_rounds(run, results):,}",
         str(result.seed),
+        *_exposure(result),
         percent(results.accuracy(run.name)),
         epsilon_text(epsilon),
         NOTHING if math.isinf(epsilon) else small(result.epsilon.get("delta") or 0.0),
@@ -154,6 +156,15 @@ def _row(run: PaperRun, result: RunResult, results: ResultSet) -> list[str]:
         result.device,
         f"{result.date}, {result.commit[:9]}",
     ]
+
+
+def _exposure(result: RunResult) -> tuple[str, str]:
+    """q and the mean number of rounds in which a user took part, as table cells."""
+    users = result.settings.get("sampling", {}).get("users_per_round")
+    population = result.settings.get("privacy", {}).get("population")
+    if not users or not population:
+        return NOTHING, NOTHING
+    return f"{users / population:.2g}", f"{result.rounds * users / population:.2g}"
 
 
 def own_epsilon(result: RunResult) -> float:

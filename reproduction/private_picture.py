@@ -11,22 +11,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reproduction.private_results import INTERRUPTED, REVIEWS
+from reproduction.private_results import BIGRAM, INTERRUPTED, REVIEWS
 from reproduction.private_run import read_metrics
 from unheard.storage import replace_file
 
 PRIVATE, BASELINE, EPSILON = "#2563a8", "#6b7280", "#c2570c"
-BIGRAM = 18.55
-"""AccuracyTop1 in % of a bigram model on the same held-out users, counted without privacy
-(results/reviews_81/README.md)."""
 
 
-def specification() -> dict[str, Any]:
-    """The Vega-Lite specification of the picture, with its data."""
-    private = [(row["round"], 100 * row["accuracy_top1"], row["epsilon"]) for row in read_metrics(REVIEWS / "private")]
-    baseline = REVIEWS / "baseline-C5000-seed1"
+def specification(root: Path = REVIEWS) -> dict[str, Any]:
+    """The Vega-Lite specification of the picture, with the results in `root` as its data."""
+    private = [(row["round"], 100 * row["accuracy_top1"], row["epsilon"]) for row in read_metrics(root / "private")]
+    baseline = root / "baseline-C5000-seed1"
     is_whole = baseline.is_dir()
-    rows = read_metrics(baseline if is_whole else INTERRUPTED / "baseline-C5000-seed1")
+    rows = read_metrics(baseline if is_whole else root / INTERRUPTED.name / "baseline-C5000-seed1")
     label = "no privacy (no clip, no noise)" + ("" if is_whole else ", interrupted")
     accuracy = [{"round": r, "value": a, "run": "private (z = 1, S = 8)"} for r, a, _ in private]
     accuracy += [{"round": row["round"], "value": 100 * row["accuracy_top1"], "run": label} for row in rows]

@@ -7,6 +7,7 @@ result files. Every command continues where an earlier call stopped.
     python -m reproduction.private_run run choose-S --work WORK                    choose S on blogs
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, until the time is over
+    python -m reproduction.private_run batch A --work WORK --out OUT --stop-after 1500    a batch of schedule.toml
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
     python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
     python -m reproduction.private_run restore reproduction/results/reviews_81/private --work WORK
@@ -25,7 +26,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,16 +48,29 @@ PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time
 CUT = ["--tokens-per-user", "81", "--min-tokens", "21"]
 HELD_OUT = {"reviews_81": "0.005", "blogs_64": "0.01"}
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
-"""Steps in their order."""
+"""Steps of `all` in their order."""
+MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
+"""Further steps, which batches of schedule.toml name."""
+Z1 = {1667: 10, 1250: 15}
+"""S of the private runs with fewer users per round, as in Table 2."""
+TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
+"""Values of S in Figures 4 and 8; sigma = 0.0006 S."""
+TRADES_PER_LAYER = (7.9, 12.6, 20)
+"""Values of S with the clip of each layer in Figure 4."""
 TABLE_2 = ((15, 0.003), (10, 0.006), (15, 0.012))
 """S and sigma of the rows of Table 2."""
 SEEDS = (1, 2, 3)
+TEST_TOKENS = 75_122
+"""Size of the paper's kind of test set: random posts of held-out users with this many predicted tokens."""
+PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Breakfast was", "Next time I will")
+"""Beginnings of sentences of our own. What a model suggests after them is recorded with its measures."""
 SMALL_FILES = (
     "run.toml",
     "ledger.jsonl",
     "metrics.jsonl",
     "statement.json",
     "per_user.npz",
+    "per_post.npz",
     "sittings.jsonl",
     "facts.json",
 )
@@ -97,12 +112,20 @@ def prepare(data: Path, work: Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
     cut = work / "blogs_64.jsonl"
     if not (work / "blogs_64").exists():
-        print(f"{segments(data / 'blogs_1600.jsonl.zst', cut):,} segments", flush=True)
-    for name, source in (("blogs_64", cut), ("reviews_81", data / "reviews_81.jsonl.zst")):
+        print(f"{segments(_file_of(data, 'blogs_1600'), cut):,} segments", flush=True)
+    for name, source in (("blogs_64", cut), ("reviews_81", _file_of(data, "reviews_81"))):
         if not (work / name).exists():
             options = [*PREPARE, *CUT, "--held-out", HELD_OUT[name], "--out", str(work / name)]
             subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
     cut.unlink(missing_ok=True)
+
+
+def _file_of(data: Path, name: str) -> Path:
+    """The file of a corpus, compressed or not. Exits with a message if there is none."""
+    files = [data / f"{name}.jsonl{suffix}" for suffix in (".zst", ".gz", "")]
+    if existing := [file for file in files if file.exists()]:
+        return existing[0]
+    raise SystemExit(f"{data} has no {name}.jsonl.gz: build it with python -m reproduction.build_corpora {name}.")
 
 
 # --------------------------------------------------------------------------------------------------------------------- runs
@@ -149,7 +172,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     """The runs of one step.
 
     Args:
-        step: One of `STEPS`.
+        step: One of `STEPS` or `MORE_STEPS`.
         work: Folder with the stores and the chosen S.
         repetition: Number of the repetition, which is part of the name or the seed.
         scale: Factor on rounds and users; below 1 for tests only.
@@ -173,14 +196,46 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
         return {f"baseline-C5000-seed{repetition}": unclipped(shared("reviews_81", 5000, 5000), repetition)}
     if step == "C1250":
         common = shared("reviews_81", 1250, 3000)
-        return {f"S15-sigma0.012-C1250-seed{repetition}": noised(common, 15, {"noise_std": 0.012}, repetition)}
+        return {f"S15-sigma0.012-C1250-seed{k}": noised(common, 15, {"noise_std": 0.012}, k) for k in SEEDS}
+    if step in ("z1-C1667", "z1-C1250"):
+        users = int(step.removeprefix("z1-C"))
+        common = shared("reviews_81", users, 5000)
+        return {f"{step}{suffix}": noised(common, Z1[users], {"noise_multiplier": 1.0}, None)}
+    if step in ("baseline-C1667", "baseline-C1250"):
+        users = int(step.removeprefix("baseline-C"))
+        return {f"{step}-seed{repetition}": unclipped(shared("reviews_81", users, 5000), repetition)}
+    if step == "trade-offs":
+        common = shared("reviews_81", 100, 4885)
+        pairs = [(norm, seed) for norm in TRADES for seed in SEEDS]
+        return {f"trade-S{n:g}-seed{k}": noised(common, n, {"noise_std": _traded(n)}, k) for n, k in pairs}
+    if step == "trade-offs-adjusted":
+        return _adjusted(shared("reviews_81", 100, 6000), work)
     if step == "table-2":
         common, norm = shared("reviews_81", 100, 5000), chosen_norm(work)
         named = {f"baseline-seed{seed}": unclipped(common, seed) for seed in SEEDS}
         for clip, sigma in TABLE_2:
             named |= {f"S{clip}-sigma{sigma:g}-seed{k}": noised(common, clip, {"noise_std": sigma}, k) for k in SEEDS}
         return named | {f"estimate-seed{k}": noised(common, norm, {"noise_std": norm / 5000}, k) for k in SEEDS}
-    raise SystemExit(f"There is no step {step}: choose from {', '.join(STEPS)}.")
+    raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS))}.")
+
+
+def _traded(norm: float) -> float:
+    """sigma of the trade-off between noise and clip: z = 0.06 with 100 users per round."""
+    return round(0.0006 * norm, 6)
+
+
+def _adjusted(shared: dict[str, Any], work: Path) -> dict[str, dict[str, Any]]:
+    """The runs of Figure 4: noise and clip are adjusted after 4,885 rounds with S = 20, flat and per layer."""
+    named = {}
+    for seed in SEEDS:
+        start = {"init_from": str(work / "runs" / f"trade-S20-seed{seed}"), "init_is_public": False}
+        continued = shared | {"training": shared["training"] | start}
+        for kind, norms in (("flat", TRADES), ("per_layer", TRADES_PER_LAYER)):
+            for norm in norms:
+                run = noised(continued, norm, {"noise_std": _traded(norm)}, seed)
+                label = "" if kind == "flat" else "-per-layer"
+                named[f"then-S{norm:g}{label}-seed{seed}"] = run | {"clip": {"kind": kind, "norm": float(norm)}}
+    return named
 
 
 def chosen_norm(work: Path) -> float:
@@ -236,6 +291,9 @@ def run_step(step: str, work: Path, *, device: str, stop_after: float | None, sc
 
     began = time.monotonic()
     wanted = runs_of(step, work, repetition=repetition, scale=scale)
+    if all(is_measured(work / "runs" / name, tables["training"]["rounds"]) for name, tables in wanted.items()):
+        print(f"{step}: complete", flush=True)
+        return True
     is_gpu = device.startswith("cuda")
     choice = EngineChoice(
         kind="stacked", device=device, precision="bfloat16" if is_gpu else "float32", users_at_once=None
@@ -295,6 +353,43 @@ def run_step(step: str, work: Path, *, device: str, stop_after: float | None, sc
     return is_complete
 
 
+def is_measured(folder: Path, rounds: int) -> bool:
+    """Whether a run has all its rounds and its last model was measured."""
+    if not (folder / "facts.json").exists() or not (folder / "metrics.jsonl").exists():
+        return False
+    return read_metrics(folder)[-1]["round"] >= rounds
+
+
+def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[tuple[str, int]]:
+    """The steps of a batch in order, each with the number of its repetition.
+
+    Args:
+        name: Name of a `[[batch]]`.
+        schedule: The schedule file. A step is written `private`, or `private:2` for its second repetition.
+    """
+    batches = {batch["name"]: batch for batch in tomllib.loads(schedule.read_text(encoding="utf-8"))["batch"]}
+    if name not in batches:
+        raise SystemExit(f"There is no batch {name}: choose from {', '.join(batches)}.")
+    steps = [written.partition(":") for written in batches[name]["steps"]]
+    return [(step, int(repetition or 1)) for step, _, repetition in steps]
+
+
+def run_batch(arguments: argparse.Namespace) -> None:
+    """Run the steps of a batch until the time is over, and collect the results after each."""
+    work, until = arguments.work.resolve(), None
+    if arguments.stop_after is not None:
+        until = time.monotonic() + arguments.stop_after
+    if not (work / "chosen_S.json").exists():  # S was chosen once, on blogs
+        shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
+    for step, repetition in read_batch(arguments.name):
+        left = None if until is None else until - time.monotonic()
+        if left is not None and left <= 0:
+            print(f"{step}: no time left; the same command goes on here", flush=True)
+            break
+        run_step(step, work, device=arguments.device, stop_after=left, scale=arguments.scale, repetition=repetition)
+        collect(work, arguments.out, models=True)
+
+
 def facts(device: str) -> dict[str, Any]:
     """What a result states about its origin: commit, device, version of torch, date."""
     import torch
@@ -323,14 +418,23 @@ def commit() -> str:
 
 
 def measure(folder: Path, device: str) -> None:
-    """Write `per_user.npz`: for each held-out user the number of targets and of hits, with and without sentence ends and
-    punctuation; and `facts.json`: commit, digest of the store, size of the model."""
+    """Measure the last model of a run.
+
+    Writes `per_user.npz`: for each held-out user the number of targets and of hits, with and without sentence ends and
+    punctuation; `per_post.npz`: the same for each post of the paper's kind of test set; and `facts.json`: commit,
+    digest of the store, size of the model, and what it suggests after `PROMPTS`.
+    """
     from unheard import Released, TokenStore
+    from unheard.corpus.splits import SplitRule, draw_test_posts
 
     released = Released.open(folder)
     store = TokenStore.open(released.run.corpus)
-    counts = per_user(released, store, device)
+    # The posts that `unheard prepare --test-tokens` would draw, without another store.
+    posts = draw_test_posts(store.held_out, TEST_TOKENS, SplitRule().salt)
+    counts = hits_of(released, store.held_out.users(np.arange(store.held_out.num_users)), device)
+    of_posts = hits_of(released, posts, device)
     np.savez_compressed(folder / "per_user.npz", **counts)  # pyright: ignore[reportArgumentType]
+    np.savez_compressed(folder / "per_post.npz", **of_posts)  # pyright: ignore[reportArgumentType]
     total = {name: int(value.sum()) for name, value in counts.items()}
     described = {
         "commit": commit(),
@@ -341,6 +445,10 @@ def measure(folder: Path, device: str) -> None:
         "accuracy_top1": total["hits"] / total["targets"],
         "accuracy_top1_without_ends": total["word_hits"] / total["words"],
         "accuracy_top1_without_ends_and_punctuation": total["plain_hits"] / total["plain"],
+        "test_posts": len(posts),
+        "test_tokens": int(of_posts["targets"].sum()),
+        "accuracy_top1_test_posts": int(of_posts["hits"].sum()) / int(of_posts["targets"].sum()),
+        "suggestions": {text: [word for word, _ in released.predict(text, 3)] for text in PROMPTS},
     }
     (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
 
@@ -354,10 +462,22 @@ def content_digest(store: Path) -> str:
     return digest.hexdigest()
 
 
-def per_user(
-    released: Any, store: Any, device: str, unroll: int = 80, users_at_once: int = 500
+def hits_of(
+    released: Any, texts: Sequence[np.ndarray], device: str, unroll: int = 80, texts_at_once: int = 500
 ) -> dict[str, np.ndarray]:
-    """Targets and hits of each held-out user, counted like AccuracyTop1."""
+    """Targets and hits in each text (the tokens of a user or of a post), counted like AccuracyTop1.
+
+    Args:
+        released: The model.
+        texts: Tokens of each text.
+        device: Where to compute.
+        unroll: Tokens of context, as in the evaluations of a run.
+        texts_at_once: Texts in one batch.
+
+    Returns:
+        For each text the number of `targets` and `hits`; `words` and `word_hits` without sentence ends; `plain` and
+        `plain_hits` also without punctuation.
+    """
     import torch
 
     from unheard.corpus.vocabulary import EOS, UNK
@@ -371,11 +491,10 @@ def per_user(
     words = [str(word) for word in released.vocabulary.words]
     is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
     names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
-    counts = {name: np.zeros(store.held_out.num_users, dtype=np.int64) for name in names}
-    for start in range(0, store.held_out.num_users, users_at_once):
-        numbers_U = np.arange(start, min(start + users_at_once, store.held_out.num_users))
-        windows = [windows_of(tokens, unroll) for tokens in store.held_out.users(numbers_U)]
-        owner_B = np.repeat(numbers_U, [len(window) for window in windows])
+    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in names}
+    for start in range(0, len(texts), texts_at_once):
+        windows = [windows_of(tokens, unroll) for tokens in texts[start : start + texts_at_once]]
+        owner_B = start + np.repeat(np.arange(len(windows)), [len(window) for window in windows])
         with torch.no_grad():
             input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(np.concatenate(windows), device=device))
             logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
@@ -394,6 +513,7 @@ def per_user(
 
 def collect(work: Path, out: Path, *, models: bool) -> None:
     """Copy the small result files of every run to `out`, and with `models` also the final models. No text is copied."""
+    out.mkdir(parents=True, exist_ok=True)
     for folder in sorted((work / "runs").iterdir()):
         if folder.name.startswith("."):
             continue
@@ -413,6 +533,10 @@ def restore(kept: Path, work: Path) -> None:
     """Copy a stopped run with its checkpoint back into the work folder, so that `run` continues it."""
     folder = work / "runs" / kept.name
     shutil.copytree(kept, folder)
+    text = (folder / "run.toml").read_text(encoding="utf-8")
+    for name in ("reviews_81", "ledgers/"):  # `collect` removed the path of the work folder
+        text = text.replace(f'"{name}', f'"{work.resolve()}/{name}')
+    (folder / "run.toml").write_text(text, encoding="utf-8")
     shutil.copyfile(work / "reviews_81" / "vocabulary.txt", folder / "vocabulary.txt")
     (work / "ledgers").mkdir(parents=True, exist_ok=True)
     shutil.move(folder / "population_ledger.jsonl", work / "ledgers" / f"{kept.name}.jsonl")
@@ -437,14 +561,18 @@ def main() -> None:
     stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve()))
     stores.add_argument("--data", type=Path, required=True)
     stores.add_argument("--work", type=Path, required=True)
-    for name in ("run", "all"):
-        run = verb(name, _run)
+    for name in ("run", "all", "batch"):
+        run = verb(name, run_batch if name == "batch" else _run)
+        if name == "batch":
+            run.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
+            run.add_argument("--out", type=Path, required=True, help="result files are copied here after each step")
         if name == "run":
-            run.add_argument("steps", nargs="+", choices=STEPS)
+            run.add_argument("steps", nargs="+", choices=(*STEPS, *MORE_STEPS))
         run.add_argument("--work", type=Path, required=True)
         run.add_argument("--device", default="cuda")
         run.add_argument("--stop-after", type=float, help="seconds")
-        run.add_argument("--repetition", type=int, default=1)
+        if name != "batch":
+            run.add_argument("--repetition", type=int, default=1)
         run.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
     read = verb("measure", _measure)
     read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")

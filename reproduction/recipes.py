@@ -89,6 +89,10 @@ CLIPS = (2.5, 5, 10, 15, 20, 30, 40)
 """Values of S in Figure 2."""
 NOISES = (0.003, 0.006, 0.012, 0.024, 0.048, 0.2)
 """Values of sigma in Figure 3."""
+SWEPT_CLIPS = (5, 10, 15, 20, 30)
+"""Values of S in Figure 11."""
+SWEPT_NOISES = (0.003, 0.006, 0.012, 0.024, 0.048)
+"""Values of sigma in Figure 12."""
 S20 = traded(20)
 VARIABLE = PaperRun(
     name="variable-true-average",
@@ -135,7 +139,7 @@ FIGURES = (
     ),
     Recipe(
         name="users-100-vs-1250",
-        title="100 against 1,250 users a round at equal sigma",
+        title="100 against 1,250 users per round at equal sigma",
         location="Figure 7",
         runs=(MAIN[3], noised(15, 0.012, users=1250)),
         claim="Both give almost the same accuracy at every round, so a cheap run with C = 100 estimates a private one.",
@@ -143,8 +147,8 @@ FIGURES = (
     ),
     Recipe(
         name="private-for-real",
-        title="The runs that the paper could only estimate, at z = 1",
-        location="Section 3",
+        title="z = 1 for real: 1,250 users per round, as in Figure 7, and 5,000, which the paper only estimated",
+        location="Not in the paper (extends Figure 7)",
         runs=(MAIN[1], MAIN[3], noised(15, 0.012, users=1250), noised(15, 0.003, users=5000)),
         claim="Accuracy trained with C = 100 at equal sigma is that of the private run with z = 1.",
         rank=2,
@@ -224,14 +228,14 @@ FIGURES = (
         title="The effect of users per round",
         location="Figure 6",
         runs=tuple(baseline(users, LONG if users == 100 else SWEEP) for users in (10, 30, 100, 300, 1000)),
-        claim="More users a round help, with diminishing returns.",
+        claim="More users per round help, with diminishing returns.",
         rank=8,
     ),
     Recipe(
         name="fedsgd-clipping",
         title="FedSGD: the effect of clipping",
         location="Figure 9",
-        runs=(*(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)), clipped(20)),
+        runs=(*(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)), clipped(2), clipped(20)),
         claim="A much smaller S does for FedSGD (2), which needs many more rounds for the same accuracy.",
         rank=9,
     ),
@@ -244,7 +248,7 @@ FIGURES = (
             _fedsgd(clipped(20)),
             _fedsgd(noised(2, 0.002)),
             clipped(20),
-            noised(20, 0.024),
+            *(noised(20, sigma) for sigma in (0.002, 0.006, 0.024)),
         ),
         claim="FedSGD bears less noise than FedAvg: about sigma = 0.002.",
         rank=9,
@@ -253,7 +257,7 @@ FIGURES = (
         name="dictionaries-clipping",
         title="20,000 and 30,000 words: the effect of clipping",
         location="Figure 11",
-        runs=_dictionaries(clipped(10), clipped(20), VARIABLE),
+        runs=_dictionaries(*(clipped(norm) for norm in SWEPT_CLIPS), VARIABLE),
         claim="Larger dictionaries help little and need no other S.",
         rank=10,
     ),
@@ -261,7 +265,7 @@ FIGURES = (
         name="dictionaries-noise",
         title="20,000 and 30,000 words: the effect of noise at S = 20",
         location="Figure 12",
-        runs=_dictionaries(clipped(20), noised(20, 0.012), noised(20, 0.048)),
+        runs=_dictionaries(clipped(20), *(noised(20, sigma) for sigma in SWEPT_NOISES)),
         claim="Larger dictionaries need no other sigma.",
         rank=10,
     ),
@@ -282,7 +286,7 @@ BEYOND_THE_PAPER = (
         title="What is between noised training and the baseline",
         location="Not in the paper",
         runs=(*MAIN[:2], *(run for norm in GAP_NORMS for run in (clipped(norm), noised(norm, 0.003)))),
-        claim="At sigma = 0.003 a larger S, which needs more users a round for the same privacy, comes nearer to the baseline.",
+        claim="At sigma = 0.003 a larger S, which needs more users per round for the same privacy, comes nearer to the baseline.",
         rank=4,
     ),
     Recipe(
@@ -334,7 +338,7 @@ BEYOND_THE_PAPER = (
     Recipe(
         name="public-start",
         title="A public start before private training",
-        location="Appendix, initialization (recommended, not done)",
+        location="Not in the paper (recommended in Appendix B)",
         runs=(
             PUBLIC,
             MAIN[1],
@@ -377,7 +381,7 @@ BEYOND_THE_PAPER = (
             replace(noised(15, 0.012, users=1250), name="cost-C1250", corpus="synthetic", rounds=20),
             replace(noised(15, 0.003, users=5000), name="cost-C5000", corpus="synthetic", rounds=10),
         ),
-        claim="Training with thousands of users a round, which the paper could only estimate, is no longer too expensive.",
+        claim="Training with thousands of users per round, which the paper could only estimate, is no longer too expensive.",
         rank=2,
     ),
 )

@@ -186,6 +186,7 @@ class ResultSet:
     runs: dict[str, RunResult] = field(default_factory=dict)
     folder: str = ""
     """Name of the folder that the results were read from."""
+    _curves: dict[tuple[str, str], Points] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -206,7 +207,11 @@ class ResultSet:
 
     def curve(self, name: str, measure: str = "accuracy_top1") -> Points:
         """Smoothed value by round; empty if there is no result."""
-        return curve(self.runs[name], measure) if name in self.runs else ()
+        if name not in self.runs:
+            return ()
+        if (name, measure) not in self._curves:  # exhibits ask for the same curve hundreds of times
+            self._curves[name, measure] = curve(self.runs[name], measure)
+        return self._curves[name, measure]
 
     def rounds(self, *names: str) -> int | None:
         """The number of rounds that all of these runs completed. None if a run is missing or was never evaluated."""

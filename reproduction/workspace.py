@@ -89,7 +89,7 @@ class Workspace:
         if not corpus.held_out:
             return f"{corpus.name} holds nobody out to measure on (prepare it with a larger --held-out, or more users)"
         if (users := self.scale.users(job.run, corpus.population)) > min(corpus.users, corpus.population):
-            return f"{users:,} users a round are more than {corpus.name} has (--scale smoke takes fewer)"
+            return f"{users:,} users per round are more than {corpus.name} has (--scale smoke takes fewer)"
         if job.run.after is not None and (why := self.reason_not_runnable(others[job.run.after], others)):
             return f"it begins from {job.run.after}, and {why}"
         return None

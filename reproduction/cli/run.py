@@ -40,7 +40,7 @@ OF_RECIPES = {
     "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
     "training.init_from": "recipes say what a run begins from.",
     "training.init_is_public": "recipes say what a run begins from.",
-    "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
+    "sampling.users_per_round": "recipes say how many users per round has. Fewer: --scale smoke.",
     "clip.norm": "recipes say what S is: runs are named by it.",
     "noise.noise_std": "recipes say what sigma is: runs are named by it.",
     "noise.noise_multiplier": "recipes say what sigma is: runs are named by it.",

@@ -28,7 +28,7 @@ from reproduction.verdict import NEARLY, TRAINED, Verdict, about_seeds, below, d
 from unheard.formatting import NOTHING, epsilon_text, in_points, percent, small
 
 FEW, MANY = noised(15, 0.012).name, noised(15, 0.012, users=1250).name
-COHORT_LABELS = {FEW: "100 users a round", MANY: "1,250 users a round"}
+COHORT_LABELS = {FEW: "100 users per round", MANY: "1,250 users per round"}
 FIRST_COMPARED = 100
 """Earlier rounds are not compared: smoothing over five evaluations would reach back to the initial model."""
 MARKS = (100, 500, 1000, 2000, 3000)
@@ -69,7 +69,7 @@ def judge_100_vs_1250(results: ResultSet) -> Verdict:
     sentence = (
         f"From round {FIRST_COMPARED:,} on the curves lie {points(mean)} apart on average, at most {points(most)} "
         f"(round {where:,}). After "
-        f"{plural(at)} 1,250 users a round are {below(many - few)} 100 ({percent(many)} against {percent(few)}). "
+        f"{plural(at)} 1,250 users per round are {below(many - few)} 100 ({percent(many)} against {percent(few)}). "
         f"{about_seeds(results, [many - few], at)}"
     )
     return decide(mean <= NEARLY and abs(many - few) <= NEARLY, sentence, RULE_100_VS_1250)
@@ -81,7 +81,7 @@ PAIRS = {
 }
 """S, sigma and users per round, to the name of the private run and of its estimate with 100 users."""
 RULE_PRIVATE = (
-    f"Every real run that got to {TRAINED:,} rounds, and its estimate with 100 users a round too, ends within "
+    f"Every real run that got to {TRAINED:,} rounds, and its estimate with 100 users per round too, ends within "
     f"{points(NEARLY)} of "
     "it, after as many rounds. A pair that did not is shown, and decides nothing."
 )
@@ -93,11 +93,11 @@ def private_for_real(recipe: Recipe, results: ResultSet) -> Exhibit:
     figures = []
     for (_, sigma, users), (real, estimate) in PAIRS.items():
         if real_run(results, real, users) is not None:
-            labels = {estimate: "100 users a round: estimate", real: f"{users:,} users a round: real"}
-            title = f"AccuracyTop1 by round, σ = {sigma:g}, {users:,} users a round"
+            labels = {estimate: "100 users per round: estimate", real: f"{users:,} users per round: real"}
+            title = f"AccuracyTop1 by round, σ = {sigma:g}, {users:,} users per round"
             figures.append(curves_by_round(results, f"private-for-real-{users}", title, labels))
     columns = [
-        "σ, S, users a round",
+        "σ, S, users per round",
         "rounds",
         "AccT1 real",
         "AccT1 estimate",
@@ -135,18 +135,18 @@ def judge_private(results: ResultSet) -> Verdict:
     at = {key: results.rounds(*done[key]) or 0 for key in decided}
     gaps = {key: results.run_difference(*done[key], at[key]) or 0.0 for key in decided}
     listed = "; ".join(
-        f"{users:,} users a round at σ = {sigma:g} end {below(gaps[key])} the estimate after {plural(at[key])}"
+        f"{users:,} users per round at σ = {sigma:g} end {below(gaps[key])} the estimate after {plural(at[key])}"
         for key in decided
         for _, sigma, users in [key]
     )
     last = max(at.values())
     better = " Where it is above, the estimate was too careful." if max(gaps.values()) > margin(results, last) else ""
     early = "".join(
-        f" {key[2]:,} users a round: {why.sentence[0].lower()}{why.sentence[1:]}"
+        f" {key[2]:,} users per round: {why.sentence[0].lower()}{why.sentence[1:]}"
         for key, why in undecided.items()
         if why is not None
     )
-    early += "".join(f" {key[2]:,} users a round were not run." for key in PAIRS if key not in done)
+    early += "".join(f" {key[2]:,} users per round were not run." for key in PAIRS if key not in done)
     held = all(abs(gap) <= NEARLY for gap in gaps.values())
     return decide(held, f"{listed}.{better}{early} {about_seeds(results, list(gaps.values()), last)}", RULE_PRIVATE)
 
@@ -196,20 +196,20 @@ BY_USERS = {users: baseline(users).name for users in (10, 30, 100, 300, 1000)}
 COMPARED = [BY_USERS[10], BY_USERS[100], BY_USERS[1000]]
 """The runs that the rule compares."""
 RULE_USERS = (
-    "Where all got to, 100 users a round are above 10 by more than two seeds can differ; from 100 to 1,000 the gain "
+    "Where all got to, 100 users per round are above 10 by more than two seeds can differ; from 100 to 1,000 the gain "
     "is smaller than from 10 to 100, and no loss beyond that difference."
 )
 
 
 def users_per_round(recipe: Recipe, results: ResultSet) -> Exhibit:
     """Figure 6: accuracy of the baseline with 10 to 1,000 users per round, by round and over users per round."""
-    labels = {name: f"{users:,} users a round" for users, name in BY_USERS.items()}
+    labels = {name: f"{users:,} users per round" for users, name in BY_USERS.items()}
     curves = curves_by_round(results, "users-per-round", "AccuracyTop1 by round", labels)
     marks = drawn_rounds(results, BY_USERS.values())
     by_users = Figure(
         name="users-per-round-by-C",
-        title="AccuracyTop1 against users a round",
-        x="users a round",
+        title="AccuracyTop1 against users per round",
+        x="users per round",
         lines=tuple(
             sweep_line(results, {float(u): n for u, n in BY_USERS.items()}, m, name=f"after {plural(m)}") for m in marks
         ),
@@ -227,7 +227,7 @@ def judge_users(results: ResultSet) -> Verdict:
     few, some, many = (results.accuracy(name, at) or 0.0 for name in COMPARED)
     first, second = some - few, many - some
     sentence = (
-        f"After {plural(at or 0)} going from 10 to 100 users a round gains {in_points(first)} points, from 100 to "
+        f"After {plural(at or 0)} going from 10 to 100 users per round gains {in_points(first)} points, from 100 to "
         "1,000 "
         f"{in_points(second)}. {about_seeds(results, [first, second], at)}"
     )
@@ -252,7 +252,7 @@ def cost(recipe: Recipe, results: ResultSet) -> Exhibit:
     rows = []
     for name, (users, rounds) in TIMED.items():
         seconds = seconds_per_round(results, name)
-        label = f"{users:,} users a round, {rounds:,} rounds"
+        label = f"{users:,} users per round, {rounds:,} rounds"
         if seconds is None:
             rows.append([label, NOT_RUN, *[NOTHING] * 5])
             continue

@@ -110,7 +110,7 @@ def _computation_table(results: ResultSet) -> Table:
         title="Computation for the same accuracy",
         columns=["", "AccuracyTop1", "rounds, baseline", "rounds, σ = 0.003", "user updates"],
         rows=rows,
-        note="Ours: to where σ = 0.003 ended, first seed. User updates for 5,000 users a round at z = 1 against 100: hypothetical.",
+        note="Ours: to where σ = 0.003 ended, first seed. Updates of 5,000 users per round at z = 1 against 100: hypothetical.",
     )
 
 
@@ -164,12 +164,12 @@ def closing_the_gap(recipe: Recipe, results: ResultSet) -> Exhibit:
         )
     table = Table(
         title=f"Where the points go at σ = {SIGMA}",
-        columns=["", "rounds", "baseline", f"σ = {SIGMA}", "the clip", "the noise", "users a round", "ε"],
+        columns=["", "rounds", "baseline", f"σ = {SIGMA}", "the clip", "the noise", "users per round", "ε"],
         rows=rows,
         note=(
             "AccuracyTop1 after as many rounds as all three runs of a row got to. The clip: the clip alone against "
             "the baseline; "
-            "the noise: what it takes besides; in points. Users a round: what z = 1 needs at this σ and S. ε is "
+            "the noise: what it takes besides; in points. Users per round: what z = 1 needs at this σ and S. ε is "
             "hypothetical: with "
             f"{REDDIT:,} users after {plural(ACCURACY_ROUNDS)} at δ = 10⁻⁹, by the smaller of PLD and RDP."
         ),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from reproduction.exhibit import (
     Exhibit,
     Figure,
+    Line,
     Table,
     build_exhibit,
     cell,
@@ -22,7 +23,7 @@ from reproduction.exhibit import (
 )
 from reproduction.printed import DROWNED
 from reproduction.recipe import Recipe
-from reproduction.recipes import CLIPS, NOISES, VARIABLE, clipped, noised
+from reproduction.recipes import CLIPS, NOISES, SWEPT_CLIPS, SWEPT_NOISES, VARIABLE, clipped, noised
 from reproduction.results import ResultSet
 from reproduction.verdict import (
     NEARLY,
@@ -175,6 +176,9 @@ FEDSGD_NOISED = {sigma: f"fedsgd-{noised(20, sigma).name}" for sigma in (0.001, 
 FEDSGD_CHOSEN = f"fedsgd-{noised(2, 0.002).name}"
 FEDAVG, FEDAVG_NOISED = clipped(20).name, noised(20, 0.024).name
 """FedAvg at the same S, without and with noise."""
+FEDAVG_CLIPPED: dict[float, str] = {norm: clipped(norm).name for norm in (2, 2.5, 5, 10, 20)}
+FEDAVG_NOISED_BY = {sigma: noised(20, sigma).name for sigma in (0.002, 0.006, 0.012, 0.024)}
+"""The line of FedAvg in Figures 9 and 10: S and sigma to the name of the run."""
 RULE_OF_COMPARISON = (
     " Evaluations of FedSGD swing, so its runs are compared over the last quarter of their rounds, evaluation by "
     "evaluation. The "
@@ -196,9 +200,12 @@ RULE_FEDSGD_NOISE = (
 def fedsgd_clipping(recipe: Recipe, results: ResultSet) -> Exhibit:
     """Figure 9: accuracy of FedSGD over S, without noise."""
     marks = drawn_rounds(results, FEDSGD_CLIPPED.values())
-    lines = tuple(sweep_line(results, FEDSGD_CLIPPED, mark, name=f"after {plural(mark)}") for mark in marks)
-    figure = Figure(name="fedsgd-clipping", title="FedSGD: AccuracyTop1 against S", x="S", lines=lines, is_log=True)
-    labels = {name: f"S = {norm:g}" for norm, name in FEDSGD_CLIPPED.items()} | {FEDAVG: "FedAvg, S = 20"}
+    lines = tuple(line for mark in marks for line in _both_updates(results, mark, FEDSGD_CLIPPED, FEDAVG_CLIPPED))
+    figure = Figure(
+        name="fedsgd-clipping", title="FedSGD and FedAvg: AccuracyTop1 against S", x="S", lines=lines, is_log=True
+    )
+    labels = {name: f"S = {norm:g}" for norm, name in FEDSGD_CLIPPED.items()}
+    labels |= {name: f"FedAvg, S = {norm:g}" for norm, name in FEDAVG_CLIPPED.items()}
     table = rounds_table(results, labels, marks)
     return build_exhibit(
         recipe,
@@ -207,7 +214,7 @@ def fedsgd_clipping(recipe: Recipe, results: ResultSet) -> Exhibit:
         tables=[table],
         figures=[figure],
         notes=[FEDSGD_NOTE],
-        compared_with=[FEDAVG],
+        compared_with=FEDAVG_CLIPPED.values(),
     )
 
 
@@ -218,20 +225,29 @@ def fedsgd_noise(recipe: Recipe, results: ResultSet) -> Exhibit:
     for mark in marks:
         name = f"after {plural(mark)}"
         lines += [
-            sweep_line(results, FEDSGD_NOISED, mark, name=name),
+            *_both_updates(results, mark, FEDSGD_NOISED, FEDAVG_NOISED_BY),
             *level_line(results, FEDSGD_CLIPPED[20], mark, name=f"{name}, no noise", tint=name),
         ]
     figure = Figure(
-        name="fedsgd-noise", title="FedSGD: AccuracyTop1 against σ, S = 20", x="σ", lines=tuple(lines), is_log=True
+        name="fedsgd-noise",
+        title="FedSGD and FedAvg: AccuracyTop1 against σ, S = 20",
+        x="σ",
+        lines=tuple(lines),
+        is_log=True,
     )
     rows = [["no noise", *(cell(results, FEDSGD_CLIPPED[20], mark) for mark in marks)]]
     rows += [
         [f"σ = {sigma:g}", *(cell(results, name, mark) for mark in marks)] for sigma, name in FEDSGD_NOISED.items()
     ]
     rows.append(["σ = 0.002, S = 2", *(cell(results, FEDSGD_CHOSEN, mark) for mark in marks)])
+    rows.append(["FedAvg, no noise", *(cell(results, FEDAVG, mark) for mark in marks)])
+    rows += [
+        [f"FedAvg, σ = {sigma:g}", *(cell(results, name, mark) for mark in marks)]
+        for sigma, name in FEDAVG_NOISED_BY.items()
+    ]
     table = Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
     misprint = (
-        "The paper's text gives 1,500 users a round for S = 2 and σ = 0.002, and 1,000 for S = 15 and σ = 0.01. S/σ "
+        "The paper's text gives 1,500 users per round for S = 2 and σ = 0.002, and 1,000 for S = 15 and σ = 0.01. S/σ "
         "is 1,000 for the first and 1,500 for the second."
     )
     return build_exhibit(
@@ -241,7 +257,18 @@ def fedsgd_noise(recipe: Recipe, results: ResultSet) -> Exhibit:
         tables=[table],
         figures=[figure],
         notes=[misprint],
-        compared_with=[FEDAVG, FEDAVG_NOISED],
+        compared_with=[FEDAVG, *FEDAVG_NOISED_BY.values()],
+    )
+
+
+def _both_updates(
+    results: ResultSet, at: int, fedsgd: Mapping[float, str], fedavg: Mapping[float, str]
+) -> tuple[Line, Line]:
+    """The sweeps of FedSGD and of FedAvg after the same number of rounds, in one colour."""
+    name = f"after {plural(at)}"
+    return (
+        sweep_line(results, fedsgd, at, name=name),
+        sweep_line(results, fedavg, at, name=f"{name}, FedAvg", tint=name, dashed=True),
     )
 
 
@@ -310,15 +337,15 @@ def _lead(results: ResultSet, first: str, second: str, at: int) -> tuple[float, 
 
 
 NO_SHARED_ROUNDS = "The runs have fewer than two evaluations at the same rounds, so they cannot be compared."
-FEDSGD_NOTE = "FedSGD draws 50 users a round, FedAvg 100, as in the paper: rounds are compared, not user updates."
+FEDSGD_NOTE = "FedSGD draws 50 users per round, FedAvg 100, as in the paper: rounds are compared, not user updates."
 
 
 SIZES = {"": "10,000", "20k-": "20,000", "30k-": "30,000"}
 """Number of words by the prefix of the runs with that dictionary."""
 NOISY = noised(20, 0.012).name
 """The run with the noise that the rule of Figure 12 is about."""
-DICTIONARY_CLIPS: dict[float, str] = {norm: clipped(norm).name for norm in (10, 20)}
-DICTIONARY_NOISES = {sigma: noised(20, sigma).name for sigma in (0.012, 0.048)}
+DICTIONARY_CLIPS: dict[float, str] = {norm: clipped(norm).name for norm in SWEPT_CLIPS}
+DICTIONARY_NOISES = {sigma: noised(20, sigma).name for sigma in SWEPT_NOISES}
 RULE_DICTIONARY_CLIPPING = (
     f"Where all got to, without a clip the larger dictionaries are at most {points(NEARLY)} below 10,000 words and "
     "at "

@@ -110,6 +110,7 @@ def table_accuracy(recipe: Recipe, results: ResultSet) -> Exhibit:
     """Table 2: epsilon and AccuracyTop1 by sigma, S, population and users per round; also the epsilons that the text of
     the paper states."""
     at = results.rounds(*TABLE_2_RUNS)
+    label = NOT_RUN if at is None else f"round {at:,}"
     columns = [
         "σ",
         "S",
@@ -118,17 +119,17 @@ def table_accuracy(recipe: Recipe, results: ResultSet) -> Exhibit:
         "ε paper",
         "ε ours",
         "ε today",
-        "AccT1 paper",
-        "AccT1 ours",
-        "cost paper",
-        "cost ours",
+        f"AccT1 paper, round {ACCURACY_ROUNDS:,}",
+        f"AccT1 ours, {label}",
+        f"cost paper, round {ACCURACY_ROUNDS:,}",
+        f"cost ours, {label}",
     ]
     main = Table(
         title=f"ε at δ = 10⁻⁹ after {plural(ACCURACY_ROUNDS)}, and AccuracyTop1",
         columns=columns,
         rows=[_table_2_row(row, results, at) for row in TABLE_2],
         note=(
-            "ε is hypothetical: accuracy was trained with 100 users a round, and ε is for the users a round of the "
+            "ε is hypothetical: accuracy was trained with 100 users per round, and ε is for the users per round of the "
             "row (z = 1), as in "
             "the paper. ε ours: the moments accountant; ε today: the smaller of PLD and RDP. Costs in points, "
             "against the baseline. " + (f"Ours after {plural(at)}, the mean of all seeds." if at is not None else "")
@@ -199,7 +200,7 @@ LABELS = {
     LEAST_NOISE: "σ = 0.003, S = 15",
     noised(10, 0.006).name: "σ = 0.006, S = 10",
     FEW_USERS: "σ = 0.012, S = 15",
-    MANY_USERS: "σ = 0.012, S = 15, 1,250 users a round",
+    MANY_USERS: "σ = 0.012, S = 15, 1,250 users per round",
     noised(20, 0.024).name: "σ = 0.024, S = 20",
     noised(20, 0.048).name: "σ = 0.048, S = 20",
 }
@@ -217,7 +218,7 @@ RULE_HEAD_WORDS = (
     "rank correlation of "
     "AccuracyTop1 with the mean number of the 100 most frequent words among ten suggestions is "
     f"{MAX_CORRELATION:g} or less, and σ = 0.003 "
-    f"differs from the baseline, and 1,250 users a round from 100 at equal σ, by at most {SMALL_CHANGE:g} of the "
+    f"differs from the baseline, and 1,250 users per round from 100 at equal σ, by at most {SMALL_CHANGE:g} of the "
     "ten. Two runs are not "
     "compared if one had less than half the rounds of the other: head words become fewer as a model learns."
 )
@@ -279,7 +280,7 @@ def judge_head_words(results: ResultSet) -> Verdict:
     few, many = mean_head_words(results, FEW_USERS, "100"), mean_head_words(results, MANY_USERS, "100")
     is_alike = True
     if few is not None and many is not None:
-        sentence += f" With 1,250 users a round {many:.2f} are, with 100 {few:.2f} (σ = 0.012)"
+        sentence += f" With 1,250 users per round {many:.2f} are, with 100 {few:.2f} (σ = 0.012)"
         if _are_alike_trained(results, FEW_USERS, MANY_USERS):
             is_alike = abs(many - few) <= SMALL_CHANGE
             sentence += "."

@@ -45,8 +45,8 @@ def refused(*words: str) -> str:
 def test_the_list_names_every_recipe_and_the_whole_price():
     shown = unheard("list").output
     assert all(name in shown for name in RECIPES)
-    assert "52,276,000 user updates, about 3 h 25 min at 4,250 a second" in shown
-    assert "94 runs, shared" in shown
+    assert "56,476,000 user updates, about 3 h 41 min at 4,250 a second" in shown
+    assert "108 runs, shared" in shown
 
 
 def test_the_list_says_how_far_results_are(store, tmp_path):
@@ -65,7 +65,7 @@ def test_the_list_says_how_far_results_are(store, tmp_path):
     assert "needs no run" in lines["table-rounds"]
     plain = json.loads(unheard("list", "--scale", "smoke", "--results", str(tmp_path / "results"), "--json").output)
     told = {recipe["name"]: (recipe["done"], recipe["user_updates"]) for recipe in plain["recipes"]}
-    assert (plain["results"], plain["runs"]) == ("counting (smoke)", 94)
+    assert (plain["results"], plain["runs"]) == ("counting (smoke)", 108)
     assert 0 < plain["done"] < sum(done for done, _ in told.values())  # what recipes share counts once
     assert list(told) == [recipe.name for recipe in sorted(RECIPES.values(), key=lambda one: one.rank)]
     assert 2 * told["users-per-round"][0] == told["users-per-round"][1] > 0
@@ -88,7 +88,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(store, tmp_path):
 def test_a_dry_run_says_what_cannot_be_made_here_and_how_long_a_cpu_takes(store, tmp_path):
     asked = ["run", "users-per-round", "cost", "--corpus", str(store.path), "--dry-run", "--device", "cpu"]
     shown = unheard(*asked, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")).output
-    assert "baseline-C1000 is not run: 1,000 users a round are more than counting has" in shown
+    assert "baseline-C1000 is not run: 1,000 users per round are more than counting has" in shown
     assert "cost-C5000 is not run: there is no corpus 'synthetic'" in shown
     assert "`unheard corpus synth` makes one" in shown
     assert "1 run, " not in shown

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from reproduction.exhibit import NOT_RUN
@@ -10,7 +11,7 @@ from reproduction.exhibits.clip_choices import FROM_START
 from reproduction.exhibits.tables import judge_table_1 as judge_rounds
 from reproduction.printed import TABLE_1, moments
 from reproduction.recipes import RECIPES
-from reproduction.results import ResultSet
+from reproduction.results import ResultSet, read_results
 
 from tests.reproduction.making import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
@@ -169,7 +170,7 @@ def test_models_of_one_quality_cannot_show_what_quality_does(everything):
 
 
 def test_head_words_of_runs_of_very_different_length_are_not_compared(everything):
-    """They become fewer as a model learns: 1,250 users a round after 500 rounds say nothing beside 100 after 5,000."""
+    """They become fewer as a model learns: 1,250 users per round after 500 rounds say nothing beside 100 after 5,000."""
     many = "flat-S15-sigma0.012-C1250"
     leaning = changed(everything, many, head_words={head: [0] * 10 + [10_000] for head in ("10", "50", "100")})
     assert exhibit("head-words", leaning).verdict.outcome == "did not hold"
@@ -211,7 +212,7 @@ def test_a_run_that_was_made_is_not_called_not_run(everything):
 
 def test_what_was_not_trained_for_real_is_said(everything):
     without = ResultSet(everything.corpus, {n: run for n, run in everything.runs.items() if not n.endswith("-C5000")})
-    assert "5,000 users a round were not run." in exhibit("private-for-real", without).verdict.sentence
+    assert "5,000 users per round were not run." in exhibit("private-for-real", without).verdict.sentence
 
 
 def test_a_few_rounds_say_nothing_about_head_words_and_a_tiny_run_nothing_about_cost(everything):
@@ -243,8 +244,32 @@ def test_table_2_prints_the_papers_epsilon_and_ours_side_by_side(everything):
 
 def test_epsilon_of_a_run_is_its_own_and_infinite_without_noise(everything):
     rows = {row[0]: row for row in exhibit("noised-vs-baseline", everything).runs.rows}
-    assert rows["baseline"][5] == "∞"
-    assert rows["flat-S15-sigma0.003"][5:7] == ["37.2", "3.1 × 10⁻⁵"]
+    assert rows["baseline"][7] == "∞"
+    assert rows["flat-S15-sigma0.003"][7:9] == ["37.2", "3.1 × 10⁻⁵"]
+
+
+def test_q_and_visits_stand_beside_every_run():
+    """100 of 10,229 users for 3,000 rounds: 29 visits."""
+    blogs = read_results(Path(__file__).parents[2] / "reproduction" / "results" / "blogs")
+    runs = exhibit("noised-vs-baseline", blogs).runs
+    shown = dict(zip(runs.columns, runs.rows[0], strict=True))
+    assert (shown["q"], shown["visits"]) == ("0.0098", "29")
+
+
+def test_figures_9_and_10_have_the_line_of_fedavg_and_11_and_12_are_sweeps(everything):
+    for name in ("fedsgd-clipping", "fedsgd-noise"):
+        lines = exhibit(name, everything).figures[0].lines
+        assert any("FedAvg" in line.name and len(line.points) >= 3 for line in lines)
+    for name, values in (("dictionaries-clipping", 5), ("dictionaries-noise", 5)):
+        lines = exhibit(name, everything).figures[0].lines
+        assert all(len(line.points) == values for line in lines if not line.is_level)
+
+
+def test_table_2_labels_the_rounds_of_both_accuracies():
+    blogs = read_results(Path(__file__).parents[2] / "reproduction" / "results" / "blogs")
+    columns = exhibit("table-accuracy", blogs).tables[0].columns
+    assert "AccT1 paper, round 5,000" in columns
+    assert "AccT1 ours, round 1,500" in columns
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
@@ -264,12 +289,12 @@ def test_an_estimate_that_was_far_too_careful_was_no_estimate():
 
 
 def test_a_real_run_of_a_few_rounds_is_told_and_decides_nothing():
-    """5,000 users a round got to 40 rounds, far from their estimate; 1,250 went all the way, near theirs."""
+    """5,000 users per round got to 40 rounds, far from their estimate; 1,250 went all the way, near theirs."""
     name = "flat-S15-sigma0.003-C5000"
     short = ResultSet("made-up", {**world().runs, name: world(rounds=40).runs[name]})
     verdict = exhibit("private-for-real", moved(short, {name: 3.0})).verdict
     assert verdict.outcome == "held"
-    assert "5,000 users a round: after 40 rounds it is too early to tell" in verdict.sentence
+    assert "5,000 users per round: after 40 rounds it is too early to tell" in verdict.sentence
     far = moved(short, {"flat-S15-sigma0.012-C1250": 3.0})
     assert exhibit("private-for-real", far).verdict.outcome == "did not hold"
 
@@ -571,7 +596,7 @@ def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
 
 
 def test_users_a_round_that_change_head_words_break_the_papers_word_on_them(everything):
-    """Accuracy as before: only what 1,250 users a round suggest is another."""
+    """Accuracy as before: only what 1,250 users per round suggest is another."""
     name = "flat-S15-sigma0.012-C1250"
     counts = everything.runs[name].head_words["100"]
     moved = {**everything.runs[name].head_words, "100": [*counts[1:], counts[0]]}
@@ -588,7 +613,7 @@ def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everyth
 
 
 def test_a_figure_ends_where_only_one_run_goes_on(everything):
-    """100 users a round are needed longer elsewhere."""
+    """100 users per round are needed longer elsewhere."""
     short = world(rounds=600).runs
     runs = {name: run if name == "baseline" else short[name] for name, run in everything.runs.items()}
     curves = exhibit("users-per-round", ResultSet("made-up", runs)).figures[0].lines

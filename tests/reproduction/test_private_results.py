@@ -1,14 +1,19 @@
 """Verdicts of the private run and of Table 2 on made-up results: each rule can hold, fail and stay open."""
 
 import json
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from reproduction.bootstrap import difference_interval, half_width
-from reproduction.private_run import choose_norm, runs_of, smoothed
+from reproduction.private_run import choose_norm, hits_of, is_measured, read_batch, runs_of, smoothed
 
-from reproduction import private_results
+from reproduction import private_results, private_run
+from unheard import TiedLSTM
+from unheard.evaluation.next_word import evaluate
+from unheard.updates.users import User
 
 USERS, TARGETS = 4000, 60
 
@@ -137,5 +142,88 @@ def test_the_best_S_is_chosen_and_the_smaller_of_two_equal_ones(tmp_path):
 def test_the_published_results_give_the_published_verdicts():
     made = private_results.verdicts()
     assert made["private-S"].outcome == "chosen: S = 8"
-    assert made["private-run"].outcome == "cannot tell"
+    assert made["private-run"].outcome == "did not hold"
+    assert made["table-2-cost"].outcome == "cannot tell"
     assert made["table-1-digits"].outcome == "held"
+
+
+def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
+    """With sentence ends and without, on whole users and on posts: the counts are those of `evaluate`."""
+    model = TiedLSTM(vocabulary_size=12, embedding_size=4, hidden_size=6)
+    words = ["<bos>", "<eos>", "<unk>", ",", *"abcdefgh"]
+    vocabulary = SimpleNamespace(words=words)
+    released = SimpleNamespace(run=SimpleNamespace(model=model), params_P=model.initial(1) * 2, vocabulary=vocabulary)
+    rng = np.random.default_rng(0)
+    texts = [np.concatenate([[0], rng.integers(1, 12, size=n), [1]]) for n in (30, 200, 5)]
+    counts = hits_of(released, texts, "cpu", texts_at_once=2)
+    said = evaluate(model, released.params_P, [User(tokens) for tokens in texts], unroll=80)
+    assert counts["hits"].sum() / counts["targets"].sum() == pytest.approx(said["accuracy_top1"])
+    assert counts["word_hits"].sum() / counts["words"].sum() == pytest.approx(said["accuracy_top1_words"])
+    commas = sum(int((tokens[1:] == 3).sum()) for tokens in texts)
+    assert (counts["words"] - counts["plain"]).sum() == commas
+    one_by_one = [hits_of(released, [tokens], "cpu")["hits"][0] for tokens in texts]
+    assert counts["hits"].tolist() == one_by_one
+
+
+def test_random_posts_stand_beside_the_users_with_an_interval():
+    """The published models were measured on the paper's kind of test set."""
+    content = private_results.section()
+    assert content is not None
+    table = content["accuracy"]
+    assert [row[0] for row in table.rows] == ["private", "without privacy", "difference, points"]
+    assert not any("not measured" in cell for row in table.rows for cell in row)
+    assert "75,122" in table.note
+
+
+def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    batches = tomllib.loads((Path(private_run.__file__).parent / "schedule.toml").read_text())["batch"]
+    names = []
+    for batch in batches:
+        for step, repetition in read_batch(batch["name"]):
+            names += runs_of(step, tmp_path, repetition=repetition)
+    assert len(names) == len(set(names))
+    seeded = {f"{name}-seed{k}" for k in (1, 2, 3) for name in ("baseline", "S15-sigma0.012-C1250", "trade-S20")}
+    assert seeded | {"private-repetition3", "z1-C1667", "baseline-C1250-seed2", "then-S7.9-per-layer-seed3"} < set(
+        names
+    )
+    with pytest.raises(SystemExit, match="no batch Z: choose from A"):
+        read_batch("Z")
+
+
+def test_private_runs_of_a_batch_have_z_1_and_secure_noise(tmp_path):
+    for users, norm in ((1667, 10.0), (1250, 15.0)):
+        (run,) = runs_of(f"z1-C{users}", tmp_path).values()
+        assert (run["clip"]["norm"], run["sampling"]["users_per_round"]) == (norm, users)
+        assert run["noise"] == {"kind": "gaussian", "noise_multiplier": 1.0}
+        assert "reproducible_seed" not in run["training"]
+    adjusted = runs_of("trade-offs-adjusted", tmp_path)["then-S7.9-seed2"]
+    assert adjusted["noise"]["noise_std"] == 0.00474
+    assert adjusted["training"]["init_from"].endswith("runs/trade-S20-seed2")
+
+
+def test_a_batch_collects_after_each_step_and_stops_by_the_clock(tmp_path, monkeypatch):
+    clock, done = [0.0], []
+    monkeypatch.setattr(private_run.time, "monotonic", lambda: clock[0])
+
+    def run_step(step, work, *, stop_after, repetition, **more):
+        done.append((step, repetition, stop_after))
+        clock[0] += 100.0
+
+    monkeypatch.setattr(private_run, "run_step", run_step)
+    monkeypatch.setattr(private_run, "collect", lambda work, out, models: done.append(("collect", out, models)))
+    arguments = SimpleNamespace(
+        name="B", work=tmp_path, out=tmp_path / "out", device="cpu", scale=1.0, stop_after=150.0
+    )
+    private_run.run_batch(arguments)  # pyright: ignore[reportArgumentType]
+    collected = ("collect", tmp_path / "out", True)
+    assert done == [("private", 2, 150.0), collected, ("baseline-C5000", 2, 50.0), collected]
+    assert (tmp_path / "chosen_S.json").exists()
+
+
+def test_a_run_is_complete_if_it_has_all_rounds_and_was_measured(tmp_path):
+    make_run(tmp_path / "r", flat(20), rounds=300)
+    assert not is_measured(tmp_path / "r", 300)
+    (tmp_path / "r" / "facts.json").write_text("{}")
+    assert is_measured(tmp_path / "r", 300)
+    assert not is_measured(tmp_path / "r", 400)

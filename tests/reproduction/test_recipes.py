@@ -141,9 +141,9 @@ def test_only_the_public_start_is_declared_public():
 def test_shared_runs_are_one_and_as_long_as_the_longest_asks():
     jobs = {job.run.name: job for job in jobs_of(Step(recipes=("noise", "trade-offs")), FULL)}
     assert jobs["flat-S20-sigma0.012"].rounds == 4885
-    assert sum(len(recipe.runs) for recipe in RECIPES.values()) > len(RUNS) == 94
+    assert sum(len(recipe.runs) for recipe in RECIPES.values()) > len(RUNS) == 108
     everything = furthest(job for step in steps_by_rank(["all"]) for job in jobs_of(step, FULL))
-    assert len(everything) == 94
+    assert len(everything) == 108
 
 
 def test_all_runs_the_most_wanted_first_and_parents_before_children():
@@ -262,7 +262,7 @@ def test_the_half_hours_schedule_leaves_no_run_out():
     assert {job.run.name for job in jobs} == set(RUNS)
     half_an_hour = 30 * 60 * 4_250
     assert sum(FULL.updates(job.run, job.rounds) for job in jobs) < half_an_hour
-    # far enough for the rules, but for 5,000 users a round and what is only timed
+    # far enough for the rules, but for 5,000 users per round and what is only timed
     assert {job.run.name for job in jobs if job.rounds < TRAINED} == {
         "flat-S15-sigma0.003-C5000",
         "cost-C1250",

@@ -294,6 +294,7 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
     first = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012",))
     list(run_steps(place, [first]))
     shutil.rmtree(place.work)
+    (store.path / "ledgers.json").unlink()  # the store remembers the ledgers of the experiments, which are gone too
     assert list(run_steps(place, [first])) == []
     list(run_steps(place, [Step(recipes=("trade-offs-adjusted",), runs=("then-flat-S10*",))]))
     assert [line["name"] for line in lines(place)] == [first.runs[0], first.runs[0], "then-flat-S10-sigma0.006"]
@@ -324,7 +325,7 @@ def test_what_cannot_be_run_here_is_skipped_with_its_reason(store, tmp_path):
     place = workplace(store, tmp_path, replace(SMOKE, users_divided_by=1))
     step = Step(recipes=("users-per-round",), runs=("baseline-C1000", "baseline-C10"))
     skipped = {one.name: one.why for one in run_steps(place, [step]) if isinstance(one, Skipped)}
-    assert "1,000 users a round are more" in skipped["baseline-C1000"]
+    assert "1,000 users per round are more" in skipped["baseline-C1000"]
     assert [line["name"] for line in lines(place)] == ["baseline-C10"]
     public = Step(recipes=("public-start",), runs=("after-public*",))
     skipped = {

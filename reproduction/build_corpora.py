@@ -1,0 +1,369 @@
+"""Build the corpora of the reproduction from clones of their public sources.
+
+    git clone https://github.com/muhwagua/color-bert
+    python -m reproduction.build_corpora blogs_1600 --clone color-bert --out corpora/blogs_1600.jsonl.gz
+    python -m reproduction.build_corpora scotus_1600 --clone supreme_court_transcripts --out corpora/scotus_1600.jsonl.gz
+    python -m reproduction.build_corpora reviews_81 --clone hotels --out corpora/reviews_81.jsonl.gz
+
+The input is a git clone (a bare one is enough). The output is JSON lines with the fields `user`, `time` and `text`, one
+post, turn or review per line, in time order within a user. The command prints the SHA-256 of the lines and compares it
+with the digest that `CORPORA` registers, so that a stranger can tell whether the same text was built.
+
+Every rule is deterministic. Users are numbered; names are not written.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import datetime
+import gzip
+import hashlib
+import html
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+SPACES = re.compile(r"\s+")
+LARGEST_FILE = 4 * 2**20
+"""Larger files are left out. It concerns only the hotels with the most reviews."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a corpus comes from and what is built from it.
+
+    Attributes:
+        repository: The GitHub repository, as owner/name.
+        commit: The commit that is read.
+        folder: Folder inside the repository.
+        suffix: Regular expression that the names of its files match.
+        licence: The licence of the text.
+        left_out: What the rules leave out.
+        sha256: Digest of the lines, or an empty string if it is not registered.
+        rows: Builds the rows from the files.
+    """
+
+    repository: str
+    commit: str
+    folder: str
+    suffix: str
+    licence: str
+    left_out: str
+    sha256: str
+    rows: Callable[[Iterator[tuple[str, bytes]]], Iterable[Row]]
+
+
+# --------------------------------------------------------------------------------------------------------------------- git
+
+
+def files(clone: Path, source: Source) -> Iterator[tuple[str, bytes]]:
+    """Read the files of a source from a clone.
+
+    Args:
+        clone: Folder of the clone.
+        source: The source.
+
+    Yields:
+        Path and content of each file, sorted by path. Files above 4 MiB are left out.
+    """
+    git = ["git", "-C", str(clone)]
+    listed = subprocess.run([*git, "ls-tree", "-r", source.commit, source.folder], capture_output=True, check=True)
+    entries = [line.split("\t") for line in listed.stdout.decode().splitlines()]
+    named = sorted((path, entry.split()[2]) for entry, path in entries if re.search(source.suffix, path))
+    with subprocess.Popen([*git, "cat-file", "--batch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        for number, (path, blob) in enumerate(named, 1):
+            reader.stdin.write(blob.encode() + b"\n")
+            reader.stdin.flush()
+            header = reader.stdout.readline().split()
+            if header[1] == b"missing":
+                continue
+            content = reader.stdout.read(int(header[2]))
+            reader.stdout.read(1)
+            if len(content) > LARGEST_FILE:
+                continue
+            if number % 2000 == 0 or number == len(named):
+                print(f"{number:,} of {len(named):,} files", file=sys.stderr, flush=True)
+            yield path, content
+        reader.stdin.close()
+
+
+# ------------------------------------------------------------------------------------------------------------------- cutting
+
+
+def first_words(rows: Iterable[Row], words: int) -> Iterator[Row]:
+    """The rows of one user up to `words` words in total. The last row is cut."""
+    left = words
+    for row in rows:
+        if left <= 0:
+            return
+        ends = [match.end() for match in re.finditer(r"\S+", row["text"])]
+        if len(ends) > left:
+            row = row | {"text": row["text"][: ends[left - 1]]}
+        left -= min(left, len(ends))
+        yield row
+
+
+# --------------------------------------------------------------------------------------------------------------------- blogs
+
+POST = re.compile(r"<date>(.*?)</date>\s*<post>(.*?)</post>", re.DOTALL)
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
+ENGLISH = frozenset(
+    """the a an and or but of to in on at for with from is are was were be been am it its this that i you he she we they my
+    your his her our me him them so not have has had do did don't it's i'm just as if all what when there will would can
+    could about up out no get got one like really then than who how because by more some know time now""".split()  # noqa: SIM905
+)
+"""Frequent English words: a post of ten or more words of which fewer than 15 % are in this list is left out."""
+
+
+def blog_date(text: str) -> str | None:
+    """`14,May,2004` as `2004-05-14`; None if the month is not an English one."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        return f"{int(parts[2]):04d}-{MONTHS.index(parts[1]) + 1:02d}-{int(parts[0]):02d}"
+    except (IndexError, ValueError):
+        return None
+
+
+def is_english(words: list[str]) -> bool:
+    """Whether a post is short or has enough frequent English words."""
+    frequent = sum(word.lower().strip('.,!?";:()') in ENGLISH for word in words)
+    return len(words) < 10 or frequent >= 0.15 * len(words)
+
+
+def blogs(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
+    """Bloggers with at least 1,600 words, and their first 1,600 words. A post of 20 or more words that an earlier blogger
+    also has is left out, so that two users do not share a text."""
+    owners: dict[bytes, int] = {}
+    for user, (_, content) in enumerate(sources):
+        try:
+            page = content.decode("utf-8")
+        except UnicodeDecodeError:
+            page = content.decode("cp1252", "replace")
+        posts = []
+        for date, raw in POST.findall(page):
+            text = html.unescape(html.unescape(raw)).replace("urlLink", " ").replace("\ufffd", "'")
+            text = SPACES.sub(" ", CONTROL.sub(" ", text)).strip()
+            words = text.split()
+            if not words or not is_english(words):
+                continue
+            if len(words) >= 20 and owners.setdefault(hashlib.md5(text.encode()).digest(), user) != user:
+                continue
+            posts.append({"user": user, "time": blog_date(date), "text": text})
+        posts.sort(key=lambda row: row["time"] or "")
+        if sum(len(row["text"].split()) for row in posts) >= 1600:
+            yield from first_words(posts, 1600)
+
+
+# -------------------------------------------------------------------------------------------------------------------- scotus
+
+
+def is_justice(speaker: Row) -> bool:
+    """Whether a speaker has the role of a justice."""
+    roles = speaker.get("roles")
+    return isinstance(roles, list) and any(
+        isinstance(role, dict) and role.get("type") == "scotus_justice" for role in roles
+    )
+
+
+def scotus(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
+    """Lawyers with at least 1,600 words before the US Supreme Court, and their first 1,600 words."""
+    turns: dict[str, list[Row]] = collections.defaultdict(list)
+    for path, content in sources:
+        try:
+            hearing = json.loads(content)
+        except json.JSONDecodeError:
+            continue
+        for section in (hearing.get("transcript") or {}).get("sections") or []:
+            for turn in section.get("turns") or []:
+                speaker = turn.get("speaker") or {}
+                blocks = " ".join(block.get("text") or "" for block in turn.get("text_blocks") or [])
+                text = SPACES.sub(" ", blocks).strip()
+                if text and speaker.get("identifier") and not is_justice(speaker):
+                    year = path.rsplit("/", 1)[-1][:4]
+                    turns[speaker["identifier"]].append({"user": 0, "time": year, "text": text})
+    enough = [rows for rows in turns.values() if sum(len(row["text"].split()) for row in rows) >= 1600]
+    for user, rows in enumerate(enough):
+        yield from (row | {"user": user} for row in first_words(rows, 1600))
+
+
+# ------------------------------------------------------------------------------------------------------------------- reviews
+
+MARKUP = re.compile(r"<[^>]{1,80}>")
+MORE = re.compile(r"\s*(?:\.\.\.)?\s*(?:More\s*)?showReview\([^)]*\);?\s*|\s*More\s*$")
+HIDDEN = (
+    (re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"), "<email>"),
+    (re.compile(r"(?:https?://|www\.)\S+|\b[\w-]+\.(?:com|net|org|co\.uk|info)(?:/\S*)?\b", re.IGNORECASE), "<url>"),
+    (re.compile(r"(?<!\w)@\w+"), "<user>"),
+    (re.compile(r"(?<!\w)\+?\(?\d[\d\s().-]{7,}\d(?!\w)"), "<phone>"),
+)
+"""Addresses and telephone numbers, and what replaces them."""
+UNNAMED = {"", "a tripadvisor member", "lass=", "tripadvisor member", "anonymous"}
+
+
+def review_text(raw: str) -> str:
+    """The text of a review without markup, addresses and telephone numbers."""
+    text = MORE.sub(" ", MARKUP.sub(" ", html.unescape(raw)))
+    for pattern, name in HIDDEN:
+        text = pattern.sub(name, text)
+    return SPACES.sub(" ", text).strip()
+
+
+def review_date(text: str) -> str:
+    """`May 14, 2004` as `2004-05-14`; an empty string if it is not a date."""
+    for form in ("%B %d, %Y", "%b %d, %Y", "%Y-%m-%d"):
+        try:
+            return datetime.datetime.strptime(text.strip(), form).strftime("%Y-%m-%d")
+        except ValueError:
+            continue
+    return ""
+
+
+def reviews(words: int, users: int | None = None) -> Callable[[Iterator[tuple[str, bytes]]], Iterator[Row]]:
+    """Rows of the first `words` words of each reviewer, of the first `users` reviewers. Reviewers are ordered by a hash of
+    their key, which is a screen name, or for a display name with a space the name and the stated town."""
+
+    def rows(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
+        seen: set[str] = set()
+        by_user: dict[bytes, list[tuple[str, str]]] = collections.defaultdict(list)
+        for _, content in sources:
+            try:
+                listed = json.loads(content).get("Reviews", [])
+            except json.JSONDecodeError:
+                continue
+            for review in listed:
+                author = (review.get("Author") or "").strip()
+                text, title = review_text(review.get("Content") or ""), review_text(review.get("Title") or "")
+                title = title.strip("\u201c\u201d\"' ")
+                if author.lower() in UNNAMED or len(text.split()) < 3:
+                    continue
+                if title and not text.lower().startswith(title.rstrip(". \u2026").lower()):
+                    text = f"{title}\n{text}"
+                key = f"{author}|{(review.get('AuthorLocation') or '').strip()}" if " " in author else author
+                identity = review.get("ReviewID") or hashlib.md5((key + text).encode()).hexdigest()
+                dated = (review_date(review.get("Date") or ""), text)
+                user = hashlib.sha256(f"unheard reviews {key}".encode()).digest()[:16]
+                if identity not in seen and dated[1] not in (other for _, other in by_user[user]):
+                    by_user[user].append(dated)
+                seen.add(identity)
+        for user, key in enumerate(sorted(by_user)[:users]):
+            dated_rows = ({"user": user, "time": date, "text": text} for date, text in sorted(by_user[key]))
+            yield from first_words(dated_rows, words)
+
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------------------------- corpora
+
+HOTELS = Source(
+    repository="WillGardella/hotels",
+    commit="5fb460f4",
+    folder="json/",
+    suffix=r"\.json$",
+    licence="none stated: look at the terms of the source before you use or pass on this text",
+    left_out="reviews without an author's name, of fewer than three words, or twice under one review number; "
+    "hotels whose file is above 4 MiB",
+    sha256="c49dbe0e079b0c0c48748b3983c34b92d8d632b8f9c164c7a52c8d12dd174d0d",
+    rows=reviews(64),
+)
+CORPORA: dict[str, Source] = {
+    "blogs_1600": Source(
+        repository="muhwagua/color-bert",
+        commit="8db0aa36e484494531f03bca15e8cc280020b9ff",
+        folder="blogs/",
+        suffix=r"\.xml$",
+        licence="non-commercial research (Blog Authorship Corpus, Schler et al. 2006)",
+        left_out="posts that are not English, posts of 20 or more words of an earlier blogger, bloggers below 1,600 words",
+        sha256="9780ea8caa19a6a7bdbaf021a8ce738cdf0e8a6ac7d3b045825d3f3d0ff24cad",
+        rows=blogs,
+    ),
+    "scotus_1600": Source(
+        repository="walkerdb/supreme_court_transcripts",
+        commit="f8c155e2",
+        folder="oyez/cases/",
+        suffix=r"-t\d\d\.json$",
+        licence="CC-BY-NC (Oyez)",
+        left_out="justices, turns without a named speaker, lawyers below 1,600 words",
+        sha256="656ea5d980a47d957f0ccf4f797c380269c898bdfe4f6861d6315ff502205688",
+        rows=scotus,
+    ),
+    "reviews_81": HOTELS,
+    "reviews_1600_200k": dataclasses.replace(HOTELS, rows=reviews(1600, 200_000), sha256=""),
+}
+"""The corpora by name."""
+
+
+def build(name: str, clone: Path, out: Path) -> str:
+    """Build one corpus.
+
+    Args:
+        name: A name of `CORPORA`.
+        clone: Folder of a clone of its repository.
+        out: File to write; `.gz` compresses it. An existing file is not replaced.
+
+    Returns:
+        SHA-256 of the lines.
+
+    Raises:
+        SystemExit: If the clone does not hold the commit, or the lines differ from the registered ones.
+    """
+    source = CORPORA[name]
+    found = subprocess.run(["git", "-C", str(clone), "cat-file", "-e", source.commit], capture_output=True)
+    if found.returncode:
+        raise SystemExit(f"{clone} does not hold commit {source.commit} of github.com/{source.repository}: clone that.")
+    digest, users, count = hashlib.sha256(), set(), 0
+    if out.exists():
+        raise SystemExit(f"{out} exists: name another file or remove it.")
+    partial = out.with_name(out.name + ".partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        file: Any = stack.enter_context(open(partial, "wb"))
+        if out.suffix == ".gz":  # without name and time in the file, so that the bytes repeat
+            file = stack.enter_context(gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0))
+        for row in source.rows(files(clone, source)):
+            line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+            digest.update(line)
+            users.add(row["user"])
+            count += 1
+            file.write(line)
+    partial.rename(out)
+    print(f"{name}: {len(users):,} users, {count:,} rows. Left out: {source.left_out}. Licence: {source.licence}.")
+    print(f"SHA-256 of the lines: {digest.hexdigest()}")
+    if source.sha256 and digest.hexdigest() != source.sha256:
+        raise SystemExit(f"These are not the registered lines ({source.sha256}). Is the clone complete?")
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=CORPORA)
+    parser.add_argument("--clone", type=Path, required=True, help="clone of the repository of the source")
+    parser.add_argument("--out", type=Path, required=True, help="file to write: .jsonl or .jsonl.gz")
+    arguments = parser.parse_args()
+    build(arguments.name, arguments.clone, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
