@@ -1,6 +1,7 @@
 """What many tests share: a small store whose text can be learned, a small model, a plan."""
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -14,6 +15,10 @@ from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.engines.vectorised import VectorisedEngine
 
 torch.set_num_threads(1)
+# A job in the background of a shell ignores Ctrl-C, and under `nohup` SIGHUP; commands that tests start would inherit it.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 # No test here is about time; in CI the same examples every time, elsewhere new ones.
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
@@ -44,7 +49,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     rng = np.random.default_rng(7)
     return write_store(
         tmp_path_factory.mktemp("corpora") / "counting",
-        train=[counting_user(rng, int(rng.integers(2, 120))) for _ in range(60)],
+        train=[counting_user(rng, int(rng.integers(2, 60))) for _ in range(60)],
         held_out=[counting_user(rng, 60) for _ in range(10)],
         vocabulary=Vocabulary.of([f"w{i}" for i in range(WORDS)]),
         info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "a test's own words"}},

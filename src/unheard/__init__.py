@@ -12,6 +12,29 @@ alike. Each name is imported when it is first used, so `import unheard` is quick
 """
 
 import os
+import sys
+
+# `python -m unheard` puts the working folder first on the path of imports, where a file such as torch.py would be
+# executed. Take it off before the first import of another package.
+if sys.argv[:1] == ["-m"] and ("-m", "unheard") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.realpath(os.curdir)]
+
+# A signal during the imports of the command line ends it with one line; cli/interruption.py takes over after them. Not in a
+# rank, whose launcher gets the signal, and not where the package is imported by another program.
+if (
+    sys.orig_argv[1:3] == ["-m", "unheard"] or [os.path.basename(word) for word in sys.orig_argv[1:2]] == ["unheard"]
+) and "WORLD_SIZE" not in os.environ:
+    import signal
+
+    def _stop(*_: object) -> None:
+        os.write(2, b"unheard: Stopped before anything was written. The same command starts again.\n")
+        os._exit(130)
+
+    for _name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) != signal.SIG_IGN:
+            signal.signal(getattr(signal, _name), _stop)
+
+import logging
 
 import lazy_loader
 
@@ -33,5 +56,8 @@ _NO_TELEMETRY = {
 }
 for _name, _value in _NO_TELEMETRY.items():
     os.environ.setdefault(_name, _value)
+
+# A library prints no log by itself; the program that uses it decides. `unheard COMMAND --log-file FILE` writes one.
+logging.getLogger("unheard").addHandler(logging.NullHandler())
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

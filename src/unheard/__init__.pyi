@@ -20,6 +20,7 @@ from .mechanism.clipping import AdaptiveClip as AdaptiveClip
 from .mechanism.clipping import FlatClip as FlatClip
 from .mechanism.clipping import NoClip as NoClip
 from .mechanism.clipping import PerLayerClip as PerLayerClip
+from .mechanism.correlated import CorrelatedNoise as CorrelatedNoise
 from .mechanism.estimators import ClippedDenominator as ClippedDenominator
 from .mechanism.estimators import FixedDenominator as FixedDenominator
 from .mechanism.estimators import TrueAverage as TrueAverage
@@ -27,11 +28,15 @@ from .mechanism.noise import ExactGaussianNoise as ExactGaussianNoise
 from .mechanism.noise import GaussianNoise as GaussianNoise
 from .mechanism.noise import NoNoise as NoNoise
 from .mechanism.plan import Plan as Plan
+from .mechanism.sampling import CyclicPoissonSampling as CyclicPoissonSampling
+from .mechanism.sampling import ExampleSampling as ExampleSampling
 from .mechanism.sampling import FixedSizeSampling as FixedSizeSampling
+from .mechanism.sampling import MinSeparationSampling as MinSeparationSampling
 from .mechanism.sampling import PoissonSampling as PoissonSampling
 from .mechanism.schedule import Change as Change
 from .models.hugging_face import HuggingFaceModel as HuggingFaceModel
 from .models.module import ModuleModel as ModuleModel
+from .models.module import trusted_code as trusted_code
 from .models.recurrent import TiedGRU as TiedGRU
 from .models.recurrent import TiedLSTM as TiedLSTM
 from .privacy.api import epsilon as epsilon

@@ -7,6 +7,7 @@ option never leaves a default in force.
     part_of_kind(kinds, table, where)       a part from a table, its class chosen by the table's `kind`
     part_from_table(cls, table, where)      a part of a known class from a table
     table_from_part(part, kinds)            the table of a part
+    parse_json(text), parse_toml(text)      plain data; every failure is a `ValueError`
     require(condition, message)             for `__post_init__`: raises `InvalidValue`
 
 >>> from dataclasses import dataclass
@@ -21,6 +22,8 @@ Clip(norm=15.0)
 
 import dataclasses
 import difflib
+import json
+import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -32,6 +35,28 @@ P = TypeVar("P")
 
 LARGEST_NUMBER = 1e15
 """No setting needs a larger number, and every whole number up to here is exact as a float."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises `ValueError` for anything else, also for brackets that are nested too deeply.
+
+    >>> parse_json("[" * 200_000)
+    Traceback (most recent call last):
+        ...
+    ValueError: the brackets are nested too deeply
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the brackets are nested too deeply") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises `tomllib.TOMLDecodeError`, a `ValueError`, also for brackets that are nested too deeply."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("the brackets are nested too deeply") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -18,8 +18,10 @@
     |   |-- RunFolderInUse     another process is training in it
     |   |-- RunFolderMissing   it holds no run
     |   `-- CheckpointCorrupt  a checkpoint or model file that does not read back as it was written
+    |-- NodeError              a node of a federated run is late, lost, or sent what it was not asked for
     |-- RankError              one of several processes that train together is late, lost or has failed; it is named
     `-- ModelError             a model that does not fit its parameters, its vocabulary or the engine
+        `-- CodeNotTrusted     a model's class would have to be imported where no code of others is
 
 The command line prints the message and exits with status 2; a traceback is a bug. Catch `UnheardError` to handle them
 all:
@@ -110,5 +112,13 @@ class RankError(UnheardError):
     """One of several processes that train together is late, lost or has failed; the message names it."""
 
 
+class NodeError(UnheardError):
+    """A node of a federated run is late, lost, or sent what it was not asked for."""
+
+
 class ModelError(UnheardError):
     """A model does not fit its parameters, its vocabulary or the engine."""
+
+
+class CodeNotTrusted(ModelError):
+    """A model's class would have to be imported where no code of others is."""

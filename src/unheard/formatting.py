@@ -1,14 +1,23 @@
-"""How numbers are written in tables, sentences and captions.
+"""How numbers, words and runs are shown in tables, sentences, captions and plots: one form for each, used everywhere.
 
-In: a number. Out: text. An infinite epsilon is written ∞, a missing figure as a dash.
+In: a number. Out: text. An infinite epsilon is written ∞, a missing figure as a dash, a power of ten with ×, and parts of
+one line are separated by ·. `colour_numbers` gives private runs and runs without privacy the same colours everywhere.
 
 >>> percent(0.1234), in_points(0.0013, signed=True), epsilon_text(4.634), small(1.6e-9)
 ('12.34 %', '+0.13', '4.63', '1.6 × 10⁻⁹')
 """
 
 import math
+import re
+from collections.abc import Sequence
 
 NOTHING = "—"
+TIMES = "×"
+SEPARATOR = " · "
+END = "⟨end⟩"
+"""How the end of a sequence, `<EOS>`, is shown among suggestions."""
+# Control characters (C0 without tab and line feed, DEL, C1), and the marks that change the direction of writing.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -30,18 +39,28 @@ def in_points(difference: float | None, *, signed: bool = False) -> str:
     return f"{rounded:{'+' if signed and rounded else ''}.2f}".replace("-", "−")
 
 
-def epsilon_text(value: float) -> str:
-    """Format an epsilon with three significant digits; ∞ if it is infinite."""
-    if math.isinf(value):
+def epsilon_text(value: float | None) -> str:
+    """Format an epsilon with three significant digits; ∞ if it is infinite or missing."""
+    if value is None or math.isinf(value):
         return "∞"
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
+
+
+def accountant_title(name: str) -> str:
+    """Format the name of an accountant in a sentence: RDP, PLD, or a claim in words that begins with one of them.
+
+    >>> accountant_title("pld of the declared rounds")
+    'PLD of the declared rounds'
+    """
+    first, space, rest = name.partition(" ")
+    return f"{first.upper()}{space}{rest}" if first in ("pld", "rdp", "moments") else name
 
 
 def small(value: float) -> str:
     """Format a small number in scientific notation with a raised exponent: 1.6 × 10⁻⁹."""
     digits, _, power = f"{value:.1e}".partition("e")
     digits = digits.removesuffix(".0")
-    return f"10{raised(int(power))}" if digits == "1" else f"{digits} × 10{raised(int(power))}"
+    return f"10{raised(int(power))}" if digits == "1" else f"{digits} {TIMES} 10{raised(int(power))}"
 
 
 def raised(power: int) -> str:
@@ -59,5 +78,33 @@ def number(value: float | None) -> str:
 
 
 def shown_word(word: str) -> str:
-    """Format a suggested word. The end of a sentence can be suggested too, and is shown as ⟨end⟩."""
-    return "⟨end⟩" if word == "<EOS>" else word
+    """Format a suggested word. The end of a sequence can be suggested too, and is shown as ⟨end⟩."""
+    return END if word == "<EOS>" else printable(word)
+
+
+def printable(text: str) -> str:
+    r"""Make a text safe for a terminal: control characters are shown as escapes, line ends and tabs stay.
+
+    A word of a vocabulary, a name of a file or a message of another program may hold sequences that move the cursor,
+    rename the window or write to the clipboard. Everything that commands print goes through this function.
+
+    >>> printable("\x1b]0;new title\x07")
+    '\\x1b]0;new title\\x07'
+    """
+    return _UNPRINTABLE.sub(lambda mark: mark.group().encode("unicode_escape").decode(), text)
+
+
+def colour_numbers(are_private: Sequence[bool]) -> list[int]:
+    """The number of each run's colour, from 1, in the order of the runs.
+
+    The first private run has colour 1 and the first run without privacy colour 2, in every plot, page and terminal; the
+    other runs have the next numbers.
+
+    >>> colour_numbers([False, True]), colour_numbers([True, True, False])
+    ([2, 1], [1, 3, 2])
+    """
+    numbers: list[int] = []
+    for is_private in are_private:
+        own = 1 if is_private else 2
+        numbers.append(own if own not in numbers else max([2, *numbers]) + 1)
+    return numbers

@@ -5,6 +5,7 @@
     model.safetensors   the newest released model            vocabulary.txt    its words
     tokens.json         how text was split into tokens       checkpoints/      states to resume from
     measures.json       the newest model's full measures     tensorboard/      the evaluations again, as event files
+    noise/              keys and past noise of a run with correlated noise that is not complete: secret
 
 `RunFolder` gives the paths and the operations that keep the folder consistent. All files are written through
 `storage.py`: a whole file is replaced atomically, so a crash leaves the old or the new content.
@@ -20,6 +21,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,8 @@ from unheard import storage
 from unheard.errors import RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
 
 MEASURES_FORMAT = 1
+LOCAL_KEYS = ("corpus.path", "privacy.ledger", "engine.corpus_part", "model.path", "training.init_from")
+"""Keys of the run file that name paths of the machine."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,11 @@ class RunFolder:
         return self.path / "measures.json"
 
     @property
+    def noise(self) -> Path:
+        """The folder of keys and history of correlated noise, while a run with such noise is not complete. Secret."""
+        return self.path / "noise"
+
+    @property
     def tensorboard(self) -> Path:
         """The folder of TensorBoard event files."""
         return self.path / "tensorboard"
@@ -138,7 +147,7 @@ class RunFolder:
         """
         folder = cls(Path(path))
         if not folder.run_file.exists():
-            raise RunFolderMissing(f"{path} is not a run folder: it has no run.toml. Make one with `unheard train`.")
+            raise RunFolderMissing(not_a_run_folder(path))
         if not folder.ledger.exists():
             raise RunFolderMissing(
                 f"{path} has lost its ledger: put it back. Without it nobody can say what this run has cost its users."
@@ -163,16 +172,28 @@ class RunFolder:
             yield
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Read the evaluations by round; for a round that was repeated, the latest. Torn lines are skipped."""
+        """Read the evaluations by round; for a round that was repeated, the latest.
+
+        A line that a crash has torn, or that is no evaluation, is skipped; `verify` reports it.
+        """
         by_round: dict[int, dict[str, Any]] = {}
         if self.metrics.exists():
             for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
                 with contextlib.suppress(
-                    ValueError, TypeError, KeyError, OverflowError, RecursionError
+                    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
                 ):  # a line may be torn
                     row = json.loads(line)
-                    by_round[int(row["round"])] = row
+                    if all(map(_is_number, row.values())):
+                        by_round[int(row["round"])] = row
         return [by_round[r] for r in sorted(by_round)]
+
+    def public_settings(self) -> dict[str, Any]:
+        """Read the run file as one flat table, `table.key` to value, without the keys that name paths of this machine."""
+        try:
+            tables = tomllib.loads(self.run_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.run_file} cannot be read as a run file: {error}.") from None
+        return {key: value for key, value in _flat(tables) if key not in LOCAL_KEYS}
 
     def model_digest(self) -> str:
         """Return the SHA-256 of the released model, which tells whether measures belong to it or to an older model."""
@@ -205,6 +226,27 @@ class RunFolder:
         """Append the evaluation of one round to `metrics.jsonl`."""
         with _advice_on_failure(self.metrics):
             storage.append_line(self.metrics, json.dumps(row).encode())
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _flat(item, f"{prefix}.{i}")
+    else:
+        yield prefix, value
+
+
+def not_a_run_folder(path: str | Path) -> str:
+    """The error message for a path that holds no run."""
+    if (Path(path) / "corpus.json").is_file():
+        return (
+            f"{path} is a token store, not a run folder. Name the folder that `unheard train --out` wrote. For the store: "
+            f"`unheard corpus show {path}` checks its files, `unheard statement {path}` says what its users have spent."
+        )
+    return f"{path} is not a run folder: it has no run.toml. Name the folder that `unheard train --out` wrote."
 
 
 def are_measures(content: Any) -> bool:

@@ -28,6 +28,8 @@ from typing import BinaryIO
 
 import filelock
 
+STAGED: set[Path] = set()
+"""Folders that this process fills under a temporary name. Whoever ends the process without unwinding deletes them."""
 POLL_SECONDS = 0.002
 """How often a waiting process tries the lock again. A holder keeps it for about as long as one fsync takes."""
 
@@ -36,19 +38,20 @@ class FileInUse(OSError):
     """Another process holds the lock."""
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, owner_only: bool = False) -> None:
     """Replace a file atomically: after a crash the old or the new content is there, whole.
 
     Args:
         path: The file to write. Its folder must exist.
         content: The whole new content.
+        owner_only: Whether only its owner may read it, from its first byte on.
 
     Raises:
         OSError: The file could not be written. The old content is unchanged.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        with open(temporary, "wb") as file:
+        with _open_for_writing(temporary, owner_only) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -60,9 +63,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def open_replacement(path: Path) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file for writing that replaces `path` when the block ends; an error deletes it instead."""
-    file = open(path.with_name(f".{path.name}.new"), "wb")  # noqa: SIM115 (closed by `finish_file`)
+    file = _open_for_writing(path.with_name(f".{path.name}.new"), owner_only)
     try:
         yield file
         finish_file(file, path)
@@ -195,6 +198,8 @@ def staged_folder(out: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    finally:
+        STAGED.discard(folder)
 
 
 def new_folder_beside(out: Path) -> Path:
@@ -202,13 +207,26 @@ def new_folder_beside(out: Path) -> Path:
     out = Path(os.path.abspath(out))
     out.parent.mkdir(parents=True, exist_ok=True)
     # DP: a unique name: two processes that begin in one place must not fill one folder.
-    return Path(tempfile.mkdtemp(prefix=f".{out.name[:50]}.", suffix=".new", dir=out.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:50]}.", suffix=".new", dir=out.parent))
+    STAGED.add(folder)
+    return folder
 
 
 def move_into_place(folder: Path, out: Path) -> None:
     """Rename a filled folder to `out`, which is missing or an empty folder, and sync the parent."""
     os.replace(folder, out)
+    STAGED.discard(folder)
     sync_folder(Path(os.path.abspath(out)).parent)
+
+
+def delete_staged() -> None:
+    """Delete the folders that this process is filling, at its end. Each is renamed first, so that it cannot be moved into
+    place meanwhile."""
+    for folder in list(STAGED):
+        gone = folder.with_name(f"{folder.name}.stopped")
+        with contextlib.suppress(OSError):
+            os.rename(folder, gone)
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def sync_folder(path: Path) -> None:
@@ -223,6 +241,14 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _open_for_writing(path: Path, owner_only: bool) -> BinaryIO:
+    if not owner_only:
+        return open(path, "wb")
+    path.unlink(missing_ok=True)
+    # DP: what is as secret as the users' text is never readable by others, not even while it is written.
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _write_and_sync(descriptor: int, content: bytes, expected_size: int) -> None:

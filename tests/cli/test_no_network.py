@@ -64,6 +64,7 @@ def test_the_trap_logs_a_look_up(tmp_path, options):
 
 def test_no_command_looks_up_a_name(tmp_path):
     pytest.importorskip("onnxruntime", reason="`export` and the keyboard on an export need the extra `export`")
+    pytest.importorskip("transformers", reason="`base` needs the extra `hf`")
     work, home = tmp_path / "work", tmp_path / "home"
     work.mkdir()
     home.mkdir()

@@ -89,6 +89,7 @@ def benchmark(path: Path, **changes) -> Path:
         "rounds": [
             {"users_per_round": 10, "runs_at_once": 1, "users_per_second": 2.0, "rounds_per_second": 0.2},
             {"users_per_round": 10, "runs_at_once": 16, "users_per_second": 9.0, "rounds_per_second": 0.9},
+            {"users_per_round": 10, "runs_at_once": 1, "users_per_second": 40.0, "tokens_per_user": 80},
         ],
         **changes,
     }

@@ -86,7 +86,32 @@ def test_japanese_works_by_characters(run, tmp_path):
         *("--out", "store"),
     )
     assert result.exit_code == 0, result.output
-    assert " 0.00 % of the training words" in said(result)
+    assert " 0.00 % of the training characters" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "left_out"),
+    [
+        ("--vocab-size 10000", "--vocab-size 30000", "--vocab-epsilon"),
+        ("--vocab-size 10000 --tokens characters", "--vocab-language", "--tokens characters"),
+        ("--vocab-size 10000 --vocab words.txt", "--tokens characters", "--vocab-language"),
+        (
+            "--vocab-size 50 --vocab private --vocab-epsilon 8 --vocab-delta 1e-3",
+            "--vocab-epsilon",
+            "(--vocab private)",
+        ),
+    ],
+)
+def test_the_cure_of_unknown_words_is_one_that_was_not_tried(run, tmp_path, options, named, left_out):
+    # Every user writes one word of their own, and one that all write.
+    rows = [{"author": f"a{i}", "body": f"سلام {'ابتثجحخدذر'[i % 10] * 3}{i}"} for i in range(30)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "words.txt").write_text("hello\n")
+    result = run("prepare", "x.jsonl", *FIELDS[:-2], *options.split(), "--out", "store")
+    assert result.exit_code == 0, result.output
+    notice = said(result).partition("Notice: ")[2]
+    assert named in notice
+    assert left_out not in notice
 
 
 def test_a_private_vocabulary_says_how_many_words_it_has(run, tmp_path):
@@ -203,10 +228,10 @@ def test_every_option_says_what_it_is_for(run):
 
 @pytest.mark.parametrize(
     ("number", "seconds"),
-    [(signal.SIGINT, 0.4), (signal.SIGINT, 1.2), (signal.SIGINT, 2.5), (signal.SIGTERM, 1.8), (signal.SIGHUP, 3.5)],
+    [(signal.SIGINT, 0.4), (signal.SIGINT, 2.2), (signal.SIGTERM, 1.2), (signal.SIGHUP, 1.7)],
 )
 def test_an_interrupted_prepare_says_what_is_kept_and_the_same_command_continues(tmp_path, number, seconds):
-    rows = ({"author": f"a{i % 997}", "body": f"the cat {i} sat on the mat " * 12} for i in range(60_000))
+    rows = ({"author": f"a{i % 997}", "body": f"the cat {i} sat on the mat " * 12} for i in range(20_000))
     (tmp_path / "posts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "unheard", "prepare", "posts.jsonl", *FIELDS, "--out", "store", "--workers", "2"]
     command += ["--shards", "8"]

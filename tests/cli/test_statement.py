@@ -9,8 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from unheard.cli import statement
-from unheard.errors import LedgerError, RunFolderMissing
-from unheard.privacy.events import PoissonGaussian
+from unheard.corpus.private_vocabulary import WordRelease
+from unheard.errors import InvalidValue, LedgerError, RunFolderMissing
+from unheard.privacy.events import PoissonGaussian, to_record
 from unheard.privacy.ledger import Ledger
 
 app = typer.Typer(rich_markup_mode="rich")
@@ -73,3 +74,59 @@ def test_neither_plan_nor_statement_imports_torch(folder):
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_format_can_be_chosen_and_has_a_json_form(folder):
+    assert run(folder, "--format", "text").stdout == run(folder).stdout
+    assert run(folder, "--format", "report").stdout.startswith("## Privacy report")
+    assert "### Data collection exposure" in run(folder, "--format", "nist").stdout
+    entry = run(folder, "--format", "registry").stdout
+    assert json.loads(entry)["deployment"]["privacy_loss"]["privacy_unit"] == "user"
+    assert run(folder, "--format", "registry", "--json").stdout == entry
+    told = json.loads(run(folder, "--format", "report", "--json").stdout)
+    assert told["ledger"] == {"charges": 3, "head": Ledger.read(folder / "ledger.jsonl").head}
+    assert run(folder, "--format", "pdf").exit_code == 2
+
+
+def test_a_format_is_about_one_run(tmp_path):
+    from unheard.privacy.population_ledger import open_population_ledger
+
+    open_population_ledger(tmp_path, "store", [], tmp_path / "ledger.jsonl")
+    refusal = run(tmp_path, "--format", "report", "--delta", "1e-6").exception
+    assert isinstance(refusal, InvalidValue)
+    assert "one run" in str(refusal)
+
+
+def store_with(tmp_path, vocabulary):
+    (tmp_path / "corpus.json").write_text(json.dumps({"format": 1, "vocabulary": vocabulary}))
+    return tmp_path
+
+
+def test_a_store_before_any_run_states_what_its_vocabulary_cost(tmp_path):
+    release = WordRelease.for_budget(2.0, 1e-6, 10)
+    events = [to_record(event) for event in release.events()]
+    store = store_with(tmp_path, {"kind": "private", "epsilon": 2.0, "delta": 1e-6, "events": events})
+    stated = json.loads(run(store, "--json").stdout)
+    assert stated["delta"] == 1e-6
+    assert stated["claimed"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
+    assert [member["name"] for member in stated["runs"]] == ["the private vocabulary"]
+    text = run(store).stdout
+    assert stated["claim"] in text
+    assert "has no ledger yet" in text
+    stricter = json.loads(run(store, "--delta", "1e-8", "--json").stdout)
+    assert float(stricter["claimed"]["epsilon"]) > 2.1
+    assert not (store / "ledger.jsonl").exists()
+
+
+def test_a_store_with_a_public_vocabulary_has_cost_nothing(tmp_path):
+    text = run(store_with(tmp_path, {"kind": "public"})).stdout
+    assert "nothing was charged to the users of this store: its vocabulary (public) is public" in text
+    assert "put it back" in text
+
+
+def test_a_store_whose_cost_cannot_be_known_is_refused(tmp_path):
+    (tmp_path / "corpus.json").write_text("{}")
+    assert isinstance(run(tmp_path).exception, LedgerError)
+    store_with(tmp_path, {"kind": "public"})
+    (tmp_path / "part.json").write_text("{}")
+    assert isinstance(run(tmp_path).exception, LedgerError)

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from unheard.cli import display
 from unheard.cli.display import show_rounds, show_runs
 from unheard.cli.main import main
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.training.loop import RoundReport
-from unheard.training.run_file import run_toml
+from unheard.training.run_file import read_run_file, run_toml
 
 
 @dataclass
@@ -153,6 +156,18 @@ def test_init_shows_sigma_of_the_template(unheard, tmp_path):
     assert "will drown" not in said
 
 
+def test_init_chooses_the_noise_that_meets_an_epsilon(unheard, tmp_path):
+    words = ("init", "--population", 200_000, "--users-per-round", 5000, "--rounds", 20)
+    done = unheard(*words, "--epsilon", 0.8, cwd=tmp_path)
+    run, _ = read_run_file(tmp_path / "run.toml")
+    event = PoissonGaussian(sampling_prob=5000 / 200_000, noise_multiplier=run.plan.noise.noise_multiplier)
+    assert 0.79 < best_epsilon([(event, 20)], run.claimed_delta).epsilon <= 0.8
+    assert f"z = {run.plan.noise.noise_multiplier:g} meets epsilon 0.8" in done.stdout
+    assert f"sigma = {run.plan.noise.noise_multiplier * 15 / 5000:.3g}" in done.stderr
+    assert "--epsilon" in unheard(*words, "--noise", "auto", "--force", cwd=tmp_path, ok=False).stderr
+    assert "'auto'" in unheard(*words, "--noise", "none", "--force", cwd=tmp_path, ok=False).stderr
+
+
 def test_each_epsilon_that_training_shows_names_its_accountant(unheard, run_file, tmp_path):
     done = unheard("train", run_file, "--out", tmp_path / "r")
     claim = json.loads((tmp_path / "r" / "statement.json").read_text())["claim"]
@@ -235,7 +250,7 @@ def test_a_budget_ends_training_with_a_word_and_status_0(unheard, run_file, tmp_
         ),
         (["--set", "model.vocabulary_size=99"], "model.vocabulary_size = 50"),
         (["--set", "estimator.kind=true_average"], "fixed_denominator"),
-        (["--engine", "warp"], "Unknown engine"),
+        (["--engine", "warp"], "'warp' is not one of 'auto'"),
         (["--device", "abacus"], "Device 'abacus'"),
     ],
 )
@@ -326,3 +341,34 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on(capsys):
     with pytest.raises(KeyboardInterrupt):
         show_runs(interrupted((0, report)), ["first"])
     assert "Stopped. What was done is saved: the same command continues." in capsys.readouterr().err
+
+
+def test_init_chooses_the_noise_for_a_target(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from unheard.cli import init
+    from unheard.errors import InvalidValue
+    from unheard.privacy import noise_choice
+    from unheard.training.run_file import read_run_file
+
+    app = typer.Typer()
+    app.command()(init.init)
+    real, deltas = noise_choice.compare_noise, []
+
+    def compare_quickly(**options):
+        deltas.append(options["delta"])
+        return real(**options, accountant="rdp", most_bands=4)
+
+    monkeypatch.setattr(noise_choice, "compare_noise", compare_quickly)
+    words = ["--population", "5000", "--users-per-round", "50", "--rounds", "40", "--noise", "auto"]
+    result = CliRunner().invoke(app, [str(tmp_path / "run.toml"), *words, "--epsilon", "4"])
+    assert result.exception is None, result.output
+    run, _ = read_run_file(tmp_path / "run.toml")
+    assert deltas == [run.claimed_delta]  # the noise meets the target at the delta that is written, rounded as it is
+    assert run.plan.at(0, run.model.layout).event(39).index == 39
+    facts = run.plan.correlated_facts()
+    assert facts["rounds"] == 40
+    epsilon = best_epsilon([run.plan.at(0, run.model.layout).event(i) for i in range(40)], run.claimed_delta).epsilon
+    assert 3 < epsilon <= 4
+    refused = CliRunner().invoke(app, [str(tmp_path / "other.toml"), *words])
+    assert isinstance(refused.exception, InvalidValue)

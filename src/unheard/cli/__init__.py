@@ -3,7 +3,7 @@
     main.py        the application: registers the commands, turns expected errors into one line and exit status 2
     options.py     options that several commands share
     display.py     what commands print: progress bars, tables, curves, warnings
-    interruption.py  Ctrl-C in `prepare`
+    interruption.py  Ctrl-C, SIGTERM and SIGHUP
     processes.py   --processes: the same command in several processes
 
 Modules of commands import only Typer at module level, so that `unheard --help` answers quickly; a command imports what
@@ -11,9 +11,15 @@ it needs when it runs.
 """
 
 import multiprocessing
+import os
 import sys
+from pathlib import Path
 
-if sys.argv[1:2] == ["prepare"] and multiprocessing.parent_process() is None:
+# Only in the program itself: not where it is imported, not in its workers, and not in a rank, whose launcher gets the
+# signal.
+_program = Path(sys.argv[0] or ".")
+_is_program = _program.stem in ("unheard", "unheard-script") or _program.parts[-2:] == ("unheard", "__main__.py")
+if _is_program and multiprocessing.parent_process() is None and "WORLD_SIZE" not in os.environ:
     from unheard.cli.interruption import stop_at_signals
 
     stop_at_signals()

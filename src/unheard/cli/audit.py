@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.options import AsJson, Corpus, Processes, RunDir
+from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def audit(
         ),
     ] = False,
     skip_one_run: Annotated[bool, typer.Option("--skip-one-run", help="Only rank planted phrases.")] = False,
+    yes: Yes = False,
     as_json: AsJson = False,
     processes: Processes = 1,
 ) -> None:
@@ -66,7 +67,7 @@ def audit(
         import json
 
         from unheard.audit.summary import audit_run
-        from unheard.cli.display import counted_bar, note, say
+        from unheard.cli.display import confirm_no_noise, counted_bar, note, say
         from unheard.engines.choice import EngineChoice
         from unheard.run_folder import replace_file
         from unheard.training.released import Released
@@ -74,6 +75,8 @@ def audit(
 
         released = Released.open(folder)
         store, target = Path(corpus or released.run.corpus), out or folder / "audit"
+        charges = with_users and not skip_one_run
+        allowed = charges and confirm_no_noise([released.run], yes, can_ask=ranks is None)
         target.mkdir(parents=True, exist_ok=True)  # before users are charged for a result that could not be written
         with counted_bar() as progress:
             result = audit_run(
@@ -86,6 +89,7 @@ def audit(
                 candidates=candidates,
                 with_users=with_users,
                 skip_one_run=skip_one_run,
+                allow_no_privacy=allowed,
                 progress=progress,
             )
         record = result.record()

@@ -1,8 +1,8 @@
 """`unheard benchmark`: time training on this machine, and compare with the machine's limits.
 
 Measures user updates alone (each engine, precision and number of users at a time) and whole rounds (sampling, reading,
-updates, noise, ledger), on synthetic users. `performance/benchmark.py` does the timing. `unheard plan --cost
---speed-from` reads the output of `--json`.
+updates, noise, ledger; of long and of short texts, of one run and of several), on synthetic users.
+`performance/benchmark.py` does the timing. `unheard plan --cost --speed-from` reads the output of `--json`.
 """
 
 import json
@@ -22,28 +22,31 @@ EXAMPLES = """Examples:
 
   unheard benchmark --device cpu --users 4 --engine stacked --engine vectorised
 
-  unheard benchmark --rounds 100 --rounds 1250 --runs 16
+  unheard benchmark --rounds 100 --rounds 1250 --short 5000 --runs 16
+
+  unheard benchmark --short 1000 --noise exact_gaussian --rounds 0 --users 1
 """
 
 USERS_OF_RUNS = 100
 """Users per round where several runs are timed side by side."""
+SHORT_TEXT = 80
+"""Tokens of a user with a short text: one local step."""
 
 
 def benchmark(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            help="An engine to time: stacked, vectorised or reference. May be repeated.",
-            metavar="ENGINE",
+            help="An engine to time. May be repeated.",
+            click_type=click.Choice(["stacked", "vectorised", "reference"]),
             show_default="stacked, vectorised",
         ),
     ] = None,
     precision: Annotated[
         list[str] | None,
         typer.Option(
-            help="A precision to time: float32 or bfloat16. May be repeated.",
+            help="A precision to time. May be repeated.",
             click_type=click.Choice(["float32", "bfloat16"]),
-            metavar="PRECISION",
             show_default="both on a GPU, float32 on a CPU",
         ),
     ] = None,
@@ -65,12 +68,32 @@ def benchmark(
             show_default="100 and 1250 on a GPU, 4 on a CPU",
         ),
     ] = None,
-    runs: Annotated[
-        int,
+    short: Annotated[
+        list[int] | None,
         typer.Option(
-            help="Also time so many runs of 100 users per round side by side; 0 for none.", min=0, metavar="N"
+            help="Also time whole rounds of so many users of 80 tokens (one local step); 0 for none. May be repeated.",
+            min=0,
+            metavar="N",
+            show_default="1000 and 5000 on a GPU, none on a CPU",
         ),
-    ] = 0,
+    ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            help="Also time so many runs of 100 users per round side by side, with evaluations; 0 for none.",
+            min=0,
+            metavar="N",
+            show_default="16 on a GPU, none on a CPU",
+        ),
+    ] = None,
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="The noise of whole rounds, with z = 1: gaussian, exact_gaussian or none.",
+            click_type=click.Choice(["gaussian", "exact_gaussian", "none"]),
+            metavar="KIND",
+        ),
+    ] = "gaussian",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "auto",
     model: Annotated[
         Path | None,
@@ -85,11 +108,19 @@ def benchmark(
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from unheard.cli.display import notes
+    from unheard.cli.interruption import let_unwind
     from unheard.engines.choice import EngineChoice
+    from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, NoNoise
     from unheard.models.recurrent import TiedLSTM
     from unheard.performance import benchmark as speed
     from unheard.training.run_file import read_run_file
 
+    noises = {
+        "gaussian": GaussianNoise(noise_multiplier=1.0),
+        "exact_gaussian": ExactGaussianNoise(noise_multiplier=1.0),
+        "none": NoNoise(),
+    }
+    let_unwind()  # its store is a temporary folder, to be deleted
     timed = read_run_file(model)[0].model if model else TiedLSTM()
     timed = timed.pinned(10_000)  # the paper's vocabulary, if the run file leaves its size to a store
     choice = EngineChoice(device=device)
@@ -97,8 +128,11 @@ def benchmark(
     on_gpu = torch_device.type == "cuda"
     precisions = precision or (["bfloat16", "float32"] if on_gpu else ["float32"])
     sizes = users or ([100, 1024] if on_gpu else [4])
-    settings = [(n, 1) for n in rounds or ([100, 1250] if on_gpu else [4]) if n]
-    settings += [(USERS_OF_RUNS, runs)] if runs else []
+    runs = (16 if on_gpu else 0) if runs is None else runs
+    # users per round, tokens per user, runs at the same time
+    settings = [(n, 1600, 1) for n in rounds or ([100, 1250] if on_gpu else [4]) if n]
+    settings += [(n, SHORT_TEXT, 1) for n in short or ([1000, 5000] if on_gpu else []) if n]
+    settings += [(USERS_OF_RUNS, 1600, runs)] if runs else []
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=notes) as bar:
         task = bar.add_task("the machine's own limits", total=None)
         limits = speed.machine(torch_device)
@@ -118,12 +152,16 @@ def benchmark(
                 for name, limit in speed.limits(timed, limits, row["bytes_per_number"]).items():
                     row[f"share_of_{name}_limit"] = row["users_per_second"] / limit
                 result["updates"].append(row)
-        for size, side_by_side in settings:
-            what = f"whole rounds of {size} users, {side_by_side} run(s)"
+        for size, tokens, side_by_side in settings:
+            what = f"whole rounds of {size} users of {tokens} tokens, {side_by_side} run(s)"
             bar.update(task, description=what)
-            few_seconds = max(4, 10_000 // size) if on_gpu else 4
-            result["rounds"].append(speed.whole_rounds(timed, choice, size, runs=side_by_side, rounds=few_seconds))
-            show(what, result["rounds"][-1])
+            few_seconds = (20 if side_by_side > 1 else max(4, 16_000_000 // tokens // size)) if on_gpu else 4
+            row = speed.whole_rounds(
+                timed, choice, size, tokens=tokens, runs=side_by_side, rounds=few_seconds, noise=noises[noise],
+                is_evaluated=side_by_side > 1,
+            )  # fmt: skip
+            result["rounds"].append(row)
+            show(what, row)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
@@ -153,10 +191,15 @@ def _print_result(result: dict[str, Any]) -> None:
         )  # fmt: skip
     console.print(updates)
     if result["rounds"]:
-        rounds = Table(title="Whole rounds: sampling, reading, updates, secure noise, ledger", title_justify="left")
-        for name in ("users per round", "runs side by side", "users/s", "rounds/s"):
+        rounds = Table(
+            title="Whole rounds: sampling, reading, updates, secure noise, ledger; evaluations with several runs",
+            title_justify="left",
+        )
+        for name in ("users per round", "tokens per user", "runs side by side", "users/s", "rounds/s"):
             rounds.add_column(name, justify="right")
         for row in result["rounds"]:
             speeds = (f"{row['users_per_second']:,.1f}", f"{row['rounds_per_second']:.2f}")
-            rounds.add_row(f"{row['users_per_round']:,}", str(row["runs_at_once"]), *speeds)
+            rounds.add_row(
+                f"{row['users_per_round']:,}", f"{row['tokens_per_user']:,}", str(row["runs_at_once"]), *speeds
+            )
         console.print(rounds)

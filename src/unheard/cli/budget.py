@@ -6,7 +6,7 @@ it holds for every later run, whatever its run file says. Stores with common use
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,7 +33,7 @@ def budget(
         typer.Option(help="The delta of --epsilon, or of what is shown.", show_default="that of the present budget"),
     ] = None,
     accountant: Annotated[
-        str, typer.Option(help="The accountant that checks the budget: rdp or moments.", metavar="NAME")
+        Literal["rdp", "moments"], typer.Option(help="The accountant that checks the budget.")
     ] = "rdp",
     same_people: Annotated[
         list[Path] | None,
@@ -53,12 +53,13 @@ def budget(
     """
     from json import dumps
 
-    from unheard.cli.display import note
+    from unheard.cli.display import echo, note
     from unheard.corpus.store import TokenStore
     from unheard.errors import InvalidValue
     from unheard.privacy.budget import Budget
     from unheard.privacy.population_ledger import open_population_ledger
     from unheard.privacy.population_statement import all_runs, render_all_runs
+    from unheard.privacy.rdp import FILTER_ORDERS
 
     def open_ledger(path: Path, at: Path | None = None):
         opened = TokenStore.open(path)
@@ -72,11 +73,13 @@ def budget(
         known = delta if delta is not None else population.budget.delta if population.budget else None
         if known is None:
             raise InvalidValue("A budget is an epsilon at a delta: give --delta too, below 1 / users.")
-        population.set_budget(Budget(epsilon=epsilon, delta=known, accountant=accountant))
+        # DP: at fixed orders the budget holds whatever is chosen after a look at results: a privacy filter.
+        orders = FILTER_ORDERS if accountant == "rdp" else ()
+        population.set_budget(Budget(epsilon=epsilon, delta=known, accountant=accountant, orders=orders))
     elif delta is not None and not population.events:
         raise InvalidValue("Nothing was charged yet. To set a budget give --epsilon with --delta.")
     if not population.events and population.budget is None:
-        typer.echo("{}" if as_json else f"Nothing was charged to {population.path} yet, and no budget is set.")
+        echo("{}" if as_json else f"Nothing was charged to {population.path} yet, and no budget is set.")
         return
     statement = all_runs(population, delta=delta)
-    typer.echo(dumps(statement, allow_nan=False, indent=2) if as_json else render_all_runs(statement), nl=as_json)
+    echo(dumps(statement, allow_nan=False, indent=2) if as_json else render_all_runs(statement), nl=as_json)

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.options import AsIfUsers, AsIfUsersPerRound, AsJson, Baseline, NoMeasure, Prompts, RunDirs
+from unheard.cli.interruption import set_kept
+from unheard.cli.options import (
+    MEASURES_KEPT,
+    AsIfUsers,
+    AsIfUsersPerRound,
+    AsJson,
+    Baseline,
+    Force,
+    NoMeasure,
+    Prompts,
+    RunDirs,
+)
 
 if TYPE_CHECKING:
     from unheard.report.comparison import Comparison
@@ -50,15 +61,20 @@ def compare(
         typer.Option(help="Also write each plot as a PNG file into this folder.", show_default="not written"),
     ] = None,
     no_measure: NoMeasure = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
+    set_kept(lambda: f"Stopped. {MEASURES_KEPT} The same command goes on.")
     import json
 
     from unheard.cli.display import note, notes, say
     from unheard.cli.evaluate import full_measures_if_possible
     from unheard.report.comparison import Comparison
+    from unheard.report.page import check_page_folder, write_page
 
+    if html:
+        check_page_folder(html, force=force)
     if not no_measure:
         for folder in folders:
             full_measures_if_possible(folder, prompts=prompt)
@@ -77,9 +93,7 @@ def compare(
         _print_comparison(comparison)
     written = []
     if html:
-        from unheard.report.page import write_page
-
-        written.append(write_page(comparison, html))
+        written.append(write_page(comparison, html, force=force))
     if png:
         from unheard.report.images import write_images
 
@@ -100,9 +114,10 @@ def _print_comparison(comparison: "Comparison") -> None:
     for caution in comparison.cautions:
         console.print(Text(f"Note: {caution}", style="yellow"))
     accuracies = [point for record in comparison.records for point in accuracy_points(record)]
-    print_curves("AccuracyTop1 by round, in %, smoothed over 5 evaluations", accuracies, "smoothed", times=100)
+    title = "AccuracyTop1 by round, in %, smoothed over 5 evaluations"
+    print_curves(title, accuracies, "smoothed", times=100, colours=comparison.colours)
     epsilons = [point for record in comparison.records for point in epsilon_points(record)]
-    print_curves("ε by round (RDP)", epsilons, "epsilon")
+    print_curves("ε by round (RDP)", epsilons, "epsilon", colours=comparison.colours)
     if len(comparison.records) > 1:
         print_table(tables.computation(comparison))
     if measured := comparison.measured:

@@ -128,10 +128,12 @@ def synth(
 
     The store stays marked as synthetic.
     """
-    from unheard.cli.display import step_bars
+    from unheard.cli.display import echo, step_bars
+    from unheard.cli.interruption import output_kept, set_kept
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
+    set_kept(lambda: output_kept(out))
     with step_bars() as progress:
         created = synthesise(
             TokenStore.open(like),
@@ -143,7 +145,7 @@ def synth(
             workers=workers,
             progress=progress,
         )
-    print(created.path)
+    echo(str(created.path))
 
 
 @app.command("narrow", epilog=NARROW_EXAMPLES)
@@ -153,13 +155,15 @@ def narrow(
     out: Annotated[Path, typer.Option(help="The store to create.")],
 ) -> None:
     """Make a store of the same users with a smaller vocabulary: rarer words become UNK. No text is needed."""
-    from unheard.cli.display import step_bars
+    from unheard.cli.display import echo, step_bars
+    from unheard.cli.interruption import output_kept, set_kept
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
+    set_kept(lambda: output_kept(out))
     with step_bars() as progress:
         created = shrink_vocabulary(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
-    print(created.path)
+    echo(str(created.path))
 
 
 @app.command("part", epilog=PART_EXAMPLES)
@@ -173,7 +177,8 @@ def part(
     It holds the text of some training users, and everything that describes the store.
     The ledger is not copied: there is only one, with the whole store.
     """
-    from unheard.cli.display import step_bars
+    from unheard.cli.display import echo, step_bars
+    from unheard.cli.interruption import output_kept, set_kept
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store
     from unheard.errors import InvalidValue
@@ -181,6 +186,7 @@ def part(
     number, slash, of = part.partition("/")
     if not (slash and number.strip().isdecimal() and of.strip().isdecimal()):
         raise InvalidValue(f"--part {part}: write which part of how many, for example --part 2/8.")
+    set_kept(lambda: output_kept(out))
     with step_bars() as progress:
         created = split_store(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
-    print(created.path)
+    echo(str(created.path))

@@ -44,9 +44,11 @@ def demo(
     yes: Yes = False,
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
-    from unheard.cli.display import confirm_no_noise, notes, show_rounds
+    from unheard.cli.display import confirm_no_noise, if_interrupted, notes, show_rounds
+    from unheard.cli.interruption import set_kept, store_kept
     from unheard.training.loop import resume, train
 
+    set_kept(lambda: f"{store_kept(corpus)} `unheard demo` goes on from what is there.")
     _prepare(corpus)
     if not _is_demo_corpus(corpus):
         confirm_no_noise([_run(corpus, rounds, _plain_plan())], yes)
@@ -59,7 +61,8 @@ def demo(
         else:
             reports = train(_run(corpus, rounds, plan), folder, allow_no_privacy=True)
         show_rounds(reports, name, folder=folder)
-    _compare(out)
+    with if_interrupted("The two runs are complete: the same command goes on with the page."):
+        _compare(out)
 
 
 def _prepare(corpus: Path) -> None:
@@ -177,7 +180,7 @@ def _compare(out: Path) -> None:
         full_measures_of(folder)
     with notes.status("Computing what each run cost, and writing the page"):
         comparison = Comparison.read(folders, as_if_users=AS_IF_USERS)
-        page = write_page(comparison, out / "page")
+        page = write_page(comparison, out / "page", force=True)
     print_table(tables.summary(comparison))
     print_table(tables.accuracies(comparison.measured))
     print_table(tables.predictions(comparison.measured))

@@ -3,7 +3,8 @@
 Results go to `console` (standard output), everything else to `notes` (standard error), so that results can be piped. A
 progress bar in a log file would only appear at its end; there `log` prints a line for each evaluation instead.
 
-    say(sentence)                                 one sentence on standard output
+    say(sentence), echo(text)                     one sentence, or plain text, on standard output
+    safe_console()                                a Rich console for what these do not do
     warn_of_delta(delta)                          a warning before a run begins
     show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will drown the updates
     confirm_no_noise(runs, yes)                   the question before a run without noise
@@ -14,14 +15,15 @@ progress bar in a log file would only appear at its end; there `log` prints a li
 """
 
 import contextlib
-import math
+import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import typer
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -33,6 +35,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
+
+from unheard.cli.interruption import let_unwind
+from unheard.formatting import SEPARATOR, epsilon_text, printable
 
 if TYPE_CHECKING:
     from unheard.privacy.planner import NoiseLevel
@@ -40,8 +46,34 @@ if TYPE_CHECKING:
     from unheard.training.loop import RoundReport
     from unheard.training.run import Run
 
-console = Console()
-notes = Console(stderr=True)
+logger = logging.getLogger("unheard.cli")
+
+
+class _Printable(RenderHook):
+    """Shows control characters in anything that a console prints as escapes (`formatting.printable`)."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_PrintableRenderable(renderable) for renderable in renderables]
+
+
+class _PrintableRenderable:
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+def safe_console(**options: Any) -> Console:
+    """A Rich console that prints no control characters of others. Arguments are those of `rich.console.Console`."""
+    console = Console(**options)
+    console.push_render_hook(_Printable())
+    return console
+
+
+console = safe_console()
+notes = safe_console(stderr=True)
 
 FIGURE_WIDTH = 16
 """A table cell of at most so many characters is a figure and is never broken over two lines."""
@@ -50,11 +82,18 @@ COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 
 def say(sentence: str) -> None:
     """Prints a sentence without breaking lines, so that paths and commands in it can be copied and searched for."""
+    logger.info(sentence.strip())
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def echo(text: str, *, nl: bool = True) -> None:
+    """Prints text as it is on standard output, without control characters of others."""
+    typer.echo(printable(text), nl=nl)
 
 
 def note(sentence: str, style: str = "") -> None:
     """Prints a sentence on standard error."""
+    logger.info(sentence)
     notes.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -109,8 +148,6 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
         PrivacyError: There is no terminal to ask on, and `yes` is False.
         typer.Exit: The answer was no.
     """
-    import typer
-
     from unheard.mechanism.noise import NoNoise
     from unheard.training.validate import check_permission
 
@@ -139,13 +176,6 @@ def if_interrupted(sentence: str) -> Iterator[None]:
     except KeyboardInterrupt:
         note(f"Stopped. {sentence}")
         raise
-
-
-def epsilon_text(epsilon: float | None) -> str:
-    """Returns an epsilon with three digits; ∞ for one that is infinite or missing."""
-    if epsilon is None or math.isinf(epsilon):
-        return "∞"
-    return f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:.0f}"
 
 
 def log(line: str) -> None:
@@ -185,7 +215,12 @@ def _bars(*columns: ProgressColumn) -> Iterator[Callable[[str, float, float], No
 
 
 def show_rounds(
-    reports: Iterator["RoundReport"], title: str, stop_after: float | None = None, *, folder: Path | None = None
+    reports: Iterator["RoundReport"],
+    title: str,
+    stop_after: float | None = None,
+    *,
+    folder: Path | None = None,
+    track: Sequence[str] | None = None,
 ) -> "RoundReport | None":
     """Shows the progress of one training run: round, held-out accuracy and the epsilon spent so far.
 
@@ -193,11 +228,14 @@ def show_rounds(
         reports: The reports that `train` or `resume` yields. They are closed at the end, which saves the run.
         title: The name on the bar.
         stop_after: Seconds after which to stop, at the end of a round.
-        folder: The run folder; TensorBoard's event files in it are updated after each evaluation.
+        folder: The run folder, for the trackers.
+        track: Where to copy the evaluations to, `report.tracking.TRACKERS`; by default to TensorBoard's event files.
 
     Returns:
         The last report, None if there was none.
     """
+    from unheard.report.tracking import Tracking
+
     start, last, accuracy = time.monotonic(), None, None
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -208,9 +246,13 @@ def show_rounds(
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    let_unwind()
     interrupted = if_interrupted(f"What was done is saved: unheard resume {folder or 'DIR'} continues.")
+    tracking = Tracking(path=folder, kinds=tuple(track or ("tensorboard",))) if folder else None
     with interrupted, Progress(*columns, console=notes, refresh_per_second=4) as bar:
-        task = bar.add_task(title, total=None, figures="starting")
+        task = bar.add_task(printable(title), total=None, figures="starting")
+        if tracking:
+            tracking.update()  # before the first round: a run that begins later would show how long that round took
         # Closing the generator saves the state of the run; `closing` does it now and not when the generator is
         # collected.
         with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
@@ -219,11 +261,15 @@ def show_rounds(
                 figures = f"{_accuracy_text(accuracy)}ε {_running_epsilon(last)} at δ {last.delta:.1e}"
                 if last.metrics:
                     log(f"{title}: round {last.round} of {last.rounds}, {figures}")
-                    if folder:
-                        _update_tensorboard(folder)
+                    if tracking:
+                        tracking.update()
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
                 if stop_after is not None and time.monotonic() - start >= stop_after:
                     break
+    if tracking:
+        tracking.finish()
+        for kind in sorted(tracking.failures):
+            note(f"{kind} did not get every evaluation: see --log-file. metrics.jsonl has all of them.", style="yellow")
     return last
 
 
@@ -250,6 +296,7 @@ def show_runs(
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(),
     )
+    let_unwind()
     interrupted = if_interrupted("What was done is saved: the same command continues.")
     with interrupted, Progress(*columns, console=notes, refresh_per_second=4) as bar:
         tasks = [bar.add_task(name, total=None, figures="starting") for name in names]
@@ -282,15 +329,6 @@ def _accuracy_text(accuracy: float | None) -> str:
     return "" if accuracy is None else f"top-1 {100 * accuracy:5.2f} %  "
 
 
-def _update_tensorboard(folder: Path) -> None:
-    """Updates TensorBoard's files. Rounds cost privacy, so a failure here must not end a run."""
-    from unheard.report.tensorboard import update_event_file
-    from unheard.run_folder import RunFolder
-
-    with contextlib.suppress(Exception):
-        update_event_file(RunFolder(folder))
-
-
 def print_table(table: "Table") -> None:
     """Prints a table whose first column names the rows; as a list where the terminal is too narrow for its figures."""
     from rich.padding import Padding
@@ -305,7 +343,7 @@ def print_table(table: "Table") -> None:
         for row in table.rows:
             cells = (f"{name} {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell)
             console.print(Text(row[0]))
-            console.print(Padding(Text(" · ".join(cells), style="dim"), (0, 0, 0, 4)))
+            console.print(Padding(Text(SEPARATOR.join(cells), style="dim"), (0, 0, 0, 4)))
     elif table.rows:
         rich_table = RichTable(title=title, title_justify="left", show_edge=False, pad_edge=False)
         for i, (column, width) in enumerate(zip(table.columns, widths, strict=True)):
@@ -330,16 +368,31 @@ def _minimal_widths(table: "Table") -> list[int]:
     return [width(i) for i in range(len(table.columns))] if table.rows else []
 
 
-def print_curves(title: str, points: Sequence[dict[str, Any]], field: str, *, times: float = 1.0) -> None:
+def print_curves(
+    title: str,
+    points: Sequence[dict[str, Any]],
+    field: str,
+    *,
+    times: float = 1.0,
+    colours: Mapping[str, int] | None = None,
+) -> None:
     """Prints one curve for each run, by round; nothing if there are no points."""
-    drawing = curves(points, field, width=min(console.width, 100), height=16, times=times)
+    drawing = curves(points, field, width=min(console.width, 100), height=16, times=times, colours=colours)
     if drawing is not None:
         console.print()
         console.print(title, style="bold", markup=False, highlight=False)
         console.print(drawing)
 
 
-def curves(points: Sequence[dict[str, Any]], field: str, *, width: int, height: int, times: float = 1.0) -> Any:
+def curves(
+    points: Sequence[dict[str, Any]],
+    field: str,
+    *,
+    width: int,
+    height: int,
+    times: float = 1.0,
+    colours: Mapping[str, int] | None = None,
+) -> Any:
     """Draws curves with characters.
 
     Args:
@@ -348,6 +401,7 @@ def curves(points: Sequence[dict[str, Any]], field: str, *, width: int, height: 
         width: Columns of the drawing.
         height: Lines of the drawing.
         times: A factor for the values, 100 for per cent.
+        colours: The number of each run's colour, from 1; by default in the order of the runs.
 
     Returns:
         A Rich text; None if there are no points or no space.
@@ -363,7 +417,8 @@ def curves(points: Sequence[dict[str, Any]], field: str, *, width: int, height: 
     plotext.plot_size(width, height)
     for i, name in enumerate(names):
         own = [point for point in points if point["run"] == name]
-        colour = COLOURS[i % len(COLOURS)]
+        number = colours[name] if colours else i + 1
+        colour = COLOURS[(number - 1) % len(COLOURS)]
         x, y = [point["round"] for point in own], [times * point[field] for point in own]
         plotext.plot(x, y, label=name if len(names) > 1 else None, marker="braille", color=colour)
     rounds = [point["round"] for point in points]

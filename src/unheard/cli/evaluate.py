@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unheard.cli.interruption import set_kept
 from unheard.cli.options import AsJson, Processes, RunDir
 from unheard.cli.processes import run_on_processes
 
@@ -50,17 +51,20 @@ def evaluate(
     processes: Processes = 1,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
+    # Alone, the process ends at once; with several processes the leader prints the sentence below.
+    set_kept(lambda: "Stopped. The run folder is as it was, or has its new measures; the same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
         import json
 
-        from unheard.cli.display import print_table
+        from unheard.cli.display import if_interrupted, print_table
         from unheard.report import tables
 
-        if full:
-            numbers = full_measures_of(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
-        else:
-            numbers = _evaluate(folder, corpus, max_tokens, ranks)
+        with if_interrupted("The run folder is as it was; the same command starts again."):
+            if full:
+                numbers = full_measures_of(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
+            else:
+                numbers = _evaluate(folder, corpus, max_tokens, ranks)
         if as_json:
             print(json.dumps(numbers))
         elif full:
@@ -103,12 +107,20 @@ def full_measures_of(
 
 
 def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> None:
-    """Measures a run before it is shown. If its store is not here, or it has no model yet, prints so and goes on."""
-    from unheard.cli.display import note
-    from unheard.errors import CorpusError, RunFolderMissing
+    """Measures a run before it is shown. If its store is not here, or it has no model yet, prints so and goes on.
 
+    Raises:
+        CorpusCorrupt: The store is here, and damaged.
+    """
+    from unheard.cli.display import note
+    from unheard.errors import CorpusCorrupt, CorpusError, RunFolderMissing
+    from unheard.run_folder import RunFolder
+
+    RunFolder.open(path)  # a path without a run is an error of the command, printed once
     try:
         full_measures_of(path, prompts=prompts)
+    except CorpusCorrupt:
+        raise
     except (CorpusError, RunFolderMissing) as error:
         note(f"{path}: not measured. {error}", style="yellow")
 

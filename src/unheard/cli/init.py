@@ -5,15 +5,21 @@ population: it is declared by the person who writes the file, never counted from
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from unheard.cli.options import Force
 
 EXAMPLES = """Examples:
 
   unheard init --corpus corpora/chat --population 760000
 
   unheard init private.toml --corpus corpora/chat --population 760000 --users-per-round 5000 --rounds 5000
+
+  unheard init --corpus corpora/chat --population 760000 --users-per-round 5000 --rounds 5000 --epsilon 2
+
+  unheard init --corpus corpora/chat --population 760000 --users-per-round 1000 --rounds 1500 --noise auto --epsilon 2
 """
 
 TEMPLATE = """\
@@ -40,8 +46,7 @@ unit_norm = true               # the model normalises word vectors to norm 1 whe
 keep_norm = false              # true: also normalise them after every round; worse wherever we tried it
 
 [sampling]
-kind = "poisson"               # draws each user with probability q in every round; "fixed_size" is for non-private baselines
-users_per_round = {users_per_round}      # expected; q = users_per_round / population
+{sampling}
 
 [weights]
 kind = "equal"                 # or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
@@ -61,8 +66,7 @@ norm = 15.0                    # S: how far one user may move the model
 kind = "fixed_denominator"     # or "clipped_denominator" with min_total_weight, or "true_average" (non-private)
 
 [noise]
-kind = "gaussian"              # or "exact_gaussian" (drawn exactly in integers), "none"
-noise_multiplier = 1.0         # z; or noise_std = sigma
+{noise}
 
 # [[schedule]]                 # changes that are fixed before the run; repeat the block for more
 # from_round = 4885
@@ -89,6 +93,30 @@ device = "auto"
 """
 
 
+POISSON = """\
+kind = "poisson"               # draws each user with probability q in every round; "fixed_size" is for non-private baselines
+users_per_round = {users_per_round}      # expected; q = users_per_round / population"""
+
+CYCLIC = """\
+kind = "cyclic_poisson"        # groups take turns; in its turn each user of a group is drawn with probability q'
+users_per_round = {users_per_round}      # expected; q' = groups * users_per_round / population
+groups = {separation}          # b: two rounds of one user are at least so many apart"""
+
+SEPARATED = """\
+kind = "min_separation"        # each user takes part in every b-th round; the guarantee does not rest on sampling
+separation = {separation}      # b; population / b users are expected per round"""
+
+INDEPENDENT = """\
+kind = "gaussian"              # or "correlated" (docs: Correlated noise), "exact_gaussian" (drawn in integers), "none"
+noise_multiplier = {z:g}         # z; or noise_std = sigma"""
+
+CORRELATED = """\
+kind = "correlated"            # chosen by `unheard init --noise auto`: {gain} less error than independent noise
+strategy = "{strategy}"
+noise_multiplier = {z:g}       # z, for epsilon {epsilon:.4g} at delta {delta:.3g} after {rounds} rounds
+rounds = {rounds}              # T, which the coefficients are optimised for{more}"""
+
+
 def init(
     run_file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[RUN.toml]")] = Path("run.toml"),
     *,
@@ -103,7 +131,19 @@ def init(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1, metavar="N")] = 1000,
-    force: Annotated[bool, typer.Option(help="Overwrite an existing file.")] = False,
+    noise: Annotated[
+        Literal["gaussian", "auto"],
+        typer.Option(
+            help="gaussian: independent noise. auto: compare independent and correlated noise at --epsilon, and choose."
+        ),
+    ] = "gaussian",
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="The least noise that meets this epsilon after all rounds.", metavar="E", show_default="none: z = 1"
+        ),
+    ] = None,
+    force: Force = False,
 ) -> None:
     """Write a commented run file with the paper's settings."""
     import json
@@ -115,41 +155,111 @@ def init(
 
     if run_file.exists() and not force:
         raise InvalidValue(f"{run_file} exists. Choose another name, or overwrite it with --force.")
+    if users_per_round is not None and users_per_round <= 0:
+        raise InvalidValue(f"--users-per-round must be above 0, not {users_per_round:g}.")
     if users_per_round is not None and users_per_round > population:
         raise InvalidValue(
             f"--users-per-round {users_per_round:g} is more than the declared population of {population}. Lower it: each user is "
             "drawn with probability (users per round) / population."
         )
+    if noise == "auto" and epsilon is None:
+        raise InvalidValue("Give --noise auto together with --epsilon: kinds of noise are compared at one epsilon.")
     words = corpus / "vocabulary.txt"
     size = len(Vocabulary.load(words)) if words.exists() else 10_000
     per_round = min(100, population) if users_per_round is None else users_per_round
+    sampling_table = POISSON.format(users_per_round=_digits(per_round))
+    delta = float(f"{population**-1.1:.3e}")  # as it is written
+    noise_multiplier = None
+    if noise == "auto" and epsilon is not None:
+        sampling_table, noise_table = _best_tables(population, per_round, rounds, epsilon, delta)
+    else:
+        noise_multiplier = 1.0 if epsilon is None else _least_noise(population, per_round, rounds, epsilon, delta)
+        noise_table = INDEPENDENT.format(z=noise_multiplier)
     text = TEMPLATE.format(
         name=run_file,
         corpus=json.dumps(str(corpus)),
         population=population,
-        delta=population**-1.1,
+        delta=delta,
         vocabulary_size=size,
-        users_per_round=_digits(per_round),
+        sampling=sampling_table,
+        noise=noise_table,
         rounds=rounds,
     )
     try:
         storage.replace_file(run_file, text.encode())
     except OSError as error:
         raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
-    _show_noise(per_round, size)
+    if noise_multiplier is not None:
+        _show_noise(per_round, size, noise_multiplier)
     say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
     if not words.exists():
         say(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.")
 
 
-def _show_noise(users_per_round: float, vocabulary_size: int) -> None:
-    """Prints sigma of the template, and warns if its noise will drown the updates."""
+def _least_noise(population: int, users_per_round: float, rounds: int, epsilon: float, delta: float) -> float:
+    """Returns the smallest noise multiplier with which the run meets epsilon, and prints it."""
+    from unheard.cli.display import notes, say
+    from unheard.privacy.planner import solve
+
+    with notes.status("solving for the noise multiplier ...") as status:
+        solution = solve(
+            population=population,
+            users_per_round=users_per_round,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+            progress=lambda trial: status.update(f"solving: {trial}"),
+        )
+    noise_multiplier = solution.estimate.noise_multiplier
+    say(f"z = {noise_multiplier:g} meets epsilon {epsilon:g} at delta {delta:.4g} after {rounds:,} rounds.")
+    return noise_multiplier
+
+
+def _best_tables(population: int, users_per_round: float, rounds: int, epsilon: float, delta: float) -> tuple[str, str]:
+    """Returns the tables [sampling] and [noise] with the smallest error at a target, and prints which ones they are."""
+    from unheard.cli.display import notes, say
+    from unheard.privacy.noise_choice import best, compare_noise
+
+    poisson = POISSON.format(users_per_round=_digits(users_per_round))
+    with notes.status("comparing kinds of noise ...") as status:
+        options = compare_noise(
+            population=population,
+            users_per_round=users_per_round,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+            progress=lambda step: status.update(f"comparing kinds of noise: {step}"),
+        )
+    chosen, independent = best(options), options[0]
+    matrix = chosen.factorisation
+    if matrix is None:
+        say(f"Independent noise is best here: z = {independent.noise_multiplier:g} meets epsilon {epsilon:g}.")
+        return poisson, INDEPENDENT.format(z=independent.noise_multiplier)
+    gain = f"{1 - chosen.rms_error / independent.rms_error:.0%}"
+    say(f"Correlated noise ({chosen.kind}, {chosen.sampling}) has {gain} less error than independent noise.")
+    table = CYCLIC if chosen.sampling == "cyclic_poisson" else SEPARATED
+    more = ""
+    if chosen.kind == "banded" and len(matrix.coefficients) < matrix.separation:
+        more = f"\nbands = {len(matrix.coefficients)}"
+    return table.format(users_per_round=_digits(users_per_round), separation=matrix.separation), CORRELATED.format(
+        gain=gain,
+        strategy=chosen.kind,
+        z=chosen.noise_multiplier,
+        epsilon=chosen.epsilon,
+        delta=delta,
+        rounds=rounds,
+        more=more,
+    )
+
+
+def _show_noise(users_per_round: float, vocabulary_size: int, noise_multiplier: float) -> None:
+    """Prints sigma of the run file, and warns if its noise will drown the updates."""
     from unheard.cli.display import warn_of_noise
     from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS, NoiseLevel
 
-    # The template's model is the paper's, with 96 parameters for each word of the vocabulary; its z is 1.
+    # The template's model is the paper's, with 96 parameters for each word of the vocabulary.
     parameters = PAPER_PARAMETERS + 96 * (vocabulary_size - 10_000)
-    sigma = PAPER_CLIP_NORM / users_per_round
+    sigma = noise_multiplier * PAPER_CLIP_NORM / users_per_round
     warn_of_noise(NoiseLevel(noise_std=sigma, clip_norm=PAPER_CLIP_NORM, parameters=parameters))
 
 

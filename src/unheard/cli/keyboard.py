@@ -40,6 +40,7 @@ def keyboard(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     from unheard.cli.display import console, notes
+    from unheard.cli.interruption import let_unwind
     from unheard.deployment.keyboard.server import KeyboardServer
     from unheard.deployment.keyboard.suggestions import Suggester
     from unheard.deployment.loading import open_models
@@ -47,6 +48,7 @@ def keyboard(
     with notes.status("Opening the models and computing their privacy statements"):
         models = open_models([folder] if other is None else [folder, other])
         server = KeyboardServer([Suggester(model) for model in models], port)
+    let_unwind()
     console.print(f"The keyboard is at {server.address} for this machine only. Ctrl-C ends it.", highlight=False)
     if open_browser:
         webbrowser.open(server.address)

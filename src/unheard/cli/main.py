@@ -1,17 +1,34 @@
-"""The `unheard` application: registers the commands, and turns expected errors into one line and exit status 2."""
+"""The `unheard` application: registers the commands, and turns expected errors into one line and exit status 2.
 
+Every command has the option `--log-file`, which is added here: it appends what the command prints in sentences, and what
+the packages report to Python's `logging` under the name `unheard`, to a file. Commands that may import the class of a
+model have the option `--trust-code`.
+"""
+
+import contextlib
+import functools
+import inspect
 import io
+import logging
+import math
+import os
 import sys
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
 
+import click
 import typer
-from rich.console import Console
+from typer.core import TyperCommand
 
 from unheard.cli import (
     audit,
+    base,
     benchmark,
     budget,
     canaries,
+    card,
     compare,
     corpus,
     demo,
@@ -32,7 +49,12 @@ from unheard.cli import (
     verify,
     watch,
 )
-from unheard.errors import UnheardError
+from unheard.cli.interruption import ignore_signals
+from unheard.cli.options import LogFile
+from unheard.config import LARGEST_NUMBER
+from unheard.errors import InvalidValue, UnheardError
+
+logger = logging.getLogger("unheard.cli")
 
 app = typer.Typer(
     name="unheard",
@@ -60,7 +82,7 @@ def _options(
 
 COMMANDS = {
     "Start": [(demo.demo, demo.EXAMPLES)],
-    "Data": [(prepare.prepare, prepare.EXAMPLES)],
+    "Data": [(base.base, base.EXAMPLES), (prepare.prepare, prepare.EXAMPLES)],
     "Training": [
         (init.init, init.EXAMPLES),
         (train.train, train.EXAMPLES),
@@ -74,6 +96,7 @@ COMMANDS = {
         (evaluate.evaluate, evaluate.EXAMPLES),
         (compare.compare, compare.EXAMPLES),
         (report.report, report.EXAMPLES),
+        (card.card, card.EXAMPLES),
     ],
     "Use": [
         (predict.predict, predict.EXAMPLES),
@@ -92,11 +115,132 @@ COMMANDS = {
 }
 """Every command with the examples that end its help, by the panel of `unheard --help` that lists it."""
 
+USES_MODELS = {
+    *(
+        "train",
+        "resume",
+        "sweep",
+        "tune",
+        "benchmark",
+        "evaluate",
+        "compare",
+        "report",
+        "predict",
+        "keyboard",
+        "export",
+    ),
+    *("personalize", "audit"),
+}
+"""The commands that may import the class of a model. `verify` never does."""
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Allow the run file to name a module class in the working folder. Importing it executes its file: use "
+        "this only for code that you trust.",
+    ),
+]
+
+
+def _with_trust(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with the option `--trust-code`."""
+
+    @functools.wraps(command)
+    def trusting(*args: Any, trust_code: bool = False, **kwargs: Any) -> Any:
+        if not trust_code:
+            return command(*args, **kwargs)
+        from unheard.models.module import trusted_code
+
+        with trusted_code():
+            return command(*args, **kwargs)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("trust_code", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=TrustCode)
+    trusting.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # pyright: ignore[reportAttributeAccessIssue]
+    trusting.__annotations__ = {**command.__annotations__, "trust_code": TrustCode}
+    return trusting
+
+
+class CheckedCommand(TyperCommand):
+    """A command whose numbers are finite and at most `LARGEST_NUMBER`: options need no checks of their own for these."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            for number in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(number, float | int) and not (math.isfinite(number) and abs(number) <= LARGEST_NUMBER):
+                    raise click.BadParameter(f"{number} is not a number up to {LARGEST_NUMBER:g}.", ctx, param)
+        return rest
+
+
+@contextlib.contextmanager
+def log_to(path: Path | None) -> Iterator[None]:
+    """In the block, append the records of all `unheard` loggers, and Python's warnings, to a file.
+
+    Args:
+        path: The file; None for no log.
+
+    Raises:
+        InvalidValue: The file cannot be written.
+    """
+    if path is None or int(os.environ.get("RANK") or 0) > 0:  # the leader writes the log of all ranks
+        yield
+        return
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise InvalidValue(f"Cannot write --log-file {path}: {error.strerror}. Make its folder first.") from None
+    # DP: no times. The duration of a round depends on how much text its users have.
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger("unheard"), logging.getLogger("py.warnings")]
+    logging.captureWarnings(True)
+    for log in loggers:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    try:
+        logger.info("unheard %s: %s", version("unheard"), " ".join(sys.argv[1:]))
+        yield
+        logger.info("done")
+    except BaseException as error:
+        logger.error("ended by %s: %s", type(error).__name__, error)
+        raise
+    finally:
+        logging.captureWarnings(False)
+        for log in loggers:
+            log.removeHandler(handler)
+        handler.close()
+
+
+def _with_log_file(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with the option `--log-file` added to its own."""
+
+    @functools.wraps(function)
+    def command(*args: Any, log_file: Path | None = None, **options: Any) -> Any:
+        with log_to(log_file):
+            return function(*args, **options)
+
+    signature = inspect.signature(function, eval_str=True)
+    added = inspect.Parameter("log_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogFile)
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # pyright: ignore[reportAttributeAccessIssue]
+    command.__annotations__ = {
+        **{name: parameter.annotation for name, parameter in signature.parameters.items()},
+        "log_file": LogFile,
+    }
+    return command
+
+
 for _panel, _commands in COMMANDS.items():
     for _function, _examples in _commands:
-        app.command(epilog=_examples, rich_help_panel=_panel)(_function)
+        _command = _with_trust(_function) if _function.__name__ in USES_MODELS else _function
+        app.command(epilog=_examples, rich_help_panel=_panel)(_with_log_file(_command))
+for _info in corpus.app.registered_commands:
+    assert _info.callback is not None
+    _info.callback = _with_log_file(_info.callback)
 app.add_typer(corpus.app, name="corpus", rich_help_panel="Data")
 app.command("paper", hidden=True)(paper.paper)
+for _info in (*app.registered_commands, *corpus.app.registered_commands):
+    _info.cls = CheckedCommand
 
 
 def main() -> None:
@@ -109,7 +253,10 @@ def run_app(app: typer.Typer) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot encode ε must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            ignore_signals()
     except UnheardError as error:
         _exit_with(str(error))
     except OSError as error:
@@ -121,7 +268,9 @@ def run_app(app: typer.Typer) -> None:
 
 
 def _exit_with(message: str) -> None:
-    console = Console(stderr=True, soft_wrap=True)
+    from unheard.cli.display import safe_console
+
+    console = safe_console(stderr=True, soft_wrap=True)
     console.print("unheard: ", style="bold red", end="")
     console.print(message, markup=False, highlight=False)
     sys.exit(2)

@@ -4,17 +4,18 @@ A command uses them as annotations:
 
     def train(run_file: RunFile, out: ..., engine: EngineName = None, device: Device = None, ...): ...
 
-Where the default is None, `show_default` says in words what the command does then. Engines and accountants are names in
-a registry (`engines/choice.py`, `privacy/accountants.py`), which checks them. An option with a fixed set of words is a
-`Literal`, and Typer rejects any other word.
+Where the default is None, `show_default` says in words what the command does then. An option with a fixed set of words
+is a `Literal`: Typer shows the words and rejects any other. Engines and accountants are also names in a registry
+(`engines/choice.py`, `privacy/accountants.py`); a test compares both lists.
 
 `overrides` turns options that stand for keys of the run file into such keys; `parse_vary` reads `--vary`.
 """
 
 import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import click
 import typer
 
 from unheard.errors import InvalidValue
@@ -60,12 +61,29 @@ Yes = Annotated[
         "public text, or for users who agreed.",
     ),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        click_type=click.Choice(["tensorboard", "mlflow", "wandb"]),
+        help="Where to copy the evaluations to. May be repeated. wandb sends them to Weights & Biases when the command ends.",
+        show_default="tensorboard",
+        rich_help_panel=MACHINE,
+    ),
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Append a log of what the command does to this file. It holds no times: they depend on the users' text.",
+        metavar="FILE",
+        show_default="no log",
+        rich_help_panel=MACHINE,
+    ),
+]
 
 EngineName = Annotated[
-    str | None,
+    Literal["auto", "stacked", "vectorised", "reference"] | None,
     typer.Option(
-        help="auto, stacked, vectorised or reference. The result does not depend on it.",
-        metavar="ENGINE",
+        help="What computes the updates of a cohort. The result does not depend on it.",
         show_default="as in the run file",
         rich_help_panel=MACHINE,
     ),
@@ -108,6 +126,27 @@ RankTimeout = Annotated[
         rich_help_panel=MACHINE,
     ),
 ]
+On = Annotated[
+    Literal["here", "flower"],
+    typer.Option(
+        help="Where the updates are computed: here, or on the nodes of Flower's simulation on this machine, which divide "
+        "the users of the store among them. The model is the same to the bit.",
+        rich_help_panel=MACHINE,
+    ),
+]
+Supernodes = Annotated[
+    int,
+    typer.Option(help="With --on flower: how many nodes.", min=1, max=100_000, metavar="N", rich_help_panel=MACHINE),
+]
+SecureAggregation = Annotated[
+    bool,
+    typer.Option(
+        "--secure-aggregation",
+        help="With --on flower: the nodes mask their updates, and the server sees only the sum "
+        "(engine.secure_aggregation in the run file).",
+        rich_help_panel=MACHINE,
+    ),
+]
 Workers = Annotated[
     int,
     typer.Option(
@@ -143,6 +182,15 @@ AsIfUsersPerRound = Annotated[
         show_default="as in the run",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what an earlier command wrote there.")]
+License = Annotated[
+    str | None,
+    typer.Option(
+        help="The licence of the model, as the Hugging Face hub names it.", metavar="NAME", show_default="not named"
+    ),
+]
+MEASURES_KEPT = "Measures of runs that were finished are kept in the run folders."
+"""Part of what a command prints that was interrupted while it measured runs."""
 NoMeasure = Annotated[
     bool,
     typer.Option("--no-measure", help="Do not measure runs that have no full measures yet; show what there is."),

@@ -36,6 +36,7 @@ def personalize(
     from rich.table import Table
 
     from unheard.cli.display import console, counted_bar, say
+    from unheard.cli.interruption import output_kept, set_kept
     from unheard.deployment.loading import run_statement
     from unheard.deployment.personalize import NOT_FOR_OTHERS, PersonalSettings, check_output_folder, save_personal
     from unheard.deployment.personalize import personalize as personalize_model
@@ -45,6 +46,7 @@ def personalize(
 
     torch.set_num_threads(1)  # a step is small: threads would wait for each other longer than they work
     out = out.expanduser()
+    set_kept(lambda: output_kept(out))
     check_output_folder(out)
     settings = PersonalSettings(passes=passes, learning_rate=learning_rate, later=later)
     released = Released.open(folder)

@@ -6,7 +6,7 @@ solves for a missing value; `performance/estimate.py` computes the machine time 
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from unheard.cli.options import AsJson
 
 if TYPE_CHECKING:
     from unheard.performance.estimate import Cost
-    from unheard.privacy.planner import CostEstimate, FeasiblePlan, NoiseLevel, Solution
+    from unheard.privacy.planner import CostEstimate, FeasiblePlan, NoiseLevel, SamplingComparison, Solution
 
 EXAMPLES = """
 Examples:
@@ -25,7 +25,11 @@ unheard plan --users 763430 --users-per-round 5000 --noise-multiplier 1 --rounds
 
 unheard plan --users 1000000 --users-per-round 1000 --rounds 3000 --epsilon 2  [dim](finds the noise multiplier)[/]
 
+unheard plan --users 750000 --users-per-round 1000 --rounds 1500 --epsilon 2 --compare-noise  [dim](correlated noise)[/]
+
 unheard plan --users 763430 --users-per-round 5000 --noise-multiplier 1 --rounds 5000 --cost --gpus 8
+
+unheard plan --users 100000 --users-per-round 500 --rounds 300 --noise-multiplier 1 --examples-per-user 8
 """
 
 COST = "Machine time"
@@ -68,13 +72,27 @@ def plan(
         ),
     ] = 1_346_144,
     accountant: Annotated[
-        str,
-        typer.Option(
-            help="The accountant whose epsilon must meet the target: best (the smaller of pld and rdp), pld, rdp or "
-            "moments.",
-            metavar="NAME",
-        ),
+        Literal["best", "pld", "rdp", "moments"],
+        typer.Option(help="The accountant whose epsilon must meet the target; best is the smaller of pld and rdp."),
     ] = "best",
+    examples_per_user: Annotated[
+        int | None,
+        typer.Option(
+            help="Also compute the noise of sampling examples instead of users, with at most so many of each user, for the "
+            "same epsilon and compute.",
+            min=1,
+            max=4096,
+            metavar="G",
+            show_default="users only",
+        ),
+    ] = None,
+    compare_noise: Annotated[
+        bool,
+        typer.Option(
+            "--compare-noise",
+            help="Compare independent noise with correlated noise (banded, BLT) for users per round, rounds and epsilon.",
+        ),
+    ] = False,
     cost: Annotated[
         bool, typer.Option("--cost", help="Also estimate the machine time, from measured speeds.", rich_help_panel=COST)
     ] = False,
@@ -105,17 +123,18 @@ def plan(
 ) -> None:
     """Compute what a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical."""
     from unheard.cli.display import notes, warn_of_delta, warn_of_noise
-    from unheard.config import nearest
     from unheard.errors import InvalidValue
-    from unheard.privacy.accountants import ACCOUNTANTS
-    from unheard.privacy.planner import CostEstimate, NoiseLevel, default_delta, feasible_plans, solve
+    from unheard.privacy.planner import CostEstimate, NoiseLevel, compare_sampling, default_delta, feasible_plans, solve
 
-    if accountant not in (known := ("best", *ACCOUNTANTS)):
-        raise InvalidValue(f"Unknown accountant '{accountant}'.{nearest(accountant, known)}")
     if users < 1:
         raise InvalidValue(f"--users must be 1 or more, not {users}.")
     if not cost and (gpus, efficiency, gpu_hour_price, speed_from) != (1, 1.0, None, None):
         raise InvalidValue("--gpus, --efficiency, --gpu-hour-price and --speed-from go with --cost.")
+    if compare_noise:
+        if epsilon is None or users_per_round is None or rounds is None or noise_multiplier is not None or cost:
+            raise InvalidValue("--compare-noise goes with --users-per-round, --rounds and --epsilon, and solves for z.")
+        _compare_noise(users, users_per_round, rounds, epsilon, delta, accountant, parameters, as_json)
+        return
     values: dict[str, Any] = {
         "users_per_round": users_per_round,
         "noise_multiplier": noise_multiplier,
@@ -159,10 +178,101 @@ def plan(
     if noise.noise_std > 0:
         warn_of_noise(noise)
     costs = _costs(estimate, speed_from, gpus, efficiency, gpu_hour_price) if cost else None
+    comparison = None
+    if examples_per_user is not None:
+        with notes.status("comparing with sampling of examples ...") as status:
+            comparison = compare_sampling(estimate, examples_per_user, lambda trial: status.update(trial))
     if as_json:
-        _print_json(estimate, accountant, solution, costs, efficiency, noise)
+        _print_json(estimate, accountant, solution, costs, efficiency, noise, comparison)
     else:
         _print_tables(estimate, solution, costs, efficiency)
+        if comparison is not None:
+            _print_comparison(comparison)
+
+
+def _compare_noise(
+    users: int,
+    users_per_round: float,
+    rounds: int,
+    epsilon: float,
+    delta: float | None,
+    accountant: str,
+    parameters: int,
+    as_json: bool,
+) -> None:
+    """Prints independent, banded and BLT noise at one epsilon, with the error of the summed updates."""
+    from json import dumps
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from unheard.cli.display import notes, warn_of_delta
+    from unheard.privacy.noise_choice import best, compare_noise
+    from unheard.privacy.planner import default_delta
+    from unheard.privacy.statement import plain
+
+    delta = default_delta(users) if delta is None else delta
+    warn_of_delta(delta)
+    with notes.status("comparing ...") as status:
+        options = compare_noise(
+            population=users,
+            users_per_round=users_per_round,
+            rounds=rounds,
+            epsilon=epsilon,
+            delta=delta,
+            accountant=accountant,
+            progress=lambda step: status.update(f"comparing: {step}"),
+        )
+    chosen, independent = best(options), options[0]
+    rows = [
+        {
+            "noise": option.kind,
+            "sampling": option.sampling,
+            "separation": 1 if option.factorisation is None else option.factorisation.separation,
+            "noise_multiplier": option.noise_multiplier,
+            "epsilon": option.epsilon,
+            "accountant": option.accountant,
+            "rms_error": option.rms_error,
+            "change": option.rms_error / independent.rms_error - 1,
+            "history_bytes": option.vectors * parameters * 8,
+            "is_best": option is chosen,
+        }
+        for option in options
+    ]
+    if as_json:
+        record = {"hypothetical": True, "users": users, "users_per_round": users_per_round, "rounds": rounds}
+        typer.echo(dumps(plain({**record, "delta": delta, "target": epsilon, "noise": rows}), allow_nan=False))
+        return
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]Hypothetical[/]: {users:,} users, {users_per_round:,g} per round, {rounds:,} rounds, epsilon {epsilon:g} at "
+        f"delta {delta:.3g}. None of these runs has happened."
+    )
+    table = Table("noise", "sampling", "b", "z", "error/S", "change", "history", "", box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[2:7]:
+        column.justify = "right"
+    for column in table.columns[:2]:
+        column.no_wrap, column.overflow = True, "ignore"
+    for row in rows:
+        table.add_row(
+            row["noise"],
+            row["sampling"],
+            f"{row['separation']:,}",
+            f"{row['noise_multiplier']:.4g}",
+            f"{row['rms_error']:.4g}",
+            f"{row['change']:+.0%}" if row["noise"] != "independent" else "",
+            f"{row['history_bytes'] / 1e6:,.0f} MB" if row["history_bytes"] else "",
+            "<- best" if row["is_best"] else "",
+        )
+    console.print(table)
+    console.print(
+        "error/S: the root mean square over the rounds of the noise in each coordinate of the summed updates, in units of S. b: "
+        "two rounds of one user are at least so many apart. history: past noise that the run keeps, as secret as the text, for "
+        f"{parameters:,} parameters. With min_separation the guarantee does not rest on sampling. `unheard init --noise auto "
+        "--epsilon E` writes the best one into a run file.",
+        soft_wrap=True,
+    )
 
 
 def _costs(
@@ -192,6 +302,7 @@ def _print_json(
     costs: "list[Cost] | None",
     efficiency: float,
     noise: "NoiseLevel",
+    comparison: "SamplingComparison | None",
 ) -> None:
     from json import dumps
 
@@ -221,7 +332,25 @@ def _print_json(
         record["not_enough"] = getattr(solution.cheaper, solution.solved_for, None)
     if costs is not None:
         record["cost"] = _cost_record(estimate, costs, efficiency)
+    if comparison is not None:
+        record["sampling_of_examples"] = vars(comparison)
     typer.echo(dumps(plain(record), allow_nan=False))
+
+
+def _print_comparison(comparison: "SamplingComparison") -> None:
+    """Prints the noise of both ways to sample, and what the comparison leaves out."""
+    from unheard.cli.display import say
+
+    less = comparison.examples_std / comparison.users_std
+    say(
+        f"Sampling of examples, at most {comparison.examples_per_user} of each user, {comparison.examples_per_round:,g} per "
+        f"round: epsilon {comparison.epsilon:.3g} needs z = {comparison.examples_noise:.3g} in units of one example's clip. "
+        f"The noise of the average, for the same clip, is {less:.2g} times that of sampling users."
+    )
+    say(
+        "It is for one clipped gradient per example ([sampling] kind = 'examples', [update] kind = 'fedsgd'). A user's update "
+        "of several local steps moves further than one gradient: noise alone does not say which model is better."
+    )
 
 
 def _noise_record(noise: "NoiseLevel") -> dict[str, Any]:
@@ -263,13 +392,13 @@ def _print_feasible_json(plans: "list[FeasiblePlan]", target: float) -> None:
 def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
     """Prints what a population allows: one row for each plan, with sigma and what to expect of it."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
+    from unheard.cli.display import safe_console
     from unheard.privacy.accountants import ACCOUNTANTS
     from unheard.privacy.planner import COSTLY_RATIO, DROWNING_RATIO, FREE_RATIO
 
-    console = Console(highlight=False)
+    console = safe_console(highlight=False)
     first = plans[0]
     console.print(
         f"[bold]Hypothetical[/] plans for {first.estimate.population:,} users that meet epsilon {target:g} at delta "
@@ -339,12 +468,12 @@ def _print_tables(
     estimate: "CostEstimate", solution: "Solution | None", costs: "list[Cost] | None", efficiency: float
 ) -> None:
     """Prints epsilon after 1, 10, 100, ... rounds, as in Table 1 of the paper, and the machine time."""
-    from rich.console import Console
     from rich.table import Table
 
+    from unheard.cli.display import safe_console
     from unheard.privacy.accountants import ACCOUNTANTS
 
-    console = Console(highlight=False)
+    console = safe_console(highlight=False)
     if solution is not None:
         console.print(_answer(solution))
     console.print(f"[bold]Hypothetical[/] epsilon at delta {estimate.delta:.3g}: this run has not happened.")
@@ -362,6 +491,8 @@ def _print_tables(
         table.add_row(f"{rounds:,}", *(f"{epsilons[name]:.4g}" for name in ACCOUNTANTS))
     console.print(table)
     console.print("All are upper bounds. A run states the smaller of PLD and RDP.")
+    if solution is not None and solution.solved_for == "noise_multiplier":
+        console.print("Correlated noise may add less to the model at this epsilon: --compare-noise compares.")
     if math.isinf(epsilons["pld"]) and not math.isinf(epsilons["rdp"]):
         console.print("PLD's arithmetic cannot resolve so small a delta over so many rounds, hence its 'inf'.")
     if costs is not None:

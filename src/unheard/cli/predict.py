@@ -29,9 +29,11 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list on standard output.")] = False,
 ) -> None:
     """Suggest the next word after some words."""
+    from rich.markup import escape
     from rich.table import Table
 
     from unheard.cli.display import console
+    from unheard.formatting import shown_word
 
     words = _open(folder).predict(text.encode("utf-8", "replace").decode("utf-8"), top)
     if as_json:
@@ -39,7 +41,7 @@ def predict(
         return
     table = Table("next word", "probability")
     for word, probability in words:
-        table.add_row(word.replace("[", r"\["), f"{100 * probability:.1f} %")
+        table.add_row(escape(shown_word(word)), f"{100 * probability:.1f} %")
     console.print(table)
 
 

@@ -4,7 +4,7 @@ The command collects its options into a `Preparation` and calls `build_store` (`
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,8 @@ EXAMPLES = """Examples:
   unheard prepare posts.parquet --user-field uid --text-field msg --tokens-per-user 1600 --out corpora/posts
 
   unheard prepare 'RC_*.jsonl.zst' --user-field author --text-field body --time-field created_utc --out corpora/reddit
+
+  unheard prepare 2026-11/*.jsonl --user-field author --text-field body --continues corpora/october --out corpora/november
 
   unheard prepare mail.db --table messages --user-field sender --text-field body --strip-quotes --out corpora/mail
 """
@@ -87,9 +89,8 @@ def prepare(
         Literal["jsonl", "json", "csv", "tsv", "parquet", "duckdb", "sqlite"] | None,
         typer.Option(
             "--format",
-            help="jsonl, json, csv, tsv, parquet, duckdb or sqlite.",
+            help="The format of the input.",
             rich_help_panel=INPUT,
-            metavar="FORMAT",
             show_default="by the file's name",
         ),
     ] = None,
@@ -217,9 +218,20 @@ def prepare(
     user_map: Annotated[
         Path | None,
         typer.Option(
-            help="Write the id and the number of each user to this file, outside the store.",
+            help="Write the id and the number of each user to this file, outside the store: .csv, .json, .jsonl or "
+            ".parquet.",
             rich_help_panel=PRIVACY,
             show_default="not written",
+        ),
+    ] = None,
+    continues: Annotated[
+        Path | None,
+        typer.Option(
+            help="An earlier store with (some of) the same users, for example of last month: what they were charged "
+            "there counts for the new store too. The earlier store may be deleted afterwards.",
+            rich_help_panel=PRIVACY,
+            metavar="STORE",
+            show_default="none: a new population",
         ),
     ] = None,
     engine: Annotated[
@@ -243,8 +255,8 @@ def prepare(
     """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
     from unheard.cli import interruption
 
-    interruption.set_output(out)
-    from unheard.cli.display import step_bars
+    interruption.set_kept(lambda: interruption.store_kept(out))
+    from unheard.cli.display import note, step_bars
     from unheard.corpus.backends.duckdb import DuckDBBackend
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.encode import EncodingOptions
@@ -308,9 +320,12 @@ def prepare(
             backend=backend,
             memory_bytes=int(memory * (1 << 30)),
             user_map=user_map,
+            continues=continues,
             progress=progress,
         )
     print_counts(prepared)
+    if continues is not None:
+        note(f"{out} continues the ledger of {continues}: every run on either is charged to {out}.")
 
 
 def _tokenizer(kind: str, punctuation: Literal["tokens", "drop"]) -> "Tokenizer":
@@ -377,10 +392,15 @@ def _check_other_text(corpus: str, inputs: list[str]) -> None:
 
 def _check_user_map(path: Path | None, out: Path) -> None:
     """Checks, before hours of work, that the map of user ids can be written and is not inside the store."""
+    from unheard.corpus.pipeline import USER_MAP_SUFFIXES
     from unheard.errors import InputError, PrivacyError
 
     if path is None:
         return
+    if path.suffix.lower() not in USER_MAP_SUFFIXES:
+        raise InputError(
+            f"--user-map {path}: its name must end in {', '.join(USER_MAP_SUFFIXES)}, which is the format."
+        )
     if path.resolve().is_relative_to(out.resolve()):
         raise PrivacyError(f"--user-map {path} lies in the store, which holds no ids. Name a file outside {out}.")
     if path.is_dir() or not path.resolve().parent.is_dir():
@@ -401,9 +421,8 @@ def _read_ids(path: Path | None) -> tuple[str, ...]:
 
 def _read_canaries(path: Path | None) -> "tuple[Canary, ...]":
     """Reads the phrases that `unheard canaries` wrote."""
-    import json
 
-    from unheard.config import part_from_table
+    from unheard.config import parse_json, part_from_table
     from unheard.corpus.canaries import Canary
     from unheard.errors import InputError
 
@@ -411,11 +430,40 @@ def _read_canaries(path: Path | None) -> "tuple[Canary, ...]":
         return ()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return tuple(part_from_table(Canary, json.loads(line), "canary") for line in lines if line.strip())
+        return tuple(part_from_table(Canary, parse_json(line), "canary") for line in lines if line.strip())
     except (OSError, ValueError) as error:
         raise InputError(
             f"Cannot read --canaries {path}: {error}. Give JSON lines with text, users, repeats."
         ) from None
+
+
+def _unit(info: dict[str, Any]) -> str:
+    """What the vocabulary of a store lists."""
+    return "characters" if info["tokens"]["kind"] == "characters" else "words"
+
+
+def _cure_of_unknown(info: dict[str, Any]) -> str:
+    """What helps if many words are not in the vocabulary, and was not done already."""
+    vocabulary, unit = info["vocabulary"], _unit(info)
+    tokens = "the tokenizer.json of a model (--tokens FILE)"
+    tokens += "" if unit == "characters" else " or --tokens characters"
+    if vocabulary["kind"] == "private":
+        return (
+            f"A larger --vocab-epsilon, or more users, release more {unit}. A public list costs nothing: --vocab public with "
+            f"--vocab-language. Or use {tokens}."
+        )
+    if vocabulary["kind"] != "public":
+        return f"Use a list of such text, the users' own {unit} (--vocab private), or {tokens}."
+    listed = (
+        f"The list is that of the language '{vocabulary['language']}'. If the text is in another language, name it "
+    )
+    listed += "(--vocab-language de)"
+    if unit == "characters":
+        return f"{listed}; otherwise use the users' own characters (--vocab private) or a list of them (--vocab FILE)."
+    return (
+        f"{listed}; otherwise ask for more words (--vocab-size {3 * vocabulary['size']}), or use the users' own words (--vocab "
+        f"private), a word list of such text (--vocab FILE), {tokens}."
+    )
 
 
 def print_counts(prepared: "PreparedStore") -> None:
@@ -425,7 +473,7 @@ def print_counts(prepared: "PreparedStore") -> None:
     """
     from rich.markup import escape
 
-    from unheard.cli.display import notes
+    from unheard.cli.display import echo, notes
     from unheard.corpus.encode import unknown_rate
     from unheard.corpus.vocabulary import SPECIALS
 
@@ -465,19 +513,16 @@ def print_counts(prepared: "PreparedStore") -> None:
     if words["kind"] == "private":
         asked = f"{words['asked'] - len(SPECIALS):,}"
         line(words["size"] - len(SPECIALS), f"words released by --vocab private, of {asked} asked for")
-    notes.print(
-        f"  {100 * unknown_rate(users):>10.2f} % of the training words are not in the vocabulary", soft_wrap=True
-    )
+    unknown = f"% of the training {_unit(prepared.store.info)} are not in the vocabulary"
+    notes.print(f"  {100 * unknown_rate(users):>10.2f} {unknown}", soft_wrap=True)
     if unknown_rate(users) > WARN_UNKNOWN:
         notice(
-            f"{100 * unknown_rate(users):.0f} % of the training words are not in the vocabulary: they become <UNK>, "
-            "which no model can turn back into words. If the text is in another language, name it (--vocab-language "
-            "de); otherwise use the users' own words (--vocab private), a word list of such text (--vocab FILE), the "
-            "tokenizer.json of a model (--tokens FILE) or --tokens characters."
+            f"{100 * unknown_rate(users):.0f} {unknown}: they become <UNK>, which no model can turn back into text. "
+            + _cure_of_unknown(prepared.store.info)
         )
     if not users.get("held_out_users"):
         notice(
             "no user is held out, so training, which measures accuracy on held-out users, will refuse this store. "
             "Raise --held-out, or gather more users."
         )
-    print(prepared.store.path)
+    echo(str(prepared.store.path))

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from unheard.cli.interruption import let_unwind, signals_as_ctrl_c
+
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import ProcessGroup
 
@@ -50,13 +52,8 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
 
     ranks = ProcessGroup.join()
     if ranks is None:
-        # `kill`, Slurm, Kubernetes and systemd end a job by SIGTERM. Treat it as Ctrl-C, so that what was done is
-        # saved.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
+        with signals_as_ctrl_c():  # so that what was done is saved
             return work(None)
-        finally:
-            signal.signal(signal.SIGTERM, before)
     if not ranks.is_leader:
         return _serve(ranks)
     # When another rank dies, the launcher ends this process by SIGTERM. Leave through `finally`, so that what was done
@@ -119,6 +116,7 @@ def _launch(processes: int, max_restarts: int) -> None:
     from unheard.engines.distributed.process_group import RENDEZVOUS_FILE
     from unheard.errors import RankError
 
+    let_unwind()  # the launcher has handlers of its own: it ends its ranks
     # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
     logging.disable(logging.ERROR)
     # DP: sums on their way have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host

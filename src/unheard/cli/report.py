@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from unheard.cli.options import AsIfUsers, AsIfUsersPerRound, Baseline, NoMeasure, Prompts, RunDirs
+from unheard.cli.interruption import output_kept, set_kept
+from unheard.cli.options import (
+    MEASURES_KEPT,
+    AsIfUsers,
+    AsIfUsersPerRound,
+    Baseline,
+    Force,
+    NoMeasure,
+    Prompts,
+    RunDirs,
+)
 
 EXAMPLES = """Examples:
 
@@ -30,13 +40,18 @@ def report(
     as_if_users: AsIfUsers = None,
     as_if_users_per_round: AsIfUsersPerRound = None,
     no_measure: NoMeasure = False,
+    force: Force = False,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
+    set_kept(
+        lambda: "Stopped. The page is as it was." if force else output_kept(out / "index.html", also=MEASURES_KEPT)
+    )
     from unheard.cli.display import notes, say
     from unheard.cli.evaluate import full_measures_if_possible
     from unheard.report.comparison import Comparison
-    from unheard.report.page import write_page
+    from unheard.report.page import check_page_folder, write_page
 
+    check_page_folder(out, force=force)
     if not no_measure:
         for folder in folders:
             full_measures_if_possible(folder, prompts=prompt)
@@ -44,5 +59,5 @@ def report(
         comparison = Comparison.read(
             folders, baseline=baseline, as_if_users=as_if_users, as_if_users_per_round=as_if_users_per_round
         )
-        page = write_page(comparison, out, title=title)
+        page = write_page(comparison, out, title=title, force=force)
     say(f"The page is written: {page.resolve().as_uri()}")

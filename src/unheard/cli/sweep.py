@@ -86,7 +86,8 @@ def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) 
     """Prints the held-out accuracy and epsilon of each run."""
     from rich.table import Table
 
-    from unheard.cli.display import console, epsilon_text, say
+    from unheard.cli.display import console, say
+    from unheard.formatting import epsilon_text
     from unheard.run_folder import RunFolder
 
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")

@@ -7,6 +7,7 @@ same or on another machine; the engine, the device and the number of processes c
 Both end cleanly at the end of a round: after `--stop-after`, at the budget, by Ctrl-C or SIGTERM.
 """
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,20 +19,29 @@ from unheard.cli.options import (
     Device,
     EngineName,
     MaxRestarts,
+    On,
     Processes,
     RankTimeout,
     RunDir,
     RunFile,
+    SecureAggregation,
     SetKeys,
     StopAfter,
+    Supernodes,
+    Track,
     Yes,
     overrides,
 )
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from unheard.engines.choice import EngineChoice
     from unheard.engines.distributed.process_group import ProcessGroup
+    from unheard.federated.server import FederatedEngine
     from unheard.training.loop import RoundReport
+    from unheard.training.run import Run
 
 EXAMPLES = """Examples:
 
@@ -41,7 +51,11 @@ EXAMPLES = """Examples:
 
   unheard train run.toml --out runs/night --stop-after 28800    (then: unheard resume runs/night)
 
+  unheard train run.toml --out runs/tracked --track mlflow --log-file train.log
+
   unheard train run.toml --out runs/wide --processes 8 --max-restarts 3
+
+  unheard train run.toml --out runs/devices --on flower --supernodes 50 --secure-aggregation
 
   torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 3 ... -m unheard train run.toml --out runs/cluster
 """
@@ -68,6 +82,10 @@ def train(
     processes: Processes = 1,
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
+    track: Track = None,
+    on: On = "here",
+    supernodes: Supernodes = 10,
+    secure_aggregation: SecureAggregation = False,
     yes: Yes = False,
 ) -> None:
     """Train a model with user-level differential privacy, from a run file into a run folder."""
@@ -76,18 +94,23 @@ def train(
         from unheard.cli.display import confirm_no_noise, show_noise, show_rounds, warn_of_delta
         from unheard.engines.distributed.process_group import was_restarted
         from unheard.mechanism.noise import NoNoise
+        from unheard.report.tracking import Tracking
         from unheard.training.loop import train as train_run
         from unheard.training.run_file import read_run_file
 
+        Tracking(path=out, kinds=track or ()).check()
         run, engine_choice = read_run_file(run_file, overrides(set_, engine, device, rank_timeout))
+        if secure_aggregation:
+            engine_choice = replace(engine_choice, secure_aggregation=True)
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
         if not isinstance(run.plan.noise, NoNoise):
             warn_of_delta(run.claimed_delta)
             show_noise(run)
-        reports = train_run(
-            run, out, engine=engine_choice, ranks=ranks, again=was_restarted(), allow_no_privacy=allowed
-        )
-        _print_result(out, show_rounds(reports, out.name, stop_after, folder=out))
+        with nodes_of(on, run, engine_choice, supernodes, ranks, secure_aggregation) as nodes:
+            reports = train_run(
+                run, out, engine=engine_choice, ranks=ranks, on=nodes, again=was_restarted(), allow_no_privacy=allowed
+            )
+            _print_result(out, show_rounds(reports, out.name, stop_after, folder=out, track=track))
 
     run_on_processes(work, processes, max_restarts)
 
@@ -104,6 +127,9 @@ def resume(
     processes: Processes = 1,
     max_restarts: MaxRestarts = 0,
     rank_timeout: RankTimeout = None,
+    track: Track = None,
+    on: On = "here",
+    supernodes: Supernodes = 10,
     yes: Yes = False,
 ) -> None:
     """Continue a run after a stop, a crash or a kill.
@@ -113,10 +139,13 @@ def resume(
 
     def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import confirm_no_noise, show_rounds
+        from unheard.report.tracking import Tracking
         from unheard.run_folder import RunFolder
+        from unheard.training.checkpoint import newest_checkpoint
         from unheard.training.loop import resume as resume_run
         from unheard.training.run_file import read_saved_run
 
+        Tracking(path=folder, kinds=track or ()).check()
         run, choice = read_saved_run(RunFolder.open(folder).run_file)
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
         choice = replace(
@@ -125,17 +154,70 @@ def resume(
             device=device or choice.device,
             rank_timeout=rank_timeout or choice.rank_timeout,
         )
-        reports = resume_run(folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks, allow_no_privacy=allowed)
-        _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder))
+        run = run if corpus is None else replace(run, corpus=corpus)
+        if on == "flower" and newest_checkpoint(RunFolder.open(folder)).state.round >= (rounds or run.training.rounds):
+            return _print_result(folder, None)  # without starting the nodes
+        with nodes_of(on, run, choice, supernodes, ranks) as nodes:
+            reports = resume_run(
+                folder,
+                rounds=rounds,
+                corpus=corpus,
+                engine=choice,
+                ranks=ranks,
+                on=nodes,
+                allow_no_privacy=allowed,
+            )
+            _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder, track=track))
 
     run_on_processes(work, processes, max_restarts)
+
+
+@contextlib.contextmanager
+def nodes_of(
+    on: str,
+    run: "Run",
+    choice: "EngineChoice",
+    supernodes: int,
+    ranks: "ProcessGroup | None",
+    secure_aggregation: bool = False,
+) -> "Iterator[FederatedEngine | None]":
+    """The engine of Flower's simulated nodes for `--on flower`; None for `--on here`.
+
+    Raises:
+        InvalidValue: Flower is not installed, `--processes` is given as well, or `--secure-aggregation` without nodes.
+    """
+    from unheard.errors import InvalidValue
+
+    if on == "here":
+        if secure_aggregation:
+            raise InvalidValue("--secure-aggregation masks what nodes send to a server: give --on flower as well.")
+        yield None
+        return
+    if ranks is not None:
+        raise InvalidValue("--on flower divides the work among its own processes: leave out --processes.")
+    try:
+        from unheard.federated.flower import simulated_nodes
+    except ImportError as error:
+        raise InvalidValue(f"--on flower needs Flower ({error}): pip install 'unheard[flower]'.") from None
+    from unheard.cli.display import note
+    from unheard.cli.interruption import let_unwind
+    from unheard.corpus.store import TokenStore
+    from unheard.federated.server import FederatedEngine
+    from unheard.training.initialise import pinned
+
+    store = TokenStore.open(run.corpus)
+    note(f"Starting {supernodes} simulated nodes: Flower and Ray take some seconds.")
+    let_unwind()  # Ray's processes have to be stopped in order
+    with simulated_nodes(store.path, supernodes) as network:
+        yield FederatedEngine(network, pinned(run).model, choice, store)
 
 
 def _print_result(folder: Path, last: "RoundReport | None") -> None:
     """Prints the newest accuracy, the running and the claimed epsilon, and what to do next."""
     import json
 
-    from unheard.cli.display import epsilon_text, say
+    from unheard.cli.display import say
+    from unheard.formatting import epsilon_text
     from unheard.run_folder import RunFolder
 
     if last is None:

@@ -121,9 +121,8 @@ def tune(
     trials_from: Annotated[
         Literal["geometric", "poisson"],
         typer.Option(
-            help="With --select: the distribution of their number: geometric (at least one model) or poisson (there may "
-            "be none).",
-            metavar="NAME",
+            help="With --select: the distribution of their number. With geometric there is at least one model; with "
+            "poisson there may be none.",
             rich_help_panel=SELECT,
         ),
     ] = "geometric",
@@ -295,11 +294,10 @@ def _select(
 ) -> None:
     """Trains the candidates and prints the best. The number and the scores of the trials are secret, so there is no
     bar."""
-    import signal
-    import sys
     from json import loads
 
-    from unheard.cli.display import note, notes, say
+    from unheard.cli.display import echo, note, notes, say
+    from unheard.cli.interruption import let_unwind, signals_as_ctrl_c
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
     from unheard.training.run_file import read_run_file, read_saved_run, run_hash
@@ -314,15 +312,15 @@ def _select(
         f"{len(candidates)} candidates, {mean:g} trials on average ({drawn_from}). The machine draws their number and tells it to "
         "nobody, so there is no progress bar. It may take several times the average."
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # end as by Ctrl-C, which deletes the trials
-    with notes.status("Training"):
+    let_unwind()
+    with signals_as_ctrl_c(), notes.status("Training"):  # an interruption deletes the trials
         folder = select(candidates, out, TrialCount(mean=mean, drawn_from=drawn_from), engine=runs[0][1])
     if folder is None:
         say("The number drawn was zero: there is no model. It was charged all the same.")
         return
     statement = folder.statement.read_text(encoding="utf-8")
     if as_json:
-        typer.echo(statement)
+        echo(statement)
         return
     best = run_hash(read_saved_run(folder.run_file)[0])
     chosen = next(c for c, run in zip(combinations, candidates, strict=True) if run_hash(pinned(run)) == best)

@@ -35,6 +35,7 @@ def watch(
     from rich.live import Live
 
     from unheard.cli.display import console
+    from unheard.cli.interruption import let_unwind
     from unheard.report.run_monitor import RunMonitor
 
     monitor = RunMonitor(folder)
@@ -43,6 +44,7 @@ def watch(
     if once or status.state in ENDED:
         console.print(_view(folder, status))
         return
+    let_unwind()
     with Live(_view(folder, status), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while status.state not in ENDED:
             time.sleep(every)

@@ -1,0 +1,180 @@
+"""Numbers, files and words that are meant to do harm: every one is refused with a message, and none reaches the terminal."""
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+from rich.table import Table
+from typer.testing import CliRunner
+
+import unheard
+from unheard.audit.planted_phrases import read_canaries
+from unheard.audit.verification import verify
+from unheard.cli import display
+from unheard.cli.main import app
+from unheard.config import parse_toml
+from unheard.corpus.private_vocabulary import WordRelease
+from unheard.corpus.store import TokenStore
+from unheard.deployment.device import open_export
+from unheard.deployment.personalize import open_personal
+from unheard.errors import CorpusMissing, InvalidValue, ModelError, UnheardError
+from unheard.formatting import printable, shown_word
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.report.run_monitor import RunMonitor
+from unheard.report.run_record import RunRecord
+from unheard.run_folder import RunFolder
+from unheard.training.released import Released
+
+BRACKETS = "[" * 200_000
+ESCAPES = "\x1b]0;title\x07\x1b[31mred\x9b2J\u202eabc\r\x00"
+
+
+def numeric_options():
+    """Every option of every command that takes a number."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, click.Group)
+    for name, command in root.commands.items():
+        inner = command.commands.items() if isinstance(command, click.Group) else [("", command)]
+        for sub, leaf in inner:
+            for option in leaf.params:
+                if isinstance(option, click.Option) and not option.is_flag and option.type.name[:3] in ("int", "flo"):
+                    yield [name, sub] if sub else [name], option
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf", "1e308", "1e999", str(10**30)])
+def test_numbers_without_a_bound_are_refused_by_every_command(value, monkeypatch):
+    options = list(numeric_options())
+    assert len(options) > 60
+    for words, option in options:
+        if option.type.name.startswith("int") and not value.lstrip("-").isdigit():
+            continue
+        root = typer.main.get_command(app)
+        command = root
+        for word in words:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        for other in command.params:  # so that nothing else is missing
+            monkeypatch.setattr(other, "required", False)
+        repeats = 2 if option.nargs == 2 else 1
+        with pytest.raises(click.UsageError):
+            command.make_context(words[-1], [option.opts[0], *[value] * repeats])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, 1e308, 1e4, float("inf"), float("nan")])
+def test_a_private_vocabulary_is_refused_before_anything_is_charged(epsilon):
+    with pytest.raises(InvalidValue, match="epsilon"):
+        WordRelease.for_budget(epsilon, 1e-6, 100)
+    with pytest.raises(InvalidValue, match="words_per_user"):
+        WordRelease.for_budget(1.0, 1e-6, 10**12)
+    with pytest.raises(InvalidValue, match="noise_multiplier"):
+        WordRelease.for_budget(1e-300, 1e-300, 100)
+
+
+@pytest.mark.parametrize("path", ["/", ".", "..", ""])
+def test_a_corpus_that_is_no_store_is_refused(run, tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusMissing):
+        list(unheard.train(replace(run, corpus=Path(path)), tmp_path / "r"))
+
+
+def test_a_model_beyond_the_memory_is_refused_before_it_is_allocated(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.randn", lambda *_, **__: pytest.fail("allocated"))
+    for size in (10**5 * 8, 10**12):
+        with pytest.raises(ModelError, match=r"parameters.*hidden_size"):
+            unheard.TiedLSTM(vocabulary_size=50, hidden_size=size).initial(0)
+    with pytest.raises(InvalidValue, match="unroll"):
+        unheard.Evaluation(unroll=10**12)
+
+
+def test_deep_brackets_in_any_file_are_refused(run, store, tmp_path):
+    """In a run folder, a store, an export and a personal model."""
+    own = tmp_path / "store"
+    shutil.copytree(store.path, own)
+    (own / "canaries.json").write_text("[]")
+    list(unheard.train(replace(run, corpus=own, training=unheard.Training(rounds=1)), tmp_path / "r"))
+    for folder, name in ((tmp_path / "export", "export.json"), (tmp_path / "mine", "personal.json")):
+        folder.mkdir()
+        (folder / name).write_text(BRACKETS)
+        with pytest.raises(UnheardError):
+            (open_export if name == "export.json" else open_personal)(folder)
+    names = ["run.toml", "metrics.jsonl", "measures.json", "statement.json", "ledger.jsonl", "tokens.json"]
+    files = [tmp_path / "r" / name for name in names]
+    files += [own / name for name in ("corpus.json", "counts.json", "canaries.json", "ledger.jsonl")]
+    for file in files:
+        before = file.read_bytes() if file.exists() else None
+        file.write_text(f"a = {BRACKETS}" if file.suffix == ".toml" else BRACKETS)
+        for look in (
+            lambda: verify(tmp_path / "r"),
+            lambda: Released.open(tmp_path / "r"),
+            lambda: RunRecord.read(tmp_path / "r"),
+            lambda: RunMonitor(tmp_path / "r").status(),
+            lambda: PopulationLedger.read(own / "ledger.jsonl"),
+            lambda: TokenStore.open(own).counts,
+            lambda: read_canaries(own, 50),
+        ):
+            with contextlib.suppress(UnheardError):
+                look()
+        file.unlink() if before is None else file.write_bytes(before)
+    with pytest.raises(ValueError, match="nested"):
+        parse_toml(f"a = {BRACKETS}")
+
+
+def test_a_line_of_the_metrics_that_is_no_evaluation_is_skipped(run, tmp_path):
+    list(unheard.train(replace(run, training=unheard.Training(rounds=3)), tmp_path / "r"))
+    folder = RunFolder.open(tmp_path / "r")
+    whole = folder.read_metrics()
+    odd = [{"round": 3, "perplexity": "x"}, {"round": 2, "accuracy_top1": {}}, [], None]
+    with open(folder.metrics, "a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in odd)
+    assert folder.read_metrics() == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[training]\nrounds = 'x'", "[training]\nrounds = 1\n[privacy]\nbudget_epsilon = []"]
+)
+def test_a_run_file_without_what_views_read_is_refused(run, tmp_path, text):
+    list(unheard.train(replace(run, training=unheard.Training(rounds=1)), tmp_path / "r"))
+    (tmp_path / "r" / "run.toml").write_text(text)
+    with pytest.raises(UnheardError):
+        RunMonitor(tmp_path / "r").status()
+
+
+def test_control_characters_do_not_reach_the_terminal(capsys):
+    """Whatever prints: a sentence, a table, a style, plain text, or an error."""
+    shown = printable(ESCAPES)
+    assert shown == r"\x1b]0;title\x07\x1b[31mred\x9b2J\u202eabc\r\x00"
+    assert shown_word(ESCAPES) == shown
+    table = Table()
+    table.add_column(ESCAPES)
+    table.add_row(ESCAPES)
+    console = display.safe_console(width=200)
+    for thing in (ESCAPES, table):
+        console.print(thing, markup=False)
+        console.print(thing, style="bold", soft_wrap=True)
+    display.echo(ESCAPES)
+    terminal = display.safe_console(width=200, force_terminal=True)
+    with terminal.capture() as capture:
+        terminal.print(ESCAPES, style="bold", markup=False)
+    out = capsys.readouterr().out
+    assert not set(ESCAPES) - set("abctitlered031m2J];[") & set(out)
+    assert "\x1b[1m" in capture.get()  # the console's own style stays
+    assert "\x1b[31m" not in capture.get()
+
+
+def test_a_word_of_a_vocabulary_cannot_steer_the_terminal(run, store, tmp_path):
+    """A received run folder with escape sequences for words."""
+    own = replace(run, plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.01)))
+    list(unheard.train(replace(own, training=unheard.Training(rounds=1)), tmp_path / "r"))
+    words = (tmp_path / "r" / "vocabulary.txt").read_text().splitlines()
+    evil = [*words[:3], *(f"\x1b[3{i % 8}m{word}\x07" for i, word in enumerate(words[3:]))]
+    (tmp_path / "r" / "vocabulary.txt").write_text("\n".join(evil) + "\n")
+    done = CliRunner().invoke(app, ["predict", str(tmp_path / "r"), "w1 w2", "--top", "9"])
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
+    if done.exit_code == 0:
+        assert r"\x1b[3" in done.output

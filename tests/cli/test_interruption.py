@@ -1,0 +1,132 @@
+"""Ctrl-C, SIGTERM and SIGHUP at several moments: one line that says what is kept, exit status 130, nothing half written."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import unheard
+from unheard import storage
+from unheard.cli import interruption
+
+
+@pytest.fixture(scope="module")
+def trained(store, model, plan, tmp_path_factory) -> Path:
+    run = unheard.Run(
+        corpus=store.path,
+        model=model,
+        plan=plan,
+        training=unheard.Training(rounds=2),
+        evaluation=unheard.Evaluation(every=2, max_tokens=200, unroll=20),
+    )
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    for _ in unheard.train(run, folder):
+        pass
+    return folder
+
+
+def interrupted(words: list[str], cwd: Path, number: int, seconds: float) -> tuple[int, str]:
+    """Run a command, send it a signal after so many seconds, and return its exit status and what it wrote to stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unheard", *words],
+        cwd=cwd,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    os.killpg(process.pid, number)  # as a terminal does: every process of the group receives it
+    _, said = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "seconds"),
+    [
+        ("export run --out result", signal.SIGINT, 0.5),
+        ("export run --out result", signal.SIGTERM, 2.0),
+        ("report run --out result", signal.SIGHUP, 1.0),
+        ("report run --out result", signal.SIGINT, 2.5),
+        ("evaluate run", signal.SIGINT, 0.8),
+        ("evaluate run --full", signal.SIGHUP, 1.6),
+        ("resume run --rounds 100000", signal.SIGHUP, 1.2),
+    ],
+)
+def test_an_interrupted_command_says_what_is_kept_and_leaves_nothing_half_written(
+    trained, tmp_path, words, number, seconds
+):
+    shutil.copytree(trained, tmp_path / "run")
+    status, said = interrupted(words.split(), tmp_path, number, seconds)
+    if status == 0 or (status == -number and not said):  # the signal came after the end, or before Python began
+        return
+    assert status == 130, said
+    assert "Traceback" not in said
+    assert said.count("Stopped") == 1
+    assert "same command" in said or "is complete" in said or "unheard resume" in said
+    assert {path.name for path in tmp_path.iterdir()} <= {"run", "result"}  # no folder under a temporary name
+    if "result is complete" in said:
+        assert (tmp_path / "result" / "statement.json").exists()
+    elif "export" in words:
+        assert not (tmp_path / "result").exists()
+
+
+def test_a_signal_before_the_first_step_is_a_line_too(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import sys, time\nsys.argv = ['unheard', 'plan']\nimport unheard.cli\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, tmp_path / "slow.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGHUP)
+    _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.decode()) == (130, f"unheard: {interruption.NOTHING_WRITTEN}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_first_import_is_a_line_too(tmp_path, number):
+    (tmp_path / "lazy_loader.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unheard", "plan"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(unheard.__file__).parents[1])])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.decode()) == (130, f"unheard: {interruption.NOTHING_WRITTEN}\n")
+
+
+def test_folders_under_temporary_names_are_deleted(tmp_path):
+    folder = storage.new_folder_beside(tmp_path / "result")
+    (folder / "half").write_text("x")
+    storage.delete_staged()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        storage.move_into_place(folder, tmp_path / "result")
+    storage.STAGED.discard(folder)
+    with storage.staged_folder(tmp_path / "whole"):
+        staged = {path for path in storage.STAGED if path.parent == tmp_path}
+        assert len(staged) == 1
+    assert not staged & storage.STAGED
+    storage.delete_staged()
+    assert (tmp_path / "whole").is_dir()
+
+
+def test_what_is_kept_follows_what_is_on_disk(tmp_path):
+    out = tmp_path / "store"
+    assert interruption.store_kept(out) == interruption.NOTHING_WRITTEN
+    out.with_name("store.partial").mkdir()
+    assert "same command continues" in interruption.store_kept(out)
+    assert "before" in interruption.output_kept(out)
+    out.mkdir()
+    (out / "corpus.json").write_text("{}")
+    assert interruption.store_kept(out).endswith("is complete.")
+    assert interruption.output_kept(out).endswith("is complete.")
