@@ -31,6 +31,7 @@ ORDER = [
     "audit",
     "tuning",
     "deployment",
+    "federated",
     "report",
     "cli",
 ]
