@@ -1,15 +1,15 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo paper private-run docs test lint types tests mutants chromium format install clean help constraints check-install dist
+.PHONY: demo paper private-run docs test lint types tests mutants chromium format install clean help constraints check-install dist notebooks deployment-test
 
 VENV := .venv
 BIN := $(VENV)/bin
 # The first Python from 3.11 to 3.14.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
-# CI also runs what needs Spark, Hugging Face models or a browser; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub,hf,browser` for all of it.)
-EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub$(comma)hf$(comma)browser,dev)
+# CI also runs what needs Spark, Hugging Face models, Flower, MLflow or a browser; elsewhere those tests skip and say so. (`make test EXTRAS=dev,spark,hub,llm,flower,mlflow,browser` for all of it.)
+EXTRAS ?= $(if $(CI),dev$(comma)spark$(comma)hub$(comma)llm$(comma)flower$(comma)mlflow$(comma)browser,dev)
 comma := ,
 
 help:  ## What there is to make
@@ -18,11 +18,14 @@ help:  ## What there is to make
 demo: $(VENV)/.installed  ## Train with and without privacy on a small real corpus, and compare (a few minutes)
 	$(BIN)/unheard demo
 
-paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from results/ (2 to 3 minutes)
+paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from reproduction/results/ (2 to 3 minutes)
 	$(BIN)/python -m reproduction page --results reproduction/results --out build/paper
 
 docs: $(VENV)/.installed-docs  ## Build the documentation site into build/site, in strict mode, without the network
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs build --strict --quiet
+
+notebooks: $(VENV)/.installed-notebooks  ## Run the notebooks of examples/notebooks from their first cell to their last (1 to 2 minutes)
+	OMP_NUM_THREADS=2 $(BIN)/python tools/run_notebooks.py
 
 private-run: $(VENV)/.installed  ## The private run on 750,947 users: DATA=folder with reviews_81.jsonl.zst and blogs_1600.jsonl.zst (one GPU)
 	@test -n "$(DATA)" || { echo "Name the folder of the corpora: make private-run DATA=/path/to/corpora"; exit 2; }
@@ -46,7 +49,7 @@ chromium:  ## Chromium for the tests of pages, from Debian (as root), unless the
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; }
 
-mutants: $(VENV)/.installed  ## Break the code in more than a hundred ways and show that the tests notice each (some minutes)
+mutants: $(VENV)/.installed  ## Break the code in more than 300 ways and show that the tests notice each (5 to 15 minutes)
 	$(BIN)/python -m tests.mutants.run
 
 format: $(VENV)/.installed  ## Put the code into the house's format
@@ -57,13 +60,25 @@ install: $(VENV)/.installed  ## Only set up .venv
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Unheard needs Python 3.11, 3.12, 3.13 or 3.14; none was found. Install one, or name it: make PYTHON=/path/to/python"; exit 2; }
+	@echo "Installing into $(VENV). PyTorch with CUDA is several GB: this takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
+
+$(VENV)/.installed-flower: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[flower]"
+	@touch $@
+
+$(VENV)/.installed-notebooks: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[notebooks,hf,demo]"
+	@touch $@
+
+deployment-test: $(VENV)/.installed-flower  ## Run the Flower apps with a SuperLink and SuperNodes on loopback: TLS, authenticated nodes (1 to 2 minutes)
+	OMP_NUM_THREADS=1 UNHEARD_DEPLOYMENT_TEST=1 $(BIN)/python -m pytest tests/federated/test_deployment.py
 
 constraints: $(VENV)/.installed  ## Pin every package of every extra anew, for all supported Pythons, from the package index
 	UV_NO_CONFIG=1 $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --no-annotate \

@@ -4,7 +4,8 @@
 #     tools/check_install.sh [python3.12 ...]       (`make check-install`)
 #
 # pip's configuration files and the environment's extra sources are switched off, so that a local wheel cannot hide a
-# missing or conflicting version. Nothing is installed: pip resolves (--dry-run) against constraints.txt.
+# missing or conflicting version. pip resolves (--dry-run) against constraints.txt. Then the newest versions of what the
+# command line imports are installed into a temporary folder, without constraints, and the command line is started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset PIP_FIND_LINKS PIP_EXTRA_INDEX_URL PIP_INDEX_URL PIP_CONSTRAINT PIP_NO_INDEX
@@ -54,4 +55,17 @@ for minor in 11 12 13 14; do
     failed=1
   fi
 done
+# Without constraints pip takes the newest versions that pyproject.toml allows: the command line must start with those.
+# It imports few packages, so PyTorch is left out.
+python=${pythons[0]}
+folder=$(mktemp -d)
+mapfile -t needed < <(sed -n 's/^    "\(\(typer\|rich\|lazy-loader\|filelock\)[^"]*\)",.*/\1/p' pyproject.toml)
+if "$python" -m venv "$folder" && "$folder/bin/pip" install --quiet "${needed[@]}" && "$folder/bin/pip" install --quiet --no-deps . \
+  && (cd "$folder" && bin/unheard --version && bin/unheard train --help >help.txt); then
+  echo "The command line starts with the newest allowed versions (${needed[*]})"
+else
+  echo "The command line does not start with the newest allowed versions (${needed[*]})"
+  failed=1
+fi
+rm -rf "$folder"
 exit $failed
