@@ -39,8 +39,8 @@ from unheard.randomness import reproducible_generator, secure_generator
 from unheard.updates.users import User, windows_of
 
 TOKENS, CLIP_NORM, NOISE_MULTIPLIER = 1601, 15.0, 1.0
-SAME_UPDATE = 1e-3
-"""The largest relative difference of one user's update in float32 that is still rounding."""
+SAME_UPDATE = {"float32": 1e-3, "bfloat16": 0.1}
+"""The largest relative difference of one user's update that is still rounding, by precision."""
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
@@ -50,11 +50,11 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": s
 class Ours:
     """Unheard's side: a cohort through the engine, the average, the noise, the server's step."""
 
-    def __init__(self, users: list[User], vocabulary_size: int, threads: int) -> None:
+    def __init__(self, users: list[User], vocabulary_size: int, threads: int, precision: str) -> None:
         torch.set_num_threads(threads)
         self.users, self.model = users, unheard.TiedLSTM(vocabulary_size=vocabulary_size)
         self.params_P = self.model.initial(0)
-        self.engine = EngineChoice(kind="auto", device="cpu").build(self.model)
+        self.engine = EngineChoice(kind="auto", device="cpu", precision=precision).build(self.model)
 
     def plan(self, clip, noise) -> RoundPlan:
         sampling = unheard.PoissonSampling(users_per_round=len(self.users))
@@ -215,6 +215,9 @@ def main() -> None:
     words.add_argument("--pfl-as", metavar="PxT", help="run pfl only so: P processes of T threads each, say 2x1")
     words.add_argument("--default-malloc", action="store_true", help="run pfl with the allocator as it comes")
     words.add_argument("--threads", type=int, default=2, help="of each side")
+    words.add_argument(
+        "--precision", choices=list(SAME_UPDATE), default="float32", help="of our products; pfl has float32"
+    )
     words.add_argument("--store", type=Path, help="a prepared corpus whose users to take, instead of synthetic ones")
     words.add_argument("--json", action="store_true", help="print one JSON object")
     asked = words.parse_args()
@@ -224,7 +227,7 @@ def main() -> None:
         ways = [(int(processes), int(threads))]
     python = pfl_python(asked.venv)
     users, vocabulary_size = users_of(asked.store, asked.users)
-    ours = Ours(users, vocabulary_size, asked.threads)
+    ours = Ours(users, vocabulary_size, asked.threads, asked.precision)
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "given.npz"
         windows_UKW = np.stack([windows_of(user.tokens, unheard.FedAvg().unroll) for user in users])
@@ -235,7 +238,7 @@ def main() -> None:
         theirs, tried = fastest(python, given, ways, asked.tries, {} if asked.default_malloc else KEEP_MEMORY)
         one = ours.one_delta()
         difference = float(np.linalg.norm(one - theirs.one_delta(Path(folder))) / np.linalg.norm(one))
-        if not difference < SAME_UPDATE:
+        if not difference < SAME_UPDATE[asked.precision]:
             sys.exit(
                 f"The two sides compute different updates: relative difference {difference:.1e}. Nothing is compared."
             )
@@ -248,6 +251,7 @@ def main() -> None:
         "users_a_round": asked.users,
         "rounds": asked.repeats,
         "threads": asked.threads,
+        "precision": asked.precision,
         "unheard": mine,
         "pfl": {
             **other,
