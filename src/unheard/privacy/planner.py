@@ -11,6 +11,7 @@ epsilon. Out: a `CostEstimate`, and for a target the cheapest estimate that was 
 CostEstimate(population=763430, users_per_round=5000, noise_multiplier=1.585, rounds=5000, delta=1e-09)
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -303,29 +304,32 @@ def solve(
     )
     require(0 < epsilon < math.inf, f"the target epsilon must be above 0, not {epsilon}.")
     unknown = missing[0]
-    least, most, value_at = _scale(unknown, population)
+    least, start, most, value_at = _scale(unknown, population)
     delta = default_delta(population) if delta is None else delta
 
     def at(n: int) -> CostEstimate:
         return CostEstimate(population=population, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
 
-    def meets(n: int, by: str) -> bool:
+    @functools.cache
+    def excess(n: int, by: str) -> float:
         progress(f"trying {unknown} = {value_at(n):g}")
-        return at(n).meets(epsilon, by)
+        return math.log(max(at(n).bound(by).epsilon, 1e-300) / epsilon)
 
     # The quick accountant's bound is valid, so its answer is a lower end for the search by a tighter, slower
     # accountant.
     quick = accountant if _is_quick(accountant) else RUNNING_ACCOUNTANT
     low, high = least, most
-    if accountant in ("best", quick) and meets(least, quick):
-        low, high = _largest(lambda n: meets(n, quick), least, most)
-    elif not meets(least, accountant):
+    if accountant in ("best", quick) and excess(least, quick) <= 0:
+        low, high = _largest(lambda n: excess(n, quick), start, least, most)
+    elif excess(least, accountant) > 0:
         raise InvalidValue(
             f"Epsilon {epsilon:g} at delta {delta:.3g} is out of reach, even with {unknown} = {value_at(least):g}: "
             "allow a larger epsilon, or give other values."
         )
     if accountant != quick:
-        low, high = _largest(lambda n: meets(n, accountant), low, most)
+        tight = CLAIMED[0] if accountant == "best" else accountant
+        if accountant != "best" or excess(low, tight) <= 0:
+            low, high = _largest(lambda n: excess(n, tight), low, least, most)
     estimate = at(low)
     if not estimate.meets(epsilon, accountant):
         raise AccountingError(
@@ -408,28 +412,42 @@ def _is_quick(accountant: str) -> bool:
     return accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].additive is not None
 
 
-def _scale(unknown: str, population: int) -> tuple[int, int, Callable[[int], float]]:
-    """The whole numbers to search on, from the least to the most that can be spent, and the value of each number."""
+def _scale(unknown: str, population: int) -> tuple[int, int, int, Callable[[int], float]]:
+    """The whole numbers to search on: the least that can be spent, where to start, the most, and the value of each."""
     if unknown == "noise_multiplier":  # a tenth of a percent less noise at each step, in four digits
-        steps = math.floor(1000 * math.log(MOST_NOISE / LEAST_NOISE))
-        return 0, steps, lambda n: float(f"{MOST_NOISE * math.exp(-n / 1000):.4g}")
-    return 1, population if unknown == "users_per_round" else MOST_ROUNDS, lambda n: n
+        start, most = (math.floor(1000 * math.log(MOST_NOISE / z)) for z in (1.0, LEAST_NOISE))
+        return 0, start, most, lambda n: float(f"{MOST_NOISE * math.exp(-n / 1000):.4g}")
+    if unknown == "users_per_round":
+        return 1, max(1, population // 100), population, lambda n: n
+    return 1, 1000, MOST_ROUNDS, lambda n: n
 
 
-def _largest(meets: Callable[[int], bool], low: int, most: int) -> tuple[int, int | None]:
-    """The largest number that meets the target, given that `low` does, and a slightly larger one that does not.
+def _largest(excess: Callable[[int], float], start: int, least: int, most: int) -> tuple[int, int | None]:
+    """The largest number with an excess of 0 or less, given that `least` has one, and a slightly larger number without.
 
-    The step doubles until it is too large, then the gap is halved; to a tenth of a percent for large numbers.
+    Steps that double lead from `start` to an interval that holds the answer. The line through the ends of the interval
+    proposes the next trial, and every third trial halves it. Large numbers are found to a tenth of a percent.
     """
-    step = max(1, low // 20)
-    while low < most:
-        high = min(most, low + step)
-        if not meets(high):
-            break
-        low, step = high, 2 * step
+    low, high, step = least, None, max(1, start // 100)
+    if excess(start) <= 0:
+        low = start
+        while high is None and low < most:
+            middle = min(most, low + step)
+            low, high, step = (middle, None, 2 * step) if excess(middle) <= 0 else (low, middle, step)
     else:
+        high = start
+        while (middle := max(least, high - step)) > least and excess(middle) > 0:
+            high, step = middle, 2 * step
+        low = middle
+    if high is None:
         return low, None
-    while high - low > (1 if low < 20_000 else low // 1000):
-        middle = (low + high) // 2
-        low, high = (middle, high) if meets(middle) else (low, middle)
+    trials = 0
+    while high - low > (width := 1 if low < 20_000 else low // 1000):
+        below, above = excess(low), excess(high)
+        middle, trials = (low + high) // 2, trials + 1
+        if trials % 3 and math.isfinite(below) and math.isfinite(above):
+            middle = low + math.floor((high - low) * below / (below - above))
+        # Beside an end the trial closes the interval, if the answer is there.
+        middle = min(max(middle, low + width), high - width)
+        low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
     return low, high

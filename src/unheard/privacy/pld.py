@@ -27,7 +27,8 @@ from unheard.privacy.events import Counts, Event, ExampleGaussian, Gaussian, Poi
 from unheard.privacy.rdp import NO_NOISE, RDP_COST, library_event
 
 GRID = 1e-4  # dp-accounting's own default
-BINS_IN_A_USUAL_LOSS = 4  # enough for an epsilon within a few tenths of a percent of the finest grid's
+FEWEST_BINS = 4  # in a usual loss: enough for an epsilon within a few tenths of a percent of the finest grid's
+MOST_BINS = 300  # in a usual loss, or in a loss of 1 if it is larger: epsilon within 1e-5 of the finest grid's
 TYPICAL_DELTA = 1e-8
 MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
 MAX_BINS_OF_A_RUN = 4e6
@@ -153,8 +154,8 @@ def _grid(counts: Counts) -> float:
     """Choose the width of a bin.
 
     It is dp-accounting's default, unless losses are far below it or it puts PLD above RDP (very small epsilons), where
-    a finer grid is taken, or unless little noise makes losses so large that they do not fit on it, where a wider one
-    is. Any grid gives a valid bound. The choice depends on the events alone, so all points of their curve agree.
+    a finer grid is taken, or unless little noise makes losses so large that a wider one is as exact and much quicker.
+    Any grid gives a valid bound. The choice depends on the events alone, so all points of their curve agree.
     """
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
     if any(
@@ -162,15 +163,16 @@ def _grid(counts: Counts) -> float:
     ):  # RDP, which the choice below needs, has no bound
         return max(EXAMPLE_GRID, of_a_round / MAX_BINS_OF_EXAMPLES)
     of_a_run = 4 * RDP_COST.epsilon_of(counts, 1e-15)
-    grid = max(GRID, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+    usual = min(_usual_loss(event) for event, _ in counts)
+    fine = max(GRID, min(usual, 1.0) / MOST_BINS)
+    grid = max(fine, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
     if grid > WIDEST_GRID:
         return grid
-    usual = min(_usual_loss(event) for event, _ in counts)
     if grid > 10 * usual or loss_distribution(counts, grid).epsilon(TYPICAL_DELTA) > RDP_COST.epsilon_of(
         counts, TYPICAL_DELTA
     ):
         finest = max(3 * of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
-        return min(grid, max(finest, usual / BINS_IN_A_USUAL_LOSS))
+        return min(grid, max(finest, usual / FEWEST_BINS))
     return grid
 
 
