@@ -104,6 +104,21 @@ def test_a_signal_during_the_first_import_is_a_line_too(tmp_path, number):
     assert (process.returncode, said.decode()) == (130, f"unheard: {interruption.NOTHING_WRITTEN}\n")
 
 
+def test_an_error_that_follows_a_signal_is_not_printed_beside_the_line(tmp_path):
+    """The signal ends the workers of the command too; the command may see that as an error before it ends itself."""
+    (tmp_path / "unheard").write_text(
+        "import os, signal, sys, time\n"
+        "from unheard.cli import interruption, main\n"
+        "from unheard.errors import InvalidValue\n"
+        "interruption.set_kept(lambda: time.sleep(0.3) or 'Stopped. All is kept.')\n"
+        "def fails():\n    os.kill(os.getpid(), signal.SIGTERM)\n    raise InvalidValue('a worker ended')\n"
+        "main.run_app(fails)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(unheard.__file__).parents[1])}
+    done = subprocess.run([sys.executable, tmp_path / "unheard"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "unheard: Stopped. All is kept.\n")
+
+
 def test_folders_under_temporary_names_are_deleted(tmp_path):
     folder = storage.new_folder_beside(tmp_path / "result")
     (folder / "half").write_text("x")

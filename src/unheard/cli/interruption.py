@@ -25,6 +25,7 @@ NOTHING_WRITTEN = "Stopped before anything was written. The same command starts 
 _kept: list[Callable[[], str]] = []
 _is_armed: list[bool] = []
 _ends_at_once = threading.Event()
+_is_stopping = threading.Event()
 
 
 def stop_at_signals() -> None:
@@ -39,7 +40,7 @@ def stop_at_signals() -> None:
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     for number in _signals():
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: None)  # the thread acts; without a handler nothing would wake it
+            signal.signal(number, lambda *_: _is_stopping.set())  # the thread acts; without a handler nothing wakes it
 
 
 def let_unwind() -> None:
@@ -54,6 +55,16 @@ def let_unwind() -> None:
     for number in _signals():
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
+
+
+def wait_if_stopping() -> None:
+    """Wait for the end of this process if a signal is ending it.
+
+    The signal also ends the command's own workers, and the main thread may see that as an error. It must not print it
+    beside the line that says what is kept.
+    """
+    if _ends_at_once.is_set() and _is_stopping.is_set():
+        threading.Event().wait(30)
 
 
 def ignore_signals() -> None:

@@ -49,7 +49,7 @@ from unheard.cli import (
     verify,
     watch,
 )
-from unheard.cli.interruption import ignore_signals
+from unheard.cli.interruption import ignore_signals, wait_if_stopping
 from unheard.cli.options import LogFile
 from unheard.config import LARGEST_NUMBER
 from unheard.errors import InvalidValue, UnheardError
@@ -256,6 +256,7 @@ def run_app(app: typer.Typer) -> None:
         try:
             app()
         finally:
+            wait_if_stopping()
             ignore_signals()
     except UnheardError as error:
         _exit_with(str(error))
