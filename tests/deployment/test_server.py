@@ -361,3 +361,25 @@ def test_nothing_typed_is_printed_or_written(server, capfd, tmp_path, monkeypatc
 def test_a_port_in_use_is_a_refusal_with_a_cure(server, two_models):
     with pytest.raises(InvalidValue, match="choose another --port"):
         KeyboardServer([Suggester(two_models[0])], server.server_port)
+
+
+def test_closing_waits_for_the_request_that_is_being_answered(two_models):
+    """A thread that is inside torch when the interpreter ends would abort the process."""
+    begun, ended = threading.Event(), threading.Event()
+
+    class Slow(Suggester):
+        def suggest(self, *words, **options):
+            begun.set()
+            time.sleep(0.3)
+            ended.set()
+            return super().suggest(*words, **options)
+
+    server = KeyboardServer([Slow(two_models[0])])
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    client = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    client.request("POST", "/suggest", '{"text": "how "}', {"Content-Type": "application/json"})
+    assert begun.wait(10)
+    server.shutdown()
+    server.server_close()
+    assert ended.is_set()
+    client.close()

@@ -166,6 +166,8 @@ def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
 
 MAX_CONNECTIONS = 64
 """Simultaneous connections; a further one is answered with 503. A browser opens six."""
+CLOSING_SECONDS = 2.0
+"""How long closing the server waits for requests that are being answered."""
 SCRIPTS = ("keyboard", "keys", "state", "suggesting", "typing")
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -250,6 +252,20 @@ class KeyboardServer(ThreadingHTTPServer):
                 self._deadlines.pop(connection, None)
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
+
+    def server_close(self) -> None:
+        """Close all connections and wait up to `CLOSING_SECONDS` for their threads.
+
+        A thread that is inside torch when the interpreter ends would abort the process.
+        """
+        super().server_close()
+        for connection in list(self._deadlines):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + CLOSING_SECONDS
+        for _ in range(MAX_CONNECTIONS):
+            if not self._free.acquire(timeout=max(0.0, until - time.monotonic())):
+                break
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """End the connection after any error, without printing anything that was typed."""
