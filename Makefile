@@ -1,7 +1,7 @@
 # Two commands do everything: `make demo` shows it, `make test` checks it. Both set up what they need by themselves.
 SHELL := bash
 .DELETE_ON_ERROR:
-.PHONY: demo paper private-run docs test lint types tests mutants chromium format install clean help constraints check-install dist notebooks deployment-test
+.PHONY: demo paper private-run docs test system-test lint types tests mutants chromium format install clean help constraints check-install dist notebooks deployment-test
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -33,7 +33,7 @@ private-run: $(VENV)/.installed  ## The private run on 750,947 users: DATA=folde
 	$(BIN)/python -m reproduction.private_run all --work runs/private-run
 	$(BIN)/python -m reproduction.private_run collect --work runs/private-run --out runs/private-run/results
 
-test: lint types tests  ## Everything that CI checks
+test: lint types tests  ## Lint, types and the test suite (about 5 minutes on 2 cores)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -42,8 +42,11 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/pyright
 
-tests: $(VENV)/.installed $(if $(CI),chromium)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+tests: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not system"
+
+system-test: $(VENV)/.installed $(if $(CI),chromium)  ## Tests that start other programs: browsers, Spark, Flower, killed commands (3 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m system
 
 chromium:  ## Chromium for the tests of pages, from Debian (as root), unless there is one
 	@command -v chromium >/dev/null || { apt-get update -qq && \

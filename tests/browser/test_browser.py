@@ -1,5 +1,9 @@
 """The browser itself: it starts, runs scripts, and reports the errors of a page."""
 
+import pytest
+
+pytestmark = pytest.mark.system
+
 
 def test_a_page_that_complains_is_heard(open_page, tmp_path):
     page = tmp_path / "page.html"

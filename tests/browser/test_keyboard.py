@@ -11,6 +11,8 @@ from tests.deployment.conftest import two_models  # noqa: F401 (a fixture)
 from unheard.deployment.keyboard.server import KeyboardServer
 from unheard.deployment.keyboard.suggestions import Suggester
 
+pytestmark = pytest.mark.system
+
 PHONE = dict(width=375, height=740, touch=True)
 SMALL_PHONE = dict(width=320, height=568, touch=True)
 

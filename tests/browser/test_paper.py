@@ -5,6 +5,8 @@ from reproduction.page import exhibits, write_page
 
 from tests.reproduction.conftest import everything, quick  # noqa: F401 (fixtures)
 
+pytestmark = pytest.mark.system
+
 DESKTOP = dict(width=1280, height=900)
 PHONE = dict(width=375, height=740, touch=True)
 DRAWN = "document.querySelectorAll('.plot').length === document.querySelectorAll('.plot[data-drawn]').length"

@@ -6,6 +6,8 @@ from tests.report.conftest import runs  # noqa: F401 (a fixture)
 from unheard.report.comparison import Comparison
 from unheard.report.page import write_page
 
+pytestmark = pytest.mark.system
+
 DESKTOP = dict(width=1280, height=900)
 PHONE = dict(width=375, height=740, touch=True)
 HEADS = {f"head-words-{head}" for head in (10, 50, 100)}

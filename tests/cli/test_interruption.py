@@ -14,6 +14,8 @@ import unheard
 from unheard import storage
 from unheard.cli import interruption
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def trained(store, model, plan, tmp_path_factory) -> Path:

@@ -18,6 +18,8 @@ import unheard
 from tests.cli import every_command
 from unheard.cli.main import app
 
+pytestmark = pytest.mark.system
+
 HERE = Path(__file__).parent
 KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG")
 """Nothing else of the environment: neither the switches that unheard sets itself, nor the variables by which a dependency sees that

@@ -226,6 +226,7 @@ def test_every_option_says_what_it_is_for(run):
         assert parameter.annotation.__metadata__[0].help, name
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("number", "seconds"),
     [(signal.SIGINT, 0.4), (signal.SIGINT, 2.2), (signal.SIGTERM, 1.2), (signal.SIGHUP, 1.7)],

@@ -191,6 +191,7 @@ def test_where_there_is_no_terminal_every_evaluation_is_a_line(unheard, run_file
     assert re.findall(r"^r: round (\d) of 6, top-1 .* ε ", said, flags=re.MULTILINE) == ["2", "4", "6"]
 
 
+@pytest.mark.system
 def test_a_plain_kill_saves_what_was_done_as_ctrl_c_does(run_file, tmp_path):
     """Slurm, Kubernetes and systemd end a job by SIGTERM: no round before it may have to be paid for again."""
     words = [Path(sys.executable).parent / "unheard", "train", run_file, "--out", tmp_path / "r"]

@@ -12,6 +12,8 @@ from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.splits import SplitRule
 from unheard.errors import InputError
 
+pytestmark = pytest.mark.system
+
 pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 pytest.importorskip("pyarrow", reason="the extra `spark` is not installed")
 if shutil.which("java") is None and "JAVA_HOME" not in os.environ:

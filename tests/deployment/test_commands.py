@@ -95,6 +95,7 @@ def test_refusals_are_one_message_with_the_cure(unheard, run_folder, tmp_path, w
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.system
 def test_the_keyboard_serves_two_runs_until_ctrl_c(run_folder):
     environment = {**os.environ, "COLUMNS": "200"}
     words = [UNHEARD, "keyboard", run_folder, run_folder, "--no-open"]

@@ -117,6 +117,7 @@ def listening(pids: list[int]) -> set[str]:
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.system
 def test_the_simulation_gives_the_model_of_plain_training_and_stays_on_this_machine(run, tmp_path):
     run = replace(run, training=replace(run.training, rounds=2, reproducible_seed=3))
     expected = plain(run, tmp_path / "plain")

@@ -27,6 +27,8 @@ from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
 from unheard.training.run_file import run_toml
 
+pytestmark = pytest.mark.system
+
 KILLS = int(os.environ.get("UNHEARD_KILLS", "1"))
 ALONE = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
 ENV = {**ALONE, "OMP_NUM_THREADS": "1"}

@@ -12,10 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
 
 from unheard.privacy.ledger import Ledger
 from unheard.training.run_file import run_toml
+
+pytestmark = pytest.mark.system
 
 KILLS = int(os.environ.get("UNHEARD_KILLS", "4"))
 
