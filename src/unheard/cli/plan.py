@@ -203,7 +203,6 @@ def _compare_noise(
     """Prints independent, banded and BLT noise at one epsilon, with the error of the summed updates."""
     from json import dumps
 
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -249,11 +248,12 @@ def _compare_noise(
         f"[bold]Hypothetical[/]: {users:,} users, {users_per_round:,g} per round, {rounds:,} rounds, epsilon {epsilon:g} at "
         f"delta {delta:.3g}. None of these runs has happened."
     )
-    table = Table("noise", "sampling", "b", "z", "error/S", "change", "history", "", box=SIMPLE_HEAD, pad_edge=False)
+    # Without lines between the columns the table fits into 80 characters.
+    table = Table("noise", "sampling", "b", "z", "error/S", "change", "history", "", box=None, padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.no_wrap, column.overflow = True, "ignore"
     for column in table.columns[2:7]:
         column.justify = "right"
-    for column in table.columns[:2]:
-        column.no_wrap, column.overflow = True, "ignore"
     for row in rows:
         table.add_row(
             row["noise"],

@@ -30,14 +30,15 @@ from unheard.privacy.accountants import CLAIMED, RUNNING_ACCOUNTANT, Bound, best
 from unheard.privacy.events import Event, Gaussian, PoissonGaussian
 from unheard.privacy.matrix_factorization import Factorisation, independent_error, optimise
 from unheard.privacy.planner import LEAST_NOISE, MOST_NOISE, CostEstimate, Progress, default_delta
+from unheard.privacy.rdp import rough_epsilon
 
 STEPS_PER_UNIT = 1000
 """Noise multipliers are solved for in thousandths, rounded up."""
-ROUGH_STEPS = 50
-"""In fiftieths to order the numbers of bands."""
+ROUGH_MARGIN = 1.01
+"""Rough multipliers, which order the numbers of bands, are exact to this factor."""
 MOST_BANDS = 256
 """More bands are not proposed: each needs a vector of the model's size in memory and in every checkpoint."""
-REFINED = 2
+REFINED = 3
 """How many numbers of bands are compared with the slow accountant, after the quick one has ordered all."""
 
 
@@ -116,16 +117,8 @@ def compare_noise(
     )
     q = estimate.event.sampling_prob
 
-    def solved(
-        sampling: str,
-        matrix: Factorisation | None,
-        event: Callable[[float], Event],
-        times: int,
-        *,
-        is_rough: bool = False,
-    ) -> NoiseOption:
-        by, steps = (RUNNING_ACCOUNTANT, ROUGH_STEPS) if is_rough else (accountant, STEPS_PER_UNIT)
-        z, bound = _least_multiplier(event, times, epsilon, delta, by, steps)
+    def solved(sampling: str, matrix: Factorisation | None, event: Callable[[float], Event], times: int) -> NoiseOption:
+        z, bound = _least_multiplier(event, times, epsilon, delta, accountant)
         return NoiseOption(
             kind="independent" if matrix is None else matrix.strategy,
             sampling=sampling,
@@ -143,16 +136,20 @@ def compare_noise(
     def released(z: float) -> Event:
         return Gaussian(noise_multiplier=z)
 
-    def cyclic(b: int, *, is_rough: bool) -> NoiseOption:
+    def rough_error(b: int) -> float:
         progress(f"{b} bands")
         matrix = optimise("banded", rounds=rounds, separation=b)
-        return solved("cyclic_poisson", matrix, sampled(b), matrix.participations, is_rough=is_rough)
+        return _rough_multiplier(sampled(b), matrix.participations, epsilon, delta) * matrix.rms_error()
+
+    def cyclic(b: int) -> NoiseOption:
+        progress(f"{b} bands, exactly")
+        matrix = optimise("banded", rounds=rounds, separation=b)
+        return solved("cyclic_poisson", matrix, sampled(b), matrix.participations)
 
     progress("independent noise")
     options = [solved("poisson", None, sampled(1), rounds)]
-    by_error = sorted(_until_worse(cyclic, _numbers_of_bands(1 / q, rounds, most_bands)), key=_error)
-    near = [option.factorisation.separation for option in by_error[:REFINED] if option.factorisation]
-    options.append(min((cyclic(b, is_rough=False) for b in near), key=_error))
+    near = _best_bands(rough_error, _numbers_of_bands(1 / q, rounds, most_bands))
+    options.append(min((cyclic(b) for b in near), key=_error))
     separation = min(int(1 / q + 1e-9), rounds)
     if separation >= 2:
         progress(f"rounds of one user {separation} apart")
@@ -175,14 +172,15 @@ def _error(option: NoiseOption) -> float:
     return option.rms_error
 
 
-def _until_worse(cyclic: Callable[..., NoiseOption], numbers: Sequence[int]) -> list[NoiseOption]:
-    """The options for increasing numbers of bands, up to three after the best one: the error has one minimum."""
-    options: list[NoiseOption] = []
+def _best_bands(rough_error: Callable[[int], float], numbers: Sequence[int]) -> list[int]:
+    """The `REFINED` numbers of bands with the smallest errors. The search ends three numbers after the best one, since the
+    error has one minimum."""
+    errors: dict[int, float] = {}
     for b in numbers:
-        options.append(cyclic(b, is_rough=True))
-        if len(options) - options.index(min(options, key=_error)) > 3:
+        errors[b] = rough_error(b)
+        if list(errors).index(min(errors, key=errors.__getitem__)) < len(errors) - 3:
             break
-    return options
+    return sorted(errors, key=errors.__getitem__)[:REFINED]
 
 
 def _numbers_of_bands(largest: float, rounds: int, most: int) -> list[int]:
@@ -192,36 +190,50 @@ def _numbers_of_bands(largest: float, rounds: int, most: int) -> list[int]:
     return sorted(b for b in steps if 1 <= b <= limit)
 
 
+def _rough_multiplier(event: Callable[[float], Event], times: int, target: float, delta: float) -> float:
+    """A z that meets the target by a rough bound, a few percent above the least."""
+
+    def excess(z: float) -> float:
+        return math.log(max(rough_epsilon(((event(z), times),), delta), 1e-9) / target)
+
+    high = 0.25
+    while excess(high) > 0:
+        if high > MOST_NOISE:
+            raise AccountingError(f"No noise meets epsilon {target:g} at delta {delta:.3g}: allow a larger epsilon.")
+        high *= 2
+    low = max(LEAST_NOISE, high / 4)
+    if excess(low) <= 0:
+        return low
+    return ROUGH_MARGIN * float(brentq(excess, low, high, rtol=ROUGH_MARGIN - 1))  # pyright: ignore[reportArgumentType]
+
+
 def _least_multiplier(
-    event: Callable[[float], Event], times: int, target: float, delta: float, accountant: str, steps: int
+    event: Callable[[float], Event], times: int, target: float, delta: float, accountant: str
 ) -> tuple[float, Bound]:
-    """The least z, in steps of 1 / `steps`, at which an event that happens `times` times meets the target, and its bound."""
+    """The least z, in thousandths, at which an event that happens `times` times meets the target, and its bound."""
+
+    def bound_of(z: float, by: str = accountant) -> Bound:
+        events = [(event(z), times)]
+        return best_epsilon(events, delta) if by == "best" else Bound(epsilon=epsilon(events, delta, by), accountant=by)
 
     def excess(z: float, by: str) -> float:
-        return math.log(max(epsilon([(event(z), times)], delta, by), 1e-9) / target)
+        return math.log(max(bound_of(z, by).epsilon, 1e-9) / target)
 
-    def least(low: float, high: float, by: str) -> int:
-        if excess(low, by) <= 0:
-            return math.ceil(low * steps)
-        return math.ceil(float(brentq(excess, low, high, args=(by,), xtol=0.2 / steps)) * steps)  # pyright: ignore[reportArgumentType]
-
-    top = 0.25
-    while excess(top, RUNNING_ACCOUNTANT) > 0:
-        if top > MOST_NOISE:
-            raise AccountingError(f"No noise meets epsilon {target:g} at delta {delta:.3g}: allow a larger epsilon.")
-        top *= 2
-    step = least(max(LEAST_NOISE, top / 4), top, RUNNING_ACCOUNTANT)
-    if accountant != RUNNING_ACCOUNTANT:
-        # The quick accountant's answer is valid, so it is the upper end of the search by the tight one.
-        tight, quick = CLAIMED[0] if accountant == "best" else accountant, step / steps
-        step = least(quick / 2, quick, tight) if excess(quick, tight) < 0 else step
-    while True:
-        events = [(event(step / steps), times)]
-        bound = (
-            best_epsilon(events, delta)
-            if accountant == "best"
-            else Bound(epsilon=epsilon(events, delta, accountant), accountant=accountant)
-        )
-        if bound.epsilon <= target:
-            return step / steps, bound
+    high = _rough_multiplier(event, times, target, delta)
+    by = CLAIMED[0] if accountant == "best" else accountant
+    if accountant == "best" and excess(high, by) > 0:
+        by = RUNNING_ACCOUNTANT  # for very small epsilons
+    while excess(high, by) > 0:
+        if high > MOST_NOISE:
+            raise AccountingError(
+                f"No noise meets epsilon {target:g} at delta {delta:.3g} by {by}: try another accountant."
+            )
+        high *= 1.1
+    low = high / 1.1
+    while low > LEAST_NOISE and excess(low, by) <= 0:
+        low, high = low / 1.2, low
+    root = high if excess(low, by) <= 0 else float(brentq(excess, low, high, args=(by,), xtol=0.2 / STEPS_PER_UNIT))  # pyright: ignore[reportArgumentType]
+    step = math.ceil(root * STEPS_PER_UNIT)
+    while (bound := bound_of(step / STEPS_PER_UNIT)).epsilon > target:
         step += 1
+    return step / STEPS_PER_UNIT, bound

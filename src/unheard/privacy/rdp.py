@@ -127,6 +127,10 @@ FILTER_ORDERS = (1.2, 1.5, 2.0, 3.0, 4.5, 7.0, 11.0, 18.0, 30.0, 50.0)
 """The orders of filters and odometers: fixed here, so that nothing that was seen can have a part in their choice."""
 
 
+ROUGH_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
+"""The orders of `rough_epsilon`."""
+
+
 def at_orders(cost: np.ndarray, orders: Sequence[float]) -> np.ndarray:
     """The divergences at some of the orders; raises `InvalidValue` for an order that is none of dp-accounting's."""
     where = [np.flatnonzero(np.isclose(RDP_ORDERS, order, rtol=1e-9)) for order in orders]
@@ -145,6 +149,15 @@ def filter_epsilon(cost: np.ndarray, delta: float, orders: Sequence[float]) -> f
 def epsilon_at_order(order: float, divergence: float, delta: float) -> float:
     """The epsilon at delta of a divergence at one order (Canonne, Kamath and Steinke 2020)."""
     return float(compute_epsilon([order], [divergence], delta)[0]) if math.isfinite(divergence) else math.inf
+
+
+def rough_epsilon(counts: Counts, delta: float) -> float:
+    """An epsilon that holds at delta, from few orders: some percent above `rdp_epsilon`, in a twentieth of its time."""
+    accountant = RdpAccountant(orders=ROUGH_ORDERS)
+    with _quiet_library():
+        for event, count in counts:
+            accountant.compose(library_event(event), count)
+    return float(accountant.get_epsilon(delta))
 
 
 def rdp_delta(cost: np.ndarray, epsilon: float) -> float:
