@@ -35,6 +35,16 @@ def test_each_option_meets_the_target_with_the_least_noise_and_states_its_error(
     assert (independent.vectors, banded.vectors, blt.vectors) == (0, banded.factorisation.separation - 1, 3)
 
 
+def test_of_options_with_the_same_error_the_one_with_the_least_memory_is_best():
+    options = compare_noise(
+        population=4000, users_per_round=100, rounds=40, epsilon=4.0, accountant="rdp", most_bands=40
+    )
+    banded, blt = options[2], options[3]
+    assert banded.rms_error == pytest.approx(blt.rms_error, rel=0.01)
+    assert banded.vectors > blt.vectors
+    assert best([options[0], banded, blt]) is blt
+
+
 def test_where_everybody_takes_part_in_most_rounds_independent_noise_is_kept():
     options = compare_noise(population=100, users_per_round=90, rounds=10, epsilon=8.0, **QUICK)
     assert [o.kind for o in options] == ["independent", "banded"]

@@ -251,7 +251,7 @@ def _compare_noise(
     # Without lines between the columns the table fits into 80 characters.
     table = Table("noise", "sampling", "b", "z", "error/S", "change", "history", "", box=None, padding=(0, 2, 0, 0))
     for column in table.columns:
-        column.no_wrap, column.overflow = True, "ignore"
+        column.no_wrap = True
     for column in table.columns[2:7]:
         column.justify = "right"
     for row in rows:

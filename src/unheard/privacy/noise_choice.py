@@ -162,10 +162,9 @@ def compare_noise(
 
 
 def best(options: Sequence[NoiseOption]) -> NoiseOption:
-    """The option with the smallest error; independent noise if nothing is at least one percent better."""
-    independent = next(option for option in options if option.kind == "independent")
-    chosen = min(options, key=_error)
-    return chosen if chosen.rms_error < 0.99 * independent.rms_error else independent
+    """The option with the smallest error; of those within one percent of it, the one that keeps the fewest vectors."""
+    smallest = min(option.rms_error for option in options)
+    return min((option for option in options if option.rms_error <= 1.01 * smallest), key=lambda option: option.vectors)
 
 
 def _error(option: NoiseOption) -> float:
