@@ -7,11 +7,13 @@ result files. Every command continues where an earlier call stopped.
     python -m reproduction.private_run run choose-S --work WORK                    choose S on blogs
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, until the time is over
-    python -m reproduction.private_run batch A --work WORK --out OUT --stop-after 1500    a batch of schedule.toml
+    python -m reproduction.private_run batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500    a batch of it
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
     python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
-    python -m reproduction.private_run restore reproduction/results/reviews_81/private --work WORK
     python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
+    python -m reproduction.private_run collect --work WORK --bundle OUT/a.tar.gz   the same in a few files, with the state
+    python -m reproduction.private_run restore OUT/a.tar.gz* --work WORK           go on with them on another machine
+    python -m reproduction.private_run unpack OUT/a.tar.gz* --out reproduction/results/reviews_81
 
 Paper: the private run corresponds to the first row of Table 2 (z = 1, 5,000 users per round, 5,000 rounds), which the
 paper estimated with 100 users per round. `private_results.py` applies the registered rules to the results.
@@ -25,10 +27,13 @@ import platform
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +80,10 @@ SMALL_FILES = (
     "facts.json",
 )
 """Files of a run folder that `collect` copies. None of them holds text."""
+KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*")
+"""Runs whose model and ledgers stay in a bundle when they are complete."""
+PART, LIMIT = 15 * 2**20, 60 * 2**20
+"""Bytes in one file of a bundle, and in all of its checkpoints and models together."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- stores
@@ -271,7 +280,16 @@ def smoothed(rows: Iterable[dict[str, Any]], key: str = "accuracy_top1") -> dict
     return {row["round"]: float(np.mean(values[max(0, n + 1 - SMOOTHED_OVER) : n + 1])) for n, row in enumerate(rows)}
 
 
-def run_step(step: str, work: Path, *, device: str, stop_after: float | None, scale: float, repetition: int) -> bool:
+def run_step(
+    step: str,
+    work: Path,
+    *,
+    device: str,
+    stop_after: float | None,
+    scale: float,
+    repetition: int,
+    only: Sequence[str] = ("*",),
+) -> bool:
     """Train the runs of one step side by side, or continue them.
 
     Args:
@@ -281,17 +299,28 @@ def run_step(step: str, work: Path, *, device: str, stop_after: float | None, sc
         stop_after: Seconds after which the runs stop; None means when they are complete.
         scale: Factor on rounds and users; below 1 for tests only.
         repetition: Number of the repetition.
+        only: Patterns of names; other runs of the step are left for a later call.
 
     Returns:
-        Whether all runs of the step are complete. They are then also measured.
+        Whether these runs of the step are complete. They are then also measured.
     """
     from unheard import EngineChoice
     from unheard.training.loop import train_together
     from unheard.training.run_file import run_from_tables
 
     began = time.monotonic()
-    wanted = runs_of(step, work, repetition=repetition, scale=scale)
-    if all(is_measured(work / "runs" / name, tables["training"]["rounds"]) for name, tables in wanted.items()):
+    origin = facts(device)  # fails here, not after the training, if the commit is unknown
+    chosen = {
+        name: run_tables
+        for name, run_tables in runs_of(step, work, repetition=repetition, scale=scale).items()
+        if any(fnmatchcase(name, pattern) for pattern in only)
+    }
+    wanted = {
+        name: run_tables
+        for name, run_tables in chosen.items()
+        if not is_measured(work / "runs" / name, run_tables["training"]["rounds"])
+    }
+    if not wanted:
         print(f"{step}: complete", flush=True)
         return True
     is_gpu = device.startswith("cuda")
@@ -338,7 +367,7 @@ def run_step(step: str, work: Path, *, device: str, stop_after: float | None, sc
             "users_per_second": round((last - first) * users / seconds, 1),
             "runs_side_by_side": len(runs),
             "marks": marks,
-            **facts(device),
+            **origin,
         }
         for name, folder in folders.items():
             with open(folder / "sittings.jsonl", "a", encoding="utf-8") as file:
@@ -387,7 +416,7 @@ def run_batch(arguments: argparse.Namespace) -> None:
             print(f"{step}: no time left; the same command goes on here", flush=True)
             break
         run_step(step, work, device=arguments.device, stop_after=left, scale=arguments.scale, repetition=repetition)
-        collect(work, arguments.out, models=True)
+        _collect(arguments)
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -407,7 +436,9 @@ def commit() -> str:
     if (HERE / "COMMIT").exists():
         return (HERE / "COMMIT").read_text().strip()
     git = ["git", "-C", str(HERE)]
-    name = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    name = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    if not name:
+        raise SystemExit(f"There is no git repository here: write the commit into {HERE / 'COMMIT'}.")
     is_dirty = subprocess.run(
         [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -529,8 +560,104 @@ def collect(work: Path, out: Path, *, models: bool) -> None:
         shutil.copyfile(work / "chosen_S.json", out / "chosen_S.json")
 
 
-def restore(kept: Path, work: Path) -> None:
-    """Copy a stopped run with its checkpoint back into the work folder, so that `run` continues it."""
+def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> list[Path]:
+    """Pack the results of every run into one tar file, cut into parts if it is large.
+
+    A run in progress comes with its ledgers and its newest checkpoint, so that `restore` can continue it elsewhere; a
+    complete run with its ledgers and its final model if `KEPT_WHOLE` names it, otherwise with its small files. If the
+    limit is too small for all, final models are left out first, then runs in progress with the highest seeds.
+
+    Args:
+        work: Folder of stores, ledgers and run folders.
+        target: The file to write. Parts have the endings `.00`, `.01`, …
+        part: Largest number of bytes of one file.
+        limit: Largest number of bytes of checkpoints and models together.
+
+    Returns:
+        The files. Parts of an earlier bundle of this name are removed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for old in parts_of(target):
+        old.unlink()
+    with tempfile.TemporaryDirectory(dir=work) as scratch:
+        copied, packed = Path(scratch) / "runs", Path(scratch) / "packed"
+        collect(work, copied, models=False)
+        folders = [path for path in copied.iterdir() if path.is_dir()]
+        for folder in sorted(folders, key=lambda path: ((path / "facts.json").exists(), path.name.split("-")[::-1])):
+            limit -= _add_state(work, folder, limit)
+        with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+            archive.add(copied, arcname=".")
+        size = packed.stat().st_size
+        if size <= part:
+            shutil.copyfile(packed, target)
+            return [target]
+        with open(packed, "rb") as file:
+            for number in range(-(-size // part)):
+                target.with_name(f"{target.name}.{number:02d}").write_bytes(file.read(part))
+    return parts_of(target)
+
+
+def _add_state(work: Path, folder: Path, limit: int) -> int:
+    """Add to a folder of a bundle what continues the run, or its ledgers and model; remove the ledger of other complete
+    runs. Returns the bytes of the checkpoint or model."""
+    source, is_complete = work / "runs" / folder.name, (folder / "facts.json").exists()
+    if is_complete and not any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
+        (folder / "ledger.jsonl").unlink(missing_ok=True)
+        return 0
+    kept = [source / "model.safetensors"] if is_complete else sorted((source / "checkpoints").glob("round-*"))[-1:]
+    files = [file for file in kept if file.exists()]
+    size = sum(file.stat().st_size for file in files)
+    if size > limit or not files:
+        print(f"{folder.name}: {'its model' if is_complete else 'the run in progress'} is left out", flush=True)
+        if not is_complete:
+            shutil.rmtree(folder)
+        return 0
+    shutil.copyfile(work / "ledgers" / f"{folder.name}.jsonl", folder / "population_ledger.jsonl")
+    shutil.copyfile(source / "tokens.json", folder / "tokens.json")
+    target = folder if is_complete else folder / "checkpoints"
+    target.mkdir(exist_ok=True)
+    shutil.copyfile(files[0], target / files[0].name)
+    return size
+
+
+def parts_of(target: Path) -> list[Path]:
+    """The files of a bundle in order: the file itself, or its parts."""
+    if target.exists():
+        return [target]
+    return sorted(target.parent.glob(f"{target.name}.[0-9][0-9]"))
+
+
+def unpack(files: Sequence[Path], out: Path) -> list[Path]:
+    """Unpack a bundle, given as its file or its parts, and return the folders of its runs."""
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile() as joined_parts:
+        for file in sorted(files):
+            joined_parts.write(file.read_bytes())
+        joined_parts.seek(0)
+        with tarfile.open(fileobj=joined_parts, mode="r:gz") as archive:
+            names = {Path(name).parts[0] for name in archive.getnames() if len(Path(name).parts) > 1}
+            archive.extractall(out, filter="data")
+    return [out / name for name in sorted(names)]
+
+
+def restore(kept: Sequence[Path], work: Path) -> None:
+    """Copy runs back into the work folder, so that `run` continues those in progress and passes over the others.
+
+    Args:
+        kept: Result folders with `checkpoints/`, or the files of a bundle.
+        work: Folder with the stores.
+    """
+    folders = [path for path in kept if path.is_dir()]
+    with tempfile.TemporaryDirectory() as scratch:
+        if files := [path for path in kept if not path.is_dir()]:
+            folders += unpack(files, Path(scratch))
+        for folder in folders:
+            _restore_run(folder, work)
+    shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
+
+
+def _restore_run(kept: Path, work: Path) -> None:
+    """Copy one run back, with the paths of this machine."""
     folder = work / "runs" / kept.name
     shutil.copytree(kept, folder)
     text = (folder / "run.toml").read_text(encoding="utf-8")
@@ -539,8 +666,8 @@ def restore(kept: Path, work: Path) -> None:
     (folder / "run.toml").write_text(text, encoding="utf-8")
     shutil.copyfile(work / "reviews_81" / "vocabulary.txt", folder / "vocabulary.txt")
     (work / "ledgers").mkdir(parents=True, exist_ok=True)
-    shutil.move(folder / "population_ledger.jsonl", work / "ledgers" / f"{kept.name}.jsonl")
-    shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
+    if (folder / "population_ledger.jsonl").exists():
+        shutil.move(folder / "population_ledger.jsonl", work / "ledgers" / f"{kept.name}.jsonl")
 
 
 def main() -> None:
@@ -565,9 +692,10 @@ def main() -> None:
         run = verb(name, run_batch if name == "batch" else _run)
         if name == "batch":
             run.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
-            run.add_argument("--out", type=Path, required=True, help="result files are copied here after each step")
+            _add_targets(run)
         if name == "run":
             run.add_argument("steps", nargs="+", choices=(*STEPS, *MORE_STEPS))
+            run.add_argument("--only", nargs="+", default=["*"], help="names of runs, such as '*-seed1'")
         run.add_argument("--work", type=Path, required=True)
         run.add_argument("--device", default="cuda")
         run.add_argument("--stop-after", type=float, help="seconds")
@@ -578,14 +706,36 @@ def main() -> None:
     read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")
     read.add_argument("--device", default="cuda")
     back = verb("restore", lambda arguments: restore(arguments.kept, arguments.work))
-    back.add_argument("kept", type=Path, help="a result folder with checkpoints/")
+    back.add_argument("kept", type=Path, nargs="+", help="result folders with checkpoints/, or the files of a bundle")
     back.add_argument("--work", type=Path, required=True)
-    got = verb("collect", lambda arguments: collect(arguments.work, arguments.out, models=arguments.models))
+    got = verb("collect", _collect)
     got.add_argument("--work", type=Path, required=True)
-    got.add_argument("--out", type=Path, required=True)
+    _add_targets(got)
     got.add_argument("--models", action="store_true")
+    open_ = verb("unpack", lambda arguments: print(*unpack(arguments.files, arguments.out), sep="\n"))
+    open_.add_argument("files", type=Path, nargs="+")
+    open_.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.work_on(arguments)
+
+
+def _add_targets(command: argparse.ArgumentParser) -> None:
+    """The options that say where results go: a folder or a bundle."""
+    either = command.add_mutually_exclusive_group(required=True)
+    either.add_argument("--out", type=Path, help="result files are copied to this folder, after each step of a batch")
+    either.add_argument(
+        "--bundle", type=Path, help="result files and the state go into FILE.tar.gz, in parts of 15 MiB"
+    )
+
+
+def _collect(arguments: argparse.Namespace) -> None:
+    """Write the results to where the options say."""
+    work = arguments.work.resolve()
+    if arguments.bundle is None:
+        collect(work, arguments.out, models=getattr(arguments, "models", True))
+    else:
+        for file in bundle(work, arguments.bundle):
+            print(f"{file}: {file.stat().st_size:,} bytes", flush=True)
 
 
 def _measure(arguments: argparse.Namespace) -> None:
@@ -608,6 +758,7 @@ def _run(arguments: argparse.Namespace) -> None:
             stop_after=left,
             scale=arguments.scale,
             repetition=arguments.repetition,
+            only=getattr(arguments, "only", ["*"]),
         )
 
 

@@ -213,12 +213,85 @@ def test_a_batch_collects_after_each_step_and_stops_by_the_clock(tmp_path, monke
     monkeypatch.setattr(private_run, "run_step", run_step)
     monkeypatch.setattr(private_run, "collect", lambda work, out, models: done.append(("collect", out, models)))
     arguments = SimpleNamespace(
-        name="B", work=tmp_path, out=tmp_path / "out", device="cpu", scale=1.0, stop_after=150.0
+        name="B", work=tmp_path, out=tmp_path / "out", bundle=None, device="cpu", scale=1.0, stop_after=150.0
     )
     private_run.run_batch(arguments)  # pyright: ignore[reportArgumentType]
     collected = ("collect", tmp_path / "out", True)
     assert done == [("private", 2, 150.0), collected, ("baseline-C5000", 2, 50.0), collected]
     assert (tmp_path / "chosen_S.json").exists()
+
+
+def make_work(work: Path, names: dict[str, bool]) -> None:
+    """A work folder with runs that are complete (True) or in progress."""
+    (work / "reviews_81").mkdir(parents=True)
+    (work / "reviews_81" / "vocabulary.txt").write_text("a\n")
+    (work / "ledgers").mkdir()
+    for name, is_complete in names.items():
+        folder = work / "runs" / name
+        make_run(folder, flat(20), rounds=300)
+        (folder / "run.toml").write_text(f'path = "{work}/reviews_81"\nledger = "{work}/ledgers/{name}.jsonl"\n')
+        (folder / "ledger.jsonl").write_text("charges")
+        (folder / "tokens.json").write_text("{}")
+        (folder / "vocabulary.txt").write_text("a\n")
+        (folder / "model.safetensors").write_bytes(np.random.default_rng(1).bytes(3000))
+        (folder / "checkpoints").mkdir()
+        for at in (200, 300):
+            (folder / "checkpoints" / f"round-{at:08d}.safetensors").write_bytes(np.random.default_rng(at).bytes(3000))
+        if is_complete:
+            (folder / "facts.json").write_text("{}")
+        (work / "ledgers" / f"{name}.jsonl").write_text("charges of the population")
+
+
+def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path, capsys):
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    make_work(work, {"z1-C1250": True, "baseline-seed1": True, "estimate-seed1": False, "estimate-seed2": False})
+    make_work(elsewhere, {})
+    assert private_run.bundle(work, tmp_path / "all.tar.gz") == [tmp_path / "all.tar.gz"]
+    files = private_run.bundle(work, tmp_path / "out" / "a.tar.gz", part=5000, limit=7000)
+    assert [file.name for file in files[:2]] == ["a.tar.gz.00", "a.tar.gz.01"]
+    assert all(file.stat().st_size <= 5000 for file in files)
+    assert "z1-C1250: its model is left out" in capsys.readouterr().out  # both runs in progress come first
+    private_run.restore([tmp_path / "all.tar.gz"], elsewhere)
+    whole, small, going = (elsewhere / "runs" / name for name in ("z1-C1250", "baseline-seed1", "estimate-seed1"))
+    assert (whole / "model.safetensors").read_bytes() == (work / "runs" / "z1-C1250" / "model.safetensors").read_bytes()
+    assert not (small / "model.safetensors").exists()
+    assert not (small / "ledger.jsonl").exists()
+    assert is_measured(small, 300)
+    assert [path.name for path in (going / "checkpoints").iterdir()] == ["round-00000300.safetensors"]
+    assert f'"{elsewhere}/reviews_81"' in (going / "run.toml").read_text()
+    assert (elsewhere / "ledgers" / "estimate-seed2.jsonl").read_text() == "charges of the population"
+    private_run.bundle(elsewhere, tmp_path / "again.tar.gz")  # complete runs without a model are no error
+    with pytest.raises(FileExistsError):
+        private_run.restore([tmp_path / "all.tar.gz"], elsewhere)
+
+
+def test_only_the_runs_that_are_not_complete_are_trained(tmp_path, monkeypatch):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    monkeypatch.setattr(private_run, "facts", lambda device: {})
+    for seed in (1, 2):
+        make_run(tmp_path / "runs" / f"baseline-seed{seed}", flat(20), rounds=300)
+        (tmp_path / "runs" / f"baseline-seed{seed}" / "facts.json").write_text("{}")
+    given = []
+
+    def train_together(runs, **more):
+        given.extend(folder.name for _, folder in runs)
+        raise RuntimeError("trained")
+
+    monkeypatch.setattr("unheard.training.loop.train_together", train_together)
+    options = {"device": "cpu", "stop_after": None, "scale": 0.06, "repetition": 1}
+    assert private_run.run_step("table-2", tmp_path, **options, only=["baseline-seed[12]"])
+    with pytest.raises(RuntimeError, match="trained"):
+        private_run.run_step("table-2", tmp_path, **options, only=["baseline-*", "estimate-seed1"])
+    assert given == ["baseline-seed3", "estimate-seed1"]
+
+
+def test_without_a_commit_nothing_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    monkeypatch.setattr(private_run, "HERE", tmp_path)  # not in a repository
+    with pytest.raises(SystemExit, match="write the commit into"):
+        private_run.run_step("table-2", tmp_path, device="cpu", stop_after=None, scale=0.01, repetition=1)
+    (tmp_path / "COMMIT").write_text("abc\n")
+    assert private_run.commit() == "abc"
 
 
 def test_a_run_is_complete_if_it_has_all_rounds_and_was_measured(tmp_path):
