@@ -2,6 +2,10 @@
 
     python -m benchmarks.hugging_face --model smollm2 --train lora --unroll 512 --batch-size 2 --users 256
     python -m benchmarks.hugging_face --base base/ --train lora --lengths lengths.npy
+    python -m benchmarks.hugging_face --unroll 256 --parts
+
+`--parts` measures one stream with parts of the computation switched off, settings of the kernels of attention, and the
+time by kernel; one JSON line for each, as soon as it is known.
 
 Without `--base` the model has the shape of the named one and random weights, which take the same time. Users have
 random tokens: 1,600 each, or the lengths of a file. Figures are tokens per second divided by 1,600.
@@ -162,6 +166,151 @@ def agreement(model: Any, params_P: torch.Tensor, plan: Any, device: torch.devic
     return float((fast.cpu() - plain.cpu()).norm() / plain.norm().cpu())
 
 
+# ------------------------------------------------------------------------------------------ parts of a stream
+
+TILES = (64, 128)
+SETTINGS = (
+    {"OTHERS": 64, "num_warps": 4, "num_stages": 2},
+    {"OTHERS": 64, "num_warps": 4, "num_stages": 3},
+    {"OTHERS": 64, "num_warps": 8, "num_stages": 2},
+    {"OTHERS": 32, "num_warps": 4, "num_stages": 2},
+)
+
+
+def milliseconds(work: Any, times: int = 5) -> float:
+    """The median time of some work on the GPU, after one call that does not count."""
+    work()
+    torch.cuda.synchronize()
+    taken = []
+    for _ in range(times):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        taken.append(begin.elapsed_time(end))
+    return round(sorted(taken)[times // 2], 4)
+
+
+def best_attention(model: Any, unroll: int, tokens: int = 2**15) -> list[dict]:
+    """Times of attention for one layer: FlashAttention, and the kernels with each setting; sets the best."""
+    from unheard.models import packed_kernels as kernels
+    from unheard.models.packed import packed_attention, packed_attention_backward
+
+    config = model.store_module.base.config
+    H, G = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    D = config.hidden_size // H
+    make = {"dtype": torch.bfloat16, "device": "cuda"}
+    query, grad = (torch.randn(tokens, H, D, **make) for _ in range(2))
+    key, value = (torch.randn(tokens, G, D, **make) for _ in range(2))
+    count = -(-tokens // unroll)
+    ends = (torch.arange(2 * count + 258, device="cuda") * unroll).clamp(max=tokens).to(torch.int32)
+
+    def times(tiles: torch.Tensor) -> tuple[float, float]:
+        few = (query, key, value)
+        output, lse = packed_attention(*few, ends, tiles, unroll, D**-0.5)
+        forward = milliseconds(lambda: packed_attention(*few, ends, tiles, unroll, D**-0.5))
+        backward = milliseconds(
+            lambda: packed_attention_backward(grad, *few, output, lse, ends, tiles, unroll, D**-0.5)
+        )
+        return forward, backward
+
+    lines = [{"attention": "flash", "ms": times(torch.zeros(3, 0, dtype=torch.int32, device="cuda"))}]
+    best: dict[int, list[Any]] = {}
+    for kernels.TILE in TILES:
+        tiles = kernels.attention_tiles(ends, tokens)
+        best[kernels.TILE] = [(9e9, {}), (9e9, {})]
+        for setting in SETTINGS:
+            kernels.FORWARD = kernels.BACKWARD = setting
+            try:
+                ms = times(tiles)
+            except Exception as error:  # a setting that needs more shared memory than there is
+                lines.append({"attention": "kernels", "tile": kernels.TILE, **setting, "error": str(error)[:100]})
+                continue
+            lines.append({"attention": "kernels", "tile": kernels.TILE, **setting, "ms": ms})
+            for way in range(2):
+                best[kernels.TILE][way] = min(best[kernels.TILE][way], (ms[way], setting), key=lambda pair: pair[0])
+    kernels.TILE = min(best, key=lambda tile: sum(ms for ms, _ in best[tile]))
+    (_, kernels.FORWARD), (_, kernels.BACKWARD) = best[kernels.TILE]
+    lines.append({"attention": "best", "tile": kernels.TILE, "forward": kernels.FORWARD, "backward": kernels.BACKWARD})
+    return lines
+
+
+def by_kernel(work: Any, count: int = 25) -> list[tuple[str, int, float]]:
+    """The kernels that take the most time: name, calls and milliseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    rows = [(e.key[:90], e.count, round(e.self_device_time_total / 1e3, 3)) for e in profiler.key_averages()]
+    return sorted(rows, key=lambda row: -row[2])[:count]
+
+
+def stream_of(packed: Any, step: Any, plan: Any, vocabulary: int) -> None:
+    """Copies a full stream of users with 1,600 tokens to the device."""
+    from unheard.engines.packed import _Work
+
+    users = users_of(np.full(step.packed.size.users, 1600), vocabulary)
+    host = step.next_host()
+    packed._fill(host, [_Work(k, list(plan.update.batches(user, 0))) for k, user in enumerate(users)], plan)
+    step.run(host)
+
+
+def parts(args: argparse.Namespace, model: Any, params_P: torch.Tensor, lengths: np.ndarray, plan: Any) -> None:
+    """Whole cohorts and one stream, with parts of the computation on and off."""
+    import torch._inductor.config as inductor
+
+    import unheard.engines.packed as engine_module
+    import unheard.models.packed as model_module
+
+    def say(**line: Any) -> None:
+        print(json.dumps({"s": round(time.perf_counter() - begun), **line}), flush=True)
+
+    begun = time.perf_counter()
+    for line in best_attention(model, args.unroll):
+        say(**line)
+    same_input = model_module.SAME_INPUT
+    variants: list[tuple[str, dict[str, Any]]] = [
+        ("neither", {"kernels": False, "merged": False}),
+        ("kernels of attention, merged layers", {}),
+        ("merged layers", {"kernels": False}),
+        ("both, 65,536 tokens", {"tokens": 2**16}),
+        ("both, coordinate descent", {"descent": True}),
+    ]
+    for name, change in variants:
+        model_module.USES_KERNELS = change.get("kernels", True)
+        model_module.SAME_INPUT = same_input if change.get("merged", True) else ()
+        engine_module.TOKENS_AT_ONCE = change.get("tokens", 2**15)
+        inductor.coordinate_descent_tuning = change.get("descent", False)
+        torch._dynamo.reset()
+        torch.cuda.reset_peak_memory_stats()
+        engine = VectorisedEngine(model, torch.device("cuda"))
+        result = measure(engine, model, params_P, lengths, plan, args.rounds)
+        packed = engine._compiled["packed"]
+        step = packed._step_for(plan, params_P)
+        stream_of(packed, step, plan, model.vocabulary_size)
+        size = step.packed.size
+        say(
+            variant=name,
+            **result,
+            tokens_of_stream=size.tokens,
+            places=size.users,
+            stream_ms=milliseconds(step.graph.replay),
+        )
+        if name in (variants[0][0], variants[1][0]):
+            say(variant=name, by_kernel=by_kernel(step.graph.replay))
+        if name == variants[1][0]:
+            say(variant=name, difference_from_reference=agreement(model, params_P, plan, torch.device("cuda"), engine))
+            kept = model_module.LOGITS_AT_ONCE
+            for model_module.LOGITS_AT_ONCE in (2**26, 2**27, 2**29):
+                step.record()
+                say(variant=name, logits_at_once=model_module.LOGITS_AT_ONCE, stream_ms=milliseconds(step.graph.replay))
+            model_module.LOGITS_AT_ONCE = kept
+        del engine, packed, step
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SHAPES), default="smollm2")
@@ -173,6 +322,7 @@ def main() -> None:
     parser.add_argument("--lengths", help="a .npy file with the number of tokens of each user")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peft", type=int, default=0, help="users of the plain peft loop; 0: none")
+    parser.add_argument("--parts", action="store_true", help="measure parts of the computation, on a GPU")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = HuggingFaceModel if args.base else RandomModel
@@ -180,6 +330,9 @@ def main() -> None:
     lengths = np.load(args.lengths)[: args.users] if args.lengths else np.full(args.users, 1600)
     plan = plan_of(model, args.batch_size, args.unroll, args.users)
     params_P = model.initial(0).to(device)
+    if args.parts:
+        parts(args, model, params_P, lengths, plan)
+        return
     result = measure(VectorisedEngine(model, device), model, params_P, lengths, plan, args.rounds)
     if args.peft:
         result["peft_users_per_s_of_1600"] = round(peft_users_per_s(model, lengths[: args.peft], plan, device), 2)

@@ -1,10 +1,10 @@
-"""The gradient of cross-entropy in Triton is that of the readable version. (Triton's interpreter without a GPU.)"""
+"""The kernels for packed models give what their readable versions give. (Triton's interpreter without a GPU.)"""
 
 import pytest
 import torch
 from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 
-from unheard.models.packed import score_gradient
+from unheard.models.packed import plain_attention, score_gradient
 
 pytestmark = [needs_triton, quietly]
 
@@ -28,3 +28,30 @@ def test_the_gradient_by_the_logits_is_that_of_the_readable_version(rows):
     assert not given[0][1].any()
     loss = torch.nn.functional.cross_entropy(row[:-3], target_L[0]) * weight_L[0]
     assert torch.allclose(torch.autograd.grad(loss, row)[0], expected[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("heads", "groups", "width"), [(6, 2, 16), (2, 2, 32)])
+def test_attention_and_its_gradients_are_those_of_the_readable_version(heads, groups, width):
+    """Windows of one token, of some tiles, of no token, and one whose numbers are not finite."""
+    from unheard.models import packed_kernels as kernels
+
+    generator = torch.Generator().manual_seed(2)
+    ends_M = torch.tensor([0, 70, 70, 71, 230, 250, 320, 320, 320], dtype=torch.int32)
+    shapes = [(320, heads, width), (320, groups, width), (320, groups, width)]
+    inputs = [torch.randn(*shape, generator=generator) for shape in shapes]
+    grad_NHD = torch.randn(*shapes[0], generator=generator)
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    expected = plain_attention(*leaves, ends_M, 0.3)
+    expected_gradients = torch.autograd.grad(expected, leaves, grad_NHD)
+    for t in inputs:
+        t[235] = float("nan")
+    query, key, value, grad, ends = (t.to(KERNEL_DEVICE) for t in (*inputs, grad_NHD, ends_M))
+    tiles = kernels.attention_tiles(ends, 320)
+    output, lse = kernels.attention(query, key, value, tiles, 0.3)
+    gradients = kernels.attention_gradients(grad, query, key, value, output, lse, tiles, 0.3)
+    finite = torch.ones(320, dtype=torch.bool)
+    finite[230:250] = False
+    tolerance = 1e-5 if KERNEL_DEVICE.type == "cpu" else 2e-2  # TF32 on a GPU
+    for one, other in zip((expected, *expected_gradients), (output, *gradients), strict=True):
+        assert torch.allclose(one[finite], other.cpu()[finite], atol=tolerance)
+        assert not torch.isfinite(other.cpu()[240:250]).all()

@@ -296,10 +296,9 @@ class PackedCohorts:
         return plan.contribution.sum(self._finished(params_P, users, plan, seed), self.model.layout.total)
 
     def _finished(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, seed: int) -> Iterator[CohortSum]:
-        batches = [plan.update.batches(user, seed) for user in users]
-        # Users with many steps first: at the end of a cohort, places that nobody needs are idle for few steps.
-        waiting = sorted(range(len(users)), key=lambda k: (len(batches[k]), batches[k].size), reverse=True)
-        waiting.reverse()
+        # Users with much text first: at the end of a cohort, places that nobody needs are idle for few steps. A user's
+        # batches are cut when the user takes a place, while the GPU computes the streams before.
+        waiting = sorted(range(len(users)), key=lambda k: len(users[k].tokens))
         step = self._step_for(plan, params_P)
         step.theta0_P.copy_(params_P)
         step.delta_CP.zero_()
@@ -310,9 +309,9 @@ class PackedCohorts:
             for place, work in enumerate(places):
                 if work is None and waiting:
                     k = waiting.pop()
-                    places[place] = _Work(k, list(batches[k]))
+                    places[place] = _Work(k, list(plan.update.batches(users[k], seed)))
             host = step.next_host()
-            taken = self._fill(host, places, plan)
+            taken = self._fill(host, places, plan, is_end=not waiting)
             try:
                 step.run(host)
             except torch.OutOfMemoryError:
@@ -342,8 +341,17 @@ class PackedCohorts:
 
     # ------------------------------------------------------------------------------------------ a stream
 
-    def _fill(self, host: _HostStream, places: list[_Work | None], plan: RoundPlan) -> dict[int, tuple[int, int, bool]]:
+    def _fill(
+        self, host: _HostStream, places: list[_Work | None], plan: RoundPlan, *, is_end: bool = False
+    ) -> dict[int, tuple[int, int, bool]]:
         """Writes the next windows of the users into a stream.
+
+        Args:
+            host: where to write them.
+            places: the users, by place.
+            plan: the local step.
+            is_end: whether all users of the cohort have had a place. From then on those with the most steps left come
+                first, so that the last streams are full too.
 
         Returns:
             For each place with work in the stream: the windows and tokens of its batch that are now taken, and whether
@@ -357,7 +365,10 @@ class PackedCohorts:
         parts["settings"][:] = [eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]
         taken: dict[int, tuple[int, int, bool]] = {}
         ends, cursor = [0], 0
-        for place, work in enumerate(places):
+        order = list(enumerate(places))
+        if is_end and size.is_shared:
+            order.sort(key=lambda pair: 0 if pair[1] is None else pair[1].step - len(pair[1].batches))
+        for place, work in order:
             if work is None:
                 continue
             if work.is_finished:  # a user without a target
@@ -449,7 +460,7 @@ class PackedCohorts:
         if not self.is_compiled:
             return step
         self.say(f"compiling the model for {size.tokens:,} tokens at once")
-        for layer in packed.layers:
+        for layer in (*packed.layers, *packed.last_norms):
             layer.compile(dynamic=False)
         packed.score_gradient = fast_score_gradient()
         for action, attempt in (("compiled", step.compute), ("recorded as a CUDA graph", step.record)):
@@ -479,8 +490,8 @@ class PackedCohorts:
             users = self.users_at_once or max(1, limit // block)
             tokens = users * block
         longest = T + block if is_shared else max(T, 1)
-        # Attention starts a program for each window, also for those without a token: few more than are needed.
-        windows = 2 * -(-tokens // T) + 32 if is_shared else users * (-(-block // T) + 2) + 4
+        # Full windows, a shorter one of each user, and padding.
+        windows = 2 * -(-tokens // T) + users + 2 if is_shared else users * (-(-block // T) + 2) + 4
         return StreamSize(
             tokens=tokens, block=block, users=users, windows=windows, longest=longest, is_shared=is_shared
         )

@@ -5,7 +5,8 @@ the computation is compiled once. Frozen layers multiply the whole stream by the
 have parameters of each user:
 
 - LoRA: the stream is divided into blocks, and each block belongs to one user. The small matrices are copied for each
-  block, and the gradients of a user's blocks are added.
+  block, and the gradients of a user's blocks are added. Frozen layers with the same input (query, key and value) are
+  one product.
 - All parameters: each user has a part of the stream of fixed length, and the products are batched over users.
 
 Attention looks at the tokens of its own window only (FlashAttention with variable lengths). The gradient of the loss
@@ -38,6 +39,12 @@ ATTENTION = "unheard_packed"
 """The name of the attention in transformers' registry."""
 LOGITS_AT_ONCE = 2**28
 """Logits that exist at the same time."""
+WIDTHS = (16, 32, 64, 128)
+"""Widths of heads for which there are kernels of attention; others go through FlashAttention."""
+USES_KERNELS = False
+"""Whether attention is computed by the kernels of packed_kernels.py."""
+SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers of one module that have the same input: their frozen weights are multiplied at once."""
 
 
 class CannotPack(Exception):
@@ -95,17 +102,24 @@ class Stream:
 
 @torch.library.custom_op("unheard::packed_attention", mutates_args=())
 def packed_attention(
-    query_NHD: Tensor, key_NHD: Tensor, value_NHD: Tensor, ends_M: Tensor, longest: int, scale: float
+    query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, ends_M: Tensor, tiles_3J: Tensor, longest: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention within each window of a stream, on CUDA: the output [N, H, D] and the log-sum-exp [H, N]."""
+    """Causal attention within each window of a stream, on CUDA: the output [N, H, D] and the log-sum-exp [H, N].
+
+    By the kernels of packed_kernels.py if there are tiles, else by FlashAttention with variable lengths.
+    """
+    if tiles_3J.shape[1]:
+        from unheard.models.packed_kernels import attention
+
+        return attention(query_NHD, key_NGD, value_NGD, tiles_3J, scale)
     output, lse, *_ = torch.ops.aten._flash_attention_forward(
-        query_NHD, key_NHD, value_NHD, ends_M, ends_M, longest, longest, 0.0, True, False, scale=scale
+        query_NHD, key_NGD, value_NGD, ends_M, ends_M, longest, longest, 0.0, True, False, scale=scale
     )
     return output, lse
 
 
 @packed_attention.register_fake
-def _(query_NHD, key_NHD, value_NHD, ends_M, longest, scale):
+def _(query_NHD, key_NGD, value_NGD, ends_M, tiles_3J, longest, scale):
     shape = (query_NHD.shape[1], query_NHD.shape[0])
     return torch.empty_like(query_NHD), query_NHD.new_empty(shape, dtype=torch.float32)
 
@@ -114,25 +128,30 @@ def _(query_NHD, key_NHD, value_NHD, ends_M, longest, scale):
 def packed_attention_backward(
     grad_NHD: Tensor,
     query_NHD: Tensor,
-    key_NHD: Tensor,
-    value_NHD: Tensor,
+    key_NGD: Tensor,
+    value_NGD: Tensor,
     output_NHD: Tensor,
     lse_HN: Tensor,
     ends_M: Tensor,
+    tiles_3J: Tensor,
     longest: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `packed_attention` by query, key and value."""
+    if tiles_3J.shape[1]:
+        from unheard.models.packed_kernels import attention_gradients
+
+        return attention_gradients(grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, tiles_3J, scale)
     unused = torch.zeros(2, dtype=torch.uint64, device=query_NHD.device)
     return torch.ops.aten._flash_attention_backward(
-        grad_NHD, query_NHD, key_NHD, value_NHD, output_NHD, lse_HN, ends_M, ends_M, longest, longest,
+        grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, ends_M, ends_M, longest, longest,
         0.0, True, unused, unused.new_empty(0), scale=scale,
     )  # fmt: skip
 
 
 @packed_attention_backward.register_fake
-def _(grad_NHD, query_NHD, key_NHD, value_NHD, output_NHD, lse_HN, ends_M, longest, scale):
-    return torch.empty_like(query_NHD), torch.empty_like(key_NHD), torch.empty_like(value_NHD)
+def _(grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, ends_M, tiles_3J, longest, scale):
+    return torch.empty_like(query_NHD), torch.empty_like(key_NGD), torch.empty_like(value_NGD)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -141,11 +160,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _attention_gradients(ctx: Any, grad_NHD: Tensor, _: Any) -> tuple[Any, ...]:
-    query, key, value, ends, output, lse = ctx.saved_tensors
+    query, key, value, ends, tiles, output, lse = ctx.saved_tensors
     gradients = packed_attention_backward(
-        grad_NHD.contiguous(), query, key, value, output, lse, ends, ctx.longest, ctx.scale
+        grad_NHD.contiguous(), query, key, value, output, lse, ends, tiles, ctx.longest, ctx.scale
     )
-    return *gradients, None, None, None
+    return *gradients, None, None, None, None
 
 
 packed_attention.register_autograd(_attention_gradients, setup_context=_keep)
@@ -175,7 +194,8 @@ def _attend(
     query, key, value = (t[0].transpose(0, 1).contiguous() for t in (query_1HND, key_1HND, value_1HND))
     if not query.is_cuda:
         return plain_attention(query, key, value, here.window_ends_M, float(scale))[None], None
-    output, _lse = packed_attention(query, key, value, here.window_ends_M, here.longest_window, float(scale))
+    tiles_3J = here.window_tiles_3J if query.shape[-1] in WIDTHS else here.window_tiles_3J[:, :0]
+    output, _lse = packed_attention(query, key, value, here.window_ends_M, tiles_3J, here.longest_window, float(scale))
     return output[None], None
 
 
@@ -203,18 +223,79 @@ class PackedLora(_Trained):
         self.b_COR: Tensor
 
     def forward(self, x_1NI: Tensor) -> Tensor:
-        assert self.user_K is not None
-        whole_1NO = self.base(x_1NI)
-        x_KLI = x_1NI.reshape(len(self.user_K), -1, x_1NI.shape[-1])
-        if self.frozen_a is None:
-            # In float32 until after the copy, so that the gradients of a user's blocks are added in float32.
-            a_KRI = self.a_CRI.index_select(0, self.user_K).to(x_1NI.dtype)
-            small_KLR = torch.bmm(x_KLI, a_KRI.transpose(1, 2))
-        else:
-            small_KLR = nnf.linear(x_KLI, self.frozen_a)
-        b_KOR = (self.b_COR.index_select(0, self.user_K) * self.scale).to(x_1NI.dtype)
-        whole_KLO = whole_1NO.reshape(len(self.user_K), -1, whole_1NO.shape[-1])
-        return torch.baddbmm(whole_KLO, small_KLR, b_KOR.transpose(1, 2)).reshape(whole_1NO.shape)
+        return _plus_low_rank([self], [self.base(x_1NI)], x_1NI)[0]
+
+
+def _plus_low_rank(layers: list[PackedLora], wholes: list[Tensor], x_1NI: Tensor) -> list[Tensor]:
+    """The outputs of frozen layers with the same input, plus the low-rank products of each block's user."""
+    user_K = layers[0].user_K
+    assert user_K is not None
+    x_KLI = x_1NI.reshape(len(user_K), -1, x_1NI.shape[-1])
+    if all(layer.frozen_a is not None for layer in layers):
+        small_KLR = nnf.linear(x_KLI, torch.cat([layer.frozen_a for layer in layers]))  # pyright: ignore
+    else:
+        # In float32 until after the copy, so that the gradients of a user's blocks are added in float32.
+        copies = [layer.a_CRI.index_select(0, user_K).to(x_1NI.dtype) for layer in layers]
+        small_KLR = torch.bmm(x_KLI, torch.cat(copies, dim=1).transpose(1, 2))
+    ranks = [layer.b_COR.shape[-1] for layer in layers]
+    sums = []
+    for layer, whole_1NO, part_KLR in zip(layers, wholes, small_KLR.split(ranks, dim=-1), strict=True):
+        b_KOR = (layer.b_COR.index_select(0, user_K) * layer.scale).to(x_1NI.dtype)
+        sums.append(whole_1NO + torch.bmm(part_KLR, b_KOR.transpose(1, 2)).reshape(whole_1NO.shape))
+    return sums
+
+
+class MergedLinears(nn.Module):
+    """Frozen layers with the same input as one product, plus each user's low-rank products.
+
+    Args:
+        layers: `nn.Linear`, or `PackedLora` around one.
+    """
+
+    def __init__(self, layers: list[Any]) -> None:
+        super().__init__()
+        frozen: list[Any] = [layer.base if isinstance(layer, PackedLora) else layer for layer in layers]
+        self.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in frozen]), requires_grad=False)
+        biases = [layer.bias.detach() for layer in frozen if layer.bias is not None]
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self.sizes = [len(layer.weight) for layer in frozen]
+        self.low_rank = [k for k, layer in enumerate(layers) if isinstance(layer, PackedLora)]
+        for k in self.low_rank:
+            layers[k].base = nn.Identity()
+        self.layers = nn.ModuleList(layers[k] for k in self.low_rank)
+        self._input: Tensor | None = None
+        self._outputs: list[Tensor] = []
+        self._left = 0
+
+    def forward(self, x_1NI: Tensor) -> list[Tensor]:
+        outputs = list(nnf.linear(x_1NI, self.weight, self.bias).split(self.sizes, dim=-1))
+        if self.low_rank:
+            layers: Any = list(self.layers)
+            sums = _plus_low_rank(layers, [outputs[k] for k in self.low_rank], x_1NI)
+            for k, whole_1NO in zip(self.low_rank, sums, strict=True):
+                outputs[k] = whole_1NO
+        return outputs
+
+    def part(self, number: int, x_1NI: Tensor) -> Tensor:
+        """The output of one layer. The first call computes all of them, and the last forgets them."""
+        if self._input is not x_1NI:
+            self._input, self._outputs, self._left = x_1NI, self(x_1NI), len(self.sizes)
+        output = self._outputs[number]
+        self._left -= 1
+        if not self._left:
+            self._input, self._outputs = None, []
+        return output
+
+
+class _MergedPart(nn.Module):
+    """One layer of `MergedLinears`, where the model calls it."""
+
+    def __init__(self, merged: MergedLinears, number: int) -> None:
+        super().__init__()
+        self.merged, self.number = merged, number
+
+    def forward(self, x_1NI: Tensor) -> Tensor:
+        return self.merged.part(self.number, x_1NI)
 
 
 class PackedLinear(_Trained):
@@ -295,6 +376,7 @@ class PackedModel:
             self.leaves[name] = torch.zeros(size.users, *shape, dtype=kind, device=device).requires_grad_()
         self.user_K = torch.zeros(size.blocks, dtype=torch.int64, device=device)
         self.ends_M = torch.zeros(size.windows + 1, dtype=torch.int32, device=device)
+        self.tiles_3J = self._tiles(self.ends_M)
         _register_attention()
         base = shell_of(module.base)
         self.names = {id(p): name for name, p in base.named_parameters() if name in layout.slices}
@@ -309,9 +391,11 @@ class PackedModel:
         self.inner = inner.eval()
         for part in base.modules():
             vars(part)["window_ends_M"], vars(part)["longest_window"] = self.ends_M, size.longest
+            vars(part)["window_tiles_3J"] = self.tiles_3J
         self.body, self.head = _body_and_head(inner)
         self.silent_R = _silent_rows(module, self._num_rows()).to(device)
         self.layers = _decoder_layers(self.body, inner.config)
+        self.last_norms = [part for part in self.body.children() if type(part).__name__.endswith("Norm")]
         self.score_gradient: Callable[..., Tensor] = score_gradient
 
     def load(self, theta_CP: Tensor) -> None:
@@ -324,6 +408,7 @@ class PackedModel:
         """The last hidden state of each token, [N, D]."""
         self.user_K.copy_(stream.user_K)
         self.ends_M.copy_(stream.ends_M)
+        self.tiles_3J.copy_(self._tiles(stream.ends_M))
         inputs = {"input_ids": stream.row_N[None], "position_ids": stream.position_N[None], "use_cache": False}
         return self.body(**inputs).last_hidden_state[0]
 
@@ -383,6 +468,14 @@ class PackedModel:
         trained: dict[str, Tensor] = {names.weight_name: grad_CRD}
         return grad_ND, trained if bias_gradient is None else {**trained, names.bias_name: bias_gradient}
 
+    def _tiles(self, ends_M: Tensor) -> Tensor:
+        """What the kernels of attention take; without a column where they are not used."""
+        if self.device.type != "cuda" or not USES_KERNELS:
+            return torch.zeros(3, 0, dtype=torch.int32, device=self.device)
+        from unheard.models.packed_kernels import attention_tiles
+
+        return attention_tiles(ends_M, self.size.tokens)
+
     def _num_rows(self) -> int:
         head: Any = self.head
         return head.weight.shape[-2] if isinstance(head, PackedLinear) else head.weight.shape[0]
@@ -394,6 +487,8 @@ class PackedModel:
         for name, child in list(module.named_children()):
             if (new := self._replaced(child)) is not child:
                 module._modules[name] = new
+        for names in SAME_INPUT if self.size.is_shared else ():
+            _merge(module, names)
         return module
 
     def _packed(self, module: nn.Module) -> nn.Module | None:
@@ -468,6 +563,21 @@ def fast_score_gradient() -> Callable[..., Tensor]:
     from unheard.models.packed_kernels import score_gradient_
 
     return score_gradient_
+
+
+def _merge(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Replaces the named layers by parts of one product, if the module has them and they are alike."""
+    layers: list[Any] = [module._modules.get(name) for name in names]
+    frozen: list[Any] = [layer.base if isinstance(layer, PackedLora) else layer for layer in layers]
+    if not all(type(layer) is nn.Linear for layer in frozen):
+        return
+    if len({(layer.in_features, layer.bias is None) for layer in frozen}) > 1:
+        return
+    if len({layer.frozen_a is None for layer in layers if isinstance(layer, PackedLora)}) > 1:
+        return
+    merged = MergedLinears(layers)
+    for number, name in enumerate(names):
+        module._modules[name] = _MergedPart(merged, number)
 
 
 def _register_attention() -> None:
