@@ -582,6 +582,7 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         copied, packed = Path(scratch) / "runs", Path(scratch) / "packed"
         collect(work, copied, models=False)
+        (copied / "chosen_S.json").unlink(missing_ok=True)  # a result of blogs_64
         folders = [path for path in copied.iterdir() if path.is_dir()]
         for folder in sorted(folders, key=lambda path: ((path / "facts.json").exists(), path.name.split("-")[::-1])):
             limit -= _add_state(work, folder, limit)
