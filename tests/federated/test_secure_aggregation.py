@@ -15,7 +15,16 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 
 from unheard.errors import NodeError
 from unheard.federated import secure_aggregation
-from unheard.federated.secure_aggregation import Party, Session, combine, create_shares, mask, modulus_bits, threshold
+from unheard.federated.secure_aggregation import (
+    Party,
+    Session,
+    combine,
+    create_shares,
+    folded,
+    mask,
+    modulus_bits,
+    threshold,
+)
 
 P, E = 40, 3
 
@@ -158,6 +167,10 @@ def test_a_stage_happens_once_and_in_order():
     with pytest.raises(NodeError, match="next stage"):
         parties[0].masked(session.name, {}, vectors[0], np.zeros(3, np.int64), 32)
     assert set(parties[0].memory) == {"session", "stage"}  # no secret is left
+    session, parties = run_session(vectors, lost={"reveal": range(4)})
+    with pytest.raises(NodeError, match="Too few"):
+        parties[0].reveal(session.name, [0], [])
+    assert set(parties[0].memory) == {"session", "stage"}  # nor after a refusal
 
 
 def test_a_second_vector_under_the_same_mask_is_refused():
@@ -261,11 +274,26 @@ def test_wrong_shares_and_vectors_are_noticed():
 
 
 def test_no_sum_of_any_cohort_can_wrap():
-    assert modulus_bits(1000, True) == 32
-    assert modulus_bits(1024, True) == 64  # 1024 * 2^21 = 2^31
+    assert modulus_bits(512, True) == 32  # 512 * 2^21 = 2^30
+    assert modulus_bits(513, True) == 64
     assert modulus_bits(3, False) == 64
-    users, std = 900, 2.0**22
-    assert modulus_bits(users, True, std, 10**6) == 32
-    deviations = (2**31 - users * 2**21 - users) / std
-    assert 2 * 10**6 * np.exp(-(deviations**2) / 2) < 2.0**-40
+    users, std = 400, 2.0**22
+    assert modulus_bits(users, True, std, 10**6, 900) == 32
+    deviations = (2**30 - users * 2**21 - 900 / 2) / std
+    assert 2 * 10**6 * np.exp(-(deviations**2) / 2) * 2**20 < 2.0**-40  # over a million rounds
     assert modulus_bits(users, True, 2.0**25, 10**6) == 64
+    assert modulus_bits(512, True, 0.0, 1, 2) == 64
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_two_sums_that_differ_by_n_are_at_most_n_apart(bits):
+    """Also where hostile parties have brought the sum to the end of the range."""
+    end = 2 ** (bits - 2)
+    for at in (0, end, 2 * end, 3 * end, 4 * end):
+        around = np.array([(at + step) % 2**bits for step in range(-70, 71)], np.dtype(f"<u{bits // 8}"))
+        integers = folded(around, bits)
+        for n in range(1, 60):
+            assert np.abs(integers[n:] - integers[:-n]).max() <= n
+        assert np.abs(integers).max() <= end
+    honest = np.array([-end, -5, 0, 7, end])
+    np.testing.assert_array_equal(folded(honest.astype(f"<i{bits // 8}").view(f"<u{bits // 8}"), bits), honest)

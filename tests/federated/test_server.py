@@ -16,7 +16,8 @@ from unheard.engines.engine import Drawn
 from unheard.errors import InvalidValue, NodeError, UnprovenCombination
 from unheard.federated.messages import Packet
 from unheard.federated.server import FederatedEngine
-from unheard.mechanism.values import CohortSum
+from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.values import BoundedAverage, CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
@@ -226,16 +227,52 @@ def test_a_sampler_without_a_proof_for_nodes_is_refused_before_anybody_is_asked(
     assert {request.kind for _, request in network.requests} == {"describe"}
 
 
-def test_values_beyond_the_bound_change_only_what_their_own_node_adds_in_secure_aggregation(run):
-    """The server cannot see them. What the others add is the same, so their guarantee is untouched."""
-    far = np.uint32(2**30)
+def averages_with_and_without(run: unheard.Run, add) -> tuple[RoundPlan, list[BoundedAverage]]:
+    """The averages of two rounds that differ in one node with one user, while node 1002 adds a vector of its own.
 
-    def tamper(node, request, answer):
-        own = request.kind == "masked" and node == 1002
-        return changed(answer, masked=answer.arrays["masked"] + far) if own else answer
+    Args:
+        run: The run.
+        add: A function of the honest sum without that user: what node 1002 adds.
+    """
+    nodes = [replace(node, part=2 * i, parts=60) for i, node in enumerate(divided(run.corpus, 6))]
+    plan, users = run.plan.at(0, run.model.layout), range(0, 12, 2)
+    far = add(sum_of(run, [n for n in users if n != 8]).units_P.numpy())
+    averages = []
+    for is_there in (True, False):
 
-    _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6), tamper), replace(SECURE, parties=6))
-    np.testing.assert_array_equal(total.units_P - int(far), sum_of(run, numbers).units_P)
+        def tamper(node, request, answer, is_there=is_there):
+            if request.kind != "masked" or node not in (1002, 1004):
+                return answer
+            if node == 1004:
+                return answer if is_there else None
+            masked = answer.arrays["masked"]
+            return changed(answer, masked=(masked.astype(np.int64) + far).astype(masked.dtype))
+
+        network = LocalNetwork(nodes, tamper)
+        engine = FederatedEngine(network, run.model, replace(SECURE, parties=6), unheard.TokenStore.open(run.corpus))
+        users = StoredUsers(engine.users, np.arange(6), with_features=False)
+        averages.append(plan.average(engine.sum_updates(run.model.initial(0), users, plan, Drawn(1))))
+    return plan, averages
+
+
+ADDED = {
+    "nothing": lambda honest: np.zeros_like(honest),
+    "beyond the bound": lambda honest: np.full_like(honest, 2**28),
+    "to the end of the range": lambda honest: 2**30 - honest,
+    "to where the modulus wraps": lambda honest: 2**31 - 1 - honest,
+    "to where it wraps, below": lambda honest: -(2**31) - honest,
+}
+
+
+@pytest.mark.parametrize("add", ADDED.values(), ids=ADDED)
+@pytest.mark.parametrize("estimator", ["fixed", "clipped"])
+def test_values_beyond_the_bound_leave_the_guarantee_of_others_in_secure_aggregation(run, estimator, add):
+    """The server cannot see them. Whatever they are, another user moves the average by at most the sensitivity."""
+    if estimator == "clipped":
+        run = seeded(run, estimator=unheard.ClippedDenominator(min_total_weight=15.0))
+    plan, (average, without) = averages_with_and_without(run, add)
+    moved = (average.units_P - without.units_P).double().norm() * average.unit
+    assert 0 < moved <= plan.sensitivity
 
 
 def test_the_server_never_receives_a_plain_update_in_secure_aggregation(run):

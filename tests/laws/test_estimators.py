@@ -1,6 +1,7 @@
 """From a sum to an average: removing any one user moves it by no more than the sensitivity that it declares."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,26 @@ def test_removing_any_one_user_moves_the_average_by_at_most_the_sensitivity(some
     assert average.sensitivity == without.sensitivity == plan.sensitivity
     assert average.unit == without.unit  # the grid depends on nobody
     assert (average.average_P - without.average_P).norm().item() <= plan.sensitivity * (1 + 1e-12)
+
+
+@given(
+    hnp.arrays("float32", 5, elements=st.floats(-20, 20, width=32)),
+    st.integers(0, 12),
+    clips,
+    estimators,
+    hnp.arrays("int64", 5, elements=st.integers(-(2**61), 2**61) | st.integers(-(2**23), 2**23)),
+    st.floats(-50, 50) | st.floats(-1e9, 1e9),
+)
+def test_one_user_moves_the_average_by_at_most_the_sensitivity_whatever_others_have_added(
+    delta, num_tokens, clip, estimator, others, weight
+):
+    """Under secure aggregation hostile nodes may add any vector and any weight."""
+    plan = round_plan(estimator, clip)
+    one = plan.contribution.of_users(torch.from_numpy(delta[None]), plan.weights.units(np.array([num_tokens])))
+    rest = replace(one, units_P=torch.from_numpy(others), weight=weight)
+    both = replace(one, units_P=rest.units_P + one.units_P, weight=weight + one.weight)
+    moved = plan.average(both).units_P - plan.average(rest).units_P  # exact, however large the two are
+    assert (moved.double() * plan.average(rest).unit).norm().item() <= plan.sensitivity * (1 + 1e-12)
 
 
 def test_sensitivities_are_those_of_lemma_1():

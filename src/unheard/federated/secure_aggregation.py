@@ -12,9 +12,10 @@ in counter mode (`cryptography`), so each masked coordinate is uniform modulo 2^
     masked    vector + self mask + sum over peers of +- pairwise mask      who finished, who did not
     reveal    for each peer that finished a share of its self mask, for each other peer a share of its pairwise key
 
-Input: integers in [-2^(bits-1), 2^(bits-1)) whose sum is in that range too (`modulus_bits`), so that no sum wraps.
-Output: the exact sum. A round succeeds if, among the neighbours of each party (itself included), at least t finish:
-t is a majority, so without a dropout of half of them it does. `Party` is the node's side, `Session` the server's.
+Input: integers whose sum is in [-2^(bits-2), 2^(bits-2)] (`modulus_bits`), so that no sum wraps. Output: the exact sum. A
+sum beyond that range, which only a hostile party can cause, is folded back into it (`folded`). A round succeeds if,
+among the neighbours of each party (itself included), at least t finish: t is a majority, so without a dropout of half of
+them it does. `Party` is the node's side, `Session` the server's.
 
 The server is honest but curious. docs/threat-model.md says what a malicious server could do.
 """
@@ -46,8 +47,9 @@ NEIGHBOURS = 64
 """Up to so many peers, every party shares with every other; among more parties each has so many neighbours."""
 SECRET_BYTES = 31
 """The length of a shared secret: Flower's Shamir shares pad it to two blocks of 16 bytes."""
-WRAP_PROBABILITY = 2.0**-40
-"""With noise from the nodes, the largest probability that some coordinate of a sum leaves the range of the modulus."""
+WRAP_PROBABILITY = 2.0**-60
+"""With noise from the nodes, the largest probability that some coordinate of one sum leaves the range of the modulus: in
+2^20 rounds at most 2^-40."""
 FEWEST = 3
 """The smallest number of parties: the sum of two is known to each of them."""
 
@@ -55,21 +57,40 @@ _CURVE = ec.SECP256R1()
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
-def modulus_bits(num_users: int, is_noised: bool, noise_std: float = 0.0, num_parameters: int = 1) -> int:
-    """The size of the modulus, 32 or 64 bits, for which no sum can wrap.
+def modulus_bits(
+    num_users: int, is_noised: bool, noise_std: float = 0.0, num_parameters: int = 1, num_nodes: int = 0
+) -> int:
+    """The size of the modulus, 32 or 64 bits, for which no sum can leave a half of its range.
 
     Args:
         num_users: All registered users: the largest cohort.
         is_noised: Whether the run adds noise; then each user adds at most 2^21 units to a coordinate.
-        noise_std: The standard deviation, in units, of the noise of all parties together; 0 if the server adds it.
+        noise_std: The standard deviation, in units, of the noise of all nodes together; 0 if the server adds it.
         num_parameters: P.
+        num_nodes: All registered nodes: the most shares of noise.
     """
     if not is_noised:
         return 64
-    # A Gaussian exceeds t deviations with probability below 2 exp(-t^2 / 2). Rounding adds at most 1/2 per party.
-    tail = math.sqrt(2 * math.log(2 * num_parameters / WRAP_PROBABILITY)) * noise_std + (num_users if noise_std else 0)
+    # A Gaussian exceeds t deviations with probability below 2 exp(-t^2 / 2). Rounding adds at most 1/2 per share.
+    tail = math.sqrt(2 * math.log(2 * num_parameters / WRAP_PROBABILITY)) * noise_std
     # DP: a sum that wraps would be another sum; the largest cohort is everybody who is registered.
-    return 32 if num_users * 2 ** (GRID_BITS + 1) + tail < 2**31 else 64
+    return 32 if num_users * 2 ** (GRID_BITS + 1) + tail + num_nodes / 2 <= 2**30 else 64
+
+
+def folded(residues: np.ndarray, bits: int) -> np.ndarray:
+    """The integers, int64, that residues modulo 2^bits stand for: those in [-2^(bits-2), 2^(bits-2)] for themselves.
+
+    Honest sums are in that range. A hostile party can bring a sum to any residue. From the end of the range on the
+    integers go back again, so two sums that differ by n, modulo 2^bits, give integers that differ by at most n.
+
+    >>> folded(np.array([5, 2**32 - 5, 2**30 + 1, 2**31 - 1, 2**31], np.uint32), 32).tolist()
+    [5, -5, 1073741823, 1, 0]
+    """
+    units = residues.view(f"<i{bits // 8}").astype(np.int64)
+    end, last = np.int64(2 ** (bits - 2)), np.int64(2 ** (bits - 1) - 1)
+    # DP: without the fold, one user could move a sum that others brought to the end of the range by 2^bits.
+    units = np.where(units > end, last - units + 1, units)
+    return np.where(units < -end, -last - 1 - units, units)
 
 
 def threshold(holders: int) -> int:
@@ -323,8 +344,15 @@ class Party:
     def reveal(self, session: str, survivors: Iterable[int], dropped: Iterable[int]) -> dict[str, dict[str, str]]:
         """One share for each party that shared: of its self mask if it finished, of its pairwise key if not."""
         self._enter(session, "masked", "done")
+        try:
+            return self._revealed(session, {str(n) for n in survivors}, {str(n) for n in dropped})
+        finally:
+            # DP: the secrets of a session are forgotten with its last message.
+            self.memory.clear()
+            self.memory.update(session=session, stage="done")
+
+    def _revealed(self, session: str, finished: set[str], lost: set[str]) -> dict[str, dict[str, str]]:
         own, received = self.memory["own"], self.memory["received"]
-        finished, lost = {str(n) for n in survivors}, {str(n) for n in dropped}
         # DP: never both secrets of one party; together they take both masks off its vector.
         if finished & lost:
             raise NodeError("The server asks for both secrets of one party.")
@@ -342,9 +370,6 @@ class Party:
             )
             kind, part = ("self", own_mask) if number in finished else ("pairwise", pairwise)
             shares[kind][number] = _text(part)
-        # DP: the secrets of a session are forgotten with its last message.
-        self.memory.clear()
-        self.memory.update(session=session, stage="done")
         return shares
 
     def _opened(self, session: str, sender: str, ciphertext: str) -> list[bytes]:
@@ -503,7 +528,7 @@ class Session:
                 take_off = np.subtract if other < party else np.add
                 take_off(units_P, pair_mask, out=units_P)
                 take_off(extra_E, pair_extra, out=extra_E)
-        return units_P.view(f"<i{self.bits // 8}").astype(np.int64), extra_E.view("<i8").astype(np.int64)
+        return folded(units_P, self.bits), folded(extra_E, 64)
 
     def _combined(self, kind: str, party: int) -> bytes:
         """A secret from its shares."""

@@ -245,11 +245,9 @@ class FederatedEngine:
         plan, each = cohort.plan, cohort.plan.contribution
         noise = plan.noise if isinstance(plan.noise, DistributedGaussianNoise) else None
         share = 0.0 if noise is None else noise.share_std(each.l2_bound, each.grid)
+        all_nodes = len(self._registry.by_node)
         bits = modulus_bits(
-            self.users.num_users,
-            each.is_noised,
-            share * math.sqrt(len(self._registry.by_node)),
-            plan.layout.total,
+            self.users.num_users, each.is_noised, share * math.sqrt(all_nodes), plan.layout.total, all_nodes
         )
         session = Session(bits=bits, count=plan.layout.total, extras=0 if noise else EXTRAS)
         nodes = self._chosen_parties(plan, drawn)

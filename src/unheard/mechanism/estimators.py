@@ -6,7 +6,7 @@ estimators", and Lemma 1 with its proof.
 | class | divides by | sensitivity |
 | --- | --- | --- |
 | `FixedDenominator` (f_f) | q W | S / (q W) |
-| `ClippedDenominator` (f_c) | max(q W_min, weight drawn) | 2 S / (q W_min), plus the rounding |
+| `ClippedDenominator` (f_c) | max(q W_min, weight drawn), then clips to norm S | 2 S / (q W_min), plus the rounding |
 | `TrueAverage` | the weight drawn | none: for a baseline without noise |
 
 q, W and W_min are declared in the run file. No private estimator divides by the weight drawn alone.
@@ -92,6 +92,9 @@ class ClippedDenominator(BaseEstimator):
     """f_c of the paper: divides by the weight drawn, but by no less than q W_min. Sensitivity 2 S / (q W_min), plus the
     rounding.
 
+    An average of deltas of norm at most S has norm at most S. It is clipped to S all the same: under secure aggregation
+    a hostile node may add any vector, and the sensitivity for everybody else rests on this bound.
+
     Args:
         min_total_weight: W_min, declared: a lower bound on the total weight below which the average is no longer scaled
         up.
@@ -130,8 +133,12 @@ class ClippedDenominator(BaseEstimator):
             return BoundedAverage(units_P=total.units_P, unit=total.grid / denominator, sensitivity=sensitivity)
         # DP: the denominator is private, so divide first, and put the quotient on a grid that does not depend on it.
         grid = self._quotient_grid(total.l2_bound, expected_weight)
-        units_P = torch.round(total.units_P.double() * (total.grid / denominator) / grid).to(torch.int64)
-        return BoundedAverage(units_P=units_P, unit=grid, sensitivity=sensitivity)
+        units_P = total.units_P.double() * (total.grid / denominator) / grid
+        # DP: the average has norm at most S whatever other users have added; the proof of 2 S / (q W_min) needs it. The
+        # sum is pairwise, so that its rounding is far below that of the quotient.
+        norm = units_P.square().sum().sqrt()
+        units_P *= (total.l2_bound / grid / norm).clamp(max=1.0)
+        return BoundedAverage(units_P=torch.round(units_P).to(torch.int64), unit=grid, sensitivity=sensitivity)
 
     @staticmethod
     def _quotient_grid(l2_bound: float, expected_weight: float) -> float:
