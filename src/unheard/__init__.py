@@ -19,7 +19,7 @@ import sys
 if sys.argv[:1] == ["-m"] and ("-m", "unheard") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != os.path.realpath(os.curdir)]
 
-# A signal during the imports of the command line ends it with one line; cli/interruption.py takes over after them. Not in a
+# A signal during the imports of the command line ends it with one line; cli/processes.py takes over after them. Not in a
 # rank, whose launcher gets the signal, and not where the package is imported by another program.
 if (
     sys.orig_argv[1:3] == ["-m", "unheard"] or [os.path.basename(word) for word in sys.orig_argv[1:2]] == ["unheard"]

@@ -12,7 +12,7 @@ import pytest
 
 import unheard
 from unheard import storage
-from unheard.cli import interruption
+from unheard.cli import processes
 
 pytestmark = pytest.mark.system
 
@@ -87,7 +87,7 @@ def test_a_signal_before_the_first_step_is_a_line_too(tmp_path):
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGHUP)
     _, said = process.communicate(timeout=20)
-    assert (process.returncode, said.decode()) == (130, f"unheard: {interruption.NOTHING_WRITTEN}\n")
+    assert (process.returncode, said.decode()) == (130, f"unheard: {processes.NOTHING_WRITTEN}\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -103,16 +103,16 @@ def test_a_signal_during_the_first_import_is_a_line_too(tmp_path, number):
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(number)
     _, said = process.communicate(timeout=20)
-    assert (process.returncode, said.decode()) == (130, f"unheard: {interruption.NOTHING_WRITTEN}\n")
+    assert (process.returncode, said.decode()) == (130, f"unheard: {processes.NOTHING_WRITTEN}\n")
 
 
 def test_an_error_that_follows_a_signal_is_not_printed_beside_the_line(tmp_path):
     """The signal ends the workers of the command too; the command may see that as an error before it ends itself."""
     (tmp_path / "unheard").write_text(
         "import os, signal, sys, time\n"
-        "from unheard.cli import interruption, main\n"
+        "from unheard.cli import main, processes\n"
         "from unheard.errors import InvalidValue\n"
-        "interruption.set_kept(lambda: time.sleep(0.3) or 'Stopped. All is kept.')\n"
+        "processes.set_kept(lambda: time.sleep(0.3) or 'Stopped. All is kept.')\n"
         "def fails():\n    os.kill(os.getpid(), signal.SIGTERM)\n    raise InvalidValue('a worker ended')\n"
         "main.run_app(fails)\n"
     )
@@ -139,11 +139,11 @@ def test_folders_under_temporary_names_are_deleted(tmp_path):
 
 def test_what_is_kept_follows_what_is_on_disk(tmp_path):
     out = tmp_path / "store"
-    assert interruption.store_kept(out) == interruption.NOTHING_WRITTEN
+    assert processes.store_kept(out) == processes.NOTHING_WRITTEN
     out.with_name("store.partial").mkdir()
-    assert "same command continues" in interruption.store_kept(out)
-    assert "before" in interruption.output_kept(out)
+    assert "same command continues" in processes.store_kept(out)
+    assert "before" in processes.output_kept(out)
     out.mkdir()
     (out / "corpus.json").write_text("{}")
-    assert interruption.store_kept(out).endswith("is complete.")
-    assert interruption.output_kept(out).endswith("is complete.")
+    assert processes.store_kept(out).endswith("is complete.")
+    assert processes.output_kept(out).endswith("is complete.")

@@ -15,7 +15,7 @@ from unheard.privacy.events import PoissonGaussian, to_record
 from unheard.privacy.ledger import Ledger
 
 app = typer.Typer(rich_markup_mode="rich")
-app.command(epilog=statement.EXAMPLES)(statement.statement)
+app.command(epilog=statement.STATEMENT_EXAMPLES)(statement.statement)
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""The command line: one module for each command, which parses options, calls the packages below, and prints the result.
+"""The command line. Each command parses its options, calls the packages below, and prints the result.
 
     main.py        the application: registers the commands, turns expected errors into one line and exit status 2
     options.py     options that several commands share
     display.py     what commands print: progress bars, tables, curves, warnings
-    interruption.py  Ctrl-C, SIGTERM and SIGHUP
-    processes.py   --processes: the same command in several processes
+    processes.py   Ctrl-C, SIGTERM and SIGHUP; --processes: the same command in several processes
+
+The other modules hold the commands: one each, or a few that belong together (`train.py`: train, resume, sweep).
 
 Modules of commands import only Typer at module level, so that `unheard --help` answers quickly; a command imports what
 it needs when it runs.
@@ -20,6 +21,6 @@ from pathlib import Path
 _program = Path(sys.argv[0] or ".")
 _is_program = _program.stem in ("unheard", "unheard-script") or _program.parts[-2:] == ("unheard", "__main__.py")
 if _is_program and multiprocessing.parent_process() is None and "WORLD_SIZE" not in os.environ:
-    from unheard.cli.interruption import stop_at_signals
+    from unheard.cli.processes import stop_at_signals
 
     stop_at_signals()

@@ -108,7 +108,7 @@ def benchmark(
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from unheard.cli.display import notes
-    from unheard.cli.interruption import let_unwind
+    from unheard.cli.processes import let_unwind
     from unheard.engines.choice import EngineChoice
     from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, NoNoise
     from unheard.models.recurrent import TiedLSTM

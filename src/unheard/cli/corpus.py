@@ -129,7 +129,7 @@ def synth(
     The store stays marked as synthetic.
     """
     from unheard.cli.display import echo, step_bars
-    from unheard.cli.interruption import output_kept, set_kept
+    from unheard.cli.processes import output_kept, set_kept
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
@@ -156,7 +156,7 @@ def narrow(
 ) -> None:
     """Make a store of the same users with a smaller vocabulary: rarer words become UNK. No text is needed."""
     from unheard.cli.display import echo, step_bars
-    from unheard.cli.interruption import output_kept, set_kept
+    from unheard.cli.processes import output_kept, set_kept
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
@@ -178,7 +178,7 @@ def part(
     The ledger is not copied: there is only one, with the whole store.
     """
     from unheard.cli.display import echo, step_bars
-    from unheard.cli.interruption import output_kept, set_kept
+    from unheard.cli.processes import output_kept, set_kept
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store
     from unheard.errors import InvalidValue

@@ -45,7 +45,7 @@ def demo(
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
     from unheard.cli.display import confirm_no_noise, if_interrupted, notes, show_rounds
-    from unheard.cli.interruption import set_kept, store_kept
+    from unheard.cli.processes import set_kept, store_kept
     from unheard.training.loop import resume, train
 
     set_kept(lambda: f"{store_kept(corpus)} `unheard demo` goes on from what is there.")

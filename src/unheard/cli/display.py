@@ -37,7 +37,7 @@ from rich.progress import (
 )
 from rich.segment import Segment
 
-from unheard.cli.interruption import let_unwind
+from unheard.cli.processes import let_unwind
 from unheard.formatting import SEPARATOR, epsilon_text, printable
 
 if TYPE_CHECKING:

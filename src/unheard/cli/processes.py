@@ -1,27 +1,166 @@
-"""Runs a command in several processes: `--processes N` on one machine, torchrun on many.
+"""Signals, and commands on several processes.
+
+**Signals.** Ctrl-C, SIGTERM and SIGHUP end a command at once with one line that says what is kept and how to go on. Most
+commands leave only complete files on disk at any moment, so they may end without unwinding. A thread waits for the
+signal, since the main thread may be in a query or an import of many seconds. `stop_at_signals` is called when the command
+line starts (`cli/__init__.py`), before the slow imports; this module therefore imports only the standard library. A
+command says with `set_kept` what a stop leaves behind as soon as its options are read. Commands that train or serve call
+`let_unwind` before the first step that must end in order: from then on a signal raises `KeyboardInterrupt`.
+
+**Processes.** `--processes N` runs a command in N processes of one machine, torchrun on many machines:
 
     def work(ranks): ...                        # ranks is None for a single process
     run_on_processes(work, processes, max_restarts)
 
 Rank 0 is the leader. It does the work and is the only process that prints and writes; the others serve its requests
-(`training/worker.py`) and print nothing. `--processes N` starts torch's elastic launcher, which runs the same command
-in N processes and restarts them if one dies and `--max-restarts` allows it. If the launcher dies, whatever the reason,
-so do its ranks: they must not train and charge users with nobody to stop them.
+(`training/worker.py`) and print nothing. `--processes N` starts torch's elastic launcher, which runs the same command in
+N processes and restarts them if one dies and `--max-restarts` allows it. If the launcher dies, whatever the reason, so do
+its ranks: they must not train and charge users with nobody to stop them.
 """
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+EXIT_STATUS = 130
+"""The exit status of a command that was interrupted."""
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+NOTHING_WRITTEN = "Stopped before anything was written. The same command starts again."
 
-from unheard.cli.interruption import let_unwind, signals_as_ctrl_c
+_kept: list[Callable[[], str]] = []
+_is_armed: list[bool] = []
+_ends_at_once = threading.Event()
+_is_stopping = threading.Event()
+
+
+def stop_at_signals() -> None:
+    """End this process at the first SIGINT, SIGTERM or SIGHUP. A signal that the parent process ignores stays ignored."""
+    # The tracker of semaphores would print a warning about those of a process that ended without unwinding.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    _ends_at_once.set()
+    _is_armed.append(True)
+    threading.Thread(target=_wait, args=(reader, writer), daemon=True).start()
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in _signals():
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: _is_stopping.set())  # the thread acts; without a handler nothing wakes it
+
+
+def let_unwind() -> None:
+    """From here on a signal raises `KeyboardInterrupt` in the main thread, so that the command ends in order.
+
+    Does nothing if `stop_at_signals` was not called, or in another thread than the main one.
+    """
+    if not _ends_at_once.is_set() or threading.current_thread() is not threading.main_thread():
+        return
+    _ends_at_once.clear()
+    signal.set_wakeup_fd(-1)
+    for number in _signals():
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+def wait_if_stopping() -> None:
+    """Wait for the end of this process if a signal is ending it.
+
+    The signal also ends the command's own workers, and the main thread may see that as an error. It must not print it
+    beside the line that says what is kept.
+    """
+    if _ends_at_once.is_set() and _is_stopping.is_set():
+        threading.Event().wait(30)
+
+
+def ignore_signals() -> None:
+    """Ignore the signals of `stop_at_signals`: the command is done, and only the interpreter remains to end."""
+    if _is_armed:
+        for number in _signals():
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """In the block SIGTERM and SIGHUP raise `KeyboardInterrupt`, as Ctrl-C does.
+
+    `kill`, Slurm, Kubernetes and systemd end a job by SIGTERM, a closed terminal by SIGHUP. A signal that the parent
+    process ignores (`nohup`) stays ignored. Under `stop_at_signals` the block changes nothing.
+    """
+    if _ends_at_once.is_set():
+        yield
+        return
+    numbers = [n for n in _signals() if n != signal.SIGINT and signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def set_kept(describe: Callable[[], str]) -> None:
+    """Set what `stop_at_signals` prints: a function that looks at the disk and says what is kept and how to go on."""
+    _kept[:] = [describe]
+
+
+def store_kept(out: Path) -> str:
+    """What is kept of the store that `prepare` was making."""
+    if (out / "corpus.json").is_file():
+        return f"Stopped. The store at {out} is complete."
+    partial = out.with_name(out.name + ".partial")
+    if partial.is_dir():
+        return f"Stopped. Finished steps are kept in {partial}; the same command continues from there."
+    return NOTHING_WRITTEN
+
+
+def output_kept(out: Path, *, also: str = "") -> str:
+    """What is kept of a file or folder that appears as a whole.
+
+    Args:
+        out: The file or folder.
+        also: A clause on what else is kept, if `out` is not there yet.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        return f"Stopped. {out} is complete."
+    return f"Stopped before {out} was written.{f' {also}' if also else ''} The same command starts again."
+
+
+def what_is_kept() -> str:
+    """The line for a person: what is on disk, and how to go on."""
+    return _kept[0]() if _kept else NOTHING_WRITTEN
+
+
+def _signals() -> list[signal.Signals]:
+    return [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+
+
+def _wait(reader: socket.socket, writer: socket.socket) -> None:
+    reader.recv(1)  # the number of the signal; `writer` is an argument so that it stays open
+    if not _ends_at_once.is_set():
+        return
+    _delete_staged_folders()
+    show_cursor = "\r\x1b[?25h\x1b[K" if sys.stderr.isatty() else ""  # the progress bar hides it
+    os.write(2, f"{show_cursor}unheard: {what_is_kept()}\n".encode())
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(EXIT_STATUS)
+
+
+def _delete_staged_folders() -> None:
+    """Delete folders that were being filled, if the module that fills them was imported."""
+    if storage := sys.modules.get("unheard.storage"):
+        storage.delete_staged()
+
 
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import ProcessGroup
@@ -89,6 +228,8 @@ def die_with(launcher: int) -> None:
 
 def _serve(ranks: "ProcessGroup") -> None:
     """Answers the leader's requests until it ends."""
+    import typer
+
     from unheard.audit.exposure import phrases
     from unheard.errors import RankError
     from unheard.training.worker import JOBS, serve
@@ -104,11 +245,10 @@ def _serve(ranks: "ProcessGroup") -> None:
 def _launch(processes: int, max_restarts: int) -> None:
     """Runs the same command in so many processes under torch's elastic launcher."""
     import logging
-    import socket
     import tempfile
     import uuid
-    from pathlib import Path
 
+    import typer
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -157,6 +297,8 @@ def _launch(processes: int, max_restarts: int) -> None:
 def _explain(failures: dict[int, Any]) -> None:
     """Raises the exit status of the leader if it has printed its own message, else an error that names the first rank
     to fail."""
+    import typer
+
     from unheard.errors import RankError
 
     leader = failures.get(0)

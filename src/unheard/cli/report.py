@@ -1,27 +1,34 @@
-"""`unheard report`: write a self-contained HTML page about one or more runs.
+"""The commands that show runs: `report`, `compare` and `watch`.
 
-The page needs no network: plots are SVG inside the page. It holds the same figures as `unheard compare`, the privacy
-statement in plain words, and the configuration of each run.
+    report   write a self-contained HTML page about one or more runs; it needs no network
+    compare  print tables and curves in the terminal: what each run learned, and what each cost
+    watch    follow a run in the terminal while it trains
+
+`report` and `compare` first measure runs that have no full measures yet (`full_measures_if_possible`). `watch` reads the
+run folder without locking it, from any process, and keeps TensorBoard's event files in it up to date. The work is done
+in `report/`.
 """
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.interruption import output_kept, set_kept
 from unheard.cli.options import (
     MEASURES_KEPT,
     AsIfUsers,
     AsIfUsersPerRound,
+    AsJson,
     Baseline,
     Force,
     NoMeasure,
     Prompts,
     RunDirs,
 )
+from unheard.cli.processes import output_kept, set_kept
 
-EXAMPLES = """Examples:
+REPORT_EXAMPLES = """Examples:
 
   unheard report runs/first --out page
 
@@ -61,3 +68,226 @@ def report(
         )
         page = write_page(comparison, out, title=title, force=force)
     say(f"The page is written: {page.resolve().as_uri()}")
+
+
+if TYPE_CHECKING:
+    from unheard.report.comparison import Comparison
+
+COMPARE_EXAMPLES = """Examples:
+
+  unheard compare runs/demo/plain runs/demo/private
+
+  unheard compare runs/a runs/b runs/c --baseline runs/a --prompt "see you" --png plots
+
+  unheard compare runs/plain runs/noisy --as-if-users 763430 --as-if-users-per-round 5000    (a hypothetical ε)
+"""
+
+
+def compare(
+    folders: RunDirs,
+    baseline: Baseline = None,
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            help="Compare the rounds to this AccuracyTop1, as a fraction.",
+            min=0,
+            max=1,
+            metavar="A",
+            show_default="the baseline's",
+        ),
+    ] = None,
+    prompt: Prompts = None,
+    as_if_users: AsIfUsers = None,
+    as_if_users_per_round: AsIfUsersPerRound = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the page of `unheard report` into this folder.", show_default="not written"),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(help="Also write each plot as a PNG file into this folder.", show_default="not written"),
+    ] = None,
+    no_measure: NoMeasure = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
+    set_kept(lambda: f"Stopped. {MEASURES_KEPT} The same command goes on.")
+    import json
+
+    from unheard.cli.display import note, notes, say
+    from unheard.cli.evaluate import full_measures_if_possible
+    from unheard.report.comparison import Comparison
+    from unheard.report.page import check_page_folder, write_page
+
+    if html:
+        check_page_folder(html, force=force)
+    if not no_measure:
+        for folder in folders:
+            full_measures_if_possible(folder, prompts=prompt)
+    with notes.status("Computing what each run cost"):
+        comparison = Comparison.read(
+            folders,
+            baseline=baseline,
+            accuracy=accuracy,
+            as_if_users=as_if_users,
+            as_if_users_per_round=as_if_users_per_round,
+        )
+        data = comparison.as_json()
+    if as_json:
+        print(json.dumps(data, allow_nan=False))
+    else:
+        _print_comparison(comparison)
+    written = []
+    if html:
+        written.append(write_page(comparison, html, force=force))
+    if png:
+        from unheard.report.images import write_images
+
+        written += write_images(comparison, png)
+    for path in written:
+        (note if as_json else say)(f"Written: {path}")
+
+
+def _print_comparison(comparison: "Comparison") -> None:
+    """Prints the tables and curves of a comparison."""
+    from rich.text import Text
+
+    from unheard.cli.display import console, print_curves, print_table
+    from unheard.report import tables
+    from unheard.report.run_record import accuracy_points, epsilon_points
+
+    print_table(tables.summary(comparison))
+    for caution in comparison.cautions:
+        console.print(Text(f"Note: {caution}", style="yellow"))
+    accuracies = [point for record in comparison.records for point in accuracy_points(record)]
+    title = "AccuracyTop1 by round, in %, smoothed over 5 evaluations"
+    print_curves(title, accuracies, "smoothed", times=100, colours=comparison.colours)
+    epsilons = [point for record in comparison.records for point in epsilon_points(record)]
+    print_curves("ε by round (RDP)", epsilons, "epsilon", colours=comparison.colours)
+    if len(comparison.records) > 1:
+        print_table(tables.computation(comparison))
+    if measured := comparison.measured:
+        for table in (tables.accuracies, tables.users, tables.bands, tables.head_words, tables.predictions):
+            print_table(table(measured))
+
+
+if TYPE_CHECKING:
+    from unheard.report.run_monitor import RunStatus
+    from unheard.run_folder import RunFolder
+
+WATCH_EXAMPLES = """Examples:
+
+  unheard watch runs/first
+
+  unheard watch runs/first --once    (one look, for scripts)
+"""
+
+ENDED = ("complete", "stopped", "spent")
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="A run folder; it may be written to meanwhile.", metavar="DIR")],
+    every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, metavar="SECONDS")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and stop.")] = False,
+) -> None:
+    """Follow a run while it trains: progress, held-out accuracy, epsilon and budget. Ctrl-C ends only the display."""
+    import time
+
+    from rich.live import Live
+
+    from unheard.cli.display import console
+    from unheard.cli.processes import let_unwind
+    from unheard.report.run_monitor import RunMonitor
+
+    monitor = RunMonitor(folder)
+    status = monitor.status()
+    written = _update_tensorboard(monitor.folder)
+    if once or status.state in ENDED:
+        console.print(_view(folder, status))
+        return
+    let_unwind()
+    with Live(_view(folder, status), console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while status.state not in ENDED:
+            time.sleep(every)
+            status = monitor.status()
+            if len(status.points) != written:
+                written = _update_tensorboard(monitor.folder)
+            live.update(_view(folder, status), refresh=True)
+
+
+def _update_tensorboard(folder: "RunFolder") -> int:
+    """Updates TensorBoard's files and returns the number of evaluations. A folder that is read-only is watched all the
+    same."""
+    from unheard.report.tensorboard import update_event_file
+
+    with suppress(OSError):
+        update_event_file(folder)
+    return len(folder.read_metrics())
+
+
+def _view(folder: Path, status: "RunStatus") -> Any:
+    """Returns the whole panel: progress bars, figures, and the curve of accuracy."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from unheard.cli.display import console, curves
+
+    width = min(console.width, 110)
+    parts: list[Any] = [_progress(status, width), Text(), _figures(status)]
+    if len(status.points) > 1:
+        drawing = curves(status.points, "smoothed", width=width - 4, height=min(16, console.height - 10), times=100)
+        title = Text("AccuracyTop1 in %, smoothed over 5 evaluations", style="dim")
+        parts += [Text(), title, drawing] if drawing is not None else []
+    state = {
+        "training": "training",
+        "silent": f"no round for {_duration(status.seconds_since)}: killed, or its rounds are long",
+        "stopped": "stopped; unheard resume continues",
+        "spent": "stopped: its budget allows no further round",
+        "complete": "complete",
+    }[status.state]
+    title = Text.assemble((folder.name, "bold"), f"  {state}")
+    return Panel(Group(*parts), title=title, title_align="left", width=width)
+
+
+def _progress(status: "RunStatus", width: int) -> Any:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 1))
+    bar_width = max(10, width - 50)
+    left = "" if status.seconds_left is None else f"about {_duration(status.seconds_left)} left"
+    bar = ProgressBar(total=status.rounds, completed=status.round, width=bar_width)
+    grid.add_row("round", f"{status.round:,}/{status.rounds:,}", bar, left)
+    if status.budget:
+        spent = ProgressBar(total=status.budget, completed=min(status.epsilon, status.budget), width=bar_width)
+        grid.add_row("budget", f"{status.epsilon:.3g}/{status.budget:g}", spent, f"ε by {status.accountant}")
+    return grid
+
+
+def _figures(status: "RunStatus") -> Any:
+    from rich.table import Table
+
+    from unheard.formatting import epsilon_text, number, percent, small
+
+    figures = {
+        "AccuracyTop1": percent(status.newest.get("accuracy_top1")),
+        "smoothed": percent(status.points[-1]["smoothed"] if status.points else None),
+        "top 3": percent(status.newest.get("accuracy_top3")),
+        "perplexity": number(status.newest.get("perplexity")),
+        f"ε so far, {status.accountant.upper()}": epsilon_text(status.epsilon),
+        "at δ": small(status.delta),
+    }
+    grid = Table.grid(padding=(0, 3))
+    for name in figures:
+        grid.add_column(justify="right", header=name)
+    grid.add_row(*(f"[dim]{name}[/]" for name in figures))
+    grid.add_row(*(f"[bold]{figure}[/]" for figure in figures.values()))
+    return grid
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

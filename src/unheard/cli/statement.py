@@ -1,9 +1,14 @@
-"""`unheard statement`: the privacy statement of a run or of a store, computed from its ledger alone.
+"""The commands that read and limit ledgers: `statement`, `budget` and `verify`.
 
-For a run folder it states epsilon by each accountant, what the guarantee rests on, and warnings
-(`privacy/statement.py`). For a store, or with `--all-runs`, it composes every run that was charged to the store's users
-(`privacy/population_statement.py`). `--format` gives the statement of a run in the forms that reviewers and registries
-ask for (`privacy/statement_formats.py`).
+    statement  the privacy statement of a run, or of all runs on a store, computed from the ledger alone
+    budget     show or limit what all runs on a store together spend, and join stores that hold the same users
+    verify     check that the files of a run folder agree, and recompute its epsilon
+
+A statement has epsilon by each accountant, what the guarantee rests on, and warnings (`privacy/statement.py`,
+`privacy/population_statement.py`, and `privacy/statement_formats.py` for the forms that reviewers and registries ask
+for). A budget is kept in the ledger of the store (`privacy/population_ledger.py`), so it holds for every later run,
+whatever its run file says. `verify` prints one line for each check of `audit/verification.py`: it fits, it does not, or
+it could not be checked, for example because the store is not on this machine.
 """
 
 from pathlib import Path
@@ -11,9 +16,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from unheard.cli.options import AsJson
+from unheard.cli.options import AsJson, Corpus, RunDir
 
-EXAMPLES = """
+STATEMENT_EXAMPLES = """
 Examples:
 
 unheard statement runs/first
@@ -91,3 +96,115 @@ def statement(
         echo(dumps(content, allow_nan=False, indent=2))
     else:
         echo(text, nl=False)
+
+
+BUDGET_EXAMPLES = """Examples:
+
+  unheard budget corpora/chat    (what was spent so far)
+
+  unheard budget corpora/chat --epsilon 8 --delta 1e-7
+
+  unheard budget corpora/chat --same-people corpora/chat-may    (two stores with the same users share one ledger)
+"""
+
+
+def budget(
+    store: Annotated[Path, typer.Argument(help="A token store, made by `unheard prepare`.", metavar="STORE")],
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="The epsilon that all runs together may reach.", show_default="no budget is set"),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="The delta of --epsilon, or of what is shown.", show_default="that of the present budget"),
+    ] = None,
+    accountant: Annotated[
+        Literal["rdp", "moments"], typer.Option(help="The accountant that checks the budget.")
+    ] = "rdp",
+    same_people: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Another store with (some of) the same users. May be repeated.", metavar="STORE", show_default="none"
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="The ledger that the run files name at [privacy] ledger.", show_default="the store's own"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show or set the privacy budget of all runs on a store together.
+
+    A run stops before the round that would exceed the budget.
+    """
+    from json import dumps
+
+    from unheard.cli.display import echo, note
+    from unheard.corpus.store import TokenStore
+    from unheard.errors import InvalidValue
+    from unheard.privacy.budget import Budget
+    from unheard.privacy.population_ledger import open_population_ledger
+    from unheard.privacy.population_statement import all_runs, render_all_runs
+    from unheard.privacy.rdp import FILTER_ORDERS
+
+    def open_ledger(path: Path, at: Path | None = None):
+        opened = TokenStore.open(path)
+        return open_population_ledger(opened.path, opened.name, opened.vocabulary_events, at)
+
+    population = open_ledger(store, ledger)
+    for other in same_people or []:
+        population.join(open_ledger(other))
+        note(f"{other} and {store} are one population from now on: {population.path}")
+    if epsilon is not None:
+        known = delta if delta is not None else population.budget.delta if population.budget else None
+        if known is None:
+            raise InvalidValue("A budget is an epsilon at a delta: give --delta too, below 1 / users.")
+        # DP: at fixed orders the budget holds whatever is chosen after a look at results: a privacy filter.
+        orders = FILTER_ORDERS if accountant == "rdp" else ()
+        population.set_budget(Budget(epsilon=epsilon, delta=known, accountant=accountant, orders=orders))
+    elif delta is not None and not population.events:
+        raise InvalidValue("Nothing was charged yet. To set a budget give --epsilon with --delta.")
+    if not population.events and population.budget is None:
+        echo("{}" if as_json else f"Nothing was charged to {population.path} yet, and no budget is set.")
+        return
+    statement = all_runs(population, delta=delta)
+    echo(dumps(statement, allow_nan=False, indent=2) if as_json else render_all_runs(statement), nl=as_json)
+
+
+VERIFY_EXAMPLES = """Examples:
+
+  unheard verify runs/first
+
+  unheard verify runs/first --corpus /data/chat --json
+"""
+
+MARKS = {True: "[green]fits[/]", False: "[bold red]DOES NOT FIT[/]", None: "[yellow]not checked[/]"}
+
+
+def verify(folder: RunDir, corpus: Corpus = None, as_json: AsJson = False) -> None:
+    """Recompute epsilon from the ledger and check that everything in a run folder agrees with it.
+
+    Exit status 2 if it does not.
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from rich.markup import escape
+    from rich.table import Table
+
+    from unheard.audit.verification import verify as verify_folder
+    from unheard.cli.display import console, notes, say
+
+    with notes.status("Reading the folder and recomputing epsilon"):
+        findings = verify_folder(folder, corpus)
+    wrong = [finding.name for finding in findings if finding.fits is False]
+    if as_json:
+        print(dumps({"fits": not wrong, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        table = Table("", "", "", show_header=False, box=None)
+        for finding in findings:
+            table.add_row(MARKS[finding.fits], finding.name, escape(finding.words))
+        console.print(table)
+        say(f"This folder cannot be trusted: {', '.join(wrong)}." if wrong else "Everything that was checked fits.")
+    if wrong:
+        raise typer.Exit(2)

@@ -297,7 +297,7 @@ def _select(
     from json import loads
 
     from unheard.cli.display import echo, note, notes, say
-    from unheard.cli.interruption import let_unwind, signals_as_ctrl_c
+    from unheard.cli.processes import let_unwind, signals_as_ctrl_c
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
     from unheard.training.run_file import read_run_file, read_saved_run, run_hash
