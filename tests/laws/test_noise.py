@@ -185,16 +185,18 @@ def test_normals_of_many_blocks_do_not_depend_on_the_threads_that_draw_them(monk
     ahead = NormalsAhead(reproducible_generator(3), 3500, CPU).take(3500)
     assert torch.equal(ahead, standard_normals(reproducible_generator(3), 3500, CPU))
     assert np.array_equal(ahead[:1000].numpy(), reproducible_generator(3).standard_normal(1000))
-    exact = [ExactNormalsAhead(reproducible_generator(3), 3500).take_rounded(3500, 2.0**20) for _ in range(2)]
-    assert np.array_equal(*exact)
-    assert abs(exact[0].std() / 2.0**20 - 1) < 0.05
+    monkeypatch.setattr(noise_module, "EXACT_NORMALS_PER_BLOCK", 1000)
+    exact = [ExactNormalsAhead(reproducible_generator(3), 3500, CPU).take_rounded(3500, 2.0**20) for _ in range(2)]
+    assert torch.equal(*exact)
+    assert abs(exact[0].double().std() / 2.0**20 - 1) < 0.05
 
 
 def test_blocks_of_normals_share_no_noise(monkeypatch: pytest.MonkeyPatch):
     """Also not with what the same generator draws afterwards."""
     monkeypatch.setattr(noise_module, "NORMALS_PER_BLOCK", 1000)
+    monkeypatch.setattr(noise_module, "EXACT_NORMALS_PER_BLOCK", 1000)
     rng = reproducible_generator(3)
     drawn = torch.cat([standard_normals(rng, 3500, CPU), standard_normals(rng, 3500, CPU)])
     assert len(drawn.unique()) == 7000
-    exact = [ExactNormalsAhead(rng, 3500).take_rounded(3500, 2.0**40) for _ in range(2)]
-    assert len(np.unique(np.abs(np.concatenate(exact)))) == 7000
+    exact = [ExactNormalsAhead(rng, 3500, CPU).take_rounded(3500, 2.0**40) for _ in range(2)]
+    assert len(torch.cat(exact).abs().unique()) == 7000

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.special import ndtri
 
 import unheard
 from unheard.mechanism import exact_normal
@@ -25,12 +26,12 @@ def cell_probabilities(scale: float, most: int) -> np.ndarray:
     return np.append(inside, 1 - inside.sum())
 
 
-@pytest.mark.parametrize("margin", [exact_normal.MARGIN, 0.3])
+@pytest.mark.parametrize("error", [exact_normal.ERROR, 0.02])
 @pytest.mark.parametrize("scale", [0.3, 1.5, 7.25])
-def test_the_frequencies_are_those_of_a_rounded_gaussian(scale, margin):
-    """With a wide margin a third of the cases take the exact path, which must have the same distribution."""
-    count = 40_000 if margin < 0.1 else 4_000
-    drawn = rounded_normals(reproducible_generator(1, "test", str(scale)), count, scale, margin=margin)
+def test_the_frequencies_are_those_of_a_rounded_gaussian(scale, error):
+    """With a large assumed error many cases take the exact path, which must have the same distribution."""
+    count = 40_000 if error < 0.01 else 1_000
+    drawn = rounded_normals(reproducible_generator(1, "test", str(scale)), count, scale, error=error)
     most = max(1, round(3 * scale))
     observed = np.append([(drawn == k).sum() for k in range(-most, most + 1)], (np.abs(drawn) > most).sum())
     expected = cell_probabilities(scale, most) * count
@@ -45,13 +46,21 @@ def test_wide_noise_is_gaussian():
     assert abs(drawn.std() - 1) < 0.01
 
 
-def test_the_thresholds_are_those_of_the_integer_part():
-    mpmath.mp.prec = 200
-    total = mpmath.nsum(lambda j: mpmath.exp(-(j**2) / 2), [0, mpmath.inf])
-    for k, threshold in enumerate(exact_normal._THRESHOLDS):
-        part = mpmath.fsum(mpmath.exp(-mpmath.mpf(j * j) / 2) for j in range(k + 1)) / total
-        assert int(threshold) == int(mpmath.floor(part * 2**63))
-    assert int(exact_normal._THRESHOLDS[-1]) == 2**63 - 1  # beyond it, the exact path decides
+def test_float64_inverts_the_tail_far_better_than_is_assumed():
+    """Step 1 may be wrong by ERROR * (1 + x). Checked where the formula of `ndtri` changes, and at random."""
+    rng = np.random.default_rng(5)
+    changes = [
+        c * (1 + s * 2.0**-k) for c in (math.exp(-2), math.exp(-32), 0.5) for k in range(2, 53, 5) for s in (1, -1)
+    ]
+    drawn = [*rng.uniform(0, 0.5, 300), *2.0 ** -rng.uniform(1, 64, 300)]
+    for p in [c for c in (*changes, *drawn) if c <= 0.5]:
+        x = -float(ndtri(p))
+        with mpmath.workprec(200):
+            density = mpmath.exp(-(mpmath.mpf(x) ** 2) / 2) / mpmath.sqrt(2 * mpmath.pi)
+            error = abs((mpmath.erfc(mpmath.mpf(x) / mpmath.sqrt(2)) / 2 - mpmath.mpf(float(p))) / density)
+        assert error <= exact_normal.ERROR / 8 * (1 + x)
+    # From the smallest P on that float64 decides, the digits that were not drawn move x by less than the bound.
+    assert 1.26 * 2.0**-65 / (exact_normal.SMALLEST * 2.0**-64) < exact_normal.ERROR / 2 * (1 + 4.7)
 
 
 class Bits:
@@ -64,32 +73,44 @@ class Bits:
         return np.uint64(self.words.pop(0) if self.words else 0)
 
 
-def test_an_integer_part_on_a_threshold_is_decided_by_more_digits():
-    threshold = int(exact_normal._THRESHOLDS[1])
-    following = exact_normal._cumulative(1, 63 + 64) & (2**64 - 1)
-    assert exact_normal._integer_part_exactly(Bits(following - 1), threshold, 63) == 1  # pyright: ignore[reportArgumentType]
-    assert exact_normal._integer_part_exactly(Bits(following + 1), threshold, 63) == 2  # pyright: ignore[reportArgumentType]
+def tail(x: float) -> int:
+    """The first 64 digits of Q(x)."""
+    with mpmath.workprec(300):
+        return int(mpmath.floor(mpmath.erfc(mpmath.mpf(x) / mpmath.sqrt(2)) / 2 * 2**64))
 
 
 def test_a_number_half_way_between_two_integers_is_decided_by_more_digits():
-    half = 2**63  # x = 0.5, followed by unknown digits
-    assert exact_normal._round_exactly(Bits(), 0, half - 1, 64, 1.0) == 0  # pyright: ignore[reportArgumentType]
-    assert exact_normal._round_exactly(Bits(), 0, half, 64, 1.0) == 1  # pyright: ignore[reportArgumentType]
-    # scale * x just below one half with 64 digits: 0.1 is no dyadic number, so the boundary has more digits than 64.
-    scale = 0.1
-    boundary = math.floor(Fraction(1, 2) / Fraction(scale) % 1 * 2**64)
-    k = math.floor(Fraction(1, 2) / Fraction(scale))
-    results = {exact_normal._round_exactly(Bits(word), k, boundary, 64, scale) for word in (0, 2**64 - 1)}  # pyright: ignore[reportArgumentType]
-    assert results == {0, 1}
+    boundary = tail(0.5)  # scale 1: P with exactly these digits rounds to 0 or to 1
+    assert exact_normal._round_exactly(Bits(), boundary - 1, 1.0) == 1  # pyright: ignore[reportArgumentType]
+    assert exact_normal._round_exactly(Bits(), boundary + 1, 1.0) == 0  # pyright: ignore[reportArgumentType]
+    results = [exact_normal._round_exactly(Bits(word), boundary, 1.0) for word in (0, 2**64 - 1)]  # pyright: ignore[reportArgumentType]
+    assert results == [1, 0]
 
 
-def test_acceptance_follows_the_exponential():
-    """k = 1, x just below 0.5: the bound is exp(-x (2 + x) / 2); uniform numbers on either side are decided at once."""
-    x = 2**63 - 1
-    bound = math.exp(-0.5 * 0.5 * 2.5)
-    for offset, expected in ((-1e-9, True), (1e-9, False)):
-        uniform = int((bound + offset) * 2**64)
-        assert exact_normal._accept_exactly(Bits(), 1, x, uniform)[0] is expected  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("scale", [0.7, 3.0, 2.0**22, 2.0**41])
+def test_the_exact_path_agrees_with_float64_where_float64_decides(scale):
+    drawn = exact_normal.exact_normals(reproducible_generator(9, "agree"), 60)
+    exactly = [exact_normal._round_exactly(drawn.rng, int(word) >> 1, scale) for word in drawn.words]
+    assert (np.abs(np.array(exactly) - drawn.value * scale) <= 0.5 + 2.0**-43 * scale).all()
+    if scale < 2.0**30:
+        assert exactly == np.abs(drawn.rounded(scale)).tolist()
+
+
+def test_far_tails_are_drawn_with_more_digits():
+    """P = 0 in all 64 digits: x is above Q^-1(2^-64) = 9.08, and the next digits say where."""
+    assert exact_normal._round_exactly(Bits(2**63), 0, 1.0) == 9  # pyright: ignore[reportArgumentType]
+    assert exact_normal._round_exactly(Bits(0, 2**63), 0, 1.0) == 13  # pyright: ignore[reportArgumentType]
+    far = exact_normal.ExactNormals(np.array([0, 1], np.uint64), np.zeros(2), Bits(2**63, 2**63))  # pyright: ignore[reportArgumentType]
+    assert far.rounded(1.0).tolist() == [9, -9]  # the value of step 1 is not used: too few digits
+
+
+def test_float64_decides_nothing_within_its_error():
+    """x = 1/2 up to 2^-47: the digits say on which side of the middle it is, whatever float64 says."""
+    for offset, expected in ((-1, 1), (1, 0)):
+        words = np.array([2 * (tail(0.5) + offset)], np.uint64)
+        for value in (0.5 - 2.0**-47, 0.5 + 2.0**-47):
+            drawn = exact_normal.ExactNormals(words, np.array([value]), Bits())  # pyright: ignore[reportArgumentType]
+            assert drawn.rounded(1.0).tolist() == [expected]
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, 2.0**43])

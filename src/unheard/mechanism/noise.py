@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from unheard.config import require, require_positive
-from unheard.devices import host_memory, to_device
+from unheard.devices import host_memory
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.exact_normal import ExactNormals, exact_normals
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
@@ -46,6 +46,9 @@ LARGEST_MULTIPLIER = 2.0**19
 
 NORMALS_PER_BLOCK = 2**17
 """Normals that one thread draws from one part of the stream: 1 to 3 ms of work."""
+
+EXACT_NORMALS_PER_BLOCK = 2**15
+"""The same for exact normals: their arrays of intermediate results stay in the cache of a core."""
 
 
 class Noise(Protocol):
@@ -149,8 +152,8 @@ class ExactGaussianNoise(GaussianNoise):
 
     `GaussianNoise` draws float64 normals and rounds them: a Gaussian up to the precision of float64. This class draws
     integers with exactly the distribution of a Gaussian rounded to the grid, so the accountants of the continuous
-    mechanism hold without that idealisation. It costs several times the processor time of `GaussianNoise`, on other
-    threads (`benchmarks/normals.py`).
+    mechanism hold without that idealisation. It costs about twice the processor time of `GaussianNoise`, on other threads
+    (`benchmarks/normals.py`).
 
     Args:
         noise_multiplier: as in `GaussianNoise`.
@@ -158,16 +161,17 @@ class ExactGaussianNoise(GaussianNoise):
     """
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
-        return ExactNormalsAhead(rng, count)
+        return ExactNormalsAhead(rng, count, device)
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
         sigma = self.std(average.sensitivity)
         count = average.units_P.numel()
-        normals = rng if isinstance(rng, ExactNormalsAhead) else ExactNormalsAhead(_generator_of(rng), count)
+        device = average.units_P.device
+        normals = rng if isinstance(rng, ExactNormalsAhead) else ExactNormalsAhead(_generator_of(rng), count, device)
         # DP: the noise is at least as wide as the event says: products and quotients of float64 may round down.
         scale = math.nextafter(math.nextafter(sigma / average.unit, math.inf), math.inf)
         # DP: integers of the exact distribution; no float64 is added to a user's data.
-        noise_P = to_device(normals.take_rounded(count, scale), average.units_P.device)
+        noise_P = normals.take_rounded(count, scale).to(device, non_blocking=True)
         return NoisyAverage(average_P=(average.units_P + noise_P).double() * average.unit, noise_std=sigma)
 
 
@@ -217,7 +221,8 @@ class NormalsAhead:
         # Drawn into the memory that the device reads from, which saves a copy.
         normals_P = host_memory((count,), torch.float64, device)
         out_P = normals_P.numpy()
-        drawn = [_threads().submit(stream.standard_normal, out=out_P[part]) for stream, part in _blocks(rng, count)]
+        blocks = _blocks(rng, count, NORMALS_PER_BLOCK)
+        drawn = [_threads().submit(stream.standard_normal, out=out_P[part]) for stream, part in blocks]
         self._ahead: tuple[Tensor, list[Future[np.ndarray]]] | None = (normals_P, drawn)
 
     def take(self, count: int) -> Tensor:
@@ -234,33 +239,50 @@ class NormalsAhead:
 
 
 class ExactNormalsAhead:
-    """Exact normals of one round, drawn on other threads while the engine works. They can be taken once."""
+    """Exact normals of one round, drawn on other threads while the engine works. They can be taken once.
 
-    def __init__(self, rng: np.random.Generator, count: int) -> None:
+    Args:
+        rng: the stream of the round's noise.
+        count: how many normals to draw.
+        device: where they will be used; the memory of the rounded normals is pinned for a GPU.
+    """
+
+    def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
+        blocks = list(_blocks(rng, count, EXACT_NORMALS_PER_BLOCK))
+        self._parts = [part for _, part in blocks]
+        self._device = device
         self._ahead: list[Future[ExactNormals]] | None = [
-            _threads().submit(exact_normals, stream, part.stop - part.start) for stream, part in _blocks(rng, count)
+            _threads().submit(exact_normals, stream, part.stop - part.start) for stream, part in blocks
         ]
 
-    def take_rounded(self, count: int, scale: float) -> np.ndarray:
+    def take_rounded(self, count: int, scale: float) -> Tensor:
         """round(scale * normal) for each normal, once all are drawn; raises `RuntimeError` at the second call."""
         drawn, self._ahead = self._ahead, None
         # DP: exact noise that was given once is never given again.
         if drawn is None or sum(len(block.result()) for block in drawn) != count:
             raise RuntimeError("These normals were given already, or another number of them was drawn.")
-        return np.concatenate(list(_threads().map(lambda block: block.result().rounded(scale), drawn)))
+        rounded_P = host_memory((count,), torch.int64, self._device)
+        out_P = rounded_P.numpy()
+
+        def fill(block: Future[ExactNormals], part: slice) -> None:
+            out_P[part] = block.result().rounded(scale)
+
+        # DP: `list` waits for all of it: what the memory held until then is no noise.
+        list(_threads().map(fill, drawn, self._parts))
+        return rounded_P
 
 
 Normals = np.random.Generator | NormalsAhead | ExactNormalsAhead
 """A source of standard normals: a generator, or normals that are drawn from one on other threads."""
 
 
-def _blocks(rng: np.random.Generator, count: int) -> Iterator[tuple[np.random.Generator, slice]]:
-    """The blocks of a draw of `count` normals: a generator for each, and its part of the draw."""
-    starts = range(0, count, NORMALS_PER_BLOCK)
+def _blocks(rng: np.random.Generator, count: int, size: int) -> Iterator[tuple[np.random.Generator, slice]]:
+    """The blocks of a draw of `count` normals, `size` at a time: a generator for each, and its part of the draw."""
+    starts = range(0, count, size)
     # DP: each block has a part of the stream of its own, so that no two coordinates share noise.
     streams = split_stream(rng, len(starts)) if len(starts) > 1 else [rng]
     for stream, start in zip(streams, starts, strict=False):
-        yield stream, slice(start, min(start + NORMALS_PER_BLOCK, count))
+        yield stream, slice(start, min(start + size, count))
 
 
 def _generator_of(source: Normals) -> np.random.Generator:
@@ -275,7 +297,7 @@ def standard_normals(source: Normals, count: int, device: torch.device) -> Tenso
         normals_P = source.take(count)
     else:
         normals_P = host_memory((count,), torch.float64, device)
-        for stream, part in _blocks(_generator_of(source), count):
+        for stream, part in _blocks(_generator_of(source), count, NORMALS_PER_BLOCK):
             stream.standard_normal(out=normals_P.numpy()[part])
     return normals_P.to(device, non_blocking=True)
 
