@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import unheard
 from unheard import randomness
@@ -13,8 +14,9 @@ from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Cohort
 from unheard.mechanism.clipping import AdaptiveClip
+from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import GaussianNoise
-from unheard.mechanism.sampling import PoissonSampling
+from unheard.mechanism.sampling import CyclicPoissonSampling, ExampleSampling, PoissonSampling, Turn
 from unheard.privacy.events import Selection
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams, generator_from_key
 from unheard.training.initialise import first_state, streams_of
@@ -93,20 +95,34 @@ class Labelled:
         return make
 
 
-def test_each_draw_of_a_round_has_the_stream_of_its_purpose_and_attempt(run, store, monkeypatch):
-    """Cohort, batches, noise and the count of an adaptive clip: four generators, one for each."""
+def parts_of(kind):
+    """The parts of a plan whose rounds draw users, examples, or the users of a group whose turn it is."""
+    if kind == "users":
+        return {"clip": unheard.AdaptiveClip(initial_norm=2.0, quantile=0.5, learning_rate=0.2)}
+    if kind == "examples":
+        sampling = ExampleSampling(examples_per_user=2, examples_per_round=10, total_examples=100)
+        return {"sampling": sampling, "update": unheard.FedSGD(unroll=5), "weights": unheard.EqualWeights()}
+    noise = CorrelatedNoise(noise_multiplier=0.5, rounds=4)
+    return {"sampling": CyclicPoissonSampling(users_per_round=10, groups=2), "noise": noise}
+
+
+@pytest.mark.parametrize("kind", ["users", "examples", "turns"])
+def test_each_draw_of_a_round_has_the_stream_of_its_purpose_and_attempt(run, store, monkeypatch, kind):
+    """Cohort, batches, noise and the count of an adaptive clip: four generators, one for each, also in a round done again."""
     seen = {}
 
     def spy(cls, name, purpose, position):
         real = getattr(cls, name)
 
-        def called(self, *args):
+        def called(self, *args, **named):
             seen.setdefault(purpose, []).append(args[position])
-            return real(self, *args)
+            return real(self, *args, **named)
 
         monkeypatch.setattr(cls, name, called)
 
     spy(PoissonSampling, "draw", "sampling", 2)
+    spy(CyclicPoissonSampling, "draw", "sampling", 2)
+    spy(ExampleSampling, "draw_examples", "sampling", 3)
     spy(GaussianNoise, "ahead", "noise", 0)
     spy(AdaptiveClip, "next_norm", "count", 4)
     real_init = Cohort.__init__
@@ -115,25 +131,35 @@ def test_each_draw_of_a_round_has_the_stream_of_its_purpose_and_attempt(run, sto
         "__init__",
         lambda self, **parts: seen.setdefault("batches", []).append(parts["rng"]) or real_init(self, **parts),
     )
-    adaptive = unheard.AdaptiveClip(initial_norm=2.0, quantile=0.5, learning_rate=0.2)
-    plan = replace(run.plan, clip=adaptive, noise=unheard.GaussianNoise(noise_multiplier=0.5))
-    streams = Labelled()
-    state = first_state(replace(run, plan=plan))
+    parts = {"noise": unheard.GaussianNoise(noise_multiplier=0.5), "clip": unheard.FlatClip(norm=2.0), **parts_of(kind)}
+    plan = replace(run.plan, **parts)
+    streams, layout, given = Labelled(), run.model.layout, {}
+    if kind == "turns":
+        history = NoiseHistory(
+            plan.noise.factorisation(plan.sampling, plan.population), layout.total, torch.device("cpu")
+        )
+        normals = CorrelatedNormals(bytes(16), history, layout.total, torch.device("cpu"))
+        given = {"turn": Turn(index=0, groups_key=bytes(16)), "normals": normals}
     round = Round(
-        state=state,
-        plan=plan.at(0, run.model.layout),
+        state=first_state(replace(run, plan=plan)),
+        plan=plan.at(0, layout),
         model=run.model,
         server=run.server,
         users=store.train,
         streams=streams,  # pyright: ignore[reportArgumentType]
         attempt=17,
+        **given,
     )
     run_rounds([round], EngineChoice(kind="reference").build(run.model))
-    assert sorted((purpose, attempt) for purpose, attempt, _ in streams.made) == [
-        (purpose, 17) for purpose in sorted(("sampling", "batches", "noise", "count"))
-    ]
+    drawn = (
+        {"sampling", "batches"} | ({"noise"} if kind != "turns" else set()) | ({"count"} if kind == "users" else set())
+    )
+    assert {attempt for _, attempt, _ in streams.made} == {17}
+    assert len({purpose for purpose, *_ in streams.made}) == len(streams.made)
+    assert seen.keys() == drawn
     for purpose, _, rng in streams.made:
-        assert [each is rng for each in seen[purpose]] == [True], purpose
+        if purpose in drawn:
+            assert [each is rng for each in seen[purpose]] == [True], purpose
 
 
 class Ones:

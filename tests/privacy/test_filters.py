@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 import unheard
@@ -12,7 +13,14 @@ from unheard.cli.main import app
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.privacy.accountants import best_epsilon, collapse, epsilon
 from unheard.privacy.budget import Budget
-from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, to_record
+from unheard.privacy.events import (
+    CorrelatedGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    to_record,
+)
 from unheard.privacy.filters import ODOMETER_FIRST, ODOMETER_STEP, claim_of_run, declaration, odometer
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger
@@ -96,6 +104,37 @@ def test_a_run_that_was_made_longer_claims_the_next_doubling(length, level):
     claim = claim_of_run(facts(20), done(length), DELTA)
     assert claim.epsilon == best_epsilon([(ROUND, 20 * 2**level)], DELTA / 2**level).epsilon
     assert claim.basis == "doubled rounds"
+
+
+def test_a_run_with_correlated_noise_claims_the_blocks_of_all_declared_rounds():
+    """Blocks of 4 rounds; each block is one release. Stopping within a block, or after one, is a look at results too."""
+
+    def attempt(index, block=4, q=0.2):
+        return CorrelatedGaussian(sampling_prob=q, noise_multiplier=2.0, block=block, index=index)
+
+    def attempts(rounds, **kind):
+        return [Entry(event=attempt(i, **kind), round=i, hash="") for i in range(rounds)]
+
+    release = PoissonGaussian(sampling_prob=0.2, noise_multiplier=2.0)
+    declared = facts(18, phases=((0, attempt(0)), (5, attempt(0))))
+    for length in (1, 4, 5, 17, 18):
+        claim = claim_of_run(declared, attempts(length), DELTA)
+        assert claim.epsilon == best_epsilon([(release, 5)], DELTA).epsilon
+    # A new mechanism after round 6 begins its blocks anew: 2 blocks before, and 3 for the 12 rounds that are left.
+    again = [*attempts(6), Entry(event=attempt(0), round=6, hash="")]
+    assert claim_of_run(declared, again, DELTA).epsilon == best_epsilon([(release, 5)], DELTA).epsilon
+    redone = [*attempts(6), *(Entry(event=attempt(i), round=i - 2, hash="") for i in range(6, 9))]
+    assert claim_of_run(declared, redone, DELTA).epsilon == best_epsilon([(release, 5)], DELTA).epsilon
+    assert claim_of_run(declared, attempts(19), DELTA).epsilon == best_epsilon([(release, 9)], DELTA / 2).epsilon
+    # With BLT noise one charge covers the whole run.
+    whole = claim_of_run(facts(18, phases=((0, attempt(0, 18, 1.0)),)), attempts(3, block=18, q=1.0), DELTA)
+    assert (whole.epsilon, whole.basis) == (
+        best_epsilon([Gaussian(noise_multiplier=2.0)], DELTA).epsilon,
+        "fixed beforehand",
+    )
+    budget = Budget(epsilon=1.01 * epsilon([(release, 2)], DELTA, "rdp"), delta=DELTA)
+    within = claim_of_run(facts(18, budget, phases=((0, attempt(0)),)), attempts(1), DELTA)
+    assert within.epsilon == best_epsilon([(release, 2)], DELTA).epsilon
 
 
 def test_a_ledger_without_a_declaration_says_so():
@@ -189,3 +228,25 @@ def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path):
     for position in range(7):
         population.charge("r", position, ROUND, position)
     assert all_runs(population)["claimed"]["epsilon"] == claim_of_run(facts(20), done(7), DELTA).epsilon
+
+
+def test_rates_over_all_runs_follow_from_what_is_claimed(tmp_path):
+    """One run: mu and rates of its Gaussian rounds. Several: the odometer's pair alone, of which no mu follows."""
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
+    rounds = [PoissonGaussian(sampling_prob=1.0, noise_multiplier=6.0)] * 9
+    population.settle("first", rounds)
+    one = all_runs(population, delta=DELTA)["attacker"]
+    assert 0.5 <= one["mu"] <= 0.505
+    for row in one["true_positive_rates"]:
+        exact = norm.cdf(norm.ppf(row["false_positive_rate"]) + 0.5)
+        assert exact <= row["at_most"] <= 1.002 * exact
+    population.settle("second", rounds[:4])
+    several = all_runs(population, delta=DELTA)
+    epsilon = several["claimed"]["epsilon"]
+    assert several["attacker"]["mu"] is None
+    for row in several["attacker"]["true_positive_rates"]:
+        rate = row["false_positive_rate"]
+        pair = min(1, math.exp(epsilon) * rate + DELTA, 1 - math.exp(-epsilon) * (1 - DELTA - rate))
+        assert row["at_most"] == pytest.approx(pair)
+        assert row["at_most"] > norm.cdf(norm.ppf(rate) + math.sqrt(13) / 6)
+    assert "% true positives at 0.1 % false positives" in render_all_runs(several)

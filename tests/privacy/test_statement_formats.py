@@ -6,16 +6,35 @@ import math
 import re
 
 import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from tests.privacy.test_statement import FACTS, ROUND
 from unheard.errors import InvalidValue, RunFolderError
-from unheard.privacy import statement_formats
-from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
-from unheard.privacy.ledger import Ledger
+from unheard.mechanism.clipping import AdaptiveClip
+from unheard.mechanism.noise import GaussianNoise
+from unheard.mechanism.plan import Plan
+from unheard.mechanism.sampling import PoissonSampling
+from unheard.parameters import Layout
+from unheard.privacy import statement_formats, statement_text
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.events import (
+    CorrelatedGaussian,
+    DistributedGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    Selection,
+    to_record,
+)
+from unheard.privacy.filters import declaration
+from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.statement import render as render_text
 from unheard.privacy.statement import statement
 from unheard.privacy.statement_formats import FILL_IN, FORMATS, composed_events, read_audit, render, report_data
 from unheard.privacy.trade_off import figures
+from unheard.updates.fedavg import FedAvg
 
 SOFTWARE = {"unheard": "0.2.0", "commit": "0123456789abcdef0123456789abcdef01234567"}
 AUDIT = {
@@ -155,6 +174,8 @@ def test_assumptions_that_do_not_hold_are_named():
     assert status(inherited, [ROUND], "secret and fresh") == "NOT HELD"
     assert status({"population": 100}, [ROUND], "secret and fresh") == "unknown"
     assert status({**FACTS, "sampling": {"kind": "fixed_size"}}, [ROUND], "independently") == "NOT HELD"
+    for kind in ("poisson", "cyclic_poisson", "examples"):
+        assert status({**FACTS, "sampling": {"kind": kind}}, [ROUND], "drawn independently") == "held"
     assert status(FACTS, [NonPrivate(reason="x")], "clip norm") == "NOT HELD"
     assert status({**FACTS, "start": {"from": "a model file of unknown cost"}}, [ROUND], "first model") == "unknown"
     assert status({**FACTS, "start": {"from": "a model declared public"}}, [ROUND], "first model") == "declared"
@@ -173,6 +194,98 @@ def test_a_claim_that_no_accountant_computed_uses_its_own_pair_alone(content):
     assert data["mu"] is None
     assert data["true_positive_rates"][1]["at_most"] == pytest.approx(0.01 * math.exp(2) + 1e-5)
     assert "does not follow from the claim" in render(declared, "report")
+
+
+def gaussian_rates(mu):
+    """The true-positive rate of the best test of N(mu, 1) against N(0, 1), at each false-positive rate."""
+    return {rate: float(norm.cdf(norm.ppf(rate) + mu)) for rate in (0.001, 0.01)}
+
+
+def agree(shown, mu):
+    assert mu <= shown["mu"] <= 1.01 * mu
+    for row in shown["true_positive_rates"]:
+        exact = gaussian_rates(mu)[row["false_positive_rate"]]
+        assert exact <= row["at_most"] <= 1.002 * exact
+
+
+def declared(rounds, event, **more):
+    record = declaration(rounds, [(0, to_record(event))], None)
+    return {**FACTS, "run_id": "r", "start": {"from": "seed 0", "charges": 0}, "declared": record, **more}
+
+
+def entries(rounds, event):
+    return [Entry(event=event, round=i, hash="") for i in range(rounds)]
+
+
+def test_mu_and_rates_with_correlated_noise_are_those_of_its_releases():
+    """BLT: all rounds are one Gaussian release. Banded: one sampled release for each block, here 1 block of 4 rounds."""
+    attempts = [CorrelatedGaussian(sampling_prob=1, noise_multiplier=2.5, block=12, index=i) for i in range(12)]
+    facts = {**FACTS, "sampling": {"kind": "min_separation"}, "correlated_noise": {"strategy": "blt"}}
+    data = report_data(statement(facts, attempts))
+    agree(data, 1 / 2.5)
+    assert "correlated over rounds (blt)" in data["mechanism"]
+    assert data["assumptions"][0]["status"] == "held"
+    q, z = 0.3, 0.8
+    attempts = [CorrelatedGaussian(sampling_prob=q, noise_multiplier=z, block=4, index=i) for i in range(4)]
+    for row in report_data(statement(FACTS, attempts))["true_positive_rates"]:
+        rate = row["false_positive_rate"]
+        low = brentq(lambda t, r=rate: (1 - q) * norm.cdf(t / z) + q * norm.cdf((t - 1) / z) - r, -20, 20)
+        exact = max((1 - q) * rate + q * norm.sf(norm.isf(rate) - 1 / z), norm.cdf(low / z))
+        assert exact <= row["at_most"] <= 1.01 * exact
+
+
+def test_mu_of_an_adaptive_clip_is_that_of_update_and_count_together():
+    clip = AdaptiveClip(initial_norm=1.0, count_noise_std=3.0)
+    plan = Plan(
+        population=50,
+        sampling=PoissonSampling(sampling_prob=1.0),
+        update=FedAvg(),
+        clip=clip,
+        noise=GaussianNoise(noise_multiplier=4.0),
+    ).at(0, Layout((("weight", (3, 4)),)))
+    of_update, of_count = plan.noise.multiplier(plan.sensitivity), 2 * clip.count_noise_std
+    assert of_update > 4.0
+    mu = math.sqrt(9 * (of_update**-2 + of_count**-2))
+    agree(report_data(statement(FACTS, [plan.event()] * 9)), mu)
+
+
+def test_a_federated_run_with_distributed_noise_states_both_guarantees():
+    event = DistributedGaussian(sampling_prob=0.1, noise_multiplier=4.0, min_parties=10)
+    content = statement({**FACTS, "federated": {"secure_aggregation": True}}, [event] * 9)
+    data = report_data(content)
+    agree(data["against_server"], 3 / 4.0)
+    assert data["against_server"]["epsilon"] == best_epsilon([(Gaussian(noise_multiplier=4.0), 9)], 1e-5).epsilon
+    assert data["mu"] < 0.2 * data["against_server"]["mu"]
+    for format in ("report", "nist", "registry"):
+        shown = render(content, format)
+        assert "against the server" in shown.lower()
+        assert f"{data['against_server']['epsilon']:.4g}" in shown
+        assert "before secure aggregation" in shown
+        assert "whoever runs training reads the text" not in shown
+    assert json.loads(render(content, "registry"))["deployment"]["deployment_model"]["model_name"] == "Federated"
+
+
+@pytest.mark.parametrize(("is_secure", "words"), [(False, "clipped update of each user"), (True, "sum of the updates")])
+def test_a_federated_run_says_what_its_server_is_trusted_with(is_secure, words):
+    content = statement({**FACTS, "federated": {"secure_aggregation": is_secure}}, [ROUND] * 3)
+    for format in ("report", "nist", "registry"):
+        assert words in render(content, format)
+        assert "against the server" not in render(content, format).lower()
+
+
+def test_figures_of_a_run_that_was_stopped_are_those_of_its_declared_rounds():
+    content = statement(declared(30, ROUND), entries(7, ROUND))
+    assert "declared rounds" in content["claimed"]["accountant"]
+    data, whole = report_data(content), figures([(ROUND, 30)], 1e-5)
+    assert data["mu"] == whole.mu > figures([(ROUND, 7)], 1e-5).mu
+    assert [row["at_most"] for row in data["true_positive_rates"]] == list(whole.true_positive_rates.values())
+    event = DistributedGaussian(sampling_prob=0.1, noise_multiplier=4.0, min_parties=10)
+    content = statement(declared(9, event), entries(2, event))
+    assert content["against_server"]["epsilon"] == best_epsilon([(Gaussian(noise_multiplier=4.0), 9)], 1e-5).epsilon
+    agree(report_data(content)["against_server"], 3 / 4.0)
+    # Longer than declared: the claim is at a smaller delta, and no profile follows from it.
+    longer = report_data(statement(declared(4, ROUND), entries(7, ROUND)))
+    assert longer["mu"] is None
 
 
 def test_a_run_without_a_guarantee_is_not_registered():
@@ -216,4 +329,4 @@ def test_an_audit_that_refutes_the_claim_is_said_loudly(content):
 
 
 def test_the_examples_in_the_docstring_are_true():
-    assert doctest.testmod(statement_formats).failed == 0
+    assert doctest.testmod(statement_formats).failed == doctest.testmod(statement_text).failed == 0

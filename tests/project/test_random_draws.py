@@ -19,7 +19,7 @@ MAKERS = {"secure_generator", "reproducible_generator", "split_stream", "SecureS
 MAKERS |= {"AESCounter", "Philox", "PCG64", "default_rng", "urandom", "uuid4", "Generator", "fork_rng", "manual_seed"}
 MAKERS |= {"generator_from_key", "noise_key", "groups_key"}
 MAKERS |= {"SystemRandom", "RandomState", "SeedSequence", "MT19937", "SFC64", "ChaCha", "Random", "seed"}
-MAKERS |= {"token_hex", "token_bytes", "token_urlsafe", "randbelow"}
+MAKERS |= {"token_hex", "token_bytes", "token_urlsafe", "randbelow", "generate_private_key", "generate_key"}
 DRAWS = {
     "standard_normal",
     "integers",
@@ -36,10 +36,17 @@ DRAWS |= {"randint", "randperm", "rand_like", "randn_like", "bernoulli", "bernou
 DRAWS |= {"sample", "randrange", "getrandbits", "gauss", "normalvariate", "expovariate", "triangular"}
 DRAWS |= {"standard_exponential", "standard_gamma", "gamma", "beta", "logistic", "gumbel", "hypergeometric"}
 STREAMS = {"sampling", "batches", "noise", "count"}
+HANDED_ON = (MAKERS - {"Generator", "Random", "seed", "groups_key", "noise_key", "token_bytes"}) | {
+    "standard_normal",
+    "random_raw",
+    "permutation",
+    "binomial",
+}
+"""Names that mean a draw also where they are handed on uncalled, to a thread or as a default."""
 
 
 def draws_of(path: Path) -> set[str]:
-    """The last names of all calls of a file that make a generator, ask for a stream, or draw."""
+    """The last names of all calls of a file that make a generator, ask for a stream, or draw, and of all that are handed on."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
@@ -48,6 +55,8 @@ def draws_of(path: Path) -> set[str]:
             is_library = re.fullmatch(r"(random|secrets|np\.random)\.\w+", whole)  # whatever is called there
             if is_library or last in MAKERS | DRAWS or (last in STREAMS and "streams." in whole):
                 names.add(last)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+            names |= {node.attr if isinstance(node, ast.Attribute) else node.id} & HANDED_ON
     return names
 
 

@@ -142,6 +142,11 @@ class FederatedEngine:
         """The registered users."""
         return self._registry.users
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Whether the server sees each update or only sums of them."""
+        return {"secure_aggregation": self.choice.secure_aggregation}
+
     def register(self) -> None:
         """Ask nodes that were not seen before for the number of their users."""
         new = [node for node in self.network.nodes() if node not in self._registry.by_node]

@@ -18,13 +18,21 @@ outcome. This module computes what is proved in each case; docs/privacy.md, sect
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import Bound, best_epsilon
 from unheard.privacy.budget import Budget
-from unheard.privacy.events import Counts, Event, ExampleGaussian, NonPrivate, PoissonGaussian, from_record
+from unheard.privacy.events import (
+    CorrelatedGaussian,
+    Counts,
+    Event,
+    ExampleGaussian,
+    NonPrivate,
+    PoissonGaussian,
+    from_record,
+)
 from unheard.privacy.ledger import Entry
 from unheard.privacy.rdp import FILTER_ORDERS, RDP_COST, at_orders, epsilon_at_order
 
@@ -96,7 +104,7 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
         declared is None
         or not is_known
         or not rounds
-        or not all(isinstance(e.event, PoissonGaussian | ExampleGaussian) for e in rounds)
+        or not all(isinstance(e.event, PoissonGaussian | ExampleGaussian | CorrelatedGaussian) for e in rounds)
     ):
         return _claim(charged, delta, UNKNOWN if declared is None and rounds and facts.get("run_id") else FIXED)
     before, reached = charged[:past], max(entry.round for entry in rounds) + 1
@@ -104,6 +112,14 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
     limit, level = plan.limit(before, reached)
     if reached >= limit and level == 0:
         return _claim(charged, delta, FIXED)
+    basis, last = DOUBLED if level else DECLARED, rounds[-1].event
+    if isinstance(last, CorrelatedGaussian):
+        # DP: the blocks of all rounds up to the limit, not only those that have begun.
+        begun = last.index + 1
+        blocks = _blocks(last, begun + max(0, limit - reached)) - _blocks(last, begun)
+        if not blocks and not level:
+            return _claim(charged, delta, FIXED)
+        return _claim([*charged, (replace(last, index=0), blocks)], delta / 2**level, basis)
     # DP: all rounds up to the limit, not only those that were done: whoever stopped may have looked at the model.
     events: list[Event | tuple[Event, int]] = [*before, *plan.events(limit)]
     # Rounds that were done again follow a crash, not a look at results.
@@ -113,7 +129,12 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
             events.append(entry.event)
         numbers.add(entry.round)
     # DP: each level has a delta of its own, and their sum is at most twice the first.
-    return _claim(events, delta / 2**level, DOUBLED if level else DECLARED)
+    return _claim(events, delta / 2**level, basis)
+
+
+def _blocks(event: CorrelatedGaussian, rounds: int) -> int:
+    """How many charges cover the first `rounds` rounds of a mechanism with correlated noise."""
+    return -(-rounds // event.block)
 
 
 def _claim(events: Sequence[Event | tuple[Event, int]], delta: float, basis: str) -> Claim:
@@ -147,6 +168,9 @@ class _Declared:
 
     def events(self, rounds: int) -> list[tuple[Event, int]]:
         """The events of the first `rounds` rounds of the plan."""
+        first_event = self.phases[0][1]
+        if isinstance(first_event, CorrelatedGaussian):  # no schedule changes it
+            return [(first_event, _blocks(first_event, rounds))]
         ends = [first for first, _ in self.phases[1:]] + [rounds]
         counts = [(event, min(end, rounds) - first) for (first, event), end in zip(self.phases, ends, strict=True)]
         return [(event, count) for event, count in counts if count > 0]

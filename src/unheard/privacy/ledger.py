@@ -43,6 +43,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
             "selection",
             "declared",
             "correlated_noise",
+            "federated",
         ),
         dict,
     ),

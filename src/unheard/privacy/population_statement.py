@@ -19,6 +19,7 @@ from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import (
     CLAIM_RULE,
     Bound,
+    Events,
     collapse,
     epsilon,
     epsilons,
@@ -31,8 +32,9 @@ from unheard.privacy.filters import WHY, claim_of_run, odometer
 from unheard.privacy.ledger import Entry
 from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
 from unheard.privacy.statement import plain
-from unheard.privacy.statement_text import figure, row
+from unheard.privacy.statement_text import figure, rounded_up, row
 from unheard.privacy.store_ledgers import known_position
+from unheard.privacy.trade_off import figures, figures_of_pair
 
 NOT_COVERED = [
     "runs that were not charged to this ledger: on copies of the store, or on other stores with the same people",
@@ -57,7 +59,8 @@ def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = N
     population.check_cohorts()
     events = population.events
     delta = _delta(population, delta)
-    best, why = _claimed(population, delta)
+    best, why, covered = _claimed(population, delta)
+    attacker = figures_of_pair(best.epsilon, delta) if covered is None else figures(covered, delta)
     return plain(
         {
             "claim": _claim(best.epsilon, delta, best.accountant, population),
@@ -67,6 +70,7 @@ def all_runs(population: "PopulationLedger | _Spent", *, delta: float | None = N
             "epsilon": epsilons(events, delta),
             "claimed": {"epsilon": best.epsilon, "accountant": best.accountant, "of": CLAIM_RULE},
             "basis": {"why": why},
+            "attacker": {**attacker.record, "method": attacker.method},
             "charges": len(events),
             "runs": [_member(member, delta) for member in population.members.values()],
             "budget": _budget(population),
@@ -175,25 +179,27 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     return PopulationLedger.read(ledger)
 
 
-def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str]:
-    """The bound that may be claimed for all runs together, and why."""
+def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str, Events | None]:
+    """The bound that may be claimed for all runs together, why, and the events whose cost it is.
+
+    The events are None if the claim is no cost of events that were fixed beforehand.
+    """
     budget = population.budget
     if budget is not None and population.is_filter and delta >= budget.delta:
         bound = Bound(epsilon=budget.epsilon, accountant="the declared budget, an RDP filter")
-        return (
-            bound,
-            "the budget was declared before the first round, and every round was checked against it: it holds "
-            "whatever was chosen after a look at results",
+        why = (
+            "the budget was declared before the first round, and every round was checked against it: it holds whatever "
+            "was chosen after a look at results"
         )
+        return bound, why, None
     with_rounds = [member for member in population.members.values() if has_rounds(member.events)]
-    counts, failure = collapse(population.events)
     if len(with_rounds) > 1:
-        bound = odometer(counts, failure, delta)
-        return (
-            bound,
-            "the runs may have been chosen after a look at the results of earlier ones, and no budget was declared "
-            "before the first: an odometer covers that, at a price. `unheard budget` before the first run costs less",
+        counts, failure = collapse(population.events)
+        why = (
+            "the runs may have been chosen after a look at the results of earlier ones, and no budget was declared before "
+            "the first: an odometer covers that, at a price. `unheard budget` before the first run costs less"
         )
+        return odometer(counts, failure, delta), why, None
     own = with_rounds[0] if with_rounds else None
     past = [event for member in population.members.values() if member is not own for event in member.events]
     facts: dict[str, Any] = {"start": {"charges": len(past)}, "run_id": "of the run"}
@@ -205,7 +211,8 @@ def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bou
             for i, (event, round) in enumerate(zip(own.events, own.rounds, strict=True))
         ]
     claim = claim_of_run(facts, entries, delta)
-    return Bound(epsilon=claim.epsilon, accountant=claim.accountant), WHY[claim.basis]
+    bound = Bound(epsilon=claim.epsilon, accountant=claim.accountant)
+    return bound, WHY[claim.basis], claim.events if claim.delta == delta else None
 
 
 def _first_line(path: Path) -> dict[str, Any]:
@@ -309,6 +316,12 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     if claimed["accountant"] not in statement["epsilon"]:
         yield row("epsilon, claimed", f"{figure(claimed['epsilon'])}  (by {claimed['accountant']})")
     yield row("why this claim", statement["basis"]["why"])
+    attacker = statement["attacker"]
+    if attacker["mu"] is not None:
+        yield row("mu-GDP", f"{rounded_up(attacker['mu'])} for all deltas from {figure(statement['delta'])} up")
+    for rate in attacker["true_positive_rates"]:
+        at = f"{100 * rate['false_positive_rate']:g} % false positives"
+        yield row("attacker", f"at most {rounded_up(100 * rate['at_most'])} % true positives at {at}")
     if budget := statement["budget"]:
         spent = f"{figure(budget['spent'])} of {figure(budget['epsilon'])} spent"
         yield row("budget", f"{spent} at delta {budget['delta']:.3g}, by {budget['accountant']}")

@@ -46,7 +46,7 @@ from unheard.privacy.events import (
     against_server,
     to_record,
 )
-from unheard.privacy.filters import WHY, claim_of_run
+from unheard.privacy.filters import DECLARED, WHY, Claim, claim_of_run
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
 from unheard.privacy.statement_text import NOT_COVERED, NOT_DECLARED, RELEASED, render
@@ -93,9 +93,9 @@ def statement(
                 "accountant": claimed.accountant,
                 "of": CLAIM_RULE,
             },
-            "basis": {"of": claimed.basis, "why": WHY[claimed.basis]},
+            "basis": {"of": claimed.basis, "why": WHY[claimed.basis], **_claimed_events(claimed)},
             "replace_one": {"epsilon": replaced.epsilon, "accountant": replaced.accountant},
-            **_server(charged, delta),
+            **_server(claimed),
             "curve": _curve(claimed.events, claimed.epsilon),
             "asked": None
             if epsilon is None
@@ -106,9 +106,9 @@ def statement(
             "estimator": facts.get("estimator", NOT_DECLARED),
             "update": facts.get("update", NOT_DECLARED),
             "phases": facts.get("phases", NOT_DECLARED),
-            **({"correlated_noise": facts["correlated_noise"]} if "correlated_noise" in facts else {}),
+            **{name: facts[name] for name in ("correlated_noise", "federated") if name in facts},
             "rounds": _rounds(events),
-            "composed": [{**to_record(event), "times": times} for event, times in _counted(charged)],
+            "composed": _composed(charged),
             "vocabulary": facts.get("vocabulary", NOT_DECLARED),
             "vocabulary_cost": _vocabulary_cost(charged, delta),
             "start": facts.get("start", NOT_DECLARED),
@@ -156,12 +156,20 @@ def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event
     return f"({epsilon:.4g}, {delta:.3g})-differential privacy for every user, by {accountant}"
 
 
-def _server(events: Sequence[Event], delta: float) -> dict[str, Any]:
+def _server(claimed: Claim) -> dict[str, Any]:
     """The epsilon against the server of a federated run with distributed noise; nothing for every other run."""
-    if not any(isinstance(event, DistributedGaussian) for event in events):
+    counts, failure = collapse(claimed.events)
+    if not any(isinstance(event, DistributedGaussian) for event, _ in counts):
         return {}
-    bound = best_epsilon([against_server(event) for event in events], delta)
+    # DP: of what the run claims, as the claim against readers: a run that was stopped early claims all declared rounds.
+    seen = [(against_server(event), times) for event, times in counts]
+    bound = best_epsilon([*seen, FailureProbability(delta=min(1.0, failure))], claimed.delta)
     return {"against_server": {"epsilon": bound.epsilon, "accountant": bound.accountant, "amplified": False}}
+
+
+def _claimed_events(claimed: Claim) -> dict[str, Any]:
+    """The events of a claim that covers more rounds than were charged, at the delta of the claim; else nothing."""
+    return {"composed": _composed(claimed.events)} if claimed.basis == DECLARED else {}
 
 
 def _curve(events: Sequence[Event | tuple[Event, int]], epsilon: float) -> list[dict[str, float]]:
@@ -205,9 +213,14 @@ def _is_a_round(event: Event) -> bool:
     return isinstance(event, PoissonGaussian | CorrelatedGaussian | ExampleGaussian | NonPrivate)
 
 
-def _counted(events: Sequence[Event]) -> list[tuple[Event, int]]:
-    charged = [charge for event in events if (charge := accounted(event)) is not None]
-    return sorted(Counter(charged).items(), key=repr)
+def _composed(events: Sequence[Event | tuple[Event, int]]) -> list[dict[str, Any]]:
+    """The records of the events that cost something, each with how often it happened."""
+    counted: Counter[Event] = Counter()
+    for item in events:
+        event, times = item if isinstance(item, tuple) else (item, 1)
+        if (charge := accounted(event)) is not None:
+            counted[charge] += times
+    return [{**to_record(event), "times": times} for event, times in sorted(counted.items(), key=repr)]
 
 
 def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:

@@ -22,7 +22,7 @@ Jinja2 templates of `templates/`. Strings from a ledger are shown without contro
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,21 +32,42 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from unheard.config import nearest
 from unheard.errors import InvalidValue, RunFolderError
 from unheard.privacy.accountants import ACCOUNTANTS
-from unheard.privacy.events import Event, Selection, from_record
-from unheard.privacy.statement_text import NOT_DECLARED, figure
+from unheard.privacy.events import Event, Selection, against_server, from_record
+from unheard.privacy.statement_text import NOT_DECLARED, figure, rounded_up
 from unheard.privacy.statement_text import render as render_text
 from unheard.privacy.trade_off import Figures, figures, figures_of_pair
 
 FORMATS = ("text", "report", "registry", "nist")
 
-CENTRAL = (
-    "Central differential privacy with a trusted curator: whoever runs training reads the text. The guarantee is about "
-    "everybody who sees what is released."
-)
-TRUST = (
-    "The operator of the training machine is trusted with the text, the memory and the disks, and to declare honest "
-    "numbers. Readers of the model, other users and auditors are trusted with nothing."
-)
+SETTINGS = {
+    "central": (
+        "Central differential privacy with a trusted curator: whoever runs training reads the text. The guarantee is about "
+        "everybody who sees what is released.",
+        "The operator of the training machine is trusted with the text, the memory and the disks, and to declare honest "
+        "numbers. Readers of the model, other users and auditors are trusted with nothing.",
+    ),
+    "federated": (
+        "Federated training with central differential privacy: the text stays on the users' nodes, and the server adds the "
+        "noise. The guarantee is about everybody who sees what is released, except the server.",
+        "The server is trusted with the clipped update of each user that it draws, to keep them secret, and to add the noise. "
+        "Readers of the model, other users and auditors are trusted with nothing.",
+    ),
+    "secure aggregation": (
+        "Federated training with secure aggregation and central differential privacy: the text stays on the users' nodes, and "
+        "the server adds the noise. The guarantee is about everybody who sees what is released, except the server.",
+        "The server is trusted to follow the protocol, with the sum of the updates of each round without noise and with who "
+        "was drawn, to keep them secret, and to add the noise. Readers of the model, other users and auditors are trusted "
+        "with nothing.",
+    ),
+    "distributed noise": (
+        "Federated training with distributed differential privacy: the text stays on the users' nodes, which add the noise "
+        "before secure aggregation. There are two guarantees: against readers of the models, and against the server.",
+        "The server is trusted to follow the protocol, and for the claim against readers also to keep secret who was drawn. "
+        "Against a server that knows who was drawn the larger epsilon holds. At least the declared number of nodes of each "
+        "round must be honest. Readers of the model, other users and auditors are trusted with nothing.",
+    ),
+}
+"""The setting and the trust model of each kind of run (docs/threat-model.md)."""
 FILL_IN = "FILL IN"
 
 
@@ -88,16 +109,19 @@ def report_data(statement: Mapping[str, Any], *, audit: Mapping[str, Any] | None
     """
     events = composed_events(statement)
     attacker = attacker_figures(statement)
-    rates = attacker.true_positive_rates.items()
     ledger = statement.get("ledger", NOT_DECLARED)
+    model = _deployment_model(statement)
+    setting, trust = SETTINGS[model]
     return {
         "statement": dict(statement),
         "is_private": not math.isinf(float(statement["claimed"]["epsilon"])),
-        "setting": CENTRAL,
-        "trust": TRUST,
-        "mu": None if math.isnan(attacker.mu) else "infinity" if math.isinf(attacker.mu) else attacker.mu,
-        "true_positive_rates": [{"false_positive_rate": rate, "at_most": bound} for rate, bound in rates],
+        "setting": setting,
+        "trust": trust,
+        "is_federated": model != "central",
+        "mechanism": _mechanism(statement),
+        **attacker.record,
         "attacker_method": attacker.method,
+        "against_server": _against_server(statement),
         "events": [{"event": _in_words(event), "times": times} for event, times in events],
         "assumptions": _assumptions(statement),
         "tuning": _tuning([event for event, _ in events]),
@@ -113,20 +137,78 @@ def composed_events(statement: Mapping[str, Any]) -> list[tuple[Event, int]]:
     Raises:
         LedgerError: An event is unknown to this version.
     """
-    return [
-        (from_record({key: value for key, value in record.items() if key != "times"}), int(record["times"]))
-        for record in statement["composed"]
-    ]
+    return _from_records(statement["composed"])
+
+
+def claimed_events(statement: Mapping[str, Any]) -> list[tuple[Event, int]] | None:
+    """The events whose cost a statement claims; None if the claim is a pair (epsilon, delta) and no cost of events."""
+    if statement["claimed"]["accountant"] in ACCOUNTANTS:
+        return composed_events(statement)
+    # A run that was stopped early reveals a function of the run of all declared rounds, whose events these are.
+    basis = statement.get("basis")
+    records = basis.get("composed") if isinstance(basis, Mapping) else None
+    return None if records is None else _from_records(records)
 
 
 def attacker_figures(statement: Mapping[str, Any]) -> Figures:
     """Mu and true-positive rates of the mechanism that a statement claims something about."""
     epsilon, delta = float(statement["claimed"]["epsilon"]), float(statement["delta"])
-    # DP: the profile of the composed events holds for a claim that an accountant computed from these events. Another
-    # claim, such as a declared budget, covers more than was charged: only its own pair may be used.
-    if statement["claimed"]["accountant"] in ACCOUNTANTS:
-        return figures(composed_events(statement), delta)
-    return figures_of_pair(epsilon, delta)
+    events = claimed_events(statement)
+    # DP: the profile of events holds for a claim that an accountant computed from these events. Another claim, such as a
+    # declared budget, covers more than was charged: only its own pair may be used.
+    return figures_of_pair(epsilon, delta) if events is None else figures(events, delta)
+
+
+def _against_server(statement: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The figures against the server of a run with distributed noise, which knows who was drawn; None for other runs."""
+    server = statement.get("against_server")
+    if server is None:
+        return None
+    events, delta = claimed_events(statement), float(statement["delta"])
+    attacker = (
+        figures_of_pair(float(server["epsilon"]), delta)
+        if events is None
+        else figures([(against_server(event), times) for event, times in events], delta)
+    )
+    return {"epsilon": server["epsilon"], "accountant": server["accountant"], **attacker.record}
+
+
+def _from_records(records: Sequence[Mapping[str, Any]]) -> list[tuple[Event, int]]:
+    return [
+        (from_record({key: value for key, value in record.items() if key != "times"}), int(record["times"]))
+        for record in records
+    ]
+
+
+def _deployment_model(statement: Mapping[str, Any]) -> str:
+    """A key of `SETTINGS`."""
+    if any(record["kind"] == "distributed_gaussian" for record in statement["composed"]):
+        return "distributed noise"
+    nodes = statement.get("federated")
+    if not isinstance(nodes, Mapping):
+        return "central"
+    return "secure aggregation" if nodes.get("secure_aggregation") else "federated"
+
+
+_DRAWN = {
+    "poisson": "users are drawn independently with probability q in each round",
+    "cyclic_poisson": "users of the group whose turn it is are drawn independently with probability q in each round",
+    "examples": "examples are drawn independently with probability q in each round, at most as many of a user as declared",
+    "min_separation": "the rounds of one user are b apart: no draw is assumed",
+}
+"""What the accounting assumes of each sampler."""
+
+
+def _mechanism(statement: Mapping[str, Any]) -> str:
+    """The mechanism in one sentence, for people who review it."""
+    sampling = statement.get("sampling")
+    drawn = _DRAWN.get(sampling.get("kind", "")) if isinstance(sampling, Mapping) else None
+    noise = "Gaussian noise on the bounded average"
+    if isinstance(correlated := statement.get("correlated_noise"), Mapping):
+        noise = f"Gaussian noise on the bounded average that is correlated over rounds ({correlated['strategy']})"
+    elif _deployment_model(statement) == "distributed noise":
+        noise = "Gaussian noise that the nodes add to the sum"
+    return f"{drawn or 'users take part in rounds'}; each update is clipped; {noise} (McMahan et al. 2018)"
 
 
 def read_audit(folder: str | Path) -> dict[str, Any] | None:
@@ -203,16 +285,12 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
     is_seeded = "REPRODUCIBLE NOISE" in warnings
     is_secure = fact("randomness", "mode") == "secure"
     sampling = fact("sampling", "kind")
-    is_poisson = sampling in ("poisson", "cyclic_poisson")
-    is_separated = sampling == "min_separation"
     start = fact("start", "from")
     is_paid = bool(statement["vocabulary_cost"]["events"])
     rows = [
         (
-            "the rounds of one user are b apart: no draw is assumed"
-            if is_separated
-            else "users are drawn independently with probability q in each round",
-            "held" if is_poisson or is_separated else "NOT HELD" if sampling else "unknown",
+            _DRAWN.get(sampling or "", _DRAWN["poisson"]),
+            "held" if sampling in _DRAWN else "NOT HELD" if sampling else "unknown",
             f"the run's sampler is '{sampling}'" if sampling else "the ledger does not name the sampler",
         ),
         (
@@ -306,7 +384,7 @@ def _registry_entry(data: Mapping[str, Any]) -> dict[str, Any]:
                 "privacy_parameters_details": text["privacy_parameters_details"],
             },
             "deployment_model": {
-                "model_name": "Central",
+                "model_name": "Federated" if data["is_federated"] else "Central",
                 "model_name_details": text["model_name_details"],
                 "actors": text["actors"],
                 "release_type": "Many releases",
@@ -364,21 +442,9 @@ def _environment() -> Environment:
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.3g} %"
     environment.filters["figure"] = figure
-    environment.filters["at_most"] = _rounded_up
+    environment.filters["at_most"] = rounded_up
     environment.filters["in_words"] = _value_in_words
     return environment
-
-
-def _rounded_up(bound: float | str) -> str:
-    """An upper bound with four significant digits, never below the bound.
-
-    >>> _rounded_up(0.0123411), _rounded_up("infinity")
-    ('0.01235', 'infinity')
-    """
-    if not isinstance(bound, float) or bound <= 0:
-        return figure(bound)
-    unit = 10.0 ** (math.floor(math.log10(bound)) - 3)
-    return f"{math.ceil(bound / unit - 1e-9) * unit:.4g}"
 
 
 def _value_in_words(value: Any) -> str:

@@ -3,6 +3,7 @@
 In: a statement, as `statement.py` computes it or as `statement.json` keeps it. Out: about 40 lines of text.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -121,3 +122,15 @@ def _in_words(value: Any) -> str:
 def figure(value: Any) -> str:
     """A number with four significant digits; anything else as it is."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def rounded_up(bound: float | str) -> str:
+    """An upper bound with four significant digits, never below the bound.
+
+    >>> rounded_up(0.0123411), rounded_up("infinity")
+    ('0.01235', 'infinity')
+    """
+    if not isinstance(bound, float) or bound <= 0:
+        return figure(bound)
+    unit = 10.0 ** (math.floor(math.log10(bound)) - 3)
+    return f"{math.ceil(bound / unit - 1e-9) * unit:.4g}"

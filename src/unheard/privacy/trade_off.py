@@ -32,6 +32,7 @@ Differential Privacy Guarantees" (2025). Reporting true-positive rates at small 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -63,6 +64,15 @@ class Figures:
     true_positive_rates: Mapping[float, float]
     method: str
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Mu (None if none follows) and the rates as plain JSON."""
+        rates = self.true_positive_rates.items()
+        return {
+            "mu": None if math.isnan(self.mu) else "infinity" if math.isinf(self.mu) else self.mu,
+            "true_positive_rates": [{"false_positive_rate": rate, "at_most": bound} for rate, bound in rates],
+        }
+
 
 def figures(events: Events, delta: float) -> Figures:
     """Compute mu and true-positive rates from the privacy profile of all events.
@@ -76,7 +86,7 @@ def figures(events: Events, delta: float) -> Figures:
     """
     counted = list(events)
     method = (
-        "upper bounds from the privacy profile delta(epsilon) of everything that was charged, by the smaller of "
+        "upper bounds from the privacy profile delta(epsilon) of the events of the claim, by the smaller of "
         f"{' and '.join(CLAIMED)} at {POINTS} values of epsilon"
     )
     epsilon_E, delta_E = privacy_profile(counted, delta)

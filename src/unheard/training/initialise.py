@@ -39,7 +39,7 @@ from unheard.training.run import Run
 from unheard.training.run_file import hint_for_older_run, run_hash, run_toml
 from unheard.training.server import State
 from unheard.training.validate import check_run
-from unheard.training.worker import check_engine, training_users
+from unheard.training.worker import EngineWithUsers, check_engine, training_users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,8 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     replace_file(folder.run_file, run_toml(run, choice).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    ledger = Ledger.create(folder.ledger, ledger_header(run, store, state))
+    nodes = {"federated": engine.facts} if isinstance(engine, EngineWithUsers) else {}
+    ledger = Ledger.create(folder.ledger, {**ledger_header(run, store, state), **nodes})
     charge_earlier_costs(run, store, ledger)
     JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
     joint = JointLedger(ledger, population)

@@ -112,6 +112,11 @@ class EngineWithUsers(Protocol):
         """Raise `UnheardError` if the nodes cannot run the plan as it was declared."""
         ...
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the header of a run's ledger states about the nodes: whom a reader of the statement must trust."""
+        ...
+
 
 def training_users(engine: Engine, store: TokenStore) -> UserTokens:
     """The users that a round draws from: those of the nodes for a federated engine, else those of the store."""
