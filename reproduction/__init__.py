@@ -8,5 +8,5 @@ are its commands (`cli/`).
     results.py -> exhibits/ (exhibit.py, verdict.py, printed.py) -> cli/, page.py, plots.py, comparison.py
 
 The runs with registered rules (`rules.toml`, rendered as `rules.md`) are trained by `private_run.py` and judged by
-`private_results.py`.
+`private_results.py` and `private_report.py`.
 """

@@ -21,7 +21,7 @@ from reproduction.exhibit import NOT_RUN, Exhibit, Table
 from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.plots import plot_of
 from reproduction.private_picture import specification
-from reproduction.private_results import section
+from reproduction.private_report import section
 from reproduction.results import ResultSet, result_sets
 from reproduction.verdict import UNCERTAIN, points
 from unheard.report.images import write_png, write_svg
@@ -101,7 +101,8 @@ def private_run(results: Path) -> dict[str, Any] | None:
         return None
     picture = specification(root)
     title = str(picture.pop("title")["text"])
-    return content | {"plot": Plot(name="plot-private-run", title=title, spec=picture | {"width": "container"})}
+    plot = Plot(name="plot-private-run", title=title, spec=picture | {"width": "container"})
+    return content | {"plot": plot, "plots": [plot_of(figure) for figure in content["figures"]]}
 
 
 def render_page(

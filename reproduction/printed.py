@@ -206,3 +206,19 @@ def best_epsilon_today(event: PoissonGaussian, rounds: int, delta: float) -> flo
 def _event(cell: PrintedEpsilon) -> PoissonGaussian:
     """One round of the run as an event of the accountant."""
     return PoissonGaussian(sampling_prob=cell.users_per_round / cell.population, noise_multiplier=cell.noise_multiplier)
+
+
+FIGURES_OF_RULES = {
+    "private-run": "17.49 % at (4.634, 1e-9), estimated with 100 users per round, against 17.62 % without privacy.",
+    "private-rounds": "17.5 % after 4,120 rounds of 100 users; the same after 4,980 rounds of 5,000 users.",
+    "private-estimate": "The method gives 17.49 % for 5,000 users per round.",
+    "table-1-digits": "42 values of epsilon, from 0.47 to 187.01.",
+    "table-1-rounds": "0.84 after 1 round, 0.88 after 10^6, for 10^9 users.",
+    "table-2-epsilon": "4.634, 2.314, 2.038 for 763,430 users; 1.152, 0.991, 0.987 for 10^8.",
+    "table-2-cost": "17.62, 17.49, 17.04, 16.33 %: costs of 0.13, 0.58 and 1.29 points.",
+    "figure-1-match": "17.49 against 17.62 %: 0.13 points.",
+    "figure-7": "Curves; (1.97, 1e-9) after 3,000 rounds of 1,250 users.",
+    "text-other-corpus": "2.50 points.",
+    "text-tied": "About 40 % of the parameters.",
+}
+"""The paper's numbers behind the registered rules, by the name of the rule."""

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reproduction.private_results import BIGRAM, INTERRUPTED, REVIEWS
+from reproduction.private_report import INTERRUPTED, REVIEWS, counted_baselines
 from reproduction.private_run import read_metrics
 from unheard.storage import replace_file
 
@@ -59,7 +59,7 @@ def specification(root: Path = REVIEWS) -> dict[str, Any]:
             },
         },
     }
-    level_line = {"data": {"values": [{"value": BIGRAM}]}, "encoding": {"y": left}}
+    level_line = {"data": {"values": [{"value": counted_baselines()["bigram"]}]}, "encoding": {"y": left}}
     bigram = [
         {**level_line, "mark": {"type": "rule", "strokeDash": [3, 3], "color": BASELINE}},
         {

@@ -1,9 +1,10 @@
-"""Tables and verdicts of the runs of `private_run.py`, computed from the result files.
+"""Verdicts on the runs of `private_run.py` by the registered rules, computed from the result files.
 
-The inputs are reproduction/results/reviews_81 and reproduction/results/blogs_64; the output is Markdown on standard
-output. Verdicts follow `rules.toml`: a rule whose runs are missing or too short has the outcome "cannot tell".
+The inputs are reproduction/results/reviews_81 and reproduction/results/blogs_64; the outputs are verdicts by rule.
+They follow `rules.toml`: a rule whose runs are missing or too short has the outcome "cannot tell". `private_report.py`
+shows them.
 
-    python -m reproduction.private_results
+    verdicts()["private-run"]
 
 A difference is tested against a threshold with an interval that combines the bootstrap over users with the variation
 between repetitions. With fewer repetitions than a rule requires, the registered single-seed margin is added.
@@ -19,14 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.bootstrap import POSTS, USERS, accuracy_interval, difference_interval, half_width, load
+from reproduction.bootstrap import half_width
 from reproduction.private_run import CANDIDATES, POPULATIONS, read_metrics, smoothed
 from reproduction.render_rules import load as load_rules
-from unheard.report.tables import Table
 
 HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
-INTERRUPTED = REVIEWS / "interrupted"
 RULES = {rule["id"]: rule for rule in load_rules()["rule"]}
 """The registered rules by name."""
 TERMS = load_rules()["terms"]
@@ -39,11 +38,6 @@ SEEDED = {
     "S = 8, sigma = 0.0016, C = 100 (estimate)": "estimate-seed",
 }
 """Prefix of the folders of the runs with several seeds, by label."""
-BIGRAM = 18.55
-"""AccuracyTop1 in % of a bigram model on the same held-out users, counted without privacy
-(results/reviews_81/README.md)."""
-MARKS = (100, 500, 1000, 1400, 1700, 2200, 3000, 3400, 5000)
-"""Rounds in the table of the private run."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +129,14 @@ def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path
     if fewest > 1:
         half = math.hypot(half, 1.96 * math.hypot(*(np.std(v, ddof=1) / math.sqrt(len(v)) for v in by_run)))
     return Measured(float(by_run[0].mean() - by_run[1].mean()), half, fewest < RULES[rule]["seeds"])
+
+
+def cost(name: str, baseline: str, at: int, root: Path) -> str | None:
+    """Accuracy of a baseline minus that of a run in points, with its 95 % interval; None if it cannot be computed."""
+    if missing({name: at, baseline: at}, root):
+        return None
+    apart = difference("table-2-cost", baseline, name, [at], root)
+    return f"{apart.value:.2f} ({apart.value - apart.half:.2f} to {apart.value + apart.half:.2f})"
 
 
 def joined(parts: Sequence[tuple[bool | None, str]]) -> Verdict:
@@ -321,290 +323,3 @@ def _hours() -> Verdict:
         whole = rounds * seconds / done / 60
         return Verdict("cannot tell", f"{done:,} of {rounds:,} rounds; at this pace all take {whole:.1f} minutes.")
     return Verdict("held" if seconds <= 900 else "did not hold", f"{seconds / 60:.1f} minutes.")
-
-
-# -------------------------------------------------------------------------------------------------------------------- tables
-
-
-def main() -> None:
-    """Print the tables and verdicts as Markdown."""
-    private = REVIEWS / "private"
-    statement = json.loads((private / "statement.json").read_text())
-    seen, counts = sittings(private), load(private)
-    rounds = seen[-1]["to_round"]
-    low, high = accuracy_interval([private])
-    final = counts["hits"].sum() / counts["targets"].sum()
-    print("## The private run\n")
-    print(f"{rounds:,} of 5,000 rounds in {len(seen)} sessions.\n")
-    for one in seen:
-        first_mark, last_mark = one["marks"][0], one["marks"][-1]
-        seconds = last_mark["seconds"] - first_mark["seconds"]
-        pace = (last_mark["round"] - first_mark["round"]) * 5000 / max(seconds, 1e-9)
-        print(f"- Rounds {one['from_round']:,} to {one['to_round']:,}: {one['seconds']:.0f} s, ", end="")
-        print(f"{one['users_per_second']:,.0f} users/s ({pace:,.0f} without the start), {one['device']}, ", end="")
-        print(f"torch {one['torch']}, {one['date']}, commit {one['commit'][:12]}.")
-    print()
-    q = 5000 / POPULATIONS["reviews_81"]
-    print(f"q = {q:.5f}, {q * rounds:.1f} visits per user.\n")
-    epsilon = statement["epsilon"]
-    print(f"Epsilon at delta = {statement['delta']:.3g}: PLD {epsilon['pld']:.3f}, RDP {epsilon['rdp']:.3f}, ", end="")
-    print(f"moments accountant {epsilon['moments']:.3f}.\n")
-    print(f"AccuracyTop1 of the last model on {len(counts['targets']):,} held-out users: {100 * final:.2f} % ", end="")
-    print(f"(95 % interval over users {100 * low:.2f} to {100 * high:.2f} %); ", end="")
-    print(f"without sentence ends {100 * counts['word_hits'].sum() / counts['words'].sum():.2f} %, ", end="")
-    print(f"also without punctuation {100 * counts['plain_hits'].sum() / counts['plain'].sum():.2f} %.\n")
-    _ways_of_counting(private)
-    print(
-        "| round | accuracy at this evaluation, % | accuracy by the rules, % | epsilon, RDP |\n| ---: | ---: | "
-        "---: | ---: |"
-    )
-    curve = smoothed(read_metrics(private))
-    for row in read_metrics(private):
-        if row["round"] in MARKS or row["round"] % 500 == 0:
-            print(
-                f"| {row['round']:,} | {100 * row['accuracy_top1']:.2f} | {100 * curve[row['round']]:.2f} | "
-                f"{row['epsilon']:.2f} |"
-            )
-    _composed(rounds, statement["delta"])
-    _interrupted(curve)
-    print("\n## S, chosen on blogs_64 (rule private-S)\n")
-    print(f"{private_norm().reason}\n")
-    print("## Verdicts\n\n| rule | outcome | reason |\n| --- | --- | --- |")
-    for name, verdict in verdicts().items():
-        print(f"| {name} | {verdict.outcome} | {verdict.reason} |")
-
-
-def section(root: Path = REVIEWS) -> dict[str, Any] | None:
-    """The private run as variables of `templates/paper.html`.
-
-    Args:
-        root: Folder of the results on reviews_81.
-
-    Returns:
-        The sentences, tables and verdicts; None if there is no private run in the folder.
-    """
-    private, rounds = root / "private", RULES["private-run"]["rounds"]
-    if not (private / "per_user.npz").exists():
-        return None
-    statement = json.loads((private / "statement.json").read_text())
-    seen = sittings(private)
-    low, high = accuracy_interval([private])
-    q, done, delta = 5000 / POPULATIONS["reviews_81"], seen[-1]["to_round"], statement["delta"]
-    minutes = sum(one["seconds"] for one in seen) / 60
-    epsilon = statement["epsilon"]
-    sentences = [
-        f"{POPULATIONS['reviews_81']:,} reviewers, 5,000 users per round, z = 1, S = 8 (chosen on another corpus), "
-        f"noise from a secure generator. {done:,} of {rounds:,} rounds in {minutes:.1f} minutes on one "
-        f"{seen[-1]['device']}; q = {q:.5f}, {q * done:.1f} visits per user.",
-        f"AccuracyTop1 {_share(load(private), 'hits', 'targets')} (95 % interval over {len(load(private)['targets']):,} "
-        f"held-out users {100 * low:.2f} to {100 * high:.2f} %) at epsilon {epsilon['pld']:.2f} (PLD; "
-        f"{epsilon['rdp']:.2f} by RDP) and delta {delta:.2g}. A bigram model counted without privacy has {BIGRAM} %.",
-    ]
-    named = {"private": [private], "without privacy": folders_of("baseline-C5000-seed", root)[:1]}
-    kept = {label: folders[0] for label, folders in named.items() if folders and (folders[0] / "per_user.npz").exists()}
-    suggested = {label: _suggestions(folder) for label, folder in kept.items()}
-    judged = verdicts(root)
-    return {
-        "sentences": sentences,
-        "cost": _cost(kept),
-        "accuracy": accuracy_table(kept),
-        "suggestions": Table(
-            title="The three words that each model suggests",
-            columns=("", *suggested),
-            rows=[
-                (text, *(", ".join(words.get(text, ())) for words in suggested.values()))
-                for text in suggested["private"]
-            ],
-        ),
-        "rules": [registered(name, judged.get(name)) for name in RULES],
-        "counts": _counts(judged),
-    }
-
-
-WAYS = {
-    "AccuracyTop1": (USERS, ("targets", "hits")),
-    "without sentence ends": (USERS, ("words", "word_hits")),
-    "also without punctuation": (USERS, ("plain", "plain_hits")),
-    "random posts": (POSTS, ("targets", "hits")),
-}
-"""Ways of counting that are reported beside AccuracyTop1: the file with the counts, the names of targets and hits."""
-
-
-def accuracy_table(kept: dict[str, Path]) -> Table:
-    """The accuracies of the last models by each way of counting, and their difference with its 95 % interval.
-
-    Args:
-        kept: Run folders by label, the private run first and its baseline second.
-    """
-    rows = [(label, *(_accuracy_cell(folder, way) for way in WAYS)) for label, folder in kept.items()]
-    folders = list(kept.values())
-    if len(folders) > 1:
-        rows.append(("difference, points", *(_difference_cell(folders[0], folders[1], way) for way in WAYS)))
-    posts = load(folders[0], POSTS)["targets"] if (folders[0] / POSTS).exists() else None
-    note = "Differences with 95 % intervals: paired bootstrap over users, and over posts in the last column."
-    if posts is not None:
-        note += f" Random posts: {len(posts):,} posts of held-out users with {posts.sum():,} predicted tokens, as the paper."
-    return Table(title="The last models on all held-out users", columns=("", *WAYS), rows=rows, note=note)
-
-
-def _accuracy_cell(folder: Path, way: str) -> str:
-    """The accuracy of a model by one way of counting."""
-    file_name, (targets, hits) = WAYS[way]
-    return _share(load(folder, file_name), hits, targets) if (folder / file_name).exists() else "not measured"
-
-
-def _difference_cell(first: Path, second: Path, way: str) -> str:
-    """The accuracy of the first model minus that of the second, with its interval."""
-    file_name, kind = WAYS[way]
-    if any(not (folder / file_name).exists() for folder in (first, second)):
-        return "not measured"
-    shares = [load(folder, file_name) for folder in (first, second)]
-    apart = [100 * counts[kind[1]].sum() / counts[kind[0]].sum() for counts in shares]
-    low, high = difference_interval([first], [second], file_name, kind)
-    return f"{apart[0] - apart[1]:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
-
-
-def _ways_of_counting(private: Path) -> None:
-    """Print the accuracies of the last models by each way of counting."""
-    labels = ("private", "baseline, C = 5,000")
-    table = accuracy_table(dict(zip(labels, (private, *folders_of("baseline-C5000-seed")), strict=False)))
-    print("| " + " | ".join(table.columns) + " |\n| --- |" + " ---: |" * len(WAYS))
-    for row in table.rows:
-        print("| " + " | ".join(row) + " |")
-    print(f"\n{table.note}\n")
-
-
-NOT_TESTED = "not tested yet"
-"""Outcome of a rule whose runs do not exist."""
-
-
-def registered(name: str, verdict: Verdict | None) -> dict[str, str]:
-    """One registered rule with its verdict, as variables of `templates/paper.html`.
-
-    Args:
-        name: Name of the rule.
-        verdict: Its verdict; None if none of its runs exist.
-    """
-    rule = RULES[name]
-    population = {corpus["name"]: corpus["population"] for corpus in load_rules()["corpus"]}.get(rule["corpus"])
-    if population is None:
-        sizes = "No training."
-    else:
-        q = rule["users_per_round"] / population
-        sizes = (
-            f"{rule['corpus']}: {rule['users_per_round']:,} of {population:,} users per round, {rule['rounds']:,} rounds; "
-            f"q = {q:.2g}, {q * rule['rounds']:.2g} visits per user; seeds required: {rule['seeds']}."
-        )
-    outcome = NOT_TESTED if verdict is None else verdict.outcome
-    kind = "held" if outcome.startswith("chosen") else outcome
-    return {
-        "name": name,
-        "exhibit": rule["exhibit"],
-        "is_of_paper": "yes" if rule["counts"] == "paper" else "",
-        "sentence": rule["sentence"],
-        "where": rule["where"],
-        "measure": rule["measure"],
-        "sizes": sizes,
-        "holds": rule["holds"],
-        "outcome": outcome,
-        "is_tested": "yes" if outcome in ("held", "did not hold") else "",
-        "outcome_class": "cannot-tell" if outcome == NOT_TESTED else kind.replace(" ", "-"),
-        "reason": "No run of this rule is complete." if verdict is None else verdict.reason,
-        "growing": rule["old_growing"],
-        "projected": rule["old_projected"],
-    }
-
-
-def _counts(judged: dict[str, Verdict]) -> str:
-    """How many conclusions of the paper were tested by the registered rules, each counted once, and with which result."""
-    of_paper = [name for name, rule in RULES.items() if rule["counts"] == "paper"]
-    outcomes = [judged[name].outcome for name in of_paper if name in judged]
-    held, failed = outcomes.count("held"), outcomes.count("did not hold")
-    preliminary = sum(
-        judged[name].outcome == "did not hold" and "preliminary" in judged[name].reason
-        for name in of_paper
-        if name in judged
-    )
-    few = " (preliminary: fewer repetitions than required)" if preliminary else ""
-    return (
-        f"{held + failed} of the paper\u2019s {len(of_paper)} conclusions are tested by rules that were registered before "
-        f"the runs: {held} held, {failed} did not hold{few}. The other {len(of_paper) - held - failed} lack runs"
-    )
-
-
-def _cost(kept: dict[str, Path]) -> str:
-    """What privacy cost in accuracy and in time, in words."""
-    if len(kept) < 2:
-        return "and accuracy that is not known yet, because its baseline is missing"
-    seconds = [sum(one["seconds"] for one in sittings(folder)) for folder in kept.values()]
-    first, second, *_ = kept.values()
-    apart = _difference_cell(first, second, "AccuracyTop1")
-    return (
-        f"{apart.lstrip('-').split(' ')[0]} points of AccuracyTop1 against the same users per round without clip and "
-        f"noise, and {seconds[0] / 60:.1f} instead of {seconds[1] / 60:.1f} minutes"
-    )
-
-
-def _share(counts: Any, hits: str, of: str) -> str:
-    """A share of counted words in percent."""
-    return f"{100 * counts[hits].sum() / counts[of].sum():.2f} %"
-
-
-def _suggestions(folder: Path) -> dict[str, list[str]]:
-    """What a model suggests, as `private_run.measure` recorded it."""
-    return json.loads((folder / "facts.json").read_text()).get("suggestions", {})
-
-
-def _composed(rounds: int, delta: float) -> None:
-    """Print the epsilon of both private attempts together, because evaluations of the first one are published too."""
-    from unheard.privacy.accountants import epsilon
-    from unheard.privacy.events import PoissonGaussian
-
-    first = sum(
-        '"poisson_gaussian"' in line for line in (INTERRUPTED / "private" / "ledger.jsonl").read_text().splitlines()
-    )
-    q = RULES["private-run"]["users_per_round"] / POPULATIONS["reviews_81"]
-    event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.0)
-    spent = {name: epsilon([(event, first + rounds)], delta, name) for name in ("pld", "rdp")}
-    print(f"\nThe interrupted first attempt had charged {first:,} rounds when its ledger was last copied. ", end="")
-    print(f"Both private attempts together: PLD {spent['pld']:.3f}, RDP {spent['rdp']:.3f}. ", end="")
-    print(
-        "The baselines and the runs with C = 100 are experiments without a useful guarantee on the same public corpus."
-    )
-
-
-def _interrupted(curve: dict[int, float]) -> None:
-    """Print the accuracy of the interrupted runs. Their models were not kept, so there are no intervals over users."""
-    marks = (100, 500, 1000, 1400, 1700, 2200)
-    print("\n## Beside the interrupted runs, accuracy by the rules, %\n")
-    print("| run | " + " | ".join(f"{mark:,}" for mark in marks) + " |\n| --- |" + " ---: |" * len(marks))
-    print("| private | " + " | ".join(f"{100 * curve[mark]:.2f}" for mark in marks) + " |")
-    if whole := folders_of("baseline-C5000-seed"):
-        cells = (f"{np.mean(accuracy(whole, mark)):.2f}" for mark in marks)
-        print("| baseline, C = 5,000 | " + " | ".join(cells) + " |")
-    named = {"private, first attempt": "private", "baseline, C = 5,000, first attempt": "baseline-C5000-seed"} | SEEDED
-    for label, name in named.items():
-        side = folders_of(name, INTERRUPTED)
-        cells = []
-        for mark in marks:
-            values = accuracy(side, mark)
-            spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.2f}{spread}" if values else "")
-        print(f"| {label} | " + " | ".join(cells) + " |")
-    print("\n± is the standard deviation over three seeds.")
-    pairs = (
-        ("private", REVIEWS, "baseline-C5000-seed", 1400),
-        ("private", REVIEWS, "estimate-seed", 1700),
-        *((name, INTERRUPTED, "baseline-seed", 1700) for name in SEEDED.values() if name != "baseline-seed"),
-    )
-    print(
-        "\nDifferences at the last round that both reached. It is not the round of any rule, so it decides nothing.\n"
-    )
-    print("| first | second | round | first minus second, points |\n| --- | --- | ---: | ---: |")
-    for name, root, other, at in pairs:
-        gap = np.mean(accuracy(folders_of(name, root), at)) - np.mean(accuracy(folders_of(other, INTERRUPTED), at))
-        print(f"| {name.removesuffix('-seed')} | {other.removesuffix('-seed')} | {at:,} | {gap:+.2f} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ result files. Every command continues where an earlier call stopped.
     python -m reproduction.private_run batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500    a batch of it
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
     python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
+    python -m reproduction.private_run counted WORK/reviews_81 --out counted.json  unigram and bigram, without privacy
     python -m reproduction.private_run collect --work WORK --out OUT               result files: figures only, no text
     python -m reproduction.private_run collect --work WORK --bundle OUT/a.tar.gz   the same in a few files, with the state
     python -m reproduction.private_run restore OUT/a.tar.gz* --work WORK           go on with them on another machine
@@ -484,6 +485,27 @@ def measure(folder: Path, device: str) -> None:
     (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
 
 
+def counted(store_path: Path, out: Path) -> None:
+    """Write the accuracy of a unigram and a bigram model with the counts of all training users to `out`. The counts are
+    exact, so this is for a public corpus only."""
+    from unheard import TokenStore
+    from unheard.corpus.vocabulary import BOS
+    from unheard.evaluation.baselines import Counts, score_bigram, score_unigram
+
+    store = TokenStore.open(store_path)
+    counts = Counts.of(store.train.users(np.arange(store.train.num_users)), len(store.vocabulary.words))
+    texts = store.held_out.users(np.arange(store.held_out.num_users))
+    before_N = np.concatenate([tokens[:-1] for tokens in texts]).astype(np.int64)
+    target_N = np.concatenate([tokens[1:] for tokens in texts]).astype(np.int64)
+    before_N, target_N = before_N[target_N != BOS], target_N[target_N != BOS]
+    shares = {}
+    for name, score in (("unigram", score_unigram), ("bigram", score_bigram)):
+        rank_N, _ = score(counts, before_N, target_N)
+        shares[name] = round(100 * float(np.mean(rank_N == 0)), 4)
+    described = {"accuracy_top1": shares, "targets": len(target_N), "store_content": content_digest(store_path)}
+    out.write_text(json.dumps(described, indent=1) + "\n")
+
+
 def content_digest(store: Path) -> str:
     """SHA-256 over the vocabulary and all shards. The name of a store only says how it was prepared, not from which
     text."""
@@ -683,6 +705,9 @@ def main() -> None:
 
     named = verb("digest", lambda arguments: print(content_digest(arguments.store)))
     named.add_argument("store", type=Path)
+    words = verb("counted", lambda arguments: counted(arguments.store, arguments.out))
+    words.add_argument("store", type=Path)
+    words.add_argument("--out", type=Path, required=True)
     cut = verb("segments", lambda arguments: print(segments(arguments.source, arguments.target)))
     cut.add_argument("source", type=Path)
     cut.add_argument("target", type=Path)

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reproduction.bootstrap import difference_interval, half_width
+from reproduction.bootstrap import difference_interval, half_width, load
 from reproduction.private_run import choose_norm, hits_of, is_measured, read_batch, runs_of, smoothed
 
-from reproduction import private_results, private_run
+from reproduction import private_report, private_results, private_run
 from unheard import TiedLSTM
+from unheard.corpus.store import write_store
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.evaluation.next_word import evaluate
 from unheard.updates.users import User
 
@@ -28,7 +30,9 @@ def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
     rng = np.random.default_rng(0)  # the same users for all runs
     ease_U = rng.normal(0, 0.02, USERS)
     hits_U = np.round(TARGETS * (values[-1] + ease_U)).clip(0).astype(int)
-    np.savez(folder / "per_user.npz", targets=np.full(USERS, TARGETS), hits=hits_U)
+    targets_U = np.full(USERS, TARGETS)
+    more = {"words": targets_U, "word_hits": hits_U, "plain": targets_U, "plain_hits": hits_U}
+    np.savez(folder / "per_user.npz", targets=targets_U, hits=hits_U, **more)  # pyright: ignore[reportArgumentType]
 
 
 def flat(value: float) -> dict[int, float]:
@@ -139,12 +143,73 @@ def test_the_best_S_is_chosen_and_the_smaller_of_two_equal_ones(tmp_path):
     assert "reproducible_seed" not in private["training"]  # secure noise
 
 
-def test_the_published_results_give_the_published_verdicts():
-    made = private_results.verdicts()
-    assert made["private-S"].outcome == "chosen: S = 8"
-    assert made["private-run"].outcome == "did not hold"
-    assert made["table-2-cost"].outcome == "cannot tell"
-    assert made["table-1-digits"].outcome == "held"
+def test_the_published_report_and_the_first_pages_state_the_results():
+    """The report is written by the command that it names; README and first page have the figures of the private run."""
+    root = Path(private_run.__file__).parent.parent
+    published = (root / "benchmarks" / "results" / "2026-11-16-h200-private-run.md").read_text(encoding="utf-8")
+    assert published == private_report.report(), "run python -m reproduction.private_report --out THAT_FILE"
+    private, baseline = (private_results.REVIEWS / name for name in ("private", "baseline-C5000-seed1"))
+    shares = [100 * (c := load(folder))["hits"].sum() / c["targets"].sum() for folder in (private, baseline)]
+    spent = json.loads((private / "statement.json").read_text())["epsilon"]["pld"]
+    bigram = private_report.counted_baselines()["bigram"]
+    minutes = sum(one["seconds"] for one in private_results.sittings(private)) / 60
+    for page in (root / "README.md", root / "docs" / "index.md"):
+        text = " ".join(page.read_text(encoding="utf-8").split())
+        assert f"reached {shares[0]:.1f} % top-1 accuracy at ε = {spent:.2f} (PLD" in text
+        assert f"without privacy reaches {shares[1]:.1f} %, a bigram counted without privacy {bigram:.1f} %" in text
+        assert round(minutes) == 9
+        assert "in nine minutes on one H200" in text
+
+
+def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
+    make_table_2(tmp_path, (0.1, 0.4, 1.0))
+    origin = {"device": "NVIDIA H200", "date": "2026-11-17", "commit": "0" * 40, "users_per_second": 1.0}
+    for name, level in {"private": 24.9, "baseline-C5000-seed1": 25.0, "z1-C1667": 24.5}.items():
+        make_run(tmp_path / name, flat(level))
+        sitting = {"from_round": 0, "to_round": 5000, "seconds": 60.0, "marks": [], **origin}
+        (tmp_path / name / "sittings.jsonl").write_text(json.dumps(sitting) + "\n")
+        (tmp_path / name / "facts.json").write_text('{"suggestions": {"The room": ["was"]}}')
+    (tmp_path / "private" / "statement.json").write_text('{"epsilon": {"pld": 3.2, "rdp": 3.4}, "delta": 3.4e-7}')
+    content = private_report.section(tmp_path)
+    assert content is not None
+    cohorts, table_2, figure_7 = content["tables"]
+    assert cohorts.rows[0][4:7] == ("24.90 %", "25.00 %", cohorts.rows[0][6])
+    assert cohorts.rows[0][6].startswith("0.1")
+    assert cohorts.rows[1][4:7] == ("24.50 %", "not run", "")
+    assert cohorts.rows[2][4] == "not run"
+    assert [row[5] for row in table_2.rows] == [
+        "25.02 ± 0.01 %",
+        "24.92 ± 0.01 %",
+        "24.62 ± 0.01 %",
+        "24.02 ± 0.01 %",
+        "not run",
+    ]
+    assert table_2.rows[3][6].startswith("1.00 (")
+    assert [figure.name for figure in content["figures"]] == ["figure-1-reviews", "cohorts-reviews"]
+    assert figure_7.rows[1][1] == "not run"
+    rules = {rule["name"]: rule for rule in content["rules"]}
+    assert rules["table-2-cost"]["outcome"] == "held"
+    assert rules["table-2-cost"]["printed"].startswith("17.62")
+    assert "of the paper’s 30 conclusions are tested" in content["counts"]
+    states = {row[0]: row[2] for row in content["state"].rows}
+    assert (states["private"], states["z1-C1250"]) == ("1 complete", "not run")
+
+
+def test_the_bigram_is_counted_on_all_training_users(tmp_path):
+    words = Vocabulary.of(["a", "b", "c"])
+    a, b, c = (words.id(word) for word in "abc")
+    write_store(
+        tmp_path / "store",
+        train=[np.array([0, a, b, a, b, 1]), np.array([0, a, b, 1])],
+        held_out=[np.array([0, a, b, c, 1])],
+        vocabulary=words,
+        info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "a test's own words"}},
+    )
+    private_run.counted(tmp_path / "store", tmp_path / "counted.json")
+    content = json.loads((tmp_path / "counted.json").read_text())
+    assert content["targets"] == 4
+    # After BOS comes a, after a comes b, after b the end; c was never seen.
+    assert content["accuracy_top1"]["bigram"] == 50.0
 
 
 def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
@@ -167,7 +232,7 @@ def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
 
 def test_random_posts_stand_beside_the_users_with_an_interval():
     """The published models were measured on the paper's kind of test set."""
-    content = private_results.section()
+    content = private_report.section()
     assert content is not None
     table = content["accuracy"]
     assert [row[0] for row in table.rows] == ["private", "without privacy", "difference, points"]
