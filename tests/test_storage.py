@@ -159,3 +159,39 @@ def test_no_other_module_replaces_or_syncs_files():
         if node.value.id in ("os", "tempfile") and node.attr in ONLY_HERE
     ]
     assert offenders == []
+
+
+WRITES = {
+    "replace_file": (lambda path: storage.replace_file(path, b"x"), True),
+    "open_replacement": (lambda path: _through_replacement(path), True),
+    "create_file": (lambda path: (path.unlink(), storage.create_file(path, b"x")), True),
+    "append": (lambda path: storage.append(path, b"x", expected_size=3), False),
+    "append_line": (lambda path: storage.append_line(path, b"x"), False),
+    "truncate": (lambda path: storage.truncate(path, 1, expected_size=3), False),
+}
+
+
+def _through_replacement(path):
+    with storage.open_replacement(path) as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_every_write_is_on_disk_with_its_name_when_it_returns(tmp_path, monkeypatch, name):
+    """What is synced is the file at the path as it is in the end, and after it the folder that holds a new name."""
+    synced, fsync = [], os.fsync
+
+    def spy(descriptor):
+        status = os.fstat(descriptor)
+        synced.append((status.st_ino, status.st_size))
+        fsync(descriptor)
+
+    write, is_named_anew = WRITES[name]
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    monkeypatch.setattr(storage.os, "fsync", spy)
+    write(path)
+    status = path.stat()
+    assert (status.st_ino, status.st_size) in synced
+    if is_named_anew:
+        assert synced[-1][0] == tmp_path.stat().st_ino

@@ -182,3 +182,21 @@ def test_an_audit_of_correlated_noise_has_no_background_users(run):
     )
     with pytest.raises(UnprovenCombination, match="canaries alone"):
         list(audit_one_run(private, ReproducibleStreams(seed=1), canaries=20, background=object()))  # pyright: ignore
+
+
+def test_users_in_an_audit_are_charged_before_they_are_drawn(run, store, tmp_path, monkeypatch):
+    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    engine, streams = EngineChoice(kind="reference").build(run.model), ReproducibleStreams(seed=3)
+    background = BackgroundUsers(run, store, engine, streams, people, "r")
+    plan = run.plan.at(0, run.model.layout)
+    nobody = plan.contribution.sum([], plan.layout.total)
+    real, charged = unheard.PoissonSampling.draw, []
+
+    def draw(self, *args):
+        charged.append(len(PopulationLedger.read(tmp_path / "ledger.jsonl").events))
+        return real(self, *args)
+
+    monkeypatch.setattr(unheard.PoissonSampling, "draw", draw)
+    for round in range(3):
+        background.join(nobody, plan, plan.event(), round)
+    assert charged == [1, 2, 3]

@@ -177,3 +177,12 @@ def test_three_abandoned_rounds_in_a_row_stop_the_run(run, tmp_path):
     network = LocalNetwork(divided(run.corpus, 6), lambda n, request, a: None if request.kind == "keys" else a)
     with pytest.warns(RuntimeWarning), pytest.raises(NodeError, match="in a row"):
         federated(seeded(run, rounds=5, noise=NOISE), tmp_path / "out", network, EngineChoice(secure_aggregation=True))
+
+
+def test_nodes_of_which_nobody_was_drawn_add_their_noise_too(run):
+    run = seeded(run, noise=NOISE, sampling=unheard.PoissonSampling(sampling_prob=1e-9))
+    _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6)), CHOICE)
+    assert not len(numbers)
+    wanted = NOISE.share_std(total.l2_bound, total.grid) * math.sqrt(6)
+    assert abs(total.units_P.double().std() / wanted - 1) < 0.15
+    assert total.added_noise == pytest.approx(wanted, rel=1e-12)

@@ -5,6 +5,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ import unheard
 from tests.federated.network import plain
 from unheard.engines.choice import EngineChoice
 from unheard.errors import NodeError
+from unheard.federated import flower
 from unheard.federated.flower import from_records, simulated_nodes, to_records
 from unheard.federated.messages import Packet
+from unheard.federated.node import NodeFolder
 from unheard.federated.server import FederatedEngine
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
@@ -159,3 +162,12 @@ def _of_ray(pids: set[int]) -> dict[int, str]:
 
 def _is_ours(folder: Path) -> bool:
     return any(str(os.getpid()) == path.name.rsplit("_", 1)[1] for path in folder.glob("ray/session_2*"))
+
+
+def test_a_devices_own_limits_are_those_of_its_configuration():
+    given = {"folder": "/x", "max-rounds": 3, "trust": "distributed", "partition-id": 7}
+    data = flower._data_on_device(SimpleNamespace(node_config=given))  # pyright: ignore[reportArgumentType]
+    assert (data.max_contributions, data.trust, data.any_model, data.order) == (3, "distributed", False, 7)
+    assert (data.store, data.folder) == (Path("/x/store"), NodeFolder(path=Path("/x")))
+    usual = flower._data_on_device(SimpleNamespace(node_config={"folder": "/x"}))  # pyright: ignore[reportArgumentType]
+    assert (usual.max_contributions, usual.trust, usual.any_model) == (None, "central", False)

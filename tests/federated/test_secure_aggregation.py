@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 
 import numpy as np
@@ -297,3 +298,36 @@ def test_two_sums_that_differ_by_n_are_at_most_n_apart(bits):
         assert np.abs(integers).max() <= end
     honest = np.array([-end, -5, 0, 7, end])
     np.testing.assert_array_equal(folded(honest.astype(f"<i{bits // 8}").view(f"<u{bits // 8}"), bits), honest)
+
+
+def test_every_secret_of_every_session_is_drawn_by_itself():
+    seeds = []
+    for name in ("session number 1", "session number 2"):
+        party = Party({})
+        public = party.keys(name)
+        assert len(set(public.values())) == 2
+        seeds += party.memory["seeds"].values()
+    assert len(set(seeds)) == 6
+    first, second = (create_shares(b"s" * 31, 3, 5) for _ in range(2))
+    assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("secret", ["pairwise", "self"])
+def test_a_mask_follows_from_each_of_a_partys_secrets_and_not_from_what_the_server_knows(secret):
+    session, parties = run_session(some_vectors(5), lost={"masked": range(5)})
+    received, sent = session.masked_request(0)["received"], []
+    for seed in (None, secure_aggregation._text(os.urandom(31))):
+        memory = json.loads(json.dumps(parties[0].memory))
+        memory["seeds"][secret] = seed or memory["seeds"][secret]
+        sent.append(Party(memory).masked(session.name, received, np.zeros(P, np.int64), np.zeros(E, np.int64), 32)[0])
+    assert (sent[0] != sent[1]).all()
+
+
+def test_neighbours_are_drawn_anew_in_each_session(monkeypatch):
+    monkeypatch.setattr(secure_aggregation, "NEIGHBOURS", 4)
+    seen = set()
+    for _ in range(8):
+        session = Session(bits=32, count=P, extras=E)
+        session.keys = {i: {} for i in range(30)}
+        seen.add(tuple(session.neighbours(0)))
+    assert len(seen) > 4

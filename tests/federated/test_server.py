@@ -115,6 +115,7 @@ WRONG = {
     "beyond the bound": lambda a: changed(a, units=a.arrays["units"] + 2**21),
     "far beyond the bound": lambda a: changed(a, units=np.full_like(a.arrays["units"], -(2**63))),
     "weight above one": lambda a: changed(a, weights=a.arrays["weights"] * 2),
+    "balance beyond one": lambda a: changed(a, balances=a.arrays["balances"] + 2),
     "negative weight": lambda a: changed(a, weights=-a.arrays["weights"]),
     "nothing": lambda a: Packet(a.kind, a.fields),
     "another session": lambda a: Packet(a.kind, {"session": "0" * 32}, a.arrays),
@@ -342,3 +343,33 @@ def test_the_run_is_resumed_with_the_next_attempt(run, tmp_path):
     reports.close()
     assert [report.round for report in resume(tmp_path / "out", on=engine)] == [3, 4]
     np.testing.assert_array_equal(newest_checkpoint(RunFolder.open(tmp_path / "out")).state.params_P, expected)
+
+
+def test_parties_and_sessions_of_each_round_are_drawn_anew(run):
+    """Who takes part besides the drawn users, and in which order, says nothing about who was drawn."""
+    network = LocalNetwork(divided(run.corpus, 30))
+    engine = FederatedEngine(network, run.model, replace(SECURE, parties=10), unheard.TokenStore.open(run.corpus))
+    plan, drawn = run.plan.at(0, run.model.layout), {1007: np.array([14]), 1003: np.array([6])}
+    chosen = [engine._chosen_parties(plan, drawn) for _ in range(20)]
+    assert all(len(set(nodes)) == len(nodes) == 10 and set(drawn) <= set(nodes) for nodes in chosen)
+    assert len({frozenset(nodes) for nodes in chosen}) > 10
+    assert len({nodes.index(1007) for nodes in chosen}) > 3
+    for choice in (CENTRAL, SECURE):
+        before = len(network.requests)
+        for _ in range(2):
+            one_round(run, network, choice)
+        asked = [request.fields["session"] for _, request in network.requests[before:] if request.kind != "describe"]
+        assert len(set(asked)) == 2
+        assert {len(session) for session in asked} == {32}
+
+
+def test_a_node_that_is_described_twice_has_its_users_once(run):
+    engine = FederatedEngine(
+        LocalNetwork(divided(run.corpus, 3)), run.model, CENTRAL, unheard.TokenStore.open(run.corpus)
+    )
+    engine._registry.add({1001: Packet("describe", {"users": 20, "order": 1})})
+    assert engine.users.num_users == 60
+    engine._registry.add(
+        {2000: Packet("describe", {"users": -1, "order": 1}), 2001: Packet("describe", {"users": 2**30})}
+    )
+    assert engine.users.num_users == 60

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -23,11 +24,14 @@ from unheard import (
 )
 from unheard.config import part_of_kind
 from unheard.errors import InvalidValue, UnknownKey, UnprovenCombination
+from unheard.mechanism.aggregation import Contribution, noised_grid
+from unheard.mechanism.clipping import Ball
 from unheard.mechanism.plan import KINDS
 from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.randomness import reproducible_generator
+from unheard.updates.weighting import ONE
 
 LAYOUT = Layout((("a", (3,)), ("b", (2,))))
 USERS = 2000
@@ -199,3 +203,12 @@ def test_s_stays_within_bounds_whatever_the_noise():
         S = clip.next_norm(S, balance=10**9, expected_users=1.0, count_noise_std=1.0, rng=rng)
     assert pytest.approx(2.0**-30) == S
     assert FlatClip(norm=S).norm > 0
+
+
+@pytest.mark.parametrize("weight", [0, 1, ONE // 4, ONE])
+def test_every_user_counts_one_in_the_balance_whatever_their_weight(weight):
+    each = Contribution(balls=(Ball(slice(0, 2), 1.0),), l2_bound=1.0, grid=noised_grid(1.0), is_noised=True)
+    for unclipped in range(6):
+        is_unclipped_U = torch.arange(5) < unclipped
+        total = each.of_users(torch.zeros(5, 2), np.full(5, weight), is_unclipped_U)
+        assert total.balance == 2 * min(unclipped, 5) - 5

@@ -23,6 +23,7 @@ from unheard.training.initialise import first_state, streams_of
 from unheard.training.round import Round, run_rounds
 from unheard.tuning import private_selection
 from unheard.tuning.private_selection import TrialCount
+from unheard.updates.users import StoredUsers, User
 
 PURPOSES = [name for name, _ in inspect.getmembers(Streams, inspect.isfunction) if not name.startswith("_")]
 PURPOSES.remove("describe")
@@ -251,3 +252,38 @@ def test_a_selection_is_charged_with_exactly_the_numbers_of_its_runs(run):
         assert event == Selection(
             sampling_prob=12 / 60, noise_multiplier=z, rounds=6, mean_trials=3.7, drawn_from=drawn_from
         )
+
+
+@pytest.mark.parametrize("kind", ["reference", "vectorised", "stacked"])
+def test_batches_follow_the_stream_of_the_round_on_every_engine(run, store, kind):
+    """Windows that FedSGD draws: other ones with another stream, the same ones with the same."""
+    update = unheard.FedSGD(batch_size=1, unroll=5, learning_rate=1.0)
+    plan = replace(run.plan, update=update).at(0, run.model.layout)
+    engine, params_P = EngineChoice(kind=kind, device="cpu").build(run.model), run.model.initial(0)
+    users = StoredUsers(store.train, np.arange(6), with_features=False)
+
+    def total(seed, how):
+        cohort = Cohort(params_P=params_P, users=users, plan=plan, rng=np.random.default_rng(seed))
+        if how == "cohorts":
+            return engine.sum_cohorts([cohort])[0].units_P
+        return engine.sum_updates(params_P, users, plan, np.random.default_rng(seed)).units_P
+
+    for how in ("cohorts", "updates"):
+        assert torch.equal(total(1, how), total(1, how))
+        assert not torch.equal(total(1, how), total(2, how))
+    drawn = [
+        Cohort(params_P=params_P, users=users, plan=plan, rng=np.random.default_rng(seed)).seed for seed in range(5)
+    ]
+    assert len(set(drawn)) == 5
+
+
+def test_each_user_draws_windows_of_their_own_in_each_round():
+    tokens = np.arange(1000)
+    update = unheard.FedSGD(batch_size=3, unroll=5)
+    drawn = {
+        (number, seed): update.batches(User(tokens, number=number), seed).tobytes()
+        for number in range(4)
+        for seed in (1, 2)
+    }
+    assert len(set(drawn.values())) == len(drawn)
+    assert drawn[0, 1] == update.batches(User(tokens, number=0), 1).tobytes()

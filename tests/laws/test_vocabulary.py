@@ -7,6 +7,7 @@ import pytest
 
 from tests.corpus.inputs import prepared, write_jsonl
 from unheard import randomness
+from unheard.corpus import vocabulary_sources
 from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.corpus.splits import SplitRule
@@ -143,3 +144,23 @@ def test_a_charge_in_the_log_of_draws_is_never_skipped(tmp_path):
         log.file.write_bytes(whole[:end])
         with pytest.raises(CorpusCorrupt, match="damaged"):
             log.events()
+
+
+def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch):
+    """Words come in blocks of some thousand; here each block is one word."""
+    noise, real_summed, real_release = [], vocabulary_sources.summed, WordRelease.release
+
+    def one_by_one(*args):
+        for words, sums in real_summed(*args):
+            yield from (([word], sums[i : i + 1]) for i, word in enumerate(words))
+
+    def release(self, sums, generator):
+        passed, noisy = real_release(self, sums, generator)
+        noise.extend((noisy - sums).tolist())
+        return passed, noisy
+
+    monkeypatch.setattr(vocabulary_sources, "summed", one_by_one)
+    monkeypatch.setattr(WordRelease, "release", release)
+    file = write_jsonl(tmp_path / "x.jsonl", rows())
+    prepared(tmp_path, file, vocabulary=CHOICE, splits=RULE, shards=1, out="s", backend=DuckDBBackend(workers=1))
+    assert len(noise) == len(true_sums()) == len(set(noise))

@@ -16,7 +16,7 @@ from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs, store_statement
 from unheard.privacy.rdp import FILTER_ORDERS
-from unheard.privacy.store_ledgers import RECORD
+from unheard.privacy.store_ledgers import RECORD, continue_ledger
 from unheard.training.initialise import population_ledger_of
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
@@ -156,3 +156,39 @@ def test_a_population_below_the_number_of_users_is_warned_of_without_the_number(
     (message,) = caplog.messages
     assert "privacy.population = 17) is smaller" in message
     assert "60" not in message.replace(str(tmp_path), "")
+
+
+def test_an_earlier_ledger_stays_to_be_joined_until_its_charges_are_copied(tmp_path, monkeypatch):
+    earlier, store = tmp_path / "earlier.jsonl", tmp_path / "store"
+    store.mkdir()
+    PopulationLedger.open(earlier, {}).charge("a run", 0, ROUND, 0)
+    continue_ledger(store, earlier)
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PopulationLedger, "take_over", fails)
+        with pytest.raises(KeyboardInterrupt):
+            open_population_ledger(store, "c", [])
+    assert open_population_ledger(store, "c", []).events == [ROUND]
+
+
+def test_a_store_remembers_where_its_ledger_stood_when_it_was_last_opened(tmp_path):
+    """Wherever it was moved to, and however often it was opened before."""
+    store = tmp_path / "store"
+    store.mkdir()
+    lengths = []
+    for position in range(3):
+        open_population_ledger(store, "c", []).charge("r", position, ROUND, position)
+        lengths.append(len((store / "ledger.jsonl").read_bytes()))
+    open_population_ledger(store, "c", [])
+    whole = (store / "ledger.jsonl").read_bytes()
+    moved = store.rename(tmp_path / "moved")
+    for length in lengths[:-1]:
+        (moved / "ledger.jsonl").write_bytes(whole[:length])
+        with pytest.raises(LedgerError, match="shortened or replaced"):
+            open_population_ledger(moved, "c", [])
+    (moved / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="is missing"):
+        open_population_ledger(moved, "c", [])

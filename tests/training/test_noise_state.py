@@ -476,3 +476,18 @@ def test_the_statement_of_a_run_says_which_noise_it_had_and_what_it_cost(place, 
     assert "correlated noise" in text
     assert "blt, T = 8, b = 2, k = 4" in text
     fits(folder)
+
+
+@pytest.mark.parametrize("key", ["sampling_prob", "noise_multiplier", "block", "separation", "sensitivity"])
+def test_verify_notices_a_header_that_states_another_number_of_correlated_noise(place, key):
+    """The ledger was written anew with a valid chain."""
+    folder = place / "r"
+    go(run_of(place), folder, stop=1)
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    stated = {**ledger.facts["correlated_noise"]}
+    stated[key] = stated[key] * 2
+    (folder / "ledger.jsonl").unlink()
+    again = Ledger.create(folder / "ledger.jsonl", {**ledger.facts, "correlated_noise": stated})
+    for entry in ledger.entries:
+        again.charge(entry.event, entry.round)
+    assert {finding.name: finding.fits for finding in verify(folder)}["correlated noise"] is False

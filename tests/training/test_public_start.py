@@ -12,7 +12,9 @@ import unheard
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.statement import render, statement
+from unheard.training import checkpoint
 from unheard.training.checkpoint import load_model
 
 
@@ -93,3 +95,17 @@ def test_undeclared_the_public_run_is_charged_and_epsilon_is_infinite(run, publi
 def _ledger(folder):
     ledger = Ledger.read(folder / "ledger.jsonl")
     return ledger.facts, ledger.entries
+
+
+def test_a_model_is_known_to_the_population_before_it_is_on_disk(run, tmp_path, monkeypatch):
+    """However the write ends: a copy of what was written can never be taken for a public model."""
+    own = replace(run, ledger=tmp_path / "ledger.jsonl", training=unheard.Training(rounds=1))
+    real, known = checkpoint._save, []
+
+    def save(path, tensors, facts):
+        known.append((facts["round"], len(PopulationLedger.read(tmp_path / "ledger.jsonl").released)))
+        real(path, tensors, facts)
+
+    monkeypatch.setattr(checkpoint, "_save", save)
+    list(unheard.train(own, tmp_path / "r"))
+    assert known == [(0, 0), (0, 0), (1, 1), (1, 1)]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,12 @@ from unheard.cli.main import app, main
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary
 from unheard.errors import InvalidValue, RunFolderExists
+from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run_file import read_run_file, run_toml
+from unheard.tuning import tuning_cost
 from unheard.tuning.pipeline import Allowance, run_stages
 from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
 
@@ -241,3 +245,17 @@ def test_a_proxys_trials_are_charged_to_its_own_people_whatever_ledger_the_run_n
 def test_an_allowance_that_is_no_number_is_refused_before_anything_is_trained(points):
     with pytest.raises(InvalidValue, match="--allow-loss"):
         Allowance(loss=points)
+
+
+def test_the_cost_of_a_tuning_is_that_of_every_charge_of_every_trial_at_the_smallest_delta(monkeypatch):
+    event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0)
+    ledgers = iter(
+        SimpleNamespace(events=[event] * rounds, facts={"delta": delta})
+        for rounds, delta in ((3, 1e-5), (4, 1e-6), (3, 1e-4))
+    )
+    monkeypatch.setattr(tuning_cost, "read_run_ledger", lambda folder: next(ledgers))
+    monkeypatch.setattr(tuning_cost.RunFolder, "open", lambda folder: folder)
+    trials = [SimpleNamespace(folder=name, run=SimpleNamespace(corpus="c")) for name in "abc"]
+    cost = tuning_cost.tuning_cost(trials, is_proxy=False)  # pyright: ignore[reportArgumentType]
+    assert (cost.charges, cost.runs, cost.delta) == (10, 3, 1e-6)
+    assert cost.bound.epsilon == cost.noised.epsilon == best_epsilon([(event, 10)], 1e-6).epsilon
