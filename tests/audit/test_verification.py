@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,10 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import unheard
+from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.errors import RunFolderMissing
 from unheard.privacy import hash_chain as chain
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.events import PoissonGaussian, Selection
+from unheard.privacy.ledger import Entry, Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 
@@ -264,3 +266,28 @@ def test_a_statement_of_another_ledger_position_is_noticed_and_one_of_the_first_
 def test_a_store_is_not_a_run_folder(store):
     with pytest.raises(RunFolderMissing, match=r"is a token store, not a run folder.*unheard corpus show"):
         verify(store.path)
+
+
+@pytest.mark.parametrize("other", [{}, {"sampling_prob": 0.3}, {"noise_multiplier": 0.6}, {"none": True}])
+def test_a_selected_run_was_charged_as_a_selection_with_its_own_q_and_z(run, other):
+    own = {"sampling_prob": 0.2, "noise_multiplier": 0.5, "rounds": 6, "mean_trials": 3.0, "drawn_from": "geometric"}
+    charged = (
+        PoissonGaussian(sampling_prob=0.2, noise_multiplier=0.5) if "none" in other else Selection(**{**own, **other})
+    )
+    ledger = FakeLedger(
+        facts={"selection": {}, "start": {"charges": 1}}, entries=[Entry(event=charged, round=0, hash="")]
+    )
+    if other:
+        with pytest.raises(verification.CheckFailed, match="was not charged as that"):
+            verification._rounds_of_selection(run, ledger)  # pyright: ignore[reportArgumentType]
+    else:
+        assert verification._rounds_of_selection(run, ledger) == 6  # pyright: ignore[reportArgumentType]
+
+
+@dataclass
+class FakeLedger:
+    facts: dict
+    entries: list
+
+    def __len__(self):
+        return len(self.entries)

@@ -257,6 +257,33 @@ def test_the_total_of_one_run_and_a_vocabulary_is_that_of_both(tmp_path, declare
     assert [run["alone"]["epsilon"] for run in content["runs"]] == pytest.approx(alone)
 
 
+@pytest.mark.parametrize("rounds", [(0, 1, 1, 2), (0, 1, 2, 2), (0, 0, 1, 2), (0, 1, 2, 0)])
+def test_a_round_that_was_done_again_counts_in_the_total_wherever_it_stands(tmp_path, rounds):
+    event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
+    population = open_population_ledger(tmp_path, "corpus", [])
+    facts = {"name": "r", "delta": DELTA, "declared": declaration(3, [(0, to_record(event))], None)}
+    population.register("r", facts, held=0)
+    for position, number in enumerate(rounds):
+        population.charge("r", position, event, number)
+    assert all_runs(population)["claimed"]["epsilon"] == best_epsilon([(event, 4)], DELTA).epsilon
+
+
+def test_a_vocabulary_counts_in_the_total_of_several_runs(tmp_path):
+    event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
+    totals = []
+    for paid in (
+        [],
+        [Gaussian(noise_multiplier=4.0)],
+        [Gaussian(noise_multiplier=4.0), FailureProbability(delta=3e-4)],
+    ):
+        (tmp_path / str(len(paid))).mkdir()
+        population = open_population_ledger(tmp_path / str(len(paid)), "corpus", [to_record(one) for one in paid])
+        for run in ("a", "b"):
+            population.charge(run, 0, event, 0)
+        totals.append(all_runs(population, delta=DELTA)["claimed"]["epsilon"])
+    assert totals == sorted(set(totals))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_event_that_is_charged_several_times_costs_as_much_as_one_after_the_other(kind):
     at_once, each = RunningEpsilon(DELTA, events=BASE), RunningEpsilon(DELTA, events=BASE)

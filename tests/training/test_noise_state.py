@@ -18,8 +18,8 @@ from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError
 from unheard.mechanism import correlated
 from unheard.mechanism.sampling import CyclicPoissonSampling
 from unheard.privacy.accountants import Bound
-from unheard.privacy.events import CorrelatedGaussian, accounted
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.events import CorrelatedGaussian, PoissonGaussian, accounted
+from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.matrix_factorization import optimise
 from unheard.privacy.population_ledger import JointLedger, PopulationLedger
 from unheard.privacy.statement import render
@@ -342,6 +342,20 @@ def test_a_second_mechanism_of_a_seeded_run_has_keys_of_its_own(place, monkeypat
     assert len(set(keys["groups_key"])) == 2  # one per mechanism
 
 
+def test_the_state_of_an_earlier_mechanism_of_the_same_run_is_refused(place):
+    """Both mechanisms have as many attempts, the same coefficients and the same run."""
+    folder, run = place / "r", run_of(place, rounds=9)
+    go(run, folder, stop=2)
+    shutil.move(folder / "noise", place / "first")
+    go(run, folder, stop=4)
+    assert indices(folder) == [0, 1, 0, 1]
+    shutil.rmtree(folder / "noise")
+    shutil.move(place / "first", folder / "noise")
+    with pytest.raises(CheckpointCorrupt, match="another run or mechanism"):
+        go(run, folder)
+    assert indices(folder) == [0, 1, 0, 1]
+
+
 def damage_keys(noise: Path) -> None:
     path = noise / "keys.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"index": 3', b'"index": 4'))
@@ -368,7 +382,18 @@ def swap_state(noise: Path) -> None:
         shutil.copy(path, noise / path.name)
 
 
-@pytest.mark.parametrize("harm", [damage_keys, shorten_keys, damage_history, lose_history, swap_state])
+def swap_keys(noise: Path) -> None:
+    shutil.copy(noise.parent.parent / "other" / "noise" / "keys.jsonl", noise / "keys.jsonl")
+
+
+def swap_history(noise: Path) -> None:
+    shutil.copy(noise.parent.parent / "other" / "noise" / "history", noise / "history")
+
+
+HARMS = [damage_keys, shorten_keys, damage_history, lose_history, swap_state, swap_keys, swap_history]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_state_that_is_damaged_shortened_or_of_another_run_is_refused(harm, place):
     folder = place / "r"
     for one in (folder, place / "other"):
@@ -491,3 +516,20 @@ def test_verify_notices_a_header_that_states_another_number_of_correlated_noise(
     for entry in ledger.entries:
         again.charge(entry.event, entry.round)
     assert {finding.name: finding.fits for finding in verify(folder)}["correlated noise"] is False
+
+
+@pytest.mark.parametrize("indices", [(0, 2), (0, 1, 1), (0, 1, 3), (0, None, 1), (1, 2)])
+def test_charges_that_are_not_one_after_the_other_are_an_error_or_no_mechanism(indices):
+    def entry(index):
+        if index is None:
+            return Entry(event=PoissonGaussian(sampling_prob=1.0, noise_multiplier=1.0), round=0, hash="")
+        event = CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.0, block=9, index=index)
+        return Entry(event=event, round=0, hash="")
+
+    assert noise_state.mechanism_start([entry(0), entry(1), entry(0), entry(1), entry(2)], 0) == 2
+    entries = [entry(index) for index in indices]
+    if indices[0]:  # the charge that began it is missing: nothing goes on from here
+        assert noise_state.mechanism_start(entries, 0) == len(entries)
+    else:
+        with pytest.raises(LedgerError, match="not in order"):
+            noise_state.mechanism_start(entries, 0)
