@@ -275,7 +275,8 @@ def test_a_selected_run_was_charged_as_a_selection_with_its_own_q_and_z(run, oth
         PoissonGaussian(sampling_prob=0.2, noise_multiplier=0.5) if "none" in other else Selection(**{**own, **other})
     )
     ledger = FakeLedger(
-        facts={"selection": {}, "start": {"charges": 1}}, entries=[Entry(event=charged, round=0, hash="")]
+        facts={"selection": {"mean_trials": 3.0}, "start": {"charges": 1}},
+        entries=[Entry(event=charged, round=0, hash="")],
     )
     if other:
         with pytest.raises(verification.CheckFailed, match="was not charged as that"):
