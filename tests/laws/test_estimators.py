@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -75,6 +75,14 @@ def test_removing_any_one_user_moves_the_average_by_at_most_the_sensitivity(some
     estimators,
     hnp.arrays("int64", 5, elements=st.integers(-(2**61), 2**61) | st.integers(-(2**23), 2**23)),
     st.floats(-50, 50) | st.floats(-1e9, 1e9),
+)
+@example(
+    np.array([20, 0, 0, 0, 0], "float32"),
+    8,
+    FlatClip(norm=2.0),
+    ClippedDenominator(min_total_weight=3.0),
+    np.array([0, 2**40, 0, 0, 0]),
+    2.0,
 )
 def test_one_user_moves_the_average_by_at_most_the_sensitivity_whatever_others_have_added(
     delta, num_tokens, clip, estimator, others, weight
