@@ -12,14 +12,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 import unheard
 from tests.federated.network import plain
 from unheard.engines.choice import EngineChoice
 from unheard.errors import NodeError
 from unheard.federated import flower
-from unheard.federated.flower import from_records, simulated_nodes, to_records
+from unheard.federated.flower import GridNetwork, from_records, simulated_nodes, ticket_of, to_records
 from unheard.federated.messages import Packet
 from unheard.federated.node import NodeFolder
 from unheard.federated.server import FederatedEngine
@@ -55,6 +56,8 @@ HOSTILE = {
     + (64).to_bytes(2, "little")
     + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(63)
     + b"\n12345678",
+    "a header that is no Python": npy("(1,").replace(b"}", b"("),
+    "a header of many brackets": npy("(" * 60),
     "no array": b"abc",
     "nothing": b"",
 }
@@ -71,6 +74,75 @@ def test_an_array_that_lies_about_itself_is_no_answer(data):
     assert read(npy("(1,)")).arrays["units"].shape == (1,)
     with pytest.raises(NodeError, match="cannot be read"):
         read(data)
+
+
+class Replies:
+    """Flower's grid, with a function that makes the replies to each message."""
+
+    def __init__(self, replies) -> None:
+        self.replies, self.messages = replies, {}
+
+    def push_messages(self, messages):
+        for message in messages:
+            self.messages[f"message {message.metadata.dst_node_id}"] = message
+        return [*self.messages, None]
+
+    def pull_messages(self, numbers):
+        return [reply for number in numbers for reply in self.replies(self.messages.pop(number))]
+
+
+@pytest.fixture
+def identity(monkeypatch):
+    """What Flower sets in the process of an app, which its messages need."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+def answered(message: Message, node: int, ticket: str | None = None, sender: int | None = None) -> Message:
+    """The reply of a node that says which node it is."""
+    ticket = ticket_of(message.content) if ticket is None else ticket
+    reply = Message(to_records(Packet("keys", {"node": node}), ticket), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id if sender is None else sender
+    return reply
+
+
+def exchanged(replies) -> dict[int, int]:
+    """Which node answered for each of three nodes."""
+    requests = {node: Packet("keys", {"session": "s"}) for node in (1, 2, 3)}
+    answers = GridNetwork(Replies(replies)).exchange(requests, 0.0)  # pyright: ignore[reportArgumentType]
+    return {node: answer.fields["node"] for node, answer in answers.items()}
+
+
+def test_a_node_answers_for_itself_alone(identity):
+    """Node 3 is hostile: it names other senders, guesses tickets, and replies several times."""
+
+    def replies(message):
+        node = message.metadata.dst_node_id
+        if node != 3:
+            return [answered(message, node)]
+        return [
+            answered(message, 3, ticket="0" * 32, sender=1),
+            answered(message, 3, ticket="", sender=2),
+            answered(message, 3, sender=1),
+            answered(message, 33),
+        ]
+
+    assert exchanged(replies) == {1: 1, 2: 2, 3: 3}
+
+
+def test_a_reply_that_flower_cannot_read_takes_no_other_with_it(identity):
+    def replies(message):
+        if message.metadata.dst_node_id == 2:
+            raise ValueError("no such object")
+        return [answered(message, message.metadata.dst_node_id)]
+
+    assert exchanged(replies) == {1: 1, 3: 3}
+
+    def unreachable(message):
+        raise ConnectionError("refused")
+
+    with pytest.raises(NodeError, match="SuperLink cannot be reached: refused"):
+        exchanged(unreachable)
 
 
 def test_a_message_without_the_records_of_unheard_is_no_answer():

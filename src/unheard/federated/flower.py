@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import queue
+import secrets
 import signal
 import sys
 import tempfile
@@ -48,12 +49,20 @@ from unheard.run_folder import RunFolder
 
 START_TIMEOUT = 300.0
 """Seconds that a simulation may take to start its nodes."""
+PULL_SECONDS = 0.1
+"""The server asks Flower for replies at most so often."""
 _TRAINS = ("update", "masked")  # requests that Flower shows as training
 
 
-def to_records(packet: Packet) -> RecordDict:
-    """A packet as Flower's records."""
-    records = RecordDict({"unheard": ConfigRecord({"kind": packet.kind, "fields": packet.to_json()})})
+def to_records(packet: Packet, ticket: str = "") -> RecordDict:
+    """A packet as Flower's records.
+
+    Args:
+        packet: The request or the answer.
+        ticket: New and random for each request; its answer has the same one.
+    """
+    head = ConfigRecord({"kind": packet.kind, "fields": packet.to_json(), "ticket": ticket})
+    records = RecordDict({"unheard": head})
     if packet.arrays:
         records["arrays"] = ArrayRecord({name: Array(array) for name, array in packet.arrays.items()})
     return records
@@ -72,6 +81,12 @@ def from_records(records: RecordDict) -> Packet:
     return Packet.from_json(str(head.get("kind")), str(head.get("fields")), numbers)
 
 
+def ticket_of(records: RecordDict) -> str:
+    """The ticket of a request or an answer; "" for a message without one."""
+    head = records.config_records.get("unheard")
+    return "" if head is None else str(head.get("ticket", ""))
+
+
 def _numbers(array: Array) -> np.ndarray:
     """The numbers of an array that another machine sent.
 
@@ -88,7 +103,7 @@ def _numbers(array: Array) -> np.ndarray:
         # The product of Python's integers: NumPy's would overflow.
         if array.stype == "numpy.ndarray" and math.prod(shape) * dtype.itemsize == len(array.data) - stream.tell():
             return array.numpy()
-    except (ValueError, TypeError, EOFError, OSError, AttributeError, OverflowError):
+    except Exception:  # NumPy's parser of headers raises errors of many types
         pass
     raise NodeError("A message whose arrays cannot be read.")
 
@@ -107,22 +122,58 @@ class GridNetwork:
         return sorted(self._grid.get_node_ids())
 
     def exchange(self, requests: Mapping[int, Packet], timeout: float) -> dict[int, Packet]:
+        tickets = {secrets.token_hex(16): node for node in requests}
         messages = [
             Message(
-                content=to_records(packet),
+                content=to_records(requests[node], ticket),
                 dst_node_id=node,
-                message_type="train" if packet.kind in _TRAINS else "query",
+                message_type="train" if requests[node].kind in _TRAINS else "query",
                 ttl=timeout,
             )
-            for node, packet in requests.items()
+            for ticket, node in tickets.items()
         ]
+        waiting = [number for number in self._grid.push_messages(messages) if number]
         answers: dict[int, Packet] = {}
-        for reply in self._grid.send_and_receive(messages, timeout=timeout):
-            if reply.has_error():
-                continue  # the node is gone, or Flower's own code failed there
-            with contextlib.suppress(NodeError):
-                answers[reply.metadata.src_node_id] = from_records(reply.content)
+        until = time.monotonic() + timeout
+        while waiting:
+            began = time.monotonic()
+            for reply in self._pulled(waiting):
+                # DP: an answer is that of the node to which its ticket was sent. The sender that a reply names is what
+                # its node wrote there: one hostile node could answer for all, and its shares of noise count as many.
+                node = tickets.pop(ticket_of(reply.content), None)
+                if node is not None:
+                    with contextlib.suppress(NodeError):
+                        answers[node] = from_records(reply.content)
+            now = time.monotonic()
+            if now >= until:
+                break
+            if waiting:
+                time.sleep(max(PULL_SECONDS, 2 * (now - began)))
         return answers
+
+    def _pulled(self, waiting: list[str]) -> Iterator[Message]:
+        """The replies that have arrived, which are taken off the list of messages without a reply.
+
+        They are asked for one by one: Flower raises an error if it cannot read a reply, and others would be lost with it.
+
+        Raises:
+            NodeError: Nothing can be asked for.
+        """
+        errors: list[Exception] = []
+        asked = list(waiting)
+        for number in asked:
+            try:
+                replies = list(self._grid.pull_messages([number]))
+            except Exception as error:
+                errors.append(error)
+                waiting.remove(number)
+                continue
+            if replies:
+                waiting.remove(number)
+            # Without content the node is gone, or Flower's own code failed there.
+            yield from (reply for reply in replies if reply.has_content())
+        if len(asked) > 1 and len(errors) == len(asked):
+            raise NodeError(f"Flower's SuperLink cannot be reached: {errors[0]}") from errors[0]
 
 
 def node_app(data_of: Any) -> ClientApp:
@@ -138,7 +189,7 @@ def node_app(data_of: Any) -> ClientApp:
         memory: dict[str, Any] = json.loads(str(kept["memory"])) if kept else {}
         reply = Node(data_of(context), memory).answer(from_records(message.content))
         context.state["unheard"] = ConfigRecord({"memory": json.dumps(memory)})
-        return Message(content=to_records(reply), reply_to=message)
+        return Message(content=to_records(reply, ticket_of(message.content)), reply_to=message)
 
     app.train()(answer)
     app.query()(answer)
