@@ -356,19 +356,33 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_dashboard() -> Iterator[None]:
-    """In the block Ray starts without its dashboard's process, which it starts also where no dashboard is asked for.
+def _ray_services() -> Iterator[None]:
+    """In the block Ray starts without its dashboard's process, and waits longer for its own process.
 
-    That process asks the metadata services of three cloud providers where it runs, whatever the settings of telemetry.
+    Ray starts the dashboard's process also where no dashboard is asked for. It asks the metadata services of three cloud
+    providers where it runs, whatever the settings of telemetry. Ray's own limit of 30 seconds is too short for a machine
+    that does other work meanwhile, and it is no setting.
     """
     from ray._private import services
 
-    before = services.start_api_server
+    before = services.start_api_server, services.get_node
+
+    def get_node(*args: Any, **named: Any) -> Any:
+        until = time.monotonic() + START_TIMEOUT
+        while True:
+            try:
+                return before[1](*args, **named)
+            except RuntimeError:  # not there yet
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
     services.start_api_server = lambda *_, **__: (None, None)  # what Ray returns if the dashboard does not start
+    services.get_node = get_node
     try:
         yield
     finally:
-        services.start_api_server = before
+        services.start_api_server, services.get_node = before
 
 
 @contextlib.contextmanager
@@ -393,7 +407,7 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
     try:
         try:
             path = os.pathsep.join(filter(None, sys.path))
-            with warnings.catch_warnings(), _environment(PYTHONPATH=path), _without_dashboard():
+            with warnings.catch_warnings(), _environment(PYTHONPATH=path), _ray_services():
                 warnings.simplefilter("ignore")  # Ray's advice on its own settings
                 ray.init(
                     address="local",

@@ -363,11 +363,14 @@ class Party:
             raise NodeError("Too few parties finished: this node reveals nothing.")
         shares: dict[str, dict[str, str]] = {"self": {}, "pairwise": {}}
         for number in finished | lost:
-            pairwise, own_mask = (
-                [_data(part) for part in self.memory["own_shares"]]
-                if number == str(own)
-                else self._opened(session, number, received[number])
-            )
+            try:
+                pairwise, own_mask = (
+                    [_data(part) for part in self.memory["own_shares"]]
+                    if number == str(own)
+                    else self._opened(session, number, received[number])
+                )
+            except NodeError:
+                continue  # a peer that sent something else than a share must not keep the others from being revealed
             kind, part = ("self", own_mask) if number in finished else ("pairwise", pairwise)
             shares[kind][number] = _text(part)
         return shares
@@ -414,6 +417,7 @@ class Session:
         count: P, coordinates of a vector.
         extras: Further numbers of a vector.
         name: The session; new and random for each round.
+        suspects: Parties whose shares did not fit together in `total`.
     """
 
     bits: int
@@ -424,8 +428,10 @@ class Session:
     shares: dict[int, dict[str, str]] = field(default_factory=dict, repr=False)
     commitments: dict[int, str] = field(default_factory=dict, repr=False)
     vectors: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
-    revealed: dict[str, dict[int, list[bytes]]] = field(default_factory=dict, repr=False)
+    revealed: dict[str, dict[int, dict[int, bytes]]] = field(default_factory=dict, repr=False)
     ring: list[int] = field(default_factory=list)
+    answered: set[int] = field(default_factory=set)
+    suspects: set[int] = field(default_factory=set)
 
     def add_keys(self, party: int, fields: Mapping[str, Any]) -> None:
         """Take over the public keys of a party."""
@@ -489,11 +495,12 @@ class Session:
         request = self.reveal_request(party)
         for kind, wanted in (("self", request["survivors"]), ("pairwise", request["dropped"])):
             shares = fields.get(kind)
-            if not isinstance(shares, Mapping) or set(shares) != {str(n) for n in wanted}:
+            if not isinstance(shares, Mapping) or not set(shares) <= {str(n) for n in wanted}:
                 raise NodeError("A node revealed shares of other parties than it was asked for.")
+        self.answered.add(party)
         for kind in ("self", "pairwise"):
             for number, share in fields[kind].items():
-                self.revealed.setdefault(kind, {}).setdefault(int(number), []).append(_data(share))
+                self.revealed.setdefault(kind, {}).setdefault(int(number), {})[party] = _data(share)
 
     def total(self) -> tuple[np.ndarray, np.ndarray]:
         """The sum over those whose vectors arrived, int64.
@@ -507,21 +514,16 @@ class Session:
             units_P += units
             extra_E += extra
         shape = (self.name, self.bits, self.count, self.extras)
+        # Those of which no neighbour finished have a mask with nobody.
+        lost = [n for n in self.shares.keys() - self.vectors.keys() if self.vectors.keys() & set(self.neighbours(n))]
+        secret_of = self._combined({**dict.fromkeys(self.vectors, "self"), **dict.fromkeys(lost, "pairwise")})
         for party in self.vectors:
-            secret = self._combined("self", party)
-            if _commitment(secret, self.name) != self.commitments[party]:
-                raise NodeError("Shares of a self mask do not fit its commitment: the sum cannot be known.")
-            self_mask, self_extra = mask(secret, *shape)
+            self_mask, self_extra = mask(secret_of[party], *shape)
             units_P -= self_mask
             extra_E -= self_extra
-        for party in self.shares.keys() - self.vectors.keys():
-            others = [n for n in self.neighbours(party) if n in self.vectors]
-            if not others:
-                continue
-            key = _private_key(self._combined("pairwise", party))
-            if _text(_public_bytes(key)) != self.keys[party]["pairwise"]:
-                raise NodeError("Shares of a pairwise key do not fit its public key: the sum cannot be known.")
-            for other in others:
+        for party in lost:
+            key = _private_key(secret_of[party])
+            for other in self.vectors.keys() & set(self.neighbours(party)):
                 shared = generate_shared_key(key, _public_key(_data(self.keys[other]["pairwise"])))
                 pair_mask, pair_extra = mask(shared, *shape)
                 # `other` added the mask if its number is the smaller one, so it is taken off here.
@@ -530,12 +532,38 @@ class Session:
                 take_off(extra_E, pair_extra, out=extra_E)
         return folded(units_P, self.bits), folded(extra_E, 64)
 
-    def _combined(self, kind: str, party: int) -> bytes:
-        """A secret from its shares."""
-        shares, t = self.revealed.get(kind, {}).get(party, []), threshold(len(self.neighbours(party)))
-        if len(shares) < t or len({len(share) for share in shares}) > 1:
-            raise NodeError("Too few parties finished the round: the sum cannot be known.")
+    def _combined(self, kinds: Mapping[int, str]) -> dict[int, bytes]:
+        """One secret of each party from its shares, without the share of one holder if that one is wrong.
+
+        Raises:
+            NodeError: Too few parties have revealed shares, or they do not fit together. Then the parties whose shares do
+                not fit are the suspects, unless they are many: wrong shares of some holders would make suspects of all.
+        """
+        secret_of: dict[int, bytes] = {}
+        first: list[int | None] = [None]
+        for party, kind in kinds.items():
+            holders = self.neighbours(party)
+            t = threshold(len(holders))
+            if len(self.answered & set(holders)) < t:
+                raise NodeError("Too few parties finished the round: the sum cannot be known.")
+            shares = self.revealed.get(kind, {}).get(party, {})
+            for without in (*first, *shares):
+                some = [share for holder, share in shares.items() if holder != without][:t]
+                if len(some) == t and (secret := self._verified(kind, party, some)) is not None:
+                    secret_of[party], first = secret, [without]  # the next secrets are tried without this holder first
+                    break
+        failed = kinds.keys() - secret_of.keys()
+        if failed:
+            self.suspects = failed if len(failed) <= len(kinds) / 4 else set()
+            raise NodeError("Shares of secure aggregation do not fit together: the sum cannot be known.")
+        return secret_of
+
+    def _verified(self, kind: str, party: int, shares: Sequence[bytes]) -> bytes | None:
+        """The secret that the shares give, if it is the one that the party has committed itself to."""
         try:
-            return combine(shares[:t])
+            secret = combine(shares)
         except (ValueError, IndexError):
-            raise NodeError("Shares of secure aggregation do not fit together: the sum cannot be known.") from None
+            return None
+        if kind == "self":
+            return secret if _commitment(secret, self.name) == self.commitments[party] else None
+        return secret if _text(_public_bytes(_private_key(secret))) == self.keys[party]["pairwise"] else None

@@ -128,6 +128,7 @@ class FederatedEngine:
         self._store = store
         self._registry = Registry()
         self._abandoned = 0
+        self._left_out: set[int] = set()
         self._refusals: dict[str, int] = {}
         self.register()
         if not self.users.num_users:
@@ -284,7 +285,13 @@ class FederatedEngine:
         finished = [n for n in nodes if party_of[n] in session.vectors]
         requests = {n: ({**name, **session.reveal_request(party_of[n])}, {}) for n in finished}
         stage("reveal", requests, lambda p, a: session.add_revealed(p, a.fields))
-        units_P, extra_E = session.total()
+        try:
+            units_P, extra_E = session.total()
+        finally:
+            # One hostile node spoils one round at most: from the next on it counts as gone.
+            for party in session.suspects:
+                self._refused("The shares of a node do not fit: it takes no further part in this run.")
+                self._left_out.add(nodes[party])
         weight, balance = (0, 0) if noise else extra_E[:2].tolist()
         return CohortSum(
             units_P=torch.from_numpy(units_P),
@@ -306,10 +313,11 @@ class FederatedEngine:
 
     def _chosen_parties(self, plan: RoundPlan, drawn: Mapping[int, np.ndarray]) -> list[int]:
         """The nodes of the drawn users, and others at random up to the number of parties, in random order."""
-        others = [node for node in self._registry.by_node if node not in drawn]
-        missing = min(max(self._parties(plan) - len(drawn), 0), len(others))
+        drawn_nodes = [node for node in drawn if node not in self._left_out]
+        others = [node for node in self._registry.by_node if node not in drawn and node not in self._left_out]
+        missing = min(max(self._parties(plan) - len(drawn_nodes), 0), len(others))
         random = secrets.SystemRandom()
-        nodes = [*drawn, *random.sample(others, missing)]
+        nodes = [*drawn_nodes, *random.sample(others, missing)]
         random.shuffle(nodes)
         return nodes
 
