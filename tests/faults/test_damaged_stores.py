@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app
-from unheard.corpus.store import write_store
-from unheard.errors import UnheardError
+from unheard.corpus.store import TokenStore, write_store
+from unheard.errors import CorpusError, UnheardError
 
 COMMANDS = {
     "evaluate": ("evaluate", "RUN", "--json"),
@@ -115,3 +115,15 @@ def test_a_damaged_file_changes_no_figure_and_gives_no_traceback(whole, tmp_path
                 assert after is None or after == output, (command, path.read_bytes()[:200])
     path.write_bytes(content)
     assert output_of(copy, "statement") == before["statement"]  # nothing was repaired into something else
+
+
+def test_a_store_without_any_one_of_its_files_is_not_opened(store, tmp_path):
+    names = [*(store.digests or ()), "digests.json", "corpus.json"]
+    assert len(names) > 8
+    for number, name in enumerate(names):
+        copy = tmp_path / str(number)
+        shutil.copytree(store.path, copy, ignore=shutil.ignore_patterns("*ledger*"))
+        TokenStore.open(copy)
+        (copy / name).unlink()
+        with pytest.raises(CorpusError):
+            TokenStore.open(copy)

@@ -68,6 +68,13 @@ def test_a_run_that_was_stopped_claims_what_was_declared():
     assert "look at results" in render(stopped)
 
 
+def test_a_run_claims_what_was_declared_wherever_it_was_stopped():
+    whole = best_epsilon([(ROUND, 12), (OTHER, 5)], DELTA).epsilon
+    for length in range(1, 18):
+        entries = [*done(min(length, 12)), *done(length, OTHER)[12:]]
+        assert claim_of_run(facts(17, phases=((0, ROUND), (12, OTHER))), entries, DELTA).epsilon == whole
+
+
 def test_charges_before_the_run_and_rounds_done_again_are_claimed_too():
     vocabulary = [Entry(event=Gaussian(noise_multiplier=5.0), round=0, hash="")]
     again = [*done(7), *done(7)[5:]]
