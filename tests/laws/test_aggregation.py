@@ -69,6 +69,18 @@ def test_each_layer_of_one_user_stays_within_its_own_ball(users, clip):
         assert units[ball.where].norm() <= ball.radius * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("layer", range(len(LAYOUT.names)))
+def test_a_long_update_within_one_layer_is_scaled_to_the_ball_of_this_layer(layer):
+    """Longer than the layer's own bound, and shorter than the bound of the whole."""
+    clip = PerLayerClip(norm=2.0)
+    door, delta = contribution(clip), torch.zeros(1, LAYOUT.total, dtype=torch.float64)
+    ball = door.balls[layer]
+    delta[0, ball.where] = 1.9 / math.sqrt(delta[0, ball.where].numel())
+    assert ball.radius < delta.norm() < clip.l2_bound(LAYOUT)
+    moved = (door.of_users(delta, np.array([ONE])).units_P.double() * door.grid).norm()
+    assert 0.999 * ball.radius < moved <= ball.radius
+
+
 @given(some_users, clips, st.randoms())
 def test_the_sum_is_bit_identical_in_any_order_and_any_chunks(users, clip, shuffler):
     delta, weights = users

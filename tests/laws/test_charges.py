@@ -268,6 +268,19 @@ def test_a_round_that_was_done_again_counts_in_the_total_wherever_it_stands(tmp_
     assert all_runs(population)["claimed"]["epsilon"] == best_epsilon([(event, 4)], DELTA).epsilon
 
 
+def test_every_charge_of_a_run_counts_also_of_a_copy_that_is_behind(tmp_path):
+    """Two copies of one run folder go on by themselves: each releases models, whatever the positions of its charges."""
+    event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
+    population = open_population_ledger(tmp_path, "corpus", [])
+    population.register("r", {"name": "r", "delta": DELTA}, held=0)
+    for count, position in enumerate((0, 1, 2, 3, 0, 1, 2, 0, 3, 4), start=1):
+        population.charge("r", position, event, position)
+        for known in (population, PopulationLedger.read(population.path)):
+            assert known.events == [event] * count
+            assert len(known.members["r"].rounds) == count
+    assert all_runs(population)["charges"] == 10
+
+
 def test_a_vocabulary_counts_in_the_total_of_several_runs(tmp_path):
     event = PoissonGaussian(sampling_prob=1.0, noise_multiplier=9.0)
     totals = []

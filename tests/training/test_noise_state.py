@@ -533,3 +533,40 @@ def test_charges_that_are_not_one_after_the_other_are_an_error_or_no_mechanism(i
     else:
         with pytest.raises(LedgerError, match="not in order"):
             noise_state.mechanism_start(entries, 0)
+
+
+def test_keys_are_for_their_owner_alone_from_the_first_one_on(place, monkeypatch):
+    """Whenever a key is on disk, before its charge."""
+    modes, real = [], JointLedger.charge
+
+    def charge(self, *args, **named):
+        noise = place / "r" / "noise"
+        modes.append({path.stat().st_mode & 0o777 for path in (noise, *noise.iterdir())})
+        return real(self, *args, **named)
+
+    monkeypatch.setattr(JointLedger, "charge", charge)
+    go(run_of(place), place / "r")
+    assert len(modes) == ROUNDS
+    assert set.union(*modes) == {0o700, 0o600}
+
+
+def test_of_several_keys_of_one_attempt_the_last_one_is_that_of_its_noise(place):
+    """A kill after the key and before the charge leaves a key that was used for nothing; the next one has the same index."""
+    folder = place / "r"
+    assert killed_after_rounds(place, folder, 4) == -9
+
+    def history() -> torch.Tensor:
+        run, _ = read_saved_run(folder / "run.toml")
+        ledger = reopen_ledgers(run, RunFolder.open(folder), TokenStore.open(run.corpus))
+        state = noise_state.open_noise_state(
+            run, RunFolder.open(folder), ledger, streams_of(run, ledger.facts), torch.device("cpu")
+        )
+        assert state is not None
+        return state._history.rows.clone()
+
+    before, keys = history(), folder / "noise" / "keys.jsonl"
+    *lines, last = keys.read_bytes().splitlines(keepends=True)
+    unused = noise_state.KeyRecord(index=json.loads(last)["index"], key=bytes(16), charges=json.loads(last)["charges"])
+    content = b"".join([*lines, noise_state._key_line(unused), last])
+    keys.write_bytes(content)
+    assert torch.equal(history(), before)
