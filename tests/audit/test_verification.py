@@ -292,3 +292,18 @@ class FakeLedger:
 
     def __len__(self):
         return len(self.entries)
+
+
+def test_a_run_with_a_schedule_is_charged_for_each_phase_and_for_no_other(run, tmp_path):
+    phases = (unheard.Change(from_round=1, noise_multiplier=0.7), unheard.Change(from_round=2, noise_multiplier=0.9))
+    plan = replace(run.plan, sampling=unheard.PoissonSampling(users_per_round=60), schedule=phases)
+    two = replace(run, plan=plan, training=unheard.Training(rounds=3), ledger=tmp_path / "people.jsonl")
+    list(unheard.train(two, tmp_path / "r"))
+    assert wrong(tmp_path / "r") == {}
+    ledger = Ledger.read(tmp_path / "r" / "ledger.jsonl")
+    assert [entry.event.noise_multiplier for entry in ledger.entries] == [0.5, 0.7, 0.9]
+    (tmp_path / "r" / "ledger.jsonl").unlink()
+    again = Ledger.create(tmp_path / "r" / "ledger.jsonl", ledger.facts)
+    for number, entry in enumerate(ledger.entries):  # the noise of the next phase, one round too early
+        again.charge(ledger.entries[min(number + 1, 2)].event, entry.round)
+    assert "round 0 was charged as" in wrong(tmp_path / "r")["charges"]

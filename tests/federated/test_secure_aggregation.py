@@ -351,3 +351,13 @@ def test_neighbours_are_drawn_anew_in_each_session(monkeypatch):
         session.keys = {i: {} for i in range(30)}
         seen.add(tuple(session.neighbours(0)))
     assert len(seen) > 4
+
+
+def test_shares_of_another_secret_are_noticed():
+    """They fit together, so only the commitment, or the public key, tells them from the right ones."""
+    for kind, party in (("self", 1), ("pairwise", 2)):
+        session, _ = run_session(some_vectors(5), lost={"masked": [2]})
+        others = create_shares(os.urandom(31), 3, 5)
+        session.revealed[kind][party] = [others[i] for i, _ in enumerate(session.revealed[kind][party])]
+        with pytest.raises(NodeError, match="do not fit its"):
+            session.total()

@@ -23,7 +23,7 @@ from unheard import (
     Plan,
     PoissonSampling,
 )
-from unheard.mechanism.aggregation import noised_grid
+from unheard.mechanism.aggregation import UNNOISED_GRID, noised_grid
 from unheard.parameters import Layout
 from unheard.updates.fedavg import FedAvg
 from unheard.updates.weighting import ONE
@@ -67,6 +67,15 @@ def test_each_layer_of_one_user_stays_within_its_own_ball(users, clip):
     units = door.of_users(torch.from_numpy(delta[:1]), weights[:1]).units_P.double() * door.grid
     for ball in door.balls:
         assert units[ball.where].norm() <= ball.radius * (1 + 1e-12)
+
+
+@given(clips)
+def test_a_plan_with_noise_has_the_grid_of_its_bound_and_one_without_the_absolute_one(clip):
+    """A finer grid would leave low bits that the noise does not cover; it must not depend on the users either."""
+    door = contribution(clip)
+    assert door.grid == noised_grid(clip.l2_bound(LAYOUT))
+    assert 2**20 <= door.l2_bound / door.grid < 2**21
+    assert contribution(clip, NoNoise()).grid == UNNOISED_GRID
 
 
 @pytest.mark.parametrize("layer", range(len(LAYOUT.names)))

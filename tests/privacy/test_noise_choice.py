@@ -5,6 +5,8 @@ import math
 import pytest
 
 from unheard.errors import AccountingError, InvalidValue
+from unheard.mechanism.correlated import CorrelatedNoise
+from unheard.mechanism.sampling import CyclicPoissonSampling, MinSeparationSampling, PoissonSampling
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.noise_choice import best, compare_noise
 
@@ -58,3 +60,24 @@ def test_impossible_values_are_refused():
         compare_noise(population=100, users_per_round=10, rounds=10, epsilon=0.0)
     with pytest.raises((InvalidValue, AccountingError)):
         compare_noise(population=100, users_per_round=10, rounds=10, epsilon=1e-12, **QUICK)
+
+
+def test_each_option_costs_what_a_run_with_its_settings_is_charged():
+    """The event of a plan with the option's sampler and noise, over all rounds, by the same rule as a ledger's."""
+    population, rounds = 1000, 12
+    options = compare_noise(population=population, users_per_round=100, rounds=rounds, epsilon=8.0, delta=1e-4, **QUICK)
+    for option in options:
+        z, matrix = option.noise_multiplier, option.factorisation
+        if matrix is None:
+            charged = [PoissonSampling(users_per_round=100).event(population, z)] * rounds
+        else:
+            bands = len(matrix.coefficients) if option.kind == "banded" else None
+            noise = CorrelatedNoise(noise_multiplier=z, strategy=option.kind, rounds=rounds, bands=bands)
+            sampling = (
+                CyclicPoissonSampling(users_per_round=100, groups=matrix.separation)
+                if option.sampling == "cyclic_poisson"
+                else MinSeparationSampling(separation=matrix.separation)
+            )
+            charged = [noise.event(sampling, population, index) for index in range(rounds)]
+            assert noise.factorisation(sampling, population).sensitivity() == pytest.approx(matrix.sensitivity())
+        assert epsilon(charged, 1e-4, "rdp") == pytest.approx(option.epsilon, rel=1e-9)

@@ -37,6 +37,15 @@ def test_the_promise_in_words(compared, epsilon, grade, text):
     assert text in " ".join(words.paragraphs)
 
 
+def test_a_seeded_run_promises_nothing_to_those_who_know_the_seed(compared):
+    private = replace(compared.records[1], population_ledger=None)
+    statement = {**private.statement, "claimed": {"epsilon": 0.5, "accountant": "pld"}, "delta": 1e-4}
+    seeded = {**statement, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
+    assert describe_promise(with_statement(private, {**statement, "warnings": []})).grade == "strong"
+    words = describe_promise(with_statement(private, seeded))
+    assert (words.grade, words.headline) == ("none", "An experiment: no guarantee against whoever knows the seed")
+
+
 def test_the_promise_counts_other_runs_on_the_same_people(compared):
     """`plain` added no noise, so over all runs epsilon is infinite, as `unheard statement --all-runs` says."""
     private = compared.records[1]

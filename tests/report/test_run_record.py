@@ -12,6 +12,7 @@ from unheard.curves import smoothed
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.events import NonPrivate, PoissonGaussian
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.report.comparison import Comparison
 from unheard.report.run_record import accuracy_points, epsilon_points, final_accuracy, latest, read_runs
 
@@ -72,3 +73,14 @@ def test_rounds_done_again_cost_again():
 
 def test_a_run_without_privacy_has_no_curve_of_epsilon():
     assert epsilon_points(made_up_record("a", [], events=[NonPrivate(reason="no noise is added")])) == []
+
+
+def test_every_other_run_on_the_same_people_is_named_wherever_it_stands(tmp_path):
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
+    for name in "abcd":
+        population.register(name, {"name": name}, held=0)
+        population.settle(name, [PoissonGaussian(sampling_prob=1.0, noise_multiplier=5.0)])
+    population.register("not begun", {"name": "not begun"}, held=0)
+    for name in "abcd":
+        record = replace(made_up_record("r", [0.1]), run_id=name, population_ledger=population)
+        assert record.other_runs == [other for other in "abcd" if other != name]

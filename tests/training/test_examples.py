@@ -91,6 +91,8 @@ def test_parts_without_a_proof_are_refused():
         plan_of(update=unheard.FedSGD(batch_size=2))
     with pytest.raises(UnprovenCombination, match="every example counts 1"):
         plan_of(estimator=unheard.ClippedDenominator(min_total_weight=5.0))
+    with pytest.raises(UnprovenCombination, match="every example counts 1"):
+        plan_of(weights=unheard.CappedWeights(weight_cap=5, total_weight=60.0))
     with pytest.raises(UnprovenCombination, match="adaptive clip"):
         plan_of(clip=unheard.AdaptiveClip(initial_norm=0.3))
     with pytest.raises(InvalidValue, match="have no 500 examples"):

@@ -212,10 +212,13 @@ def test_only_the_owner_can_read_the_state_and_it_is_deleted_at_the_end(place):
     fits(folder)
 
 
-def test_a_state_that_others_can_read_is_refused(place):
+@pytest.mark.parametrize(
+    ("name", "mode"), [("history", 0o644), ("history", 0o640), ("keys.jsonl", 0o604), ("keys.jsonl", 0o620)]
+)
+def test_a_state_that_others_can_read_is_refused(place, name, mode):
     folder = place / "r"
     go(run_of(place), folder, stop=3)
-    (folder / "noise" / "history").chmod(0o644)
+    (folder / "noise" / name).chmod(mode)
     with pytest.raises(CheckpointCorrupt, match="chmod 600"):
         go(run_of(place), folder)
 
@@ -570,3 +573,16 @@ def test_of_several_keys_of_one_attempt_the_last_one_is_that_of_its_noise(place)
     content = b"".join([*lines, noise_state._key_line(unused), last])
     keys.write_bytes(content)
     assert torch.equal(history(), before)
+
+
+def test_verify_notices_an_attempt_that_is_charged_under_a_number_that_was_used(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=4)
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    for numbers in ((0, 1, 1, 2), (0, 1, 2, 1), (0, 2, 3, 4)):
+        (folder / "ledger.jsonl").unlink()
+        again = Ledger.create(folder / "ledger.jsonl", ledger.facts)
+        for entry, number in zip(ledger.entries, numbers, strict=True):
+            again.charge(replace(entry.event, index=number), entry.round)  # pyright: ignore[reportCallIssue]
+        findings = {finding.name: finding.words for finding in verify(folder) if finding.fits is False}
+        assert "attempt" in findings["charges"]
