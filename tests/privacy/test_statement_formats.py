@@ -276,6 +276,8 @@ def test_a_federated_run_says_what_its_server_is_trusted_with(is_secure, words):
 def test_figures_of_a_run_that_was_stopped_are_those_of_its_declared_rounds():
     content = statement(declared(30, ROUND), entries(7, ROUND))
     assert "declared rounds" in content["claimed"]["accountant"]
+    for format in ("report", "nist"):
+        assert "Why this claim: the length may have been chosen after a look at results" in render(content, format)
     data, whole = report_data(content), figures([(ROUND, 30)], 1e-5)
     assert data["mu"] == whole.mu > figures([(ROUND, 7)], 1e-5).mu
     assert [row["at_most"] for row in data["true_positive_rates"]] == list(whole.true_positive_rates.values())
