@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def interrupted(words: list[str], cwd: Path, number: int, seconds: float) -> tup
         ("report run --out result", signal.SIGINT, 2.5),
         ("evaluate run", signal.SIGINT, 0.8),
         ("evaluate run --full", signal.SIGHUP, 1.6),
+        ("evaluate run --processes 2", signal.SIGTERM, 2.5),
+        ("evaluate run --processes 2", signal.SIGINT, 4.0),
+        ("resume run --rounds 100000 --processes 2", signal.SIGHUP, 8.0),
         ("resume run --rounds 100000", signal.SIGHUP, 1.2),
     ],
 )
@@ -119,6 +123,11 @@ def test_an_error_that_follows_a_signal_is_not_printed_beside_the_line(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(Path(unheard.__file__).parents[1])}
     done = subprocess.run([sys.executable, tmp_path / "unheard"], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "unheard: Stopped. All is kept.\n")
+
+
+def test_a_signal_while_the_storage_is_imported_is_a_line_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "unheard.storage", types.ModuleType("unheard.storage"))
+    processes._delete_staged_folders()
 
 
 def test_folders_under_temporary_names_are_deleted(tmp_path):

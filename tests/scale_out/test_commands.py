@@ -119,7 +119,7 @@ def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under
         for process in (going.pid, *last.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-    assert "Ended by SIGTERM. What was saved is kept" in " ".join(said.split())
+    assert "Stopped. What was done is saved" in " ".join(said.split())
     rounds = [entry.round for entry in Ledger.read(folder / "ledger.jsonl").entries]
     assert len(rounds) >= released_round(folder)
     assert len(rounds) > len(set(rounds))  # rounds that were lost were done, and charged, again

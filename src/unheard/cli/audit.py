@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes
-from unheard.cli.processes import run_on_processes
+from unheard.cli.processes import run_on_processes, set_kept
 
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import ProcessGroup
@@ -66,6 +66,8 @@ def audit(
 
     Exit status 2 if the claim is refuted.
     """
+    charged = " What its users were charged stays charged." if with_users else ""
+    set_kept(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
         import json

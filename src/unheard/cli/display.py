@@ -37,7 +37,7 @@ from rich.progress import (
 )
 from rich.segment import Segment
 
-from unheard.cli.processes import let_unwind
+from unheard.cli.processes import is_rank, let_unwind, what_is_kept
 from unheard.formatting import SEPARATOR, epsilon_text, printable
 
 if TYPE_CHECKING:
@@ -169,12 +169,17 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
 
 
 @contextlib.contextmanager
-def if_interrupted(sentence: str) -> Iterator[None]:
-    """Prints what is saved and how to continue if Ctrl-C ends the block."""
+def if_interrupted(sentence: str = "") -> Iterator[None]:
+    """Prints what is kept and how to continue if Ctrl-C ends the block, except in a rank, whose launcher prints it.
+
+    Args:
+        sentence: What to print; by default what `interruption.set_kept` has set.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        note(f"Stopped. {sentence}")
+        if not is_rank():
+            note(f"unheard: {f'Stopped. {sentence}' if sentence else what_is_kept()}")
         raise
 
 
@@ -247,9 +252,8 @@ def show_rounds(
         TimeRemainingColumn(),
     )
     let_unwind()
-    interrupted = if_interrupted(f"What was done is saved: unheard resume {folder or 'DIR'} continues.")
     tracking = Tracking(path=folder, kinds=tuple(track or ("tensorboard",))) if folder else None
-    with interrupted, Progress(*columns, console=notes, refresh_per_second=4) as bar:
+    with if_interrupted(), Progress(*columns, console=notes, refresh_per_second=4) as bar:
         task = bar.add_task(printable(title), total=None, figures="starting")
         if tracking:
             tracking.update()  # before the first round: a run that begins later would show how long that round took
@@ -297,8 +301,7 @@ def show_runs(
         TimeRemainingColumn(),
     )
     let_unwind()
-    interrupted = if_interrupted("What was done is saved: the same command continues.")
-    with interrupted, Progress(*columns, console=notes, refresh_per_second=4) as bar:
+    with if_interrupted(), Progress(*columns, console=notes, refresh_per_second=4) as bar:
         tasks = [bar.add_task(name, total=None, figures="starting") for name in names]
         with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
             for index, report in open_reports:

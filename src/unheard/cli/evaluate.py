@@ -50,20 +50,18 @@ def evaluate(
     processes: Processes = 1,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
-    # Alone, the process ends at once; with several processes the leader prints the sentence below.
     set_kept(lambda: "Stopped. The run folder is as it was, or has its new measures; the same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
         import json
 
-        from unheard.cli.display import if_interrupted, print_table
+        from unheard.cli.display import print_table
         from unheard.report import tables
 
-        with if_interrupted("The run folder is as it was; the same command starts again."):
-            if full:
-                numbers = full_measures_of(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
-            else:
-                numbers = _evaluate(folder, corpus, max_tokens, ranks)
+        if full:
+            numbers = full_measures_of(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
+        else:
+            numbers = _evaluate(folder, corpus, max_tokens, ranks)
         if as_json:
             print(json.dumps(numbers))
         elif full:

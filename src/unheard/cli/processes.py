@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -35,6 +36,8 @@ from typing import TYPE_CHECKING, Any
 EXIT_STATUS = 130
 """The exit status of a command that was interrupted."""
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+LAUNCHER = "UNHEARD_LAUNCHER"
+"""The environment variable with which `--processes` tells its ranks the id of its process."""
 NOTHING_WRITTEN = "Stopped before anything was written. The same command starts again."
 
 _kept: list[Callable[[], str]] = []
@@ -135,9 +138,28 @@ def output_kept(out: Path, *, also: str = "") -> str:
     return f"Stopped before {out} was written.{f' {also}' if also else ''} The same command starts again."
 
 
+def run_kept(folder: Path) -> str:
+    """What is kept of a run."""
+    if (folder / "ledger.jsonl").exists():
+        return f"Stopped. What was done is saved: unheard resume {shlex.quote(str(folder))} continues."
+    return NOTHING_WRITTEN
+
+
+def runs_kept(out: Path) -> str:
+    """What is kept of the runs that one command trains, each in a folder inside `out`."""
+    if any(out.rglob("ledger.jsonl")):
+        return "Stopped. What was done is saved: the same command continues."
+    return NOTHING_WRITTEN
+
+
 def what_is_kept() -> str:
     """The line for a person: what is on disk, and how to go on."""
     return _kept[0]() if _kept else NOTHING_WRITTEN
+
+
+def is_rank() -> bool:
+    """Whether `--processes` has started this process. Then the launcher, which receives every signal, prints the line."""
+    return os.environ.get(LAUNCHER, str(os.getpid())) != str(os.getpid())
 
 
 def _signals() -> list[signal.Signals]:
@@ -158,15 +180,14 @@ def _wait(reader: socket.socket, writer: socket.socket) -> None:
 
 def _delete_staged_folders() -> None:
     """Delete folders that were being filled, if the module that fills them was imported."""
-    if storage := sys.modules.get("unheard.storage"):
-        storage.delete_staged()
+    # A module that is being imported lacks its functions, and has staged nothing.
+    if delete := getattr(sys.modules.get("unheard.storage"), "delete_staged", None):
+        delete()
 
 
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import ProcessGroup
 
-LAUNCHER = "UNHEARD_LAUNCHER"
-"""The environment variable with which `--processes` tells its ranks the id of its process."""
 SECONDS_BETWEEN_LOOKS = 0.5
 SAVED = "What was saved is kept: `unheard resume` continues"
 
@@ -195,9 +216,11 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
             return work(None)
     if not ranks.is_leader:
         return _serve(ranks)
-    # When another rank dies, the launcher ends this process by SIGTERM. Leave through `finally`, so that what was done
-    # is saved.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+    # When another rank dies, the launcher ends this process by SIGTERM; when it is stopped, by the same signal. Leave
+    # through `finally`, so that what was done is saved.
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:
+            signal.signal(getattr(signal, name), lambda *_: sys.exit(2))
     try:
         work(ranks)
     finally:
@@ -254,7 +277,6 @@ def _launch(processes: int, max_restarts: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from unheard.engines.distributed.process_group import RENDEZVOUS_FILE
-    from unheard.errors import RankError
 
     let_unwind()  # the launcher has handlers of its own: it ends its ranks
     # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
@@ -284,10 +306,9 @@ def _launch(processes: int, max_restarts: int) -> None:
         )
         try:
             elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:  # the leader received it too, and has printed a message
-                raise typer.Exit(130) from None
-            raise RankError(f"Ended by {error.sigval.name}. {SAVED}.") from None
+        except SignalException:  # it has ended the ranks, and waited until the leader had saved the run
+            typer.echo(f"unheard: {what_is_kept()}", err=True)
+            raise typer.Exit(EXIT_STATUS) from None
         except ChildFailedError as error:
             _explain(error.failures)
         finally:

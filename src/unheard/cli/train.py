@@ -36,7 +36,7 @@ from unheard.cli.options import (
     overrides,
     parse_vary,
 )
-from unheard.cli.processes import run_on_processes
+from unheard.cli.processes import let_unwind, run_kept, run_on_processes, runs_kept, set_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +93,7 @@ def train(
     yes: Yes = False,
 ) -> None:
     """Train a model with user-level differential privacy, from a run file into a run folder."""
+    set_kept(lambda: run_kept(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import confirm_no_noise, show_noise, show_rounds, warn_of_delta
@@ -140,6 +141,7 @@ def resume(
 
     Rounds that were lost are done, and charged, again.
     """
+    set_kept(lambda: run_kept(folder))
 
     def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import confirm_no_noise, show_rounds
@@ -204,7 +206,6 @@ def nodes_of(
     except ImportError as error:
         raise InvalidValue(f"--on flower needs Flower ({error}): pip install 'unheard[flower]'.") from None
     from unheard.cli.display import note
-    from unheard.cli.processes import let_unwind
     from unheard.corpus.store import TokenStore
     from unheard.federated.server import FederatedEngine
     from unheard.training.initialise import pinned
@@ -280,6 +281,7 @@ def sweep(
     The result of each variant is what it would be alone, with a run folder and a ledger of its own.
     Each is charged to its users: ten variants cost them ten runs.
     """
+    set_kept(lambda: runs_kept(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import confirm_no_noise, show_runs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from unheard.cli.options import AsJson, Device, EngineName, RunFile, SetKeys, StopAfter, Yes, overrides, parse_vary
+from unheard.cli.processes import let_unwind, runs_kept, set_kept, signals_as_ctrl_c
 
 if TYPE_CHECKING:
     from unheard.engines.choice import EngineChoice
@@ -144,6 +145,7 @@ def tune(
         _select(run_file, changes, vary or [], out, trials, trials_from, as_json)
         return
     _check_options(context, OF_SELECT, "a sweep (it is for --select)")
+    set_kept(lambda: runs_kept(out))
     from dataclasses import replace
     from json import dumps
 
@@ -296,8 +298,7 @@ def _select(
     bar."""
     from json import loads
 
-    from unheard.cli.display import echo, note, notes, say
-    from unheard.cli.processes import let_unwind, signals_as_ctrl_c
+    from unheard.cli.display import echo, if_interrupted, note, notes, say
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
     from unheard.training.run_file import read_run_file, read_saved_run, run_hash
@@ -313,7 +314,10 @@ def _select(
         "nobody, so there is no progress bar. It may take several times the average."
     )
     let_unwind()
-    with signals_as_ctrl_c(), notes.status("Training"):  # an interruption deletes the trials
+    kept = if_interrupted(
+        "The trials are deleted; what they were charged stays charged. The same command starts again."
+    )
+    with signals_as_ctrl_c(), kept, notes.status("Training"):  # an interruption deletes the trials
         folder = select(candidates, out, TrialCount(mean=mean, drawn_from=drawn_from), engine=runs[0][1])
     if folder is None:
         say("The number drawn was zero: there is no model. It was charged all the same.")
