@@ -66,15 +66,34 @@ def test_the_share_of_unknown_words_is_printed_and_a_large_one_warned_of(run, tm
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["今日はとても良い天気ですね、散歩に行きましょう。", "今天天气很好我们一起去公园散步吧", "วันนี้อากาศดีมากไปเดินเล่นกัน"],
+    ("text", "language", "named"),
+    [
+        ("هذا هو الكتاب الذي كان في البيت، وهو من الكتب التي لا تباع.", "en", "use --vocab-language ar;"),
+        ("das ist nicht xyzzy plugh und das ist nicht quux", "de", "'de', in which the text seems to be: ask for more"),
+        ("xyzzy plugh quux", "de", "--vocab-language CODE"),
+    ],
 )
-def test_text_without_spaces_between_words_is_refused_and_a_tokenizer_named(run, tmp_path, text):
+def test_the_cure_names_the_language_of_the_text(run, tmp_path, text, language, named):
+    rows = [{"author": f"a{i % 5}", "body": text} for i in range(20)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--vocab-language", language, "--out", "store")
+    assert named in said(run("prepare", "x.jsonl", *FIELDS[:-1], "3000", *words))
+
+
+@pytest.mark.parametrize(
+    ("text", "vocabulary"),
+    [
+        ("今日はとても良い天気ですね、散歩に行きましょう。", "--vocab-language ja"),
+        ("今天天气很好我们一起去公园散步吧", "--vocab-language zh"),
+        ("วันนี้อากาศดีมากไปเดินเล่นกัน", "--vocab FILE"),
+    ],
+)
+def test_text_without_spaces_between_words_is_refused_and_a_tokenizer_named(run, tmp_path, text, vocabulary):
     rows = [{"author": f"a{i % 5}", "body": text} for i in range(20)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = run("prepare", "x.jsonl", *FIELDS, "--out", "store")
     assert isinstance(result.exception, InputError)
-    assert "--tokens characters" in str(result.exception)
+    assert f"--tokens characters with {vocabulary}" in str(result.exception).replace("a list of them, ", "")
     assert "tokenizer.json" in str(result.exception)
 
 

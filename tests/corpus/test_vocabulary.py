@@ -54,6 +54,7 @@ def test_public_words_come_in_other_languages_and_as_characters():
 def test_public_words_have_the_punctuation_of_their_script(language, marks):
     assert set(marks) <= set(public_vocabulary(2_000, language).words)
     assert set(marks) <= set(public_vocabulary(2_000, language, CharacterTokenizer()).words)
+    assert "_" in public_vocabulary(2_000, language)
 
 
 def test_quotes_of_other_languages_are_words_or_become_one():

@@ -117,7 +117,7 @@ def test_noise_is_judged_by_its_norm_beside_the_clip(sigma, verdict):
     assert f"sigma = {sigma:g}" in str(level)
     warning = level.caution()
     assert (warning is not None) == (verdict == "drowns")
-    for cure in ("users per round", "more rounds", "public start", "LoRA") if warning else ():
+    for cure in ("users per round", "fewer rounds", "public start", "LoRA", "correlated noise") if warning else ():
         assert cure in warning
 
 

@@ -126,7 +126,9 @@ CANARIES_EXAMPLES = """Examples:
 
   unheard canaries corpora/chat --out canaries.jsonl
 
-  unheard prepare posts.jsonl --canaries canaries.jsonl --out corpora/with-canaries    (then train, then unheard audit)
+  unheard prepare posts.jsonl --user-field author --text-field body --canaries canaries.jsonl --out corpora/canaries
+
+  unheard train run.toml --out runs/first --set corpus.path=corpora/canaries    (then: unheard audit runs/first)
 """
 
 

@@ -89,9 +89,8 @@ def benchmark(
     noise: Annotated[
         str,
         typer.Option(
-            help="The noise of whole rounds, with z = 1: gaussian, exact_gaussian or none.",
+            help="The noise of whole rounds, with z = 1.",
             click_type=click.Choice(["gaussian", "exact_gaussian", "none"]),
-            metavar="KIND",
         ),
     ] = "gaussian",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "auto",

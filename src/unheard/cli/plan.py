@@ -404,10 +404,11 @@ def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
         f"[bold]Hypothetical[/] plans for {first.estimate.population:,} users that meet epsilon {target:g} at delta "
         f"{first.estimate.delta:.3g}: none of these runs has happened."
     )
-    names = ("users/round", "rounds", "z", "sigma", "noise/S", "epsilon", "updates", "expect")
-    table = Table(*names, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in table.columns[:-1]:
-        column.justify = "right"
+    names = ("users per\nround", "rounds", "z", "sigma", "noise/S", "epsilon", "updates", "expect")
+    table = Table(*names, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    table.columns[-1].justify = "left"
     for plan in plans:
         estimate = plan.estimate
         table.add_row(
@@ -432,7 +433,7 @@ def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
     if min(plan.noise.ratio for plan in plans) > COSTLY_RATIO:
         console.print(
             f"No plan here is below {COSTLY_RATIO:g} with this model. Cures: a smaller model or LoRA (fewer --parameters), a "
-            "public start (training.init_from), a larger epsilon, or more users.",
+            "public start (training.init_from), correlated noise (--compare-noise), a larger epsilon, or more users.",
             soft_wrap=True,
         )
     console.print(

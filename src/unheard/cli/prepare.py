@@ -31,7 +31,6 @@ EXAMPLES = """Examples:
 
 INPUT, USERS, TOKENS, VOCABULARY, PRIVACY = "Input", "Users and splits", "Tokenizer", "Vocabulary", "Privacy and audits"
 DEFAULT_HELD_OUT = 0.05
-WARN_UNKNOWN = 0.15  # with more words out of the vocabulary, the text is probably in another language than the list
 
 
 def prepare(
@@ -442,8 +441,13 @@ def _unit(info: dict[str, Any]) -> str:
     return "characters" if info["tokens"]["kind"] == "characters" else "words"
 
 
-def _cure_of_unknown(info: dict[str, Any]) -> str:
-    """What helps if many words are not in the vocabulary, and was not done already."""
+def _cure_of_unknown(info: dict[str, Any], language: str | None) -> str:
+    """What helps if many words are not in the vocabulary, and was not done already.
+
+    Args:
+        info: The record of the store.
+        language: The language that the text seems to be in; None if that is not known.
+    """
     vocabulary, unit = info["vocabulary"], _unit(info)
     tokens = "the tokenizer.json of a model (--tokens FILE)"
     tokens += "" if unit == "characters" else " or --tokens characters"
@@ -454,14 +458,17 @@ def _cure_of_unknown(info: dict[str, Any]) -> str:
         )
     if vocabulary["kind"] != "public":
         return f"Use a list of such text, the users' own {unit} (--vocab private), or {tokens}."
-    listed = (
-        f"The list is that of the language '{vocabulary['language']}'. If the text is in another language, name it "
-    )
-    listed += "(--vocab-language de)"
+    listed = f"The list is that of the language '{vocabulary['language']}'"
+    if language is None:
+        listed += ". If the text is in another language, name it (--vocab-language CODE); otherwise"
+    elif language == vocabulary["language"]:
+        listed += ", in which the text seems to be:"
+    else:
+        listed += f", but the text seems to be in '{language}': use --vocab-language {language}; otherwise"
     if unit == "characters":
-        return f"{listed}; otherwise use the users' own characters (--vocab private) or a list of them (--vocab FILE)."
+        return f"{listed} use the users' own characters (--vocab private) or a list of them (--vocab FILE)."
     return (
-        f"{listed}; otherwise ask for more words (--vocab-size {3 * vocabulary['size']}), or use the users' own words (--vocab "
+        f"{listed} ask for more words (--vocab-size {3 * vocabulary['size']}), or use the users' own words (--vocab "
         f"private), a word list of such text (--vocab FILE), {tokens}."
     )
 
@@ -475,6 +482,7 @@ def print_counts(prepared: "PreparedStore") -> None:
 
     from unheard.cli.display import echo, notes
     from unheard.corpus.encode import unknown_rate
+    from unheard.corpus.pipeline import MANY_UNKNOWN
     from unheard.corpus.vocabulary import SPECIALS
 
     def line(count: int, words: str) -> None:
@@ -515,10 +523,10 @@ def print_counts(prepared: "PreparedStore") -> None:
         line(words["size"] - len(SPECIALS), f"words released by --vocab private, of {asked} asked for")
     unknown = f"% of the training {_unit(prepared.store.info)} are not in the vocabulary"
     notes.print(f"  {100 * unknown_rate(users):>10.2f} {unknown}", soft_wrap=True)
-    if unknown_rate(users) > WARN_UNKNOWN:
+    if unknown_rate(users) > MANY_UNKNOWN:
         notice(
             f"{100 * unknown_rate(users):.0f} {unknown}: they become <UNK>, which no model can turn back into text. "
-            + _cure_of_unknown(prepared.store.info)
+            + _cure_of_unknown(prepared.store.info, prepared.language)
         )
     if not users.get("held_out_users"):
         notice(

@@ -129,7 +129,7 @@ def budget(
     ] = None,
     ledger: Annotated[
         Path | None,
-        typer.Option(help="The ledger that the run files name at [privacy] ledger.", show_default="the store's own"),
+        typer.Option(help="The ledger that the run files name as privacy.ledger.", show_default="the store's own"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

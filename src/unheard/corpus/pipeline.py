@@ -41,7 +41,7 @@ from unheard.corpus.backends import Grouping, GroupingBackend, read_work_file
 from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
-from unheard.corpus.encode import EncodeShard, EncodingOptions
+from unheard.corpus.encode import EncodeShard, EncodingOptions, unknown_rate
 from unheard.corpus.readers import quoted, sql_list
 from unheard.corpus.scan import open_database
 from unheard.corpus.shards import Shard, token_dtype, write_shard
@@ -49,7 +49,7 @@ from unheard.corpus.sources import Fields, Source, make_batches
 from unheard.corpus.splits import SplitRule, draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
-from unheard.corpus.vocabulary import Vocabulary
+from unheard.corpus.vocabulary import Vocabulary, likely_language
 from unheard.corpus.vocabulary_sources import (
     GroupedText,
     PublicVocabulary,
@@ -68,6 +68,8 @@ USER_MAP_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
 """Names of files for the map of user ids end in one of these, which is also the format."""
 _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
+MANY_UNKNOWN = 0.15
+"""With more words out of a public vocabulary, the text is probably in another language than the list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +149,14 @@ It has 1,315 users, two of whom wrote 18 % of the words: users with at least 100
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedStore:
-    """A finished store and its exact counts, which are for the owner of the data only."""
+    """A finished store and its exact counts, which are for the owner of the data only.
+
+    If many words are not in a public vocabulary, `language` is the language that the text seems to be in.
+    """
 
     store: TokenStore
     counts: dict[str, Any]
+    language: str | None = None
 
 
 def build_store(
@@ -281,6 +287,8 @@ def _run_steps(
     counts["users"] = _encode_shards(backend, grouping, task, progress)
     if not counts["users"].get("train_users"):
         raise InputError(_no_user_left(preparation, counts["users"]))
+    is_guessed = isinstance(preparation.vocabulary, PublicVocabulary) and unknown_rate(counts["users"]) > MANY_UNKNOWN
+    language = likely_language(_sampled_posts(grouping)) if is_guessed else None
     if user_map is not None:
         _write_user_map(Path(user_map), work, grouping.shards)
     # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
@@ -294,7 +302,7 @@ def _run_steps(
     store = writer.finish(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
     releases.clear(store.path)
     logger.info("the store at %s is complete", store.path)
-    return PreparedStore(store=store, counts=counts)
+    return PreparedStore(store=store, counts=counts, language=language)
 
 
 def choose_shards(sources: Sequence[Source]) -> int:
@@ -425,17 +433,25 @@ def _parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
 
 def _check_has_spaces(grouping: Grouping) -> None:
     """Raise `InputError` if most of the text is in a script that does not separate words by spaces."""
+    posts = _sampled_posts(grouping)
+    if unspaced_share(posts) > 0.5:
+        language = likely_language(posts)
+        vocabulary = f"--vocab-language {language}" if language in ("ja", "zh") else "a list of them, --vocab FILE"
+        raise InputError(
+            "Most of the text is in a script without spaces between words (such as Chinese, Japanese, Thai): --tokens "
+            f"words would take whole clauses for words. Use --tokens characters with {vocabulary}, or --tokens FILE with "
+            "the tokenizer.json of a model for the language, or put spaces between the words."
+        )
+
+
+def _sampled_posts(grouping: Grouping) -> list[str]:
+    """The beginnings of some posts of the first shard that has any."""
     files = next((files for shard in range(grouping.shards) if (files := grouping.shard_files(shard))), [])
     database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
     rows = database.execute(f"SELECT left(text, 2000) FROM read_parquet({sql_list(files)}) LIMIT {_SAMPLED_POSTS}")
-    share = unspaced_share(row[0] for row in rows.fetchall())
+    posts = [row[0] for row in rows.fetchall()]
     database.close()
-    if share > 0.5:
-        raise InputError(
-            "Most of the text is in a script without spaces between words (such as Chinese, Japanese, Thai): --tokens "
-            "words would take whole clauses for words. Use --tokens characters with --vocab-language (ja, zh), or "
-            "--tokens FILE with the tokenizer.json of a model for the language, or put spaces between the words."
-        )
+    return posts
 
 
 def _no_usable_row(rows: Counter[str], warnings: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ package `wordfreq`. It is built from public text, so it has no privacy cost. `vo
 import hashlib
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -183,6 +184,32 @@ def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Token
     return Vocabulary.of(kept)
 
 
+def likely_language(texts: Iterable[str]) -> str | None:
+    """Return the language whose most frequent words cover most of a text, as a code of `wordfreq`.
+
+    Returns None if no language covers a tenth of the words. Japanese and Chinese are told apart by their characters.
+
+    Example:
+        >>> likely_language(["Das ist nicht das, was ich mit dem Wort meinte."]), likely_language(["xyzzy plugh"])
+        ('de', None)
+    """
+    import wordfreq
+
+    texts = list(texts)
+    characters = Counter(itertools.chain.from_iterable(texts))
+    kana = sum(n for c, n in characters.items() if "\u3040" <= c <= "\u30ff")
+    han = sum(n for c, n in characters.items() if "\u3400" <= c <= "\u9fff")
+    if 2 * (kana + han) > sum(n for c, n in characters.items() if c.isalpha()):
+        return "ja" if 10 * kana > han else "zh"
+    words = Counter(w for text in texts for w in WordTokenizer(punctuation="drop").split(text))
+    covered = {
+        language: sum(words[w] for w in set(wordfreq.top_n_list(language, 200, wordlist="small")))
+        for language in sorted(wordfreq.available_languages())
+    }
+    best = max(covered, key=lambda language: covered[language])
+    return best if 10 * covered[best] > words.total() else None
+
+
 def _frequencies(language: str) -> dict[str, float]:
     """The frequency of each word and punctuation mark of a language."""
     import wordfreq
@@ -191,6 +218,7 @@ def _frequencies(language: str) -> dict[str, float]:
     if language != "en":
         others = _QUOTES | _MARKS_OF_LANGUAGE.get(language, {})
         marks |= {mark: marks[english] for mark, english in others.items()}
+        return marks | wordfreq.get_frequency_dict(language) | marks  # `wordfreq` counts "_" in words alone
     return marks | wordfreq.get_frequency_dict(language)
 
 

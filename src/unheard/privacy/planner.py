@@ -181,9 +181,10 @@ class NoiseLevel:
             f"The noise will drown the updates: sigma = {self.noise_std:.3g} on {self.parameters:,} parameters gives the "
             f"noise of each round {self.ratio:.2g} times the norm that one user's update may have (S = {self.clip_norm:g}). "
             f"Models trained up to about {COSTLY_RATIO:g}; expect a useless one. Cures: about {factor:.0f} times as many users "
-            "per round at the same z (sigma = z S / users per round); more rounds of less noise, if the budget allows it; "
-            "fewer parameters: a smaller model, or LoRA on a pre-trained one; a public start (training.init_from), which "
-            "leaves less to learn. `unheard plan --users N --epsilon E` shows what your users allow."
+            "per round at the same z (sigma = z S / users per round); fewer rounds, which allow a smaller z at the same "
+            "epsilon; fewer parameters: a smaller model, or LoRA on a pre-trained one; a public start (training.init_from), "
+            "which leaves less to learn; correlated noise (`unheard plan --compare-noise`). `unheard plan --users N "
+            "--epsilon E` shows what your users allow."
         )
 
 
