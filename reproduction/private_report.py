@@ -91,8 +91,8 @@ def state_table(root: Path = REVIEWS) -> Table:
         title="What was run",
         columns=("step", "runs", "state", "minutes", "users/s", "date, commits"),
         rows=rows,
-        note="Runs of one step train side by side; minutes and users/s are of all of them together, with start and "
-        "evaluations, on one NVIDIA H200.",
+        note="Minutes and users/s are those of the first run of a step and of the runs that trained side by side with it, "
+        "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time.",
     )
 
 
