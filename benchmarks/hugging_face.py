@@ -4,8 +4,8 @@
     python -m benchmarks.hugging_face --base base/ --train lora --lengths lengths.npy
     python -m benchmarks.hugging_face --unroll 256 --parts
 
-`--parts` measures one stream with parts of the computation switched off, settings of the kernels of attention, and the
-time by kernel; one JSON line for each, as soon as it is known.
+`--parts` measures one stream: settings of the kernels of attention and of the loss, and the time by kernel; one JSON
+line for each, as soon as it is known.
 
 Without `--base` the model has the shape of the named one and random weights, which take the same time. Users have
 random tokens: 1,600 each, or the lengths of a file. Figures are tokens per second divided by 1,600.
@@ -195,7 +195,7 @@ def milliseconds(work: Any, times: int = 5) -> float:
 def best_attention(model: Any, unroll: int, tokens: int = 2**15) -> list[dict]:
     """Times of attention for one layer: FlashAttention, and the kernels with each setting; sets the best."""
     from unheard.models import packed_kernels as kernels
-    from unheard.models.packed import packed_attention, packed_attention_backward
+    from unheard.models.packed_layers import packed_attention, packed_attention_backward
 
     config = model.store_module.base.config
     H, G = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
@@ -257,58 +257,40 @@ def stream_of(packed: Any, step: Any, plan: Any, vocabulary: int) -> None:
     step.run(host)
 
 
-def parts(args: argparse.Namespace, model: Any, params_P: torch.Tensor, lengths: np.ndarray, plan: Any) -> None:
-    """Whole cohorts and one stream, with parts of the computation on and off."""
-    import torch._inductor.config as inductor
+def score_times(rows: int, tokens: int = 4096) -> list[dict]:
+    """Times of the gradient of the loss by the logits of some tokens, for numbers of warps."""
+    from unheard.models import packed_kernels as kernels
 
-    import unheard.engines.packed as engine_module
-    import unheard.models.packed as model_module
+    logits_LR = torch.randn(tokens, rows, dtype=torch.bfloat16, device="cuda")
+    target_L = torch.randint(0, rows, (tokens,), device="cuda")
+    weight_L = torch.full((tokens,), 1e-3, device="cuda")
+    silent_R = torch.zeros(rows, dtype=torch.bool, device="cuda")
+    lines, kept = [], (kernels.SCORE_WARPS, kernels.BLOCK)
+    for kernels.SCORE_WARPS, kernels.BLOCK in ((8, 4096), (16, 4096), (16, 8192), (32, 8192), (32, 16384)):
+        ms = milliseconds(lambda: kernels.score_gradient_(logits_LR, target_L, weight_L, silent_R))
+        lines.append({"score_gradient": {"warps": kernels.SCORE_WARPS, "block": kernels.BLOCK}, "ms": ms})
+    kernels.SCORE_WARPS, kernels.BLOCK = kept
+    return lines
+
+
+def parts(args: argparse.Namespace, model: Any, params_P: torch.Tensor, lengths: np.ndarray, plan: Any) -> None:
+    """Whole cohorts, one stream, and the kernels in it."""
 
     def say(**line: Any) -> None:
         print(json.dumps({"s": round(time.perf_counter() - begun), **line}), flush=True)
 
     begun = time.perf_counter()
-    for line in best_attention(model, args.unroll):
+    engine = VectorisedEngine(model, torch.device("cuda"))
+    result = measure(engine, model, params_P, lengths, plan, args.rounds)
+    packed = engine._compiled["packed"]
+    step = packed._step_for(plan, params_P)
+    stream_of(packed, step, plan, model.vocabulary_size)
+    size = step.packed.size
+    say(**result, stream=size.tokens, places=size.users, stream_ms=milliseconds(step.graph.replay))
+    say(by_kernel=by_kernel(step.graph.replay, 40))
+    say(difference_from_reference=agreement(model, params_P, plan, torch.device("cuda"), engine))
+    for line in [*score_times(step.packed._num_rows()), *best_attention(model, args.unroll)]:
         say(**line)
-    same_input = model_module.SAME_INPUT
-    variants: list[tuple[str, dict[str, Any]]] = [
-        ("neither", {"kernels": False, "merged": False}),
-        ("kernels of attention, merged layers", {}),
-        ("merged layers", {"kernels": False}),
-        ("both, 65,536 tokens", {"tokens": 2**16}),
-        ("both, coordinate descent", {"descent": True}),
-    ]
-    for name, change in variants:
-        model_module.USES_KERNELS = change.get("kernels", True)
-        model_module.SAME_INPUT = same_input if change.get("merged", True) else ()
-        engine_module.TOKENS_AT_ONCE = change.get("tokens", 2**15)
-        inductor.coordinate_descent_tuning = change.get("descent", False)
-        torch._dynamo.reset()
-        torch.cuda.reset_peak_memory_stats()
-        engine = VectorisedEngine(model, torch.device("cuda"))
-        result = measure(engine, model, params_P, lengths, plan, args.rounds)
-        packed = engine._compiled["packed"]
-        step = packed._step_for(plan, params_P)
-        stream_of(packed, step, plan, model.vocabulary_size)
-        size = step.packed.size
-        say(
-            variant=name,
-            **result,
-            tokens_of_stream=size.tokens,
-            places=size.users,
-            stream_ms=milliseconds(step.graph.replay),
-        )
-        if name in (variants[0][0], variants[1][0]):
-            say(variant=name, by_kernel=by_kernel(step.graph.replay))
-        if name == variants[1][0]:
-            say(variant=name, difference_from_reference=agreement(model, params_P, plan, torch.device("cuda"), engine))
-            kept = model_module.LOGITS_AT_ONCE
-            for model_module.LOGITS_AT_ONCE in (2**26, 2**27, 2**29):
-                step.record()
-                say(variant=name, logits_at_once=model_module.LOGITS_AT_ONCE, stream_ms=milliseconds(step.graph.replay))
-            model_module.LOGITS_AT_ONCE = kept
-        del engine, packed, step
-        torch.cuda.empty_cache()
 
 
 def main() -> None:

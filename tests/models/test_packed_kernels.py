@@ -4,7 +4,8 @@ import pytest
 import torch
 from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 
-from unheard.models.packed import plain_attention, score_gradient
+from unheard.models.packed import score_gradient
+from unheard.models.packed_layers import gated_gradient, gated_product, plain_attention
 
 pytestmark = [needs_triton, quietly]
 
@@ -55,3 +56,20 @@ def test_attention_and_its_gradients_are_those_of_the_readable_version(heads, gr
     for one, other in zip((expected, *expected_gradients), (output, *gradients), strict=True):
         assert torch.allclose(one[finite], other.cpu()[finite], atol=tolerance)
         assert not torch.isfinite(other.cpu()[240:250]).all()
+
+
+def test_gated_layers_and_their_gradient_are_those_of_the_readable_version():
+    from unheard.models import packed_kernels as kernels
+
+    generator = torch.Generator().manual_seed(3)
+    both_NJ, grad_NI = torch.randn(5, 2 * 24, generator=generator), torch.randn(5, 24, generator=generator)
+    leaf = both_NJ.clone().requires_grad_()
+    expected = torch.nn.functional.silu(leaf[:, :24]) * leaf[:, 24:]
+    (expected_gradient,) = torch.autograd.grad(expected, leaf, grad_NI)
+    given = [t.to(KERNEL_DEVICE) for t in (grad_NI, both_NJ)]
+    for product, gradient in (
+        (kernels.gated_product(given[1]), kernels.gated_gradient(*given)),
+        (gated_product(both_NJ), gated_gradient(grad_NI, both_NJ)),
+    ):
+        assert torch.allclose(product.cpu(), expected, atol=1e-6)
+        assert torch.allclose(gradient.cpu(), expected_gradient, atol=1e-5)

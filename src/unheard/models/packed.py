@@ -22,7 +22,6 @@ tests/hugging_face compare the result with the model itself.
 """
 
 import importlib.util
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,22 +32,22 @@ import torch.nn.functional as nnf
 from torch import Tensor, nn
 
 from unheard.models.module import shell_of
+from unheard.models.packed_layers import (
+    ATTENTION,
+    SAME_INPUT,
+    USES_KERNELS,
+    CannotPack,
+    PackedLinear,
+    PackedLora,
+    gated_layers,
+    merge,
+    register_attention,
+    rule_for,
+)
 from unheard.parameters import Layout
 
-ATTENTION = "unheard_packed"
-"""The name of the attention in transformers' registry."""
 LOGITS_AT_ONCE = 2**28
 """Logits that exist at the same time."""
-WIDTHS = (16, 32, 64, 128)
-"""Widths of heads for which there are kernels of attention; others go through FlashAttention."""
-USES_KERNELS = False
-"""Whether attention is computed by the kernels of packed_kernels.py."""
-SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of one module that have the same input: their frozen weights are multiplied at once."""
-
-
-class CannotPack(Exception):
-    """The model has a part for which packing has no rule; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,259 +96,6 @@ class Stream:
     ends_M: Tensor
 
 
-# ---------------------------------------------------------------------------------------------- attention
-
-
-@torch.library.custom_op("unheard::packed_attention", mutates_args=())
-def packed_attention(
-    query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, ends_M: Tensor, tiles_3J: Tensor, longest: int, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Causal attention within each window of a stream, on CUDA: the output [N, H, D] and the log-sum-exp [H, N].
-
-    By the kernels of packed_kernels.py if there are tiles, else by FlashAttention with variable lengths.
-    """
-    if tiles_3J.shape[1]:
-        from unheard.models.packed_kernels import attention
-
-        return attention(query_NHD, key_NGD, value_NGD, tiles_3J, scale)
-    output, lse, *_ = torch.ops.aten._flash_attention_forward(
-        query_NHD, key_NGD, value_NGD, ends_M, ends_M, longest, longest, 0.0, True, False, scale=scale
-    )
-    return output, lse
-
-
-@packed_attention.register_fake
-def _(query_NHD, key_NGD, value_NGD, ends_M, tiles_3J, longest, scale):
-    shape = (query_NHD.shape[1], query_NHD.shape[0])
-    return torch.empty_like(query_NHD), query_NHD.new_empty(shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("unheard::packed_attention_backward", mutates_args=())
-def packed_attention_backward(
-    grad_NHD: Tensor,
-    query_NHD: Tensor,
-    key_NGD: Tensor,
-    value_NGD: Tensor,
-    output_NHD: Tensor,
-    lse_HN: Tensor,
-    ends_M: Tensor,
-    tiles_3J: Tensor,
-    longest: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `packed_attention` by query, key and value."""
-    if tiles_3J.shape[1]:
-        from unheard.models.packed_kernels import attention_gradients
-
-        return attention_gradients(grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, tiles_3J, scale)
-    unused = torch.zeros(2, dtype=torch.uint64, device=query_NHD.device)
-    return torch.ops.aten._flash_attention_backward(
-        grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, ends_M, ends_M, longest, longest,
-        0.0, True, unused, unused.new_empty(0), scale=scale,
-    )  # fmt: skip
-
-
-@packed_attention_backward.register_fake
-def _(grad_NHD, query_NHD, key_NGD, value_NGD, output_NHD, lse_HN, ends_M, tiles_3J, longest, scale):
-    return torch.empty_like(query_NHD), torch.empty_like(key_NGD), torch.empty_like(value_NGD)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.longest, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _attention_gradients(ctx: Any, grad_NHD: Tensor, _: Any) -> tuple[Any, ...]:
-    query, key, value, ends, tiles, output, lse = ctx.saved_tensors
-    gradients = packed_attention_backward(
-        grad_NHD.contiguous(), query, key, value, output, lse, ends, tiles, ctx.longest, ctx.scale
-    )
-    return *gradients, None, None, None, None
-
-
-packed_attention.register_autograd(_attention_gradients, setup_context=_keep)
-
-
-def plain_attention(query_NHD: Tensor, key_NHD: Tensor, value_NHD: Tensor, ends_M: Tensor, scale: float) -> Tensor:
-    """The readable version of `packed_attention`."""
-    parts, groups = [], query_NHD.shape[1] // key_NHD.shape[1]
-    ends = ends_M.tolist()
-    for start, end in itertools.pairwise(ends):
-        query, key, value = (t[start:end].transpose(0, 1) for t in (query_NHD, key_NHD, value_NHD))
-        key, value = key.repeat_interleave(groups, dim=0), value.repeat_interleave(groups, dim=0)
-        parts.append(nnf.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale).transpose(0, 1))
-    return torch.cat(parts)
-
-
-def _attend(
-    module: nn.Module, query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, _mask: Any = None, **settings: Any
-) -> tuple[Tensor, None]:
-    """The attention function that transformers calls."""
-    for name in ("sliding_window", "softcap", "s_aux", "head_mask"):
-        if settings.get(name) is not None:
-            raise CannotPack(f"its attention uses {name}")
-    scale = settings.get("scaling")
-    scale = query_1HND.shape[-1] ** -0.5 if scale is None else scale
-    here: Any = module
-    query, key, value = (t[0].transpose(0, 1).contiguous() for t in (query_1HND, key_1HND, value_1HND))
-    if not query.is_cuda:
-        return plain_attention(query, key, value, here.window_ends_M, float(scale))[None], None
-    tiles_3J = here.window_tiles_3J if query.shape[-1] in WIDTHS else here.window_tiles_3J[:, :0]
-    output, _lse = packed_attention(query, key, value, here.window_ends_M, tiles_3J, here.longest_window, float(scale))
-    return output[None], None
-
-
-# ------------------------------------------------------------------------------------------- trained layers
-
-
-class _Trained(nn.Module):
-    """A layer with parameters of each user. `Packed` sets the tensors; `user_K` is set for blocks that share users."""
-
-    own: dict[str, Tensor]
-    user_K: Tensor | None = None
-
-    def by_user(self, x_1N: Tensor, users: int) -> Tensor:
-        """The stream as [C, n, ...]: each user's part."""
-        return x_1N.reshape(users, -1, *x_1N.shape[2:])
-
-
-class PackedLora(_Trained):
-    """A frozen layer plus each user's low-rank product."""
-
-    def __init__(self, base: nn.Module, scale: float, frozen_a: Tensor | None) -> None:
-        super().__init__()
-        self.base, self.scale, self.frozen_a = base, scale, frozen_a
-        self.a_CRI: Tensor
-        self.b_COR: Tensor
-
-    def forward(self, x_1NI: Tensor) -> Tensor:
-        return _plus_low_rank([self], [self.base(x_1NI)], x_1NI)[0]
-
-
-def _plus_low_rank(layers: list[PackedLora], wholes: list[Tensor], x_1NI: Tensor) -> list[Tensor]:
-    """The outputs of frozen layers with the same input, plus the low-rank products of each block's user."""
-    user_K = layers[0].user_K
-    assert user_K is not None
-    x_KLI = x_1NI.reshape(len(user_K), -1, x_1NI.shape[-1])
-    if all(layer.frozen_a is not None for layer in layers):
-        small_KLR = nnf.linear(x_KLI, torch.cat([layer.frozen_a for layer in layers]))  # pyright: ignore
-    else:
-        # In float32 until after the copy, so that the gradients of a user's blocks are added in float32.
-        copies = [layer.a_CRI.index_select(0, user_K).to(x_1NI.dtype) for layer in layers]
-        small_KLR = torch.bmm(x_KLI, torch.cat(copies, dim=1).transpose(1, 2))
-    ranks = [layer.b_COR.shape[-1] for layer in layers]
-    sums = []
-    for layer, whole_1NO, part_KLR in zip(layers, wholes, small_KLR.split(ranks, dim=-1), strict=True):
-        b_KOR = (layer.b_COR.index_select(0, user_K) * layer.scale).to(x_1NI.dtype)
-        sums.append(whole_1NO + torch.bmm(part_KLR, b_KOR.transpose(1, 2)).reshape(whole_1NO.shape))
-    return sums
-
-
-class MergedLinears(nn.Module):
-    """Frozen layers with the same input as one product, plus each user's low-rank products.
-
-    Args:
-        layers: `nn.Linear`, or `PackedLora` around one.
-    """
-
-    def __init__(self, layers: list[Any]) -> None:
-        super().__init__()
-        frozen: list[Any] = [layer.base if isinstance(layer, PackedLora) else layer for layer in layers]
-        self.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in frozen]), requires_grad=False)
-        biases = [layer.bias.detach() for layer in frozen if layer.bias is not None]
-        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        self.sizes = [len(layer.weight) for layer in frozen]
-        self.low_rank = [k for k, layer in enumerate(layers) if isinstance(layer, PackedLora)]
-        for k in self.low_rank:
-            layers[k].base = nn.Identity()
-        self.layers = nn.ModuleList(layers[k] for k in self.low_rank)
-        self._input: Tensor | None = None
-        self._outputs: list[Tensor] = []
-        self._left = 0
-
-    def forward(self, x_1NI: Tensor) -> list[Tensor]:
-        outputs = list(nnf.linear(x_1NI, self.weight, self.bias).split(self.sizes, dim=-1))
-        if self.low_rank:
-            layers: Any = list(self.layers)
-            sums = _plus_low_rank(layers, [outputs[k] for k in self.low_rank], x_1NI)
-            for k, whole_1NO in zip(self.low_rank, sums, strict=True):
-                outputs[k] = whole_1NO
-        return outputs
-
-    def part(self, number: int, x_1NI: Tensor) -> Tensor:
-        """The output of one layer. The first call computes all of them, and the last forgets them."""
-        if self._input is not x_1NI:
-            self._input, self._outputs, self._left = x_1NI, self(x_1NI), len(self.sizes)
-        output = self._outputs[number]
-        self._left -= 1
-        if not self._left:
-            self._input, self._outputs = None, []
-        return output
-
-
-class _MergedPart(nn.Module):
-    """One layer of `MergedLinears`, where the model calls it."""
-
-    def __init__(self, merged: MergedLinears, number: int) -> None:
-        super().__init__()
-        self.merged, self.number = merged, number
-
-    def forward(self, x_1NI: Tensor) -> Tensor:
-        return self.merged.part(self.number, x_1NI)
-
-
-class PackedLinear(_Trained):
-    """y = x W + b with each user's W and b."""
-
-    def __init__(self, is_transposed: bool) -> None:
-        super().__init__()
-        self.is_transposed = is_transposed
-        self.weight: Tensor
-        self.bias: Tensor | None = None
-
-    def forward(self, x_1NI: Tensor) -> Tensor:
-        x_CLI = self.by_user(x_1NI, len(self.weight))
-        weight_CIO = self.weight if self.is_transposed else self.weight.transpose(1, 2)
-        if self.bias is None:
-            y_CLO = torch.bmm(x_CLI, weight_CIO)
-        else:
-            y_CLO = torch.bmm(x_CLI, weight_CIO) + self.bias[:, None].to(x_1NI.dtype)
-        return y_CLO.reshape(*x_1NI.shape[:-1], -1)
-
-
-class PackedEmbedding(_Trained):
-    """Rows of each user's table."""
-
-    weight: Tensor
-
-    def forward(self, row_1N: Tensor) -> Tensor:
-        C, V, D = self.weight.shape
-        first_C1 = torch.arange(C, device=row_1N.device)[:, None] * V
-        rows_CL = row_1N.reshape(C, -1) + first_C1
-        return nnf.embedding(rows_CL, self.weight.reshape(C * V, D)).reshape(*row_1N.shape, D)
-
-
-class PackedNorm(_Trained):
-    """LayerNorm or RMSNorm with each user's factors, computed in float32."""
-
-    def __init__(self, width: int, eps: float, is_centred: bool) -> None:
-        super().__init__()
-        self.width, self.eps, self.is_centred = width, eps, is_centred
-        self.weight: Tensor
-        self.bias: Tensor | None = None
-
-    def forward(self, x_1ND: Tensor) -> Tensor:
-        x_CLD = self.by_user(x_1ND, len(self.weight)).float()
-        if self.is_centred:
-            x_CLD = nnf.layer_norm(x_CLD, (self.width,), eps=self.eps)
-        else:
-            x_CLD = x_CLD * torch.rsqrt(x_CLD.pow(2).mean(-1, keepdim=True) + self.eps)
-        y_CLD = x_CLD * self.weight[:, None]
-        if self.bias is not None:
-            y_CLD = y_CLD + self.bias[:, None]
-        return y_CLD.to(x_1ND.dtype).reshape(x_1ND.shape)
-
-
 # -------------------------------------------------------------------------------------------------- the model
 
 
@@ -377,7 +123,7 @@ class PackedModel:
         self.user_K = torch.zeros(size.blocks, dtype=torch.int64, device=device)
         self.ends_M = torch.zeros(size.windows + 1, dtype=torch.int32, device=device)
         self.tiles_3J = self._tiles(self.ends_M)
-        _register_attention()
+        register_attention()
         base = shell_of(module.base)
         self.names = {id(p): name for name, p in base.named_parameters() if name in layout.slices}
         self._used: set[str] = set()
@@ -487,8 +233,12 @@ class PackedModel:
         for name, child in list(module.named_children()):
             if (new := self._replaced(child)) is not child:
                 module._modules[name] = new
-        for names in SAME_INPUT if self.size.is_shared else ():
-            _merge(module, names)
+        if not self.size.is_shared:
+            return module
+        if (gated := gated_layers(module)) is not None:
+            return gated
+        for names in SAME_INPUT:
+            merge(module, names)
         return module
 
     def _packed(self, module: nn.Module) -> nn.Module | None:
@@ -498,7 +248,7 @@ class PackedModel:
         own = {key: self.names[id(p)] for key, p in module._parameters.items() if p is not None and id(p) in self.names}
         if not own:
             return None
-        packed = _rule_for(module)
+        packed = rule_for(module)
         if packed is None or self.size.is_shared:
             raise CannotPack(f"it has no rule for the trained layer {type(module).__name__}")
         if lacking := [key for key, p in module._parameters.items() if p is not None and key not in own]:
@@ -563,44 +313,6 @@ def fast_score_gradient() -> Callable[..., Tensor]:
     from unheard.models.packed_kernels import score_gradient_
 
     return score_gradient_
-
-
-def _merge(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Replaces the named layers by parts of one product, if the module has them and they are alike."""
-    layers: list[Any] = [module._modules.get(name) for name in names]
-    frozen: list[Any] = [layer.base if isinstance(layer, PackedLora) else layer for layer in layers]
-    if not all(type(layer) is nn.Linear for layer in frozen):
-        return
-    if len({(layer.in_features, layer.bias is None) for layer in frozen}) > 1:
-        return
-    if len({layer.frozen_a is None for layer in layers if isinstance(layer, PackedLora)}) > 1:
-        return
-    merged = MergedLinears(layers)
-    for number, name in enumerate(names):
-        module._modules[name] = _MergedPart(merged, number)
-
-
-def _register_attention() -> None:
-    from transformers import AttentionInterface  # pyright: ignore[reportMissingImports]
-
-    AttentionInterface.register(ATTENTION, _attend)
-
-
-def _rule_for(module: Any) -> _Trained | None:
-    """A packed layer for a layer of torch or transformers; None if there is no rule."""
-    kind = type(module).__name__
-    if isinstance(module, nn.Linear):
-        return PackedLinear(is_transposed=False)
-    if kind == "Conv1D" and hasattr(module, "nf"):
-        return PackedLinear(is_transposed=True)
-    if isinstance(module, nn.Embedding) and module.max_norm is None:
-        return PackedEmbedding()
-    if isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-        return PackedNorm(module.normalized_shape[0], module.eps, is_centred=True)
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if kind.endswith("RMSNorm") and eps is not None and list(module._parameters) == ["weight"]:
-        return PackedNorm(module.weight.shape[0], eps, is_centred=False)
-    return None
 
 
 def _body_and_head(inner: Any) -> tuple[nn.Module, nn.Module]:

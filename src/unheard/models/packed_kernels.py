@@ -8,6 +8,7 @@
   the query, one program computes one tile of queries for one head; for the gradients by key and value, one tile of keys
   for all heads that share it. Nothing is added atomically, so sums have one order, and a program reads the tokens of
   one window only: a number that is not finite stays with the user who has it.
+- `gated_product` and `gated_gradient`: silu(gate) * up of a product whose output is both, one beside the other.
 """
 
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 
 BLOCK = 4096
 """Logits that a program reads at a time."""
+SCORE_WARPS = 8
+"""Warps of a program of `score_gradient_`."""
 TILE = 64
 """Tokens of a tile of attention."""
-FORWARD = {"OTHERS": 64, "num_warps": 4, "num_stages": 3}
+FORWARD = {"OTHERS": 32, "num_warps": 4, "num_stages": 2}
 BACKWARD = {"OTHERS": 64, "num_warps": 4, "num_stages": 2}
 """How programs of attention run. OTHERS: tokens that a program compares with its tile at a time."""
 LOG2_E = 1.4426950408889634
@@ -37,7 +40,7 @@ def score_gradient_(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silen
     assert logits_LR.is_contiguous()
     L, R = logits_LR.shape
     silent_R = silent_R.view(torch.uint8)
-    _score_gradient[(L,)](logits_LR, target_L, weight_L.contiguous(), silent_R, R, BLOCK=BLOCK, num_warps=8)
+    _score_gradient[(L,)](logits_LR, target_L, weight_L.contiguous(), silent_R, R, BLOCK=BLOCK, num_warps=SCORE_WARPS)
     return logits_LR
 
 
@@ -47,19 +50,17 @@ def _score_gradient(logits_LR, target_L, weight_L, silent_R, R, BLOCK: tl.conste
     start_of_row = logits_LR + token * R
     weight = tl.load(weight_L + token)
     target = tl.load(target_L + token)
-    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
+    top = float("-inf")
+    whole = 0.0
     for first in range(0, R, BLOCK):
         row = first + tl.arange(0, BLOCK)
         score = tl.load(start_of_row + row, mask=row < R, other=float("-inf")).to(tl.float32)
         is_silent = tl.load(silent_R + row, mask=row < R, other=1) != 0
         score = tl.where(is_silent, float("-inf"), score)
-        larger = tl.maximum(largest, score)
+        larger = tl.maximum(top, tl.max(score, 0))
         finite = tl.where(larger == float("-inf"), 0.0, larger)
-        total = total * tl.exp(largest - finite) + tl.exp(score - finite)
-        largest = larger
-    top = tl.max(largest, 0)
-    whole = tl.sum(total * tl.exp(largest - top), 0)
+        whole = whole * tl.exp(top - finite) + tl.sum(tl.exp(score - finite), 0)
+        top = larger
     for first in range(0, R, BLOCK):
         row = first + tl.arange(0, BLOCK)
         score = tl.load(start_of_row + row, mask=row < R, other=float("-inf")).to(tl.float32)
@@ -235,3 +236,48 @@ def _key_gradients(
             gradient_k = tl.dot(moved.to(q.dtype), q, gradient_k)
     tl.store(by_key + here, (gradient_k * scale).to(by_key.dtype.element_ty), mask=is_row)
     tl.store(by_value + here, gradient_v.to(by_value.dtype.element_ty), mask=is_row)
+
+
+# ------------------------------------------------------------------------------------- gated layers
+
+
+def gated_product(both_NJ: Tensor) -> Tensor:
+    """silu(gate) * up, [N, I]; gate and up are the halves of [N, 2 I], contiguous."""
+    N, J = both_NJ.shape
+    output_NI = both_NJ.new_empty(N, J // 2)
+    _gate[(N,)](both_NJ, output_NI, I=J // 2, BLOCK=min(triton.next_power_of_2(J // 2), 4096))
+    return output_NI
+
+
+def gated_gradient(grad_NI: Tensor, both_NJ: Tensor) -> Tensor:
+    """The gradient of `gated_product`, [N, 2 I]."""
+    N, I = grad_NI.shape  # noqa: E741
+    gradient_NJ = torch.empty_like(both_NJ)
+    _gate_gradient[(N,)](grad_NI, both_NJ, gradient_NJ, I=I, BLOCK=min(triton.next_power_of_2(I), 4096))
+    return gradient_NJ
+
+
+@triton.jit
+def _gate(both, output, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
+    token = tl.program_id(0).to(tl.int64)
+    for first in range(0, I, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        gate = tl.load(both + token * (2 * I) + column, mask=column < I, other=0.0).to(tl.float32)
+        up = tl.load(both + token * (2 * I) + I + column, mask=column < I, other=0.0).to(tl.float32)
+        result = gate * tl.sigmoid(gate) * up
+        tl.store(output + token * I + column, result.to(output.dtype.element_ty), mask=column < I)
+
+
+@triton.jit
+def _gate_gradient(grad, both, gradient, I: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E741
+    token = tl.program_id(0).to(tl.int64)
+    for first in range(0, I, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        gate = tl.load(both + token * (2 * I) + column, mask=column < I, other=0.0).to(tl.float32)
+        up = tl.load(both + token * (2 * I) + I + column, mask=column < I, other=0.0).to(tl.float32)
+        by = tl.load(grad + token * I + column, mask=column < I, other=0.0).to(tl.float32)
+        share = tl.sigmoid(gate)
+        by_gate = by * up * share * (1.0 + gate * (1.0 - share))
+        kind = gradient.dtype.element_ty
+        tl.store(gradient + token * (2 * I) + column, by_gate.to(kind), mask=column < I)
+        tl.store(gradient + token * (2 * I) + I + column, (by * gate * share).to(kind), mask=column < I)
