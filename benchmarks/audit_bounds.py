@@ -14,8 +14,7 @@ from collections import Counter
 import numpy as np
 from scipy.optimize import brentq
 
-from unheard.audit.lower_bound import best_guesses, f_dp_bound
-from unheard.audit.parametric_bound import parametric_bound
+from unheard.audit.lower_bound import best_guesses, f_dp_bound, parametric_bound
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import unheard
-from unheard.devices import finish
 from unheard.engines.vectorised import VectorisedEngine
+from unheard.parameters import finish
 from unheard.randomness import reproducible_generator
 from unheard.updates.users import User
 

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from unheard import ExactGaussianNoise, GaussianNoise
-from unheard.devices import finish
 from unheard.mechanism import noise as noise_module
 from unheard.mechanism.noise import NormalsAhead, standard_normals
 from unheard.mechanism.values import BoundedAverage
+from unheard.parameters import finish
 from unheard.randomness import GENERATOR, secure_generator
 
 REPEATS = 7

@@ -18,9 +18,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import unheard
-from unheard.devices import finish
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Cohort
+from unheard.parameters import finish
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train_together
 from unheard.training.round import Round, draw_cohort

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 import unheard
-from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.engines.distributed.protocol import Message
+from unheard.engines.distributed.process_group import Message, ProcessGroup
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.performance.benchmark import synthetic_users

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.engines.distributed.load_balancing import assign_users
+from unheard.engines.distributed.engine import assign_users
 from unheard.performance.estimate import measured_speeds
 
 RANKS = tuple(2**k for k in range(11))
@@ -38,7 +38,7 @@ class Parts:
     hardware: str
     parameters: int
     seconds_per_cost: float
-    """Of one unit of a user's cost (a local step; updates/fedavg.py `cost`), on one rank alone."""
+    """Of one unit of a user's cost (a local step; updates/local_updates.py `cost`), on one rank alone."""
     seconds_fixed: float
     """Of a rank's call to its engine, whoever is in it."""
     cost_mean: float

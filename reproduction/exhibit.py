@@ -20,8 +20,7 @@ from reproduction.recipe import PaperRun, Recipe, distinct
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, RunResult
 from reproduction.verdict import Verdict, plural
-from unheard.curves import Points
-from unheard.formatting import NOTHING, epsilon_text, in_points, percent, small
+from unheard.formatting import NOTHING, Points, epsilon_text, in_points, percent, small
 from unheard.report.tables import Table
 
 NOT_RUN = "not run"

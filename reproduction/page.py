@@ -24,9 +24,8 @@ from reproduction.private_picture import specification
 from reproduction.private_report import section
 from reproduction.results import ResultSet, result_sets
 from reproduction.verdict import UNCERTAIN, points
-from unheard.report.images import write_png, write_svg
 from unheard.report.page import environment, render
-from unheard.report.plots import Plot
+from unheard.report.plots import Plot, write_png, write_svg
 from unheard.run_folder import replace_file
 
 TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")

@@ -2,7 +2,7 @@
 
     plot = plot_of(figure)          # a `Figure` of plain data in, a `Plot` (Vega-Lite specification and legend) out
 
-The page shows the legend beside the plot; a file shows it inside the picture (`unheard.report.images`).
+The page shows the legend beside the plot; a file shows it inside the picture (`unheard.report.plots`).
 """
 
 import itertools

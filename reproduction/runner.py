@@ -19,8 +19,8 @@ from reproduction.record import record
 from reproduction.results import RunResult
 from reproduction.scheduling import Clock, Job, PendingJob, Step, Throughput, jobs_of, next_group
 from reproduction.workspace import Workspace
-from unheard.devices import finish
 from unheard.errors import RankError, UnheardError
+from unheard.parameters import finish
 from unheard.training.loop import train_together
 
 

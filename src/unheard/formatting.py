@@ -1,14 +1,19 @@
 """How numbers, words and runs are shown in tables, sentences, captions and plots: one form for each, used everywhere.
 
-In: a number. Out: text. An infinite epsilon is written ∞, a missing figure as a dash, a power of ten with ×, and parts of
-one line are separated by ·. `colour_numbers` gives private runs and runs without privacy the same colours everywhere.
+In: a number. Out: text. An infinite epsilon is written ∞, a missing figure as a dash, a power of ten with ×, and parts
+of one line are separated by ·. `colour_numbers` gives private runs and runs without privacy the same colours
+everywhere.
 
 >>> percent(0.1234), in_points(0.0013, signed=True), epsilon_text(4.634), small(1.6e-9)
 ('12.34 %', '+0.13', '4.63', '1.6 × 10⁻⁹')
-"""
+
+`smoothed` is a curve over rounds as the paper plots it. Paper, section 3: "We evaluate accuracy every 20 rounds and
+plot metrics smoothed over 5 evaluations (100 rounds)". A smoothed value is the mean of an evaluation and the four
+before it, so it does not depend on later evaluations."""
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 
 NOTHING = "—"
@@ -108,3 +113,22 @@ def colour_numbers(are_private: Sequence[bool]) -> list[int]:
         own = 1 if is_private else 2
         numbers.append(own if own not in numbers else max([2, *numbers]) + 1)
     return numbers
+
+
+SMOOTHED_OVER = 5
+Points = tuple[tuple[float, float], ...]
+
+
+def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
+    """Return the running mean of each value and up to `over - 1` values before it.
+
+    >>> smoothed([1.0, 2.0, 6.0], over=2)
+    [1.0, 1.5, 4.0]
+    """
+    windows = (values[max(0, i + 1 - over) : i + 1] for i in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of two or more values and its standard error."""
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))

@@ -1,4 +1,4 @@
-"""`Layout`: the correspondence between a model's named tensors and the one flat vector that the mechanism sees.
+"""The layout of the flat parameter vector, and copies between host memory and a device.
 
 Models compute with named tensors; clipping, averaging and noise work on one vector of all parameters. A layout
 translates in both directions without copying where it can. A "layer" is the paper's "parameter vector" (section 2,
@@ -16,6 +16,8 @@ Shape letters, used as suffixes of tensor names in the whole package:
     P  parameters, all layers    T  tokens in an unroll             D  embedding size
     M  layers (named vectors)    K  windows (unrolls) of one user   H  hidden size
     S  local steps of one user   F  features about a user
+
+`to_device` copies an array to a torch device without making the host wait; `finish` waits, before a clock is read.
 """
 
 import itertools
@@ -24,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,3 +99,34 @@ class Layout:
             if tuple(tensors[name].shape) != shape:
                 raise ModelError(f"Tensor '{name}' has shape {tuple(tensors[name].shape)}; this model needs {shape}.")
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
+
+
+def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device.
+
+    On CUDA the copy goes through page-locked memory and is queued behind the work that is under way, so that the host
+    prepares the next chunk or the next round meanwhile.
+
+    Args:
+        numbers: Any shape and dtype that torch supports.
+        device: The target. On the CPU the tensor shares the array's memory if the array is contiguous.
+    """
+    if device.type != "cuda":
+        return torch.from_numpy(np.ascontiguousarray(numbers))
+    dtype = torch.from_numpy(np.empty(0, dtype=numbers.dtype)).dtype
+    pinned = host_memory(numbers.shape, dtype, device)
+    # numpy copies on this thread alone. torch's own pin_memory() shares the copy among all cores and waits for the
+    # slowest, which on a busy machine takes longer than the copy (docs/log.md, 2026-11-15).
+    np.copyto(pinned.numpy(), numbers)
+    return pinned.to(device, non_blocking=True)
+
+
+def host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocate host memory for numbers that go to a device; for CUDA it is page-locked, so copies are asynchronous."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def finish(device: torch.device) -> None:
+    """Wait until the device has completed all queued work; call it before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import unheard
-from unheard.audit.background_users import BackgroundUsers
+from unheard.audit.canary_users import BackgroundUsers
 from unheard.audit.one_run import OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult, audit_run
 from unheard.engines.choice import EngineChoice

@@ -6,8 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from unheard.audit.lower_bound import best_guesses, f_dp_bound
-from unheard.audit.parametric_bound import parametric_bound, ruled_out_factor, score_moments
+from unheard.audit.lower_bound import best_guesses, f_dp_bound, parametric_bound, ruled_out_factor, score_moments
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 

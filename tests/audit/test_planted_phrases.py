@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from unheard.audit.planted_phrases import draw_canaries, read_canaries
+from unheard.corpus.canaries import draw_canaries, read_canaries
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusMissing, InvalidValue
 

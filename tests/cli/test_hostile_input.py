@@ -13,11 +13,11 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 import unheard
-from unheard.audit.planted_phrases import read_canaries
 from unheard.audit.verification import verify
 from unheard.cli import display
 from unheard.cli.main import app
 from unheard.config import parse_toml
+from unheard.corpus.canaries import read_canaries
 from unheard.corpus.private_vocabulary import WordRelease
 from unheard.corpus.store import TokenStore
 from unheard.deployment.device import open_export

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.corpus.inputs import prepared, words_of, write_csv, write_jsonl
-from unheard.corpus.input_files import FileRange, gzip_is_truncated, line_boundaries, zstd_is_truncated
-from unheard.corpus.sources import find_sources, make_batches
+from unheard.corpus.sources import (
+    FileRange,
+    find_sources,
+    gzip_is_truncated,
+    line_boundaries,
+    make_batches,
+    zstd_is_truncated,
+)
 from unheard.errors import InputError
 
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.private_vocabulary import UNIT, WordRelease
+from unheard.corpus.private_vocabulary import UNIT, CachedSplitter, CountVotes, WordRelease
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary_sources import PrivateVocabulary
-from unheard.corpus.word_counts import CachedSplitter, CountVotes
 from unheard.errors import InvalidValue
 from unheard.privacy.events import FailureProbability, Gaussian
 from unheard.randomness import reproducible_generator

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpus.inputs import prepared, words_of, write_jsonl
-from unheard.corpus.readers import json as json_rows
+from unheard.corpus import readers as json_rows
 from unheard.corpus.sources import Fields, FileBatch, find_sources, make_batches
 
 VALUES = st.one_of(

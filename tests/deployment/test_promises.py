@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unheard.deployment.keyboard.promises import describe_model
+from unheard.deployment.keyboard.server import describe_model
 from unheard.deployment.model import LoadedModel
 
 

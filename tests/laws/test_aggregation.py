@@ -25,7 +25,7 @@ from unheard import (
 )
 from unheard.mechanism.aggregation import UNNOISED_GRID, noised_grid
 from unheard.parameters import Layout
-from unheard.updates.fedavg import FedAvg
+from unheard.updates.local_updates import FedAvg
 from unheard.updates.weighting import ONE
 
 LAYOUT = Layout((("a", (2,)), ("b", (3,)), ("c", (1,))))

@@ -8,7 +8,7 @@ import pytest
 
 from unheard.errors import BudgetExceeded, LedgerError
 from unheard.privacy.accountants import best_epsilon, delta_at, epsilons, replace_one_epsilon
-from unheard.privacy.budget import Budget, RunningEpsilon
+from unheard.privacy.budget import Budget, RunningEpsilon, declaration
 from unheard.privacy.events import (
     DistributedGaussian,
     FailureProbability,
@@ -17,7 +17,6 @@ from unheard.privacy.events import (
     Selection,
     to_record,
 )
-from unheard.privacy.filters import declaration
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs

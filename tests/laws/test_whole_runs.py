@@ -21,9 +21,8 @@ from unheard.mechanism import noise as noise_module
 from unheard.mechanism.aggregation import Contribution
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.privacy.accountants import best_epsilon, collapse, delta_at, replace_one_epsilon
-from unheard.privacy.budget import RunningEpsilon
+from unheard.privacy.budget import RunningEpsilon, odometer
 from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection, to_record
-from unheard.privacy.filters import odometer
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.statement_formats import composed_events, render, report_data

@@ -25,7 +25,7 @@ def contribution(balls: tuple[Ball, ...], is_noised: bool = True) -> Contributio
 
 
 def summed(door: Contribution, delta_UP: torch.Tensor, weight_units_U: np.ndarray) -> torch.Tensor:
-    from unheard.mechanism.aggregation_kernels import sum_users
+    from unheard.mechanism.kernels import sum_users
 
     weight_U = torch.from_numpy(weight_units_U / ONE)
     largest_U = torch.from_numpy(door._largest(weight_units_U))

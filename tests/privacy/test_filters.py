@@ -12,7 +12,7 @@ import unheard
 from unheard.cli.main import app
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.privacy.accountants import best_epsilon, collapse, epsilon
-from unheard.privacy.budget import Budget
+from unheard.privacy.budget import ODOMETER_FIRST, ODOMETER_STEP, Budget, claim_of_run, declaration, odometer
 from unheard.privacy.events import (
     CorrelatedGaussian,
     FailureProbability,
@@ -21,7 +21,6 @@ from unheard.privacy.events import (
     PoissonGaussian,
     to_record,
 )
-from unheard.privacy.filters import ODOMETER_FIRST, ODOMETER_STEP, claim_of_run, declaration, odometer
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs, render_all_runs

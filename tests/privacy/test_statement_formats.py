@@ -18,6 +18,7 @@ from unheard.mechanism.sampling import PoissonSampling
 from unheard.parameters import Layout
 from unheard.privacy import statement_formats, statement_text
 from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.budget import declaration
 from unheard.privacy.events import (
     CorrelatedGaussian,
     DistributedGaussian,
@@ -28,13 +29,12 @@ from unheard.privacy.events import (
     Selection,
     to_record,
 )
-from unheard.privacy.filters import declaration
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.statement import render as render_text
 from unheard.privacy.statement import statement
 from unheard.privacy.statement_formats import FILL_IN, FORMATS, composed_events, read_audit, render, report_data
 from unheard.privacy.trade_off import figures
-from unheard.updates.fedavg import FedAvg
+from unheard.updates.local_updates import FedAvg
 
 SOFTWARE = {"unheard": "0.2.0", "commit": "0123456789abcdef0123456789abcdef01234567"}
 AUDIT = {

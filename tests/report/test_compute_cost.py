@@ -5,7 +5,7 @@ import pytest
 from tests.report.making import made_up_record
 from unheard.errors import InvalidValue
 from unheard.privacy.events import NonPrivate, PoissonGaussian
-from unheard.report.compute_cost import choose_baseline, compute_costs
+from unheard.report.comparison import choose_baseline, compute_costs
 
 
 def test_the_papers_sixty_times_computation():

@@ -8,7 +8,7 @@ from tests.report.making import made_up_record
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import NonPrivate, PoissonGaussian
-from unheard.report.hypothetical import hypothetical_epsilon
+from unheard.report.comparison import hypothetical_epsilon
 
 
 def test_the_hypothetical_epsilon_of_the_papers_private_run():

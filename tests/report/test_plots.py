@@ -6,8 +6,7 @@ import pytest
 
 from tests.report.making import made_up_record
 from unheard.report.comparison import Comparison
-from unheard.report.images import write_images, write_svg
-from unheard.report.plots import accuracy_by_round, share_scale
+from unheard.report.plots import accuracy_by_round, share_scale, write_images, write_svg
 from unheard.report.style import DARK, LIGHT
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.report.making import ROUNDS, made_up_record
-from unheard.curves import smoothed
 from unheard.errors import InvalidValue
+from unheard.formatting import smoothed
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger

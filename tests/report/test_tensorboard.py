@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from tests.report.making import ROUNDS
-from unheard.report.tensorboard import FILE, update_event_file
+from unheard.report.tracking import EVENT_FILE, update_event_file
 from unheard.run_folder import RunFolder
 from unheard.storage import locked
 
@@ -23,7 +23,7 @@ def events(folder: RunFolder):
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
-    content, offset, events_read = (folder.tensorboard / FILE).read_bytes(), 0, []
+    content, offset, events_read = (folder.tensorboard / EVENT_FILE).read_bytes(), 0, []
     while offset < len(content):
         (length,) = struct.unpack_from("<Q", content, offset)
         body = content[offset + 12 : offset + 12 + length]
@@ -63,7 +63,7 @@ def test_an_infinite_epsilon_is_left_out(runs, tmp_path):
 
 def test_event_files_only_grow_and_repair_an_incomplete_record(folder):
     update_event_file(folder)
-    path = folder.tensorboard / FILE
+    path = folder.tensorboard / EVENT_FILE
     before = path.read_bytes()
     path.write_bytes(before[:-5])
     with open(folder.metrics, "a") as file:

@@ -16,7 +16,7 @@ from reproduction.results import ResultSet, read_results, result_sets
 
 from reproduction import results as results_module
 from tests.reproduction.making import RUNS, changed, world
-from unheard.report.images import write_png, write_svg
+from unheard.report.plots import write_png, write_svg
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -27,7 +27,7 @@ from unheard.mechanism.clipping import AdaptiveClip, NoClip, PerLayerClip
 from unheard.mechanism.estimators import ClippedDenominator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
-from unheard.updates.fedsgd import FedSGD
+from unheard.updates.local_updates import FedSGD
 
 RUNS = {run.name: run for run in distinct(RECIPES.values())}
 SIZES = {"20k": 20_000, "30k": 30_000, "characters": 104}

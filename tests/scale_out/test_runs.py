@@ -9,7 +9,7 @@ import torch
 
 import unheard
 from tests.scale_out.forks import on_ranks
-from unheard.audit.background_users import BackgroundUsers
+from unheard.audit.canary_users import BackgroundUsers
 from unheard.audit.exposure import log_probability, phrases
 from unheard.engines.choice import EngineChoice
 from unheard.evaluation.next_word import evaluate

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unheard
-from unheard.engines.distributed.load_balancing import RankSpeeds, assign_users
+from unheard.engines.distributed.engine import RankSpeeds, assign_users
 
 
 @given(

@@ -82,7 +82,7 @@ def test_a_sum_over_ranks_is_of_whole_numbers_beyond_what_floats_hold():
 
 
 def unheard_message(ranks):
-    from unheard.engines.distributed.protocol import Message
+    from unheard.engines.distributed.process_group import Message
 
     return Message("connect", {"seconds": 20.0}, np.arange(3))
 

@@ -119,7 +119,7 @@ def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path,
 
 
 def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
-    from unheard.engines.distributed.protocol import Message, Reply
+    from unheard.engines.distributed.process_group import Message, Reply
 
     said = repr(Message("sum", {"counts": [123456789]}, [123456789])) + repr(Reply([123456789], 7.25))
     assert "123456789" not in said

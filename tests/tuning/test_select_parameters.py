@@ -5,8 +5,8 @@ import math
 import pytest
 
 from unheard.errors import InvalidValue
-from unheard.tuning.results import Margin, Result, margin
-from unheard.tuning.select_parameters import choose_noise, choose_norm
+from unheard.tuning.pipeline import choose_noise, choose_norm
+from unheard.tuning.trials import Margin, Result, margin
 
 
 def result(stage, norm, noise_std, *accuracies, name=None):

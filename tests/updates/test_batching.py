@@ -5,7 +5,7 @@ import pytest
 
 import unheard
 from unheard.models.model import PAD
-from unheard.updates.batching import stacked_batches
+from unheard.updates.local_updates import stacked_batches
 from unheard.updates.users import User
 
 UPDATES = [

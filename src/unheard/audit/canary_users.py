@@ -1,9 +1,10 @@
-"""Canary users of the one-run audit: each adds the same vector of maximal norm in every round in which it is drawn.
+"""The users of the one-run audit: canary users, and background users of the store.
 
-`CanaryUsers` divides the coordinates of the model among the canaries. The vector of a canary has random signs on its
-own coordinates and zeros elsewhere, so canaries are orthogonal and do not mask each other. Gaussian noise is the same
-in every direction, so for the guarantee any direction is as good as another; these are the easiest to detect. The
-vectors go through the same clip, grid and weights as the update of any user (`mechanism/aggregation.py`).
+A canary user adds the same vector of maximal norm in every round in which it is drawn. `CanaryUsers` divides the
+coordinates of the model among the canaries. The vector of a canary has random signs on its own coordinates and zeros
+elsewhere, so canaries are orthogonal and do not mask each other. Gaussian noise is the same in every direction, so for
+the guarantee any direction is as good as another; these are the easiest to detect. The vectors go through the same
+clip, grid and weights as the update of any user (`mechanism/aggregation.py`).
 
     canaries = CanaryUsers.draw(1000, run.model.layout, rng)
     units_P = canaries.units(plan)                           # the vectors of all canaries, on the integer grid
@@ -16,20 +17,37 @@ The parameter axis is P, the canary axis M, the coordinates of one canary N.
 
 Reference: Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning", ICLR 2024,
 https://arxiv.org/abs/2302.03098.
+
+`BackgroundUsers` adds the users of the store, so that the canary users are audited among real updates. In each round it
+draws a cohort from the store, computes its updates with the engine and adds their sum to that of the canaries; after
+the noise it applies the server's step, so that the model trains as it does in a real run. Without background users the
+audit reads no text and charges nothing.
+
+An audit with background users publishes a function of noisy averages, so it is a release like any training run. Every
+round is charged to the ledger of the store's population before a user is drawn.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.corpus.store import TokenStore
+from unheard.engines.engine import Engine
 from unheard.errors import InvalidValue
 from unheard.mechanism.clipping import Ball
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
+from unheard.mechanism.values import CohortSum, NoisyAverage
 from unheard.parameters import Layout
+from unheard.privacy.events import Event
+from unheard.privacy.population_ledger import PopulationLedger, new_run_id
+from unheard.randomness import Streams
+from unheard.training.initialise import first_state
+from unheard.training.run import Run
+from unheard.training.server import State, step
+from unheard.updates.users import StoredUsers
 from unheard.updates.weighting import ONE
 
 DEFAULT_COUNT = 4000
@@ -136,3 +154,61 @@ class CanaryUsers:
     def _sum_by_owner(self, value_P: np.ndarray) -> np.ndarray:
         owned_P = self.owner_P >= 0
         return np.bincount(self.owner_P[owned_P], weights=value_P[owned_P], minlength=self.count)
+
+
+@dataclass
+class BackgroundUsers:
+    """The users of a store during an audit, and the model that they train.
+
+    Creating the object registers the audit in the population's ledger as a run of its own.
+
+    Attributes:
+        run: The run that is audited.
+        store: The token store of its users.
+        engine: Computes the updates of a cohort.
+        streams: Randomness of the audit.
+        population: The ledger that every round is charged to.
+        name: The name of the audited run; the ledger lists "an audit of <name>".
+        state: The model and the server's state after the rounds so far.
+    """
+
+    run: Run
+    store: TokenStore
+    engine: Engine
+    streams: Streams
+    population: PopulationLedger
+    name: str
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = first_state(self.run)
+        self.id = new_run_id()
+        facts = {
+            "name": f"an audit of {self.name}",
+            "delta": self.run.claimed_delta,
+            "population": self.run.plan.population,
+        }
+        self.population.register(self.id, facts, held=0)
+
+    def join(self, canaries: CohortSum, plan: RoundPlan, event: Event, round: int) -> CohortSum:
+        """Charges one round, then draws a cohort and returns the sum of its updates and those of the canaries.
+
+        Args:
+            canaries: The sum over the canaries drawn in this round.
+            plan: The plan of this round.
+            event: The privacy event of this round.
+            round: The number of the round, from 0.
+        """
+        # DP: an audit among people is a run on them: charged before anybody is drawn.
+        self.population.charge(self.id, round, event, round)
+        # A stream of its own: the canaries' cohort is drawn from `streams.sampling`, and no generator may serve two
+        # cohorts.
+        rng = self.streams.batches(round)
+        cohort = plan.sampling.draw(self.store.train.num_users, plan.population, rng)
+        stored = StoredUsers(self.store.train, cohort, with_features=bool(self.run.model.user_features))
+        users = self.engine.sum_updates(self.state.params_P, stored, plan, rng)
+        return plan.contribution.sum([canaries, replace(users, units_P=users.units_P.cpu())], plan.layout.total)
+
+    def learn(self, noisy: NoisyAverage) -> None:
+        """Applies the server's step with the noisy average of the round."""
+        self.state = step(self.run.server, self.run.model, self.state, noisy)

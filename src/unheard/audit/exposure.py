@@ -5,7 +5,7 @@ candidates are sorted by their probability under the model. The least likely phr
 model never saw, and whose words were drawn at random, exceeds an exposure of x with probability 2^-x; that turns
 exposure into a test.
 
-    planted = read_canaries(store, model.vocabulary_size)              # audit/planted_phrases.py
+    planted = read_canaries(store, model.vocabulary_size)              # corpus/canaries.py
     results = list(exposures(model, params_P, planted, secure_generator()))
     memorized(results)                                                 # those that chance does not explain
 
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor
 
-from unheard.audit.planted_phrases import FIRST_WORD
+from unheard.corpus.canaries import FIRST_WORD
 from unheard.corpus.vocabulary import BOS
 from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue

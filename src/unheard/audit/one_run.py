@@ -2,16 +2,16 @@
 
 The audit runs the sampler, clip, estimator and noise of the run's plan, round by round as the run file says. By default
 the canaries (`canary_users.py`) are the only users: no text is read, nothing is charged, and the test is harder, since
-no other update hides a canary. With background users (`background_users.py`) the users of the store train as well and
+no other update hides a canary. With background users (`BackgroundUsers`) the users of the store train as well and
 are charged.
 
-With correlated noise the releases are multiplied by C first, which makes their noise independent again; a canary's score
-is then the log likelihood ratio of the rows that it could have moved, given its group (`_correlated_scores`).
+With correlated noise the releases are multiplied by C first, which makes their noise independent again; a canary's
+score is then the log likelihood ratio of the rows that it could have moved, given its group (`_correlated_scores`).
 
 After each round every canary's score grows by the log likelihood ratio of "drawn with probability q" against "never
 drawn", given the released average. At the end the scores are turned into guesses about who was included, and the
 guesses into lower bounds on epsilon: one that assumes nothing about the scores, one by f-DP (both in `lower_bound.py`),
-and one that assumes Gaussian noise of known size (`parametric_bound.py`). A bound above the claimed epsilon speaks
+and one that assumes Gaussian noise of known size (`parametric_bound`). A bound above the claimed epsilon speaks
 against the claim.
 
     for step in audit_one_run(run, SecureStreams(), canaries=1000):
@@ -34,10 +34,17 @@ import torch
 from scipy import stats
 from scipy.signal import lfilter
 
-from unheard.audit.background_users import BackgroundUsers
-from unheard.audit.canary_users import CanaryUsers
-from unheard.audit.lower_bound import CONFIDENCE, Guesses, best_guesses, f_dp_bound, refutes
-from unheard.audit.parametric_bound import ParametricBound, Signals, parametric_bound
+from unheard.audit.canary_users import BackgroundUsers, CanaryUsers
+from unheard.audit.lower_bound import (
+    CONFIDENCE,
+    Guesses,
+    ParametricBound,
+    Signals,
+    best_guesses,
+    f_dp_bound,
+    parametric_bound,
+    refutes,
+)
 from unheard.errors import UnprovenCombination
 from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import NoNoise

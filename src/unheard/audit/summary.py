@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from unheard.audit.background_users import BackgroundUsers
-from unheard.audit.canary_users import CanaryUsers
+from unheard.audit.canary_users import BackgroundUsers, CanaryUsers
 from unheard.audit.exposure import Exposure, exposures, memorized
 from unheard.audit.one_run import OneRunResult, audit_one_run
-from unheard.audit.planted_phrases import has_canaries, read_canaries
+from unheard.corpus.canaries import has_canaries, read_canaries
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine
 from unheard.privacy.statement import plain

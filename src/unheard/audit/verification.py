@@ -26,6 +26,7 @@ from unheard.errors import CodeNotTrusted, RunFolderMissing, UnheardError
 from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.sampling import GroupedSampling
 from unheard.models.module import ModuleModel, no_code
+from unheard.privacy.budget import claim_of_run, declaration
 from unheard.privacy.events import (
     CorrelatedGaussian,
     FailureProbability,
@@ -34,7 +35,6 @@ from unheard.privacy.events import (
     Selection,
     to_record,
 )
-from unheard.privacy.filters import claim_of_run, declaration
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.matrix_factorization import Factorisation
 from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id

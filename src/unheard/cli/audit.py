@@ -3,9 +3,8 @@
     canaries  draw random phrases to plant in users' text; `unheard prepare --canaries` plants them
     audit     attack a run as an auditor would: rank the planted phrases, and train with canary users
 
-`audit` calls `audit_run` (`audit/summary.py`), prints its result in sentences, and writes `audit.json` and `scores.svg`.
-The file of `canaries` is readable by its owner alone (`audit/planted_phrases.py`).
-"""
+`audit` calls `audit_run` (`audit/summary.py`), prints its result in sentences, and writes `audit.json` and
+`scores.svg`. The file of `canaries` is readable by its owner alone (`corpus/canaries.py`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -155,8 +154,8 @@ def canaries(
     from dataclasses import asdict
 
     from unheard import storage
-    from unheard.audit.planted_phrases import draw_canaries
     from unheard.cli.display import say
+    from unheard.corpus.canaries import draw_canaries
     from unheard.corpus.store import TokenStore
     from unheard.corpus.vocabulary import Vocabulary
     from unheard.errors import InputError

@@ -4,10 +4,9 @@
     compare  print tables and curves in the terminal: what each run learned, and what each cost
     watch    follow a run in the terminal while it trains
 
-`report` and `compare` first measure runs that have no full measures yet (`full_measures_if_possible`). `watch` reads the
-run folder without locking it, from any process, and keeps TensorBoard's event files in it up to date. The work is done
-in `report/`.
-"""
+`report` and `compare` first measure runs that have no full measures yet (`full_measures_if_possible`). `watch` reads
+the run folder without locking it, from any process, and keeps TensorBoard's event files in it up to date. The work is
+done in `report/`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -142,7 +141,7 @@ def compare(
     if html:
         written.append(write_page(comparison, html, force=force))
     if png:
-        from unheard.report.images import write_images
+        from unheard.report.plots import write_images
 
         written += write_images(comparison, png)
     for path in written:
@@ -219,7 +218,7 @@ def watch(
 def _update_tensorboard(folder: "RunFolder") -> int:
     """Updates TensorBoard's files and returns the number of evaluations. A folder that is read-only is watched all the
     same."""
-    from unheard.report.tensorboard import update_event_file
+    from unheard.report.tracking import update_event_file
 
     with suppress(OSError):
         update_event_file(folder)

@@ -2,14 +2,13 @@
 
 The path of one line of text, with the module that handles each step:
 
-    sources             which files there are, their formats, and how they are grouped into batches
-    input_files         byte ranges of large files; detection of truncated .gz and .zst files
+    sources             which files there are, their formats, how they are grouped into batches; truncated files
     conversion          SQLite databases, Hugging Face datasets and Python objects become files that DuckDB reads
     readers             SQL for each file format: one row (problem, user, text, time) per record
     scan                the query that checks each row, normalises the user id and assigns the row to a shard
     backends            the grouping by user, on one machine (duckdb) or on a cluster (spark)
     tokenizers          text to words, characters or the tokens of a tokenizer.json
-    vocabulary          words to ids; vocabulary_sources, word_counts and private_vocabulary decide which words
+    vocabulary          words to ids; vocabulary_sources and private_vocabulary decide which words
     splits              which users train and which are held out
     encode              the posts of each user become one stream of ids; fast_encoder makes this fast
     shards              the files of ids: NNNNN.tokens and NNNNN.offsets

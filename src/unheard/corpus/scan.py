@@ -22,11 +22,19 @@ from dataclasses import dataclass
 
 import duckdb
 
-from unheard.corpus.input_files import FileRangeSystem, record_too_long
-from unheard.corpus.readers import check_columns, choose_table, column_name, quoted, sql_paths
-from unheard.corpus.readers.csv import csv_sql, rejected_rows
-from unheard.corpus.readers.json import count_undecided, is_quick, json_sql
-from unheard.corpus.sources import Fields, FileBatch
+from unheard.corpus.readers import (
+    check_columns,
+    choose_table,
+    column_name,
+    count_undecided,
+    csv_sql,
+    is_quick,
+    json_sql,
+    quoted,
+    rejected_rows,
+    sql_paths,
+)
+from unheard.corpus.sources import Fields, FileBatch, FileRangeSystem, record_too_long
 from unheard.errors import CorpusError, InputError
 
 UNUSABLE = -1

@@ -26,14 +26,13 @@ from unheard.config import require, table_from_part
 from unheard.corpus import Progress
 from unheard.corpus.backends import Grouping, GroupingBackend
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.private_vocabulary import UNIT, WordRelease
+from unheard.corpus.private_vocabulary import UNIT, CountVotes, WordRelease, count_public, summed
 from unheard.corpus.scan import open_database, scan_error, scan_sql
 from unheard.corpus.sources import Fields, find_sources, make_batches
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file
-from unheard.corpus.word_counts import CountVotes, count_public, summed
 from unheard.errors import CorpusCorrupt, InputError
 from unheard.privacy.events import to_record
 from unheard.randomness import secure_generator

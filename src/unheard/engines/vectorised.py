@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from unheard.devices import to_device
-from unheard.engines.cpu_threads import one_thread_per_chunk
-from unheard.engines.engine import Cohort, Drawn
+from unheard.engines.engine import Cohort, Drawn, one_thread_per_chunk
 from unheard.errors import ModelError
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
-from unheard.updates.batching import padded_batches
+from unheard.parameters import to_device
+from unheard.updates.local_updates import padded_batches
 from unheard.updates.users import User
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from unheard.config import require
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
-from unheard.devices import to_device
 from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
+from unheard.parameters import to_device
 from unheard.updates.users import User, windows_of
 
 TOP = (1, 3, 5)

@@ -14,7 +14,7 @@ on how floats were rounded. The whole argument is in docs/privacy.md.
     >>> (total.units_P * total.grid).tolist()  # scaled to norm 1, then truncated to the grid
     [0.5999994277954102, 0.7999992370605469]
 
-On CUDA the same computation runs as Triton kernels (aggregation_kernels.py); tests compare the two.
+On CUDA the same computation runs as Triton kernels (kernels.py); tests compare the two.
 """
 
 import importlib.util
@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.devices import to_device
 from unheard.mechanism.clipping import Ball
 from unheard.mechanism.values import CohortSum
+from unheard.parameters import to_device
 from unheard.updates.weighting import ONE
 
 GRID_BITS = 20
@@ -110,7 +110,7 @@ class Contribution:
         weight_U = to_device(weight_units_U / ONE, delta_UP.device)
         largest_U = to_device(self._largest(weight_units_U), delta_UP.device)
         if has_kernels(delta_UP.device) and len(delta_UP):
-            from unheard.mechanism.aggregation_kernels import sum_users
+            from unheard.mechanism.kernels import sum_users
 
             units_P = sum_users(delta_UP, weight_U, self.balls, self.grid, largest_U, is_noised=self.is_noised)
         else:

@@ -7,9 +7,9 @@ noise of row t of C^-1 z, for the matrix C of `privacy/matrix_factorization.py`:
     BLT:     x_t = s z_t - sum_j s_j buf_j;    buf_j <- d_j buf_j + x_t            (s: the sensitivity of C)
 
 The recursion is in float64 and keeps the unrounded x_t; only what is added to the average is rounded to the grid. Each
-product and each sum is an operation of its own, in a fixed order, so that the noise can be recomputed to the bit after a
-crash. The proof, the estimators that it holds for, and what is refused:
-docs/correlated-noise-proof.md. Keys and history on disk: `training/noise_state.py`.
+product and each sum is an operation of its own, in a fixed order, so that the noise can be recomputed to the bit after
+a crash. The proof, the estimators that it holds for, and what is refused: docs/correlated-noise-proof.md. Keys and
+history on disk: `training/noise_state.py`.
 
 >>> from unheard.privacy.matrix_factorization import optimise
 >>> history = NoiseHistory(optimise("banded", rounds=10, separation=4), 3, torch.device("cpu"))
@@ -230,7 +230,7 @@ class NoiseHistory:
         """sum_(i >= 1) c_i x_(t - i), in the order of the lags."""
         rows_RP, lags = self._rows_RP, min(self.index, len(self._rows_RP))
         if rows_RP.is_cuda and lags:
-            from unheard.mechanism.correlated_kernels import weighted_past
+            from unheard.mechanism.kernels import weighted_past
 
             return weighted_past(rows_RP, self._coefficients[1 : lags + 1], self.index)
         past_P = torch.zeros(rows_RP.shape[1], dtype=torch.float64, device=self._device)

@@ -35,10 +35,10 @@ import torch
 from torch import Tensor
 
 from unheard.config import require, require_positive
-from unheard.devices import host_memory
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.exact_normal import ExactNormals, exact_normals
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
+from unheard.parameters import host_memory
 from unheard.randomness import split_stream
 
 LARGEST_MULTIPLIER = 2.0**19

@@ -49,8 +49,7 @@ from unheard.mechanism.schedule import Change, in_order
 from unheard.mechanism.values import BoundedAverage, CohortSum
 from unheard.parameters import Layout
 from unheard.privacy.events import DistributedGaussian, Event, NonPrivate, PoissonGaussian
-from unheard.updates.fedavg import FedAvg
-from unheard.updates.fedsgd import FedSGD
+from unheard.updates.local_updates import FedAvg, FedSGD
 from unheard.updates.weighting import CappedWeights, EqualWeights
 
 Weighting = EqualWeights | CappedWeights

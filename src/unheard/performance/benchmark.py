@@ -22,7 +22,6 @@ import torch
 
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import BOS, Vocabulary
-from unheard.devices import finish
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Engine
 from unheard.evaluation.next_word import Evaluation
@@ -31,10 +30,11 @@ from unheard.mechanism.noise import GaussianNoise, Noise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import PoissonSampling
 from unheard.models.model import LanguageModel
+from unheard.parameters import finish
 from unheard.randomness import reproducible_generator
 from unheard.training.loop import train_together
 from unheard.training.run import Run, Training
-from unheard.updates.fedavg import FedAvg
+from unheard.updates.local_updates import FedAvg
 from unheard.updates.users import User
 
 EVALUATION = Evaluation()

@@ -7,9 +7,10 @@ Nothing in this package imports torch, so an auditor can run it on a laptop. The
     hash_chain          the append-only file of sealed lines under both ledgers
     ledger              what one run was charged, written before anything of a round exists
     population_ledger   what all runs on the same users were charged; the budget over all of them
-    moments, rdp, pld   three accountants: the cost of events
+    rdp, pld            the accountants (moments, rdp, pld): the cost of events
     accountants         the registry of accountants; epsilon at delta, delta at epsilon, the bound that a run claims
-    budget              epsilon while training, and the stop before the round that would exceed the budget
+    budget              epsilon while training, the stop before the round that would exceed the budget, and what may
+                        be claimed when the length of a run was chosen on the way (filters, odometer)
     planner             what a run would cost, and which z, cohort or number of rounds meets a target
     statement           what may be claimed about a run, as data; statement_text renders it as text
     population_statement   the same about all runs on a population

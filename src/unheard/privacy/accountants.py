@@ -29,9 +29,8 @@ from typing import TypeAlias
 from unheard.config import nearest, require
 from unheard.errors import InvalidValue
 from unheard.privacy.events import Counts, Event, ExampleGaussian, FailureProbability, accounted
-from unheard.privacy.moments import MOMENTS_COST
 from unheard.privacy.pld import pld_delta, pld_epsilon, replace_one_pld_epsilon
-from unheard.privacy.rdp import RDP_COST, AdditiveCost
+from unheard.privacy.rdp import MOMENTS_COST, RDP_COST, AdditiveCost
 
 Events: TypeAlias = Iterable[Event | tuple[Event, int]]
 """Events, or pairs of an event and how often it happened."""

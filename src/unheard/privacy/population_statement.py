@@ -2,7 +2,7 @@
 
 In: the population's ledger. Out: the epsilon of everything that was ever charged to these users and each run's share,
 as data (`all_runs`) and as text (`render_all_runs`). Runs are chosen in the light of earlier results, so the claim is
-that of a privacy filter or of an odometer (`filters.py`).
+that of a privacy filter or of an odometer (`budget.py`).
 
     print(render_all_runs(all_runs(PopulationLedger.read("corpora/posts/ledger.jsonl"))))
 """
@@ -26,9 +26,8 @@ from unheard.privacy.accountants import (
     running_accountant,
     versions,
 )
-from unheard.privacy.budget import Budget
+from unheard.privacy.budget import WHY, Budget, claim_of_run, odometer
 from unheard.privacy.events import Event, NonPrivate, Selection, from_record, has_rounds
-from unheard.privacy.filters import WHY, claim_of_run, odometer
 from unheard.privacy.ledger import Entry
 from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
 from unheard.privacy.statement import plain

@@ -32,6 +32,7 @@ from unheard.privacy.accountants import (
     replace_one_epsilon,
     versions,
 )
+from unheard.privacy.budget import DECLARED, WHY, Claim, claim_of_run
 from unheard.privacy.events import (
     CorrelatedGaussian,
     DistributedGaussian,
@@ -46,7 +47,6 @@ from unheard.privacy.events import (
     against_server,
     to_record,
 )
-from unheard.privacy.filters import DECLARED, WHY, Claim, claim_of_run
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
 from unheard.privacy.statement_text import NOT_COVERED, NOT_DECLARED, RELEASED, render

@@ -2,11 +2,10 @@
 
     run_record      one run folder as plain data, with its curves by round
     comparison      several runs together: baseline, cautions, computation cost, hypothetical epsilons
-    tables, plots   what the terminal and the page show
+    tables, plots   what the terminal and the page show; the plots also as PNG and SVG files
     page            the HTML page, laid out by the Jinja2 templates in `templates/`
-    images          the same plots as PNG and SVG files
     run_monitor     the status of a run that is still training
-    tensorboard     the evaluations of a run as TensorBoard event files
+    tracking        the evaluations of a run for TensorBoard, MLflow and Weights & Biases
 
 The numbers come from `run.toml`, `ledger.jsonl`, `metrics.jsonl` and `measures.json` of a run folder. Epsilon is always
 computed from the ledger again.

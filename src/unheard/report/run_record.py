@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from unheard.config import parse_toml
-from unheard.curves import smoothed
 from unheard.errors import InvalidValue, LedgerError, RunFolderError
+from unheard.formatting import smoothed
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Entry

@@ -5,7 +5,7 @@
     spec = specification({"data": ..., "mark": "line", "encoding": encoding}, description="...")
 
 Colours in a specification are CSS variables, so a plot on the page follows the reader's theme without being drawn
-again. `images.py` replaces them by the values of the light theme.
+again. `write_images` in plots.py replaces them by the values of the light theme.
 """
 
 from collections.abc import Mapping, Sequence

@@ -168,7 +168,7 @@ def predictions(measured: Measures) -> Table:
 
 
 def computation(compared: Comparison) -> Table:
-    """Rounds and user updates that each run needed to reach the baseline's accuracy (see `compute_cost.py`)."""
+    """Rounds and user updates that each run needed to reach the baseline's accuracy (see `comparison.py`)."""
     rows, target = [], 0.0
     for cost in compared.compute_costs:
         target = cost.target

@@ -27,8 +27,8 @@ from unheard.engines.engine import Engine
 from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnprovenCombination
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.accountants import versions
+from unheard.privacy.budget import declaration
 from unheard.privacy.events import from_record, to_record
-from unheard.privacy.filters import declaration
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
 from unheard.privacy.run_ledger import check_ledger, check_population, read_run_ledger, remembered

@@ -12,7 +12,7 @@ has no ledger to write and no noise to draw. Every process runs the same program
         serve(ranks)
 
 The leader uses `build_engine`, `check_engine` and `parallel_map_of`; they also work for a process that is
-alone. Messages between ranks: engines/distributed/protocol.py.
+alone. Messages between ranks: engines/distributed/process_group.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,7 @@ from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine, sum_share
 from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap, map_on_ranks, map_share, sequential_map
-from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.engines.distributed.protocol import Message
+from unheard.engines.distributed.process_group import Message, ProcessGroup
 from unheard.engines.distributed.store_replicas import StoreReplicas
 from unheard.engines.engine import Engine
 from unheard.errors import CorpusError, InvalidValue, PrivacyError, UnheardError

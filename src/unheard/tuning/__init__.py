@@ -3,12 +3,9 @@
 Two ways to tune a run:
 
     unheard tune                   sweeps S, then sigma, with few users per round; not private, for public or proxy text
-      trials.py                      the runs to train: baseline, clip, noise
-      pipeline.py                    trains them, stage by stage
-      results.py                     their accuracy, and how large a difference must be to mean something
-      select_parameters.py           the smallest S and the largest sigma that cost little accuracy
-      projected_plan.py              users per round and hypothetical epsilon of the private run with these values
-      tuning_cost.py                 the epsilon of all trials together
+      trials.py                      the runs to train (baseline, clip, noise), and the accuracy of each
+      pipeline.py                    trains them, stage by stage, and chooses S and sigma
+      projected_plan.py              the private run with these values, and the epsilon of all trials together
       output.py                      tuning.json and chosen.toml
     unheard tune --select          trains a secret number of private candidates and releases only the best
       private_selection.py           Papernot and Steinke (2022)

@@ -17,9 +17,8 @@ from unheard.run_folder import replace_file
 from unheard.training.run import Run
 from unheard.training.run_file import run_toml
 from unheard.tuning.pipeline import Allowance, TuningResult, users_per_second
-from unheard.tuning.projected_plan import ProjectedPlan, project_plan
-from unheard.tuning.results import Result
-from unheard.tuning.tuning_cost import TuningCost, tuning_cost
+from unheard.tuning.projected_plan import ProjectedPlan, TuningCost, project_plan, tuning_cost
+from unheard.tuning.trials import Result
 
 RECORD, CHOSEN = "tuning.json", "chosen.toml"
 

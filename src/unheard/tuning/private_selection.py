@@ -50,7 +50,7 @@ from unheard.training.run import Run
 from unheard.training.run_file import run_toml
 from unheard.training.validate import check_run
 from unheard.training.worker import build_engine
-from unheard.tuning.results import mean_of_last
+from unheard.tuning.trials import mean_of_last
 
 TRIALS_SIDE_BY_SIDE = 8
 SECRET = "trials"

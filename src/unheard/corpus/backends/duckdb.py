@@ -34,10 +34,9 @@ import duckdb
 from unheard import storage
 from unheard.corpus import Progress, available_cores
 from unheard.corpus.backends import ORDER, Grouping, Rows, ShardTask, count_rows
-from unheard.corpus.input_files import is_truncation_error
 from unheard.corpus.readers import quoted, sql_list
 from unheard.corpus.scan import UNUSABLE, ScanSummary, open_database, scan_error, scan_sql, summarise_scan
-from unheard.corpus.sources import FileBatch
+from unheard.corpus.sources import FileBatch, is_truncation_error
 from unheard.errors import CorpusError
 
 _FETCH_ROWS = 4096

@@ -30,9 +30,8 @@ import duckdb
 from unheard import storage
 from unheard.corpus import Progress
 from unheard.corpus.backends import Grouping, ShardTask, count_rows, equal_runs
-from unheard.corpus.input_files import is_truncation_error
 from unheard.corpus.scan import UNUSABLE, open_database, scan_error, scan_sql, summarise_scan
-from unheard.corpus.sources import FileBatch
+from unheard.corpus.sources import FileBatch, is_truncation_error
 from unheard.errors import CorpusError, InputError, UnheardError
 
 if TYPE_CHECKING:

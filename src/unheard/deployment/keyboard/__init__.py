@@ -2,9 +2,8 @@
 
 Modules:
 
-    server          serves the page and the suggestions on the loopback address
+    server          serves the page, the suggestions and the guarantee of a model on the loopback address
     suggestions     the suggestions of a model for a text
-    promises        the privacy guarantee of a model in two sentences
     page/           HTML, CSS and JavaScript of the page
 
 Example:

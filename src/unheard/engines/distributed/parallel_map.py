@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.engines.distributed.protocol import Message
+from unheard.engines.distributed.process_group import Message, ProcessGroup
 from unheard.models.model import LanguageModel
 
 

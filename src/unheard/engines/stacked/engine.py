@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.engines.cpu_threads import one_thread_per_chunk
-from unheard.engines.engine import Cohort, Drawn
+from unheard.engines.engine import Cohort, Drawn, one_thread_per_chunk
 from unheard.engines.stacked.chunk import Chunk, Members, Task, clip_kind
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Buffers, Sizes

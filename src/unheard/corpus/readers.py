@@ -1,0 +1,324 @@
+"""SQL for each file format: every record of a batch becomes one row (problem, user, text, time).
+
+`json_sql` and `csv_sql` build the queries for JSON and CSV; `scan.rows_sql` chooses between them and reads Parquet and
+DuckDB files itself. `problem` is NULL for a usable record, or says why the record cannot be used. A column that is in
+none of the records raises `InputError` with the columns that there are.
+
+**JSON lines and JSON arrays.** Two readers give the same rows. The quick reader parses each line once and extracts only
+the columns; it is used for lines. The thorough reader (`read_json_objects`) keeps every line as it is and extracts the
+columns afterwards. If the quick reader finds none of the columns in a line, it cannot tell a broken line from one that
+lacks the columns: it marks the row *undecided*, and `count_undecided` counts such rows after the scan with the thorough
+reader. A column name that begins with "/" is a JSON pointer (RFC 6901).
+
+**CSV and TSV**, with a header line. A quote that is not closed takes the following rows into one field; this is
+reported. `rejected_rows`, called after the scan, returns how many rows DuckDB rejected (they reach no query) and a
+warning for each position where many lines were read as one row. DuckDB rejects such a row, or accepts it if another
+stray quote closes it; the rows after it are kept. The dialect is RFC 4180: a quote inside a quoted field is doubled. The
+dialect is not guessed, since text written by people contains every punctuation mark.
+"""
+
+import csv
+from collections.abc import Sequence
+
+import duckdb
+
+from unheard.config import nearest
+from unheard.corpus.sources import MAX_RECORD_BYTES, Fields, FileBatch
+from unheard.errors import InputError
+
+MAX_COLUMNS = 1000
+"""The most columns of a CSV file: DuckDB holds some thousand rows of each column in memory at once."""
+
+
+def missing_columns(names: Sequence[str], fields: Fields) -> list[tuple[str, str]]:
+    """Return (option, column) for each column that is not among `names`. JSON pointers are not checked."""
+    options = (("--user-field", fields.user), ("--text-field", fields.text), ("--time-field", fields.time))
+    return [(option, f) for option, f in options if f is not None and not f.startswith("/") and f not in names]
+
+
+def check_columns(names: Sequence[str], fields: Fields, batch: FileBatch) -> None:
+    """Raise `InputError`, with the nearest name that there is, if one of the columns is missing."""
+    for option, field in missing_columns(names, fields):
+        raise InputError(f"{batch.sources[0].path} has no column '{field}' ({option}).{nearest(field, names)}")
+
+
+def choose_table(path: str, known: Sequence[str], wanted: str | None) -> str:
+    """Return the table of a database to read: `wanted`, or the only one that there is."""
+    if wanted is None and len(known) == 1:
+        return known[0]
+    if wanted is None:
+        raise InputError(f"{path} has {len(known)} tables ({', '.join(sorted(known))}): choose one with --table.")
+    if wanted not in known:
+        raise InputError(f"{path} has no table '{wanted}'.{nearest(wanted, known)}")
+    return wanted
+
+
+def sql_paths(batch: FileBatch) -> str:
+    """The paths of a batch as an SQL list."""
+    return sql_list([s.sql_path for s in batch.sources])
+
+
+def sql_list(texts: Sequence[str]) -> str:
+    """An SQL list of string literals."""
+    return "[" + ", ".join(quoted(text) for text in texts) + "]"
+
+
+def quoted(text: str) -> str:
+    """An SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def column_name(column: str) -> str:
+    """An SQL identifier."""
+    return '"' + column.replace('"', '""') + '"'
+
+
+UNDECIDED = "undecided"
+
+
+def json_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
+    """Return SQL for the rows of a batch.
+
+    Args:
+        database: A connection.
+        batch: Files of JSON lines, or files with one JSON array each.
+        fields: The columns to read, as keys or as JSON pointers.
+
+    Raises:
+        InputError: A key is in none of the rows. The first 2,000 rows are tried first, then all.
+    """
+    table = _objects(batch)
+    names = _keys(database, f"SELECT json FROM {table} LIMIT 2000")
+    # No key at all means that every line is malformed: the scan counts them.
+    if missing_columns(names, fields) and (names := _keys(database, f"SELECT json FROM {table}")):
+        check_columns(names, fields, batch)
+    return _quick_sql(batch, fields) if is_quick(batch, fields) else _thorough_sql(batch, fields)
+
+
+def is_quick(batch: FileBatch, fields: Fields) -> bool:
+    """Whether the quick reader can be used: on lines, if the names differ in more than case (DuckDB ignores case)."""
+    keys = _top_keys(fields)
+    return batch.sources[0].format == "jsonl" and all(keys) and len({key.lower() for key in keys}) == len(keys)
+
+
+def count_undecided(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> dict[str, int]:
+    """Count the undecided rows of the quick reader: broken lines, and valid JSON without any of the columns."""
+    keys = [quoted("/" + _escaped(key)) for key in _top_keys(fields)]
+    nothing = " AND ".join(f"coalesce(json_type(json, {key}), 'NULL') = 'NULL'" for key in keys)
+    broken = "json IS NULL OR json_type(json) <> 'OBJECT'"
+    query = f"SELECT {broken} AS broken, count(*) FROM {_objects(batch)} WHERE {broken} OR ({nothing}) GROUP BY 1"
+    counts = dict(database.execute(query).fetchall())
+    return {"malformed": counts.get(True, 0), "no_user": counts.get(False, 0)}
+
+
+def _quick_sql(batch: FileBatch, fields: Fields) -> str:
+    """SQL of the quick reader: DuckDB extracts the top-level keys while it parses a line."""
+    columns = ", ".join(f"{quoted(key)}: 'JSON'" for key in _top_keys(fields))
+    # records=true: if only one column is requested and one line is not an object, DuckDB would return whole lines.
+    table = f"read_ndjson({sql_paths(batch)}, columns={{{columns}}}, records=true, {_json_options(batch)})"
+    values = [_extract_sql(f) for f in (fields.user, fields.text, fields.time or fields.text)]
+    nothing = " AND ".join(f"{column_name(key)} IS NULL" for key in _top_keys(fields))
+    problem = f"CASE WHEN {nothing} THEN '{UNDECIDED}' END"
+    return _fields_sql(
+        fields, f"SELECT {problem} AS problem, {', '.join(f'{e} AS f{i}' for i, e in enumerate(values))} FROM {table}"
+    )
+
+
+def _thorough_sql(batch: FileBatch, fields: Fields) -> str:
+    """SQL of the thorough reader. It extracts all columns in one call, since each call parses the whole line again."""
+    wanted = ", ".join(quoted(_pointer(f)) for f in (fields.user, fields.text, fields.time or fields.text))
+    problem = "CASE WHEN json IS NULL OR json_type(json) <> 'OBJECT' THEN 'malformed' END"
+    rows = f"SELECT {problem} AS problem, json_extract(json, [{wanted}]) AS f FROM {_objects(batch)}"
+    return _fields_sql(fields, f"SELECT problem, f[1] AS f0, f[2] AS f1, f[3] AS f2 FROM ({rows})")
+
+
+def _fields_sql(fields: Fields, rows: str) -> str:
+    """Convert JSON values to text. A user id is a string or a number, a text is a string, a time is anything."""
+    user, text = "CAST(f0 AS VARCHAR)", "CAST(f1 AS VARCHAR)"
+    return f"""
+        SELECT problem,
+               CASE WHEN starts_with({user}, '"') THEN f0 ->> '$'
+                    WHEN left({user}, 1) BETWEEN '-' AND '9' THEN {user} END AS "user",
+               CASE WHEN starts_with({text}, '"') THEN f1 ->> '$' END AS text,
+               {"f2 ->> '$'" if fields.time else "NULL"} AS time
+        FROM ({rows})"""
+
+
+def _keys(database: duckdb.DuckDBPyConnection, objects: str) -> list[str]:
+    """The top-level keys of these objects, sorted."""
+    query = f"SELECT DISTINCT unnest(json_keys(json)) FROM ({objects}) WHERE json_type(json) = 'OBJECT'"
+    return sorted(row[0] for row in database.execute(query).fetchall())
+
+
+def _objects(batch: FileBatch) -> str:
+    """SQL for all records as JSON values, NULL where a record is not valid JSON."""
+    reader = "read_ndjson_objects" if batch.sources[0].format == "jsonl" else "read_json_objects"
+    return f"{reader}({sql_paths(batch)}, {_json_options(batch)})"
+
+
+def _json_options(batch: FileBatch) -> str:
+    return f"ignore_errors=true, maximum_object_size={MAX_RECORD_BYTES}, compression='{batch.sources[0].compression}'"
+
+
+def _top_keys(fields: Fields) -> Sequence[str]:
+    """The top-level keys that the columns are in, each once."""
+    return list(dict.fromkeys(_split_pointer(f)[0] for f in fields.columns()))
+
+
+def _split_pointer(field: str) -> tuple[str, str]:
+    """The top-level key and the rest of the JSON pointer: "/a/b" gives ("a", "/b"), "a" gives ("a", "")."""
+    if not field.startswith("/"):
+        return field, ""
+    key, slash, rest = field[1:].partition("/")
+    return key.replace("~1", "/").replace("~0", "~"), slash + rest
+
+
+def _extract_sql(field: str) -> str:
+    """SQL for the value of a column, from the columns of the quick reader."""
+    key, rest = _split_pointer(field)
+    return f"json_extract({column_name(key)}, {quoted(rest)})" if rest else column_name(key)
+
+
+def _pointer(field: str) -> str:
+    """The JSON pointer of a column."""
+    return field if field.startswith("/") else "/" + _escaped(field)
+
+
+def _escaped(key: str) -> str:
+    """A key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+_MANY_LINES = 10  # lines in one field that have as many delimiters as a row: rows rather than prose
+_MAX_WARNINGS = 3  # positions that are named; the others are only counted
+
+
+def csv_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
+    """Return SQL for the rows of one CSV or TSV file.
+
+    The file is also read once here, to note fields that contain whole rows; `rejected_rows` reports them.
+
+    Args:
+        database: A connection; the noted fields go into its temporary table `swallowed`.
+        batch: One file. Its first line names the columns.
+        fields: The columns to read.
+
+    Raises:
+        InputError: A column is missing, or there are more than `MAX_COLUMNS`.
+    """
+    delimiter = "\t" if batch.sources[0].format == "tsv" else ","
+    lines = _lines(batch)
+    head = database.execute(f"SELECT line FROM {lines} LIMIT 1").fetchall()
+    if not head or head[0][0] is None:
+        return "SELECT NULL AS problem, '' AS \"user\", '' AS text, '' AS time WHERE false"
+    names = next(csv.reader([head[0][0].removeprefix("\ufeff")], delimiter=delimiter))
+    if len(names) > MAX_COLUMNS:
+        raise InputError(
+            f"{batch.sources[0].path}, line 1: {len(names)} columns, of which at most {MAX_COLUMNS} can be read. Keep the "
+            "columns that are needed (user, text, time), or convert the file to Parquet. Nothing was read."
+        )
+    check_columns(names, fields, batch)
+    columns = ", ".join(f"'c{i}': 'VARCHAR'" for i in range(len(names)))
+    dialect = f"delim={quoted(delimiter)}, quote='\"', escape='\"', header=true"
+    table = f"read_csv({sql_paths(batch)}, columns={{{columns}}}, {dialect}, {_csv_options(batch)}"
+    # A file that mixes the line ends \r\n and \n stops the strict reader. Only then the lenient reader is used, since
+    # it accepts rows with too many columns.
+    strict = True
+    try:
+        _find_swallowed(database, f"{table})", len(names), delimiter)
+    except duckdb.InvalidInputException:
+        strict = False
+        _find_swallowed(database, f"{table}, strict_mode=false)", len(names), delimiter)
+    table += f", strict_mode={str(strict).lower()}, store_rejects=true)"
+    user, text = (f"c{names.index(field)}" for field in (fields.user, fields.text))
+    time = f"c{names.index(fields.time)}" if fields.time else "NULL"
+    return f'SELECT NULL AS problem, {user} AS "user", {text} AS text, {time} AS time FROM {table}'
+
+
+def _find_swallowed(database: duckdb.DuckDBPyConnection, table: str, columns: int, delimiter: str) -> None:
+    """Read the whole file once and write the fields that look like several rows into the table `swallowed`."""
+    mark = "\\t" if delimiter == "\t" else delimiter
+    row = quoted(f"(?m)^[^{mark}\\n]*(?:{mark}[^{mark}\\n]*){{{columns - 1}}}$")
+    several = " OR ".join(f"contains(c{i}, chr(10))" for i in range(columns))
+    fields = f"SELECT unnest([{', '.join(f'c{i}' for i in range(columns))}]) AS field FROM {table} WHERE {several}"
+    # The first and the last line of such a field are parts of rows; nearly all lines between must look like a row.
+    lines = "strlen(field) - strlen(replace(field, chr(10), ''))"
+    looks = f"len(regexp_extract_all(field, {row})) >= 0.9 * ({lines} - 1)"
+    rows = f"SELECT split_part(field, chr(10), 1) AS first, {lines} AS lines FROM ({fields})"
+    database.execute(f"CREATE OR REPLACE TEMP TABLE swallowed AS {rows} WHERE {lines} >= {_MANY_LINES} AND {looks}")
+
+
+def rejected_rows(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> tuple[dict[str, int], list[str]]:
+    """Return what the scan could not count. To be called after the query of `csv_sql` has run on the same connection.
+
+    Returns:
+        The number of rows that DuckDB rejected, by reason (no_text for a row with too few columns, otherwise
+        malformed), and warnings about quotes that are not closed.
+    """
+    spans = _accepted_spans(database, batch)
+    if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'").fetchall():
+        return {}, _warnings(batch, spans)
+    by_line = "SELECT bool_and(error_type = 'MISSING COLUMNS') AS short FROM reject_errors GROUP BY file_id, line"
+    rows = database.execute(
+        f"SELECT if(short, 'no_text', 'malformed'), count(*) FROM ({by_line}) GROUP BY 1"
+    ).fetchall()
+    line = "rtrim(csv_line, chr(13) || chr(10))"
+    lines = f"strlen({line}) - strlen(replace({line}, chr(10), ''))"
+    quote = "bool_or(error_type IN ('UNQUOTED VALUE', 'LINE SIZE OVER MAXIMUM'))"
+    # Other errors do not count: invalid UTF-8 in a long post is not caused by a quote.
+    other = "bool_or(error_type IN ('MISSING COLUMNS', 'TOO MANY COLUMNS'))"
+    by_line = (
+        f"SELECT line, max({lines}) + 1 AS lines, {quote} AS quote, {other} AS other FROM reject_errors GROUP BY line"
+    )
+    spans += database.execute(
+        f"SELECT line, lines, true FROM ({by_line}) WHERE quote OR (other AND lines > {_MANY_LINES})"
+    ).fetchall()
+    database.execute("DROP TABLE reject_errors")
+    database.execute("DROP TABLE IF EXISTS reject_scans")
+    return {str(reason): int(number) for reason, number in rows}, _warnings(batch, spans)
+
+
+def _accepted_spans(database: duckdb.DuckDBPyConnection, batch: FileBatch) -> list[tuple[int, int, bool]]:
+    """(line, lines, False) for each accepted field that contains several rows.
+
+    The number of the line is found by searching the file for the first words of the field.
+    """
+    if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'swallowed'").fetchall():
+        return []
+    fields = database.execute("SELECT first, max(lines) FROM swallowed GROUP BY first").fetchall()
+    database.execute("DROP TABLE swallowed")
+    spans = []
+    for first, lines in fields:
+        opening = quoted('"' + first.replace('"', '""').rstrip("\r"))
+        numbered = f"SELECT row_number() OVER () AS n, line FROM {_lines(batch)}"
+        match = database.execute(f"SELECT n FROM ({numbered}) WHERE contains(line, {opening}) LIMIT 1").fetchall()
+        spans.append((int(match[0][0]) if match else 0, int(lines) + 1, False))
+    return spans
+
+
+def _warnings(batch: FileBatch, spans: list[tuple[int, int, bool]]) -> list[str]:
+    """Warnings for the owner; a span is (line, number of lines, whether the row was rejected)."""
+    path = batch.sources[0].path
+    cure = "Close it, or double the quotes inside (RFC 4180)."
+    warnings = [
+        f"{path}, line {line}: a quote opens that does not close at the end of its field. {lines} lines from there "
+        f"were taken for one row, {'broken and left out' if rejected else 'which was kept'}. {cure}"
+        for line, lines, rejected in sorted(spans)[:_MAX_WARNINGS]
+    ]
+    more = sorted(spans)[_MAX_WARNINGS:]
+    if more:
+        warnings.append(f"{path}: {len(more)} more such places, {sum(lines for _, lines, _ in more)} lines.")
+    return warnings
+
+
+def _lines(batch: FileBatch) -> str:
+    """SQL for the lines of the file, whatever they contain."""
+    one_column = f"columns={{'line': 'VARCHAR'}}, delim={quoted(chr(1))}, quote='', escape='', header=false"
+    return f"read_csv({sql_paths(batch)}, {one_column}, strict_mode=false, {_csv_options(batch)})"
+
+
+def _csv_options(batch: FileBatch) -> str:
+    """Options of `read_csv` that both readers use: no detection of dialects, and broken rows are skipped."""
+    # DuckDB's default buffer of sixteen lines, for each compressed file, would take a quarter of the memory.
+    packing = f"compression='{batch.sources[0].compression}', buffer_size={2 * MAX_RECORD_BYTES}"
+    return f"auto_detect=false, ignore_errors=true, max_line_size={MAX_RECORD_BYTES}, comment='', {packing}"
