@@ -8,7 +8,7 @@ from tests.cuda_on_cpu import KernelOnCPU, needs_compiler
 from tests.engines.test_kernels import cohort, errors
 from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 
-pytestmark = [needs_triton, needs_compiler, quietly]
+pytestmark = [pytest.mark.system, needs_triton, needs_compiler, quietly]  # runs a compiler
 
 SIZES = dict(vocabulary_size=70, embedding_size=32, hidden_size=256)
 BATCH = dict(B=8, T=2)

@@ -109,6 +109,7 @@ def finishes(run: unheard.Run, place: Path, most: int) -> None:
     assert problems == []
 
 
+@pytest.mark.system
 @TAKES_MANY
 def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_factory):
     names = names_of_steps(small, tmp_path_factory)
@@ -194,6 +195,7 @@ for report in unheard.resume(sys.argv[1], rounds=100000, engine=unheard.EngineCh
 """
 
 
+@pytest.mark.system
 def test_of_two_processes_on_one_folder_one_trains_and_one_is_told(small, place):
     unheard.train(replace(small, corpus=place / "corpus"), place / "r", engine=ENGINE, allow_no_privacy=True).close()
     first = subprocess.Popen([sys.executable, "-c", TRAIN, place / "r"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -216,6 +216,7 @@ for round in range(60):
 """
 
 
+@pytest.mark.system
 def test_several_processes_charge_one_ledger_and_every_line_is_there(path, tmp_path):
     going = [subprocess.Popen([sys.executable, "-c", WRITER, path, tmp_path / f"{i}.jsonl"]) for i in range(3)]
     assert [process.wait() for process in going] == [0, 0, 0]

@@ -223,6 +223,7 @@ def test_a_state_that_others_can_read_is_refused(place, name, mode):
         go(run_of(place), folder)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("parts", [BANDED, BLT], ids=["banded", "blt"])
 def test_kill_9_leaves_noise_that_can_be_recomputed_and_no_index_twice(parts, place):
     """The steps of the second and third round: key, charges, draw, sum, noise, checkpoint; a longer programme is

@@ -113,12 +113,14 @@ class EngineChoice:
         """
         device = self.torch_device()
         kinds = list(ENGINES) if self.kind == "auto" else [self.kind]
-        reasons = [ENGINES[kind].unsupported(model, self.precision) for kind in kinds]
-        for kind, reason in zip(kinds, reasons, strict=True):
+        reasons = []
+        for kind in kinds:
+            reason = ENGINES[kind].unsupported(model, self.precision)
             if reason is None:
                 logger.info("engine %s on %s", kind, device)
                 return ENGINES[kind].build(model, device, self.users_at_once, self.precision)
-        raise InvalidValue(str(reasons[0]))
+            reasons.append(reason)
+        raise InvalidValue(reasons[0])
 
     def torch_device(self) -> torch.device:
         """The torch device of this choice, checked by allocating on it."""
