@@ -156,6 +156,17 @@ def test_init_shows_sigma_of_the_template(unheard, tmp_path):
     assert "will drown" not in said
 
 
+def test_init_for_a_base_writes_a_complete_run_file_without_the_declaration(unheard, tmp_path):
+    words = ("init", "--base", "base", "--population", 1000, "--users-per-round", 50)
+    assert "no config.json" in unheard(*words, cwd=tmp_path, ok=False).stderr
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    unheard(*words, cwd=tmp_path)
+    run, _ = read_run_file(tmp_path / "run.toml")
+    assert (type(run.model).__name__, run.model.train, run.model.base_is_public) == ("HuggingFaceModel", "lora", False)
+    assert run.plan.update.unroll == run.evaluation.unroll == 512
+
+
 def test_init_chooses_the_noise_that_meets_an_epsilon(unheard, tmp_path):
     words = ("init", "--population", 200_000, "--users-per-round", 5000, "--rounds", 20)
     done = unheard(*words, "--epsilon", 0.8, cwd=tmp_path)

@@ -1,7 +1,7 @@
 """The commands before training: `base` and `init`.
 
     base  get a public base model to fine-tune, as a folder (`models/base.py`)
-    init  write a commented run file with the paper's settings, ready to edit
+    init  write a commented run file, ready to edit, with the paper's settings or for a base model
 
 The template below has every table of a run file, with its default values. The only value that has no default is the
 population: it is declared by the person who writes the file, never counted from the store.
@@ -23,6 +23,8 @@ INIT_EXAMPLES = """Examples:
   unheard init --corpus corpora/chat --population 760000 --users-per-round 5000 --rounds 5000 --epsilon 2
 
   unheard init --corpus corpora/chat --population 760000 --users-per-round 1000 --rounds 1500 --noise auto --epsilon 2
+
+  unheard init --base base --corpus corpora/posts --population 100000 --users-per-round 500 --rounds 300 --epsilon 4
 """
 
 TEMPLATE = """\
@@ -39,14 +41,7 @@ delta = {delta:.3e}            # epsilon is stated at this delta; must be below 
 # budget_epsilon = 8.0         # stop before the round that would exceed it ...
 # budget_accountant = "rdp"    # ... as computed by this accountant: rdp, moments
 
-[model]
-kind = "tied_lstm"             # the paper's; or "module" with module = "package.file:Class", your own torch.nn.Module
-vocabulary_size = {vocabulary_size}
-embedding_size = 96
-hidden_size = 256
-tied = true                    # input and output share one embedding
-unit_norm = true               # the model normalises word vectors to norm 1 when it uses them
-keep_norm = false              # true: also normalise them after every round; worse wherever we tried it
+{model}
 
 [sampling]
 {sampling}
@@ -54,16 +49,7 @@ keep_norm = false              # true: also normalise them after every round; wo
 [weights]
 kind = "equal"                 # or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
 
-[update]
-kind = "fedavg"                # or "fedsgd": one gradient per user
-batch_size = 8
-unroll = 10
-epochs = 1
-learning_rate = 6.0
-
-[clip]
-kind = "flat"                  # or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
-norm = 15.0                    # S: how far one user may move the model
+{update}
 
 [estimator]
 kind = "fixed_denominator"     # or "clipped_denominator" with min_total_weight, or "true_average" (non-private)
@@ -82,7 +68,7 @@ kind = "add"                   # the paper's; or "momentum", "adam"
 [evaluation]
 every = 20                     # rounds
 max_tokens = 75000             # of held-out users
-unroll = 80
+unroll = {unroll}
 
 [training]
 rounds = {rounds}
@@ -95,6 +81,50 @@ kind = "auto"
 device = "auto"
 """
 
+
+PAPER_MODEL = """\
+[model]
+kind = "tied_lstm"             # the paper's; or "module" with module = "package.file:Class", your own torch.nn.Module
+vocabulary_size = {vocabulary_size}
+embedding_size = 96
+hidden_size = 256
+tied = true                    # input and output share one embedding
+unit_norm = true               # the model normalises word vectors to norm 1 when it uses them
+keep_norm = false              # true: also normalise them after every round; worse wherever we tried it"""
+
+PAPER_UPDATE = """\
+[update]
+kind = "fedavg"                # or "fedsgd": one gradient per user
+batch_size = 8
+unroll = 10
+epochs = 1
+learning_rate = 6.0
+
+[clip]
+kind = "flat"                  # or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
+norm = 15.0                    # S: how far one user may move the model"""
+
+BASE_MODEL = """\
+[model]
+kind = "hugging_face"
+path = {base}                  # made by `unheard base`
+train = "lora"                 # the low-rank matrices only; or "all": every parameter
+lora_rank = 8
+lora_layers = []               # names of the layers to adapt; empty: those that peft chooses for this kind of model
+lora_freeze_a = false          # true: the A matrices keep their random values, half as much to train and to noise
+base_is_public = false         # true: you declare that no user of the corpus contributed to the base; training needs it"""
+
+BASE_UPDATE = """\
+[update]
+kind = "fedavg"                # or "fedsgd": one gradient per user
+batch_size = 2                 # windows of a local step
+unroll = 512                   # tokens of a window, up to the model's context
+epochs = 1
+learning_rate = 0.3
+
+[clip]
+kind = "flat"                  # or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
+norm = 0.5                     # S: how far one user may move the model"""
 
 POISSON = """\
 kind = "poisson"               # draws each user with probability q in every round; "fixed_size" is for non-private baselines
@@ -146,9 +176,17 @@ def init(
             help="The least noise that meets this epsilon after all rounds.", metavar="E", show_default="none: z = 1"
         ),
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fine-tune this language model with LoRA: a folder made by `unheard base`.",
+            metavar="FOLDER",
+            show_default="the paper's LSTM",
+        ),
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Write a commented run file with the paper's settings."""
+    """Write a commented run file with the paper's settings, or for fine-tuning a language model."""
     import json
 
     from unheard import storage
@@ -167,6 +205,10 @@ def init(
         )
     if noise == "auto" and epsilon is None:
         raise InvalidValue("Give --noise auto together with --epsilon: kinds of noise are compared at one epsilon.")
+    if base is not None and not (base / "config.json").is_file():
+        raise InvalidValue(
+            f"{base} is not the folder of a language model: it has no config.json. Make it with `unheard base`."
+        )
     words = corpus / "vocabulary.txt"
     size = len(Vocabulary.load(words)) if words.exists() else 10_000
     per_round = min(100, population) if users_per_round is None else users_per_round
@@ -183,7 +225,11 @@ def init(
         corpus=json.dumps(str(corpus)),
         population=population,
         delta=delta,
-        vocabulary_size=size,
+        model=PAPER_MODEL.format(vocabulary_size=size)
+        if base is None
+        else BASE_MODEL.format(base=json.dumps(str(base))),
+        update=PAPER_UPDATE if base is None else BASE_UPDATE,
+        unroll=80 if base is None else 512,
         sampling=sampling_table,
         noise=noise_table,
         rounds=rounds,
@@ -192,8 +238,12 @@ def init(
         storage.replace_file(run_file, text.encode())
     except OSError as error:
         raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
-    if noise_multiplier is not None:
+    if noise_multiplier is not None and base is None:
         _show_noise(per_round, size, noise_multiplier)
+    if base is not None:
+        say(
+            "The guarantee does not cover what the base has seen: set model.base_is_public = true if no user contributed."
+        )
     say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
     if not words.exists():
         say(f"There is no corpus at {corpus} yet: make it with `unheard prepare`.")

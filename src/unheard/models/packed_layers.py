@@ -1,5 +1,4 @@
-"""The layers of a Hugging Face model with the windows of many users in one stream: attention, and layers that replace
-those of the model.
+"""The layers of a Hugging Face model with the windows of many users in one stream.
 
 - `packed_attention`: causal attention within each window, by the kernels of packed_kernels.py or FlashAttention.
 - `PackedLora`, `PackedLinear`, `PackedEmbedding`, `PackedNorm`: trained layers, with parameters of each user.
