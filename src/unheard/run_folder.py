@@ -5,6 +5,7 @@
     model.safetensors   the newest released model            vocabulary.txt    its words
     tokens.json         how text was split into tokens       checkpoints/      states to resume from
     measures.json       the newest model's full measures     tensorboard/      the evaluations again, as event files
+    federated.json      of a federated run: what its server sees
     noise/              keys and past noise of a run with correlated noise that is not complete: secret
 
 `RunFolder` gives the paths and the operations that keep the folder consistent. All files are written through
@@ -79,6 +80,11 @@ class RunFolder:
     def tokens(self) -> Path:
         """How text was split into tokens."""
         return self.path / "tokens.json"
+
+    @property
+    def federated(self) -> Path:
+        """What the server of a federated run sees; not there for other runs."""
+        return self.path / "federated.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -13,7 +13,7 @@ import unheard
 from tests.federated.network import LocalNetwork, divided, federated, plain
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Drawn
-from unheard.errors import InvalidValue, NodeError, UnprovenCombination
+from unheard.errors import InvalidValue, LedgerError, NodeError, UnprovenCombination
 from unheard.federated.messages import Packet
 from unheard.federated.server import FederatedEngine
 from unheard.mechanism.plan import RoundPlan
@@ -51,6 +51,14 @@ def test_the_model_is_that_of_plain_training_to_the_bit(run, tmp_path: Path, par
     run = seeded(run, **parts)
     network = LocalNetwork(divided(run.corpus, 7))
     np.testing.assert_array_equal(federated(run, tmp_path / "nodes", network, choice), plain(run, tmp_path / "plain"))
+    here, there = (tmp_path / name for name in ("plain", "nodes"))
+    assert (here / "model.safetensors").read_bytes() == (there / "model.safetensors").read_bytes()
+    facts = Ledger.read(there / "ledger.jsonl").facts
+    assert facts.pop("federated") == {"secure_aggregation": choice.secure_aggregation}
+    assert facts == Ledger.read(here / "ledger.jsonl").facts
+    (there / "federated.json").write_text("[")
+    with pytest.raises(LedgerError, match="damaged"):
+        _ = Ledger.read(there / "ledger.jsonl").facts
 
 
 def changed(answer: Packet, **arrays: np.ndarray) -> Packet:

@@ -15,6 +15,7 @@ The file format and its verification are in `hash_chain.py`; the ledger of all r
 """
 
 import copy
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,8 +169,24 @@ class Ledger:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """A copy of the public facts of the run."""
-        return copy.deepcopy(self._file.facts)
+        """A copy of the public facts of the run.
+
+        The header has them, but for those about the nodes of a federated run: they are in federated.json beside the
+        ledger, so that the same run without nodes has the same ledger.
+
+        Raises:
+            LedgerError: federated.json is damaged.
+        """
+        facts, beside = copy.deepcopy(self._file.facts), self._file.path.with_name("federated.json")
+        if beside.exists():
+            try:
+                nodes = json.loads(beside.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError):
+                nodes = None
+            if not isinstance(nodes, dict):
+                raise LedgerError(f"{beside} is damaged. {RESTORE}")
+            facts.setdefault("federated", nodes)
+        return facts
 
     @property
     def entries(self) -> list[Entry]:

@@ -78,8 +78,10 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     replace_file(folder.run_file, run_toml(run, choice).encode())
     replace_file(folder.vocabulary, (store.path / "vocabulary.txt").read_bytes())
     replace_file(folder.tokens, json.dumps(store.info.get("tokens", {}), indent=2).encode())
-    nodes = {"federated": engine.facts} if isinstance(engine, EngineWithUsers) else {}
-    ledger = Ledger.create(folder.ledger, {**ledger_header(run, store, state), **nodes})
+    ledger = Ledger.create(folder.ledger, ledger_header(run, store, state))
+    if isinstance(engine, EngineWithUsers):
+        # Beside the ledger: with it the files of the models are those of a run on this machine, to the byte.
+        replace_file(folder.federated, json.dumps(engine.facts).encode())
     charge_earlier_costs(run, store, ledger)
     JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
     joint = JointLedger(ledger, population)
