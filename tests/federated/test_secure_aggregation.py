@@ -358,6 +358,7 @@ def test_shares_of_another_secret_are_noticed():
     for kind, party in (("self", 1), ("pairwise", 2)):
         session, _ = run_session(some_vectors(5), lost={"masked": [2]})
         others = create_shares(os.urandom(31), 3, 5)
-        session.revealed[kind][party] = [others[i] for i, _ in enumerate(session.revealed[kind][party])]
-        with pytest.raises(NodeError, match="do not fit its"):
+        session.revealed[kind][party] = {n: others[i] for i, n in enumerate(session.revealed[kind][party])}
+        with pytest.raises(NodeError, match="do not fit together"):
             session.total()
+        assert session.suspects == {party}
