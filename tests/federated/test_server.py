@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -379,3 +380,13 @@ def test_a_node_that_is_described_twice_has_its_users_once(run):
         {2000: Packet("describe", {"users": -1, "order": 1}), 2001: Packet("describe", {"users": 2**30})}
     )
     assert engine.users.num_users == 60
+
+
+def test_an_answer_of_a_node_that_was_not_asked_is_not_counted(run):
+    class Eager(LocalNetwork):
+        def exchange(self, requests, timeout):
+            answers = super().exchange(requests, timeout)
+            return {**answers, 4321: next(iter(answers.values()))}
+
+    _, total, numbers = one_round(run, Eager(divided(run.corpus, 4)), CENTRAL)
+    assert torch.equal(total.units_P, sum_of(run, numbers).units_P)

@@ -117,3 +117,12 @@ def test_the_planner_compares_both_ways_to_sample_at_one_epsilon():
     assert epsilon([(event, 3)], 1e-4, "pld") <= both.epsilon
     assert 2.0 < both.examples_noise < 4.0  # between one example's and all at once
     assert both.examples_std < both.users_std
+
+
+def test_rounds_that_are_charged_at_once_count_as_often_as_one_after_the_other():
+    event = ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=4.0)
+    at_once, each = RunningEpsilon(1e-4), RunningEpsilon(1e-4)
+    at_once.charge_times(event, 7)
+    for _ in range(7):
+        each.charge(event)
+    assert at_once.epsilon == each.epsilon == epsilon([(event, 7)], 1e-4, "pld")
