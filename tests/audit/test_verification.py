@@ -14,7 +14,9 @@ from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.errors import RunFolderMissing
 from unheard.privacy import hash_chain as chain
-from unheard.privacy.events import PoissonGaussian, Selection
+from unheard.privacy.budget import Budget
+from unheard.privacy.events import PoissonGaussian, Selection, to_record
+from unheard.privacy.filters import declaration
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
@@ -307,3 +309,25 @@ def test_a_run_with_a_schedule_is_charged_for_each_phase_and_for_no_other(run, t
     for number, entry in enumerate(ledger.entries):  # the noise of the next phase, one round too early
         again.charge(ledger.entries[min(number + 1, 2)].event, entry.round)
     assert "round 0 was charged as" in wrong(tmp_path / "r")["charges"]
+
+
+def test_figures_of_a_statement_agree_to_four_digits_or_do_not_fit():
+    for factor, agrees in ((1.0, True), (1 + 9e-5, True), (1 - 2e-4, False), (0.999, False), (1.01, False)):
+        assert verification._agree({"epsilon": 2.0 * factor}, {"epsilon": 2.0}) is agrees
+        assert verification._agree([1.0, {"delta": 3e-5 * factor}], [1.0, {"delta": 3e-5}]) is agrees
+
+
+@pytest.mark.parametrize("change", ["budget", "no budget", "event", "rounds"])
+def test_every_part_of_a_declaration_is_compared_with_the_run_file(run, change):
+    own = replace(run, budget=Budget(epsilon=4.0, delta=run.claimed_delta))
+    phases = [(first, to_record(plan.event())) for first, plan in own.plan.phases(own.model.layout)]
+    declared = declaration(6, phases, own.budget)
+    assert "are those of run.toml" in verification._declared(own, declared)
+    other = {
+        "budget": declaration(6, phases, Budget(epsilon=8.0, delta=run.claimed_delta)),
+        "no budget": declaration(6, phases, None),
+        "event": declaration(6, [(0, {**phases[0][1], "noise_multiplier": 0.4})], own.budget),
+        "rounds": {**declared, "rounds": "6"},
+    }
+    with pytest.raises(verification.CheckFailed, match="other events or another budget"):
+        verification._declared(own, other[change])

@@ -1,5 +1,6 @@
 """A private vocabulary in a whole `prepare`: its words, their order and their cut follow the noisy sums alone."""
 
+import json
 import math
 
 import numpy as np
@@ -164,3 +165,15 @@ def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch
     file = write_jsonl(tmp_path / "x.jsonl", rows())
     prepared(tmp_path, file, vocabulary=CHOICE, splits=RULE, shards=1, out="s", backend=DuckDBBackend(workers=1))
     assert len(noise) == len(true_sums()) == len(set(noise))
+
+
+def test_every_draw_for_a_store_is_paid_also_those_of_calls_that_failed(tmp_path):
+    """Two earlier calls with other choices drew words and failed: the store pays for three draws."""
+    earlier = [[to_record(e) for e in WordRelease.for_budget(eps, 1e-4, 2).events()] for eps in (1.0, 2.0)]
+    (tmp_path / "s.partial").mkdir()
+    lines = [json.dumps({"request": f"another {n}", "events": events}) for n, events in enumerate(earlier)]
+    (tmp_path / "s.partial" / "releases.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    file = write_jsonl(tmp_path / "x.jsonl", rows())
+    done = prepared(tmp_path, file, vocabulary=CHOICE, splits=RULE, shards=1, out="s", backend=DuckDBBackend(workers=1))
+    own = [to_record(event) for event in WordRelease.for_budget(3.3, 1.2345e-3, 3).events()]
+    assert done.store.vocabulary_events == [*earlier[0], *earlier[1], *own]
