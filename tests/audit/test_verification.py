@@ -14,9 +14,8 @@ from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.errors import RunFolderMissing
 from unheard.privacy import hash_chain as chain
-from unheard.privacy.budget import Budget
+from unheard.privacy.budget import Budget, declaration
 from unheard.privacy.events import PoissonGaussian, Selection, to_record
-from unheard.privacy.filters import declaration
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
