@@ -1,6 +1,8 @@
 """Runs every command of the command line, in one process and on a tiny corpus, and records how each ended.
 
-    python every_command.py FOLDER
+    python every_command.py FOLDER [nodes]
+
+With `nodes`: trains on the nodes of Flower's simulation, which starts processes of Flower and Ray.
 
 Works in FOLDER, which must be empty, and writes FOLDER/ended.json: a list of [arguments, exit status, seconds]. A new command needs
 a line in COMMANDS.
@@ -78,6 +80,12 @@ COMMANDS = [
     f"prepare posts.jsonl --out large {FIELDS} --vocab public --vocab-size 3000 --held-out 0.2 --workers 1",
     "demo --rounds 1 --corpus large --out demo --yes",
 ]
+NODES = [
+    COMMANDS[1],
+    COMMANDS[2],
+    f"train run.toml --out nodes --on flower --supernodes 2 --set clip.norm=0.1 {SMALL} {MUCH_NOISE}",
+]
+"""Its own list, since the processes of Flower and Ray take as long as all other commands."""
 
 
 def write_inputs() -> None:
@@ -141,13 +149,13 @@ def status_of(line: str) -> int:
     return 0
 
 
-def run_all() -> list[tuple[str, int, float]]:
+def run_all(lines: list[str]) -> list[tuple[str, int, float]]:
     # As in every command: after unheard. Early: the commands take up the seconds before it would contact its vendor.
     importlib.import_module("onnxruntime")
     imported_at = time.monotonic()
     write_inputs()
     ended = []
-    for line in COMMANDS:
+    for line in lines:
         began = time.monotonic()
         if line.startswith("watch live"):  # a run without a statement is one that still trains
             shutil.copytree("first", "live")
@@ -161,6 +169,6 @@ def run_all() -> list[tuple[str, int, float]]:
 
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
-    Path(ENDED).write_text(json.dumps(run_all()))
+    Path(ENDED).write_text(json.dumps(run_all(NODES if sys.argv[2:] == ["nodes"] else COMMANDS)))
     with contextlib.suppress(OSError):
         socket.getaddrinfo(LOOKED_UP, 443)

@@ -64,14 +64,17 @@ def test_the_trap_logs_a_look_up(tmp_path, options):
     assert names == {every_command.LOOKED_UP}
 
 
-def test_no_command_looks_up_a_name(tmp_path):
+@pytest.mark.parametrize("words", [[], ["nodes"]], ids=["commands", "nodes of Flower"])
+def test_no_command_looks_up_a_name(tmp_path, words):
     pytest.importorskip("onnxruntime", reason="`export` and the keyboard on an export need the extra `export`")
     pytest.importorskip("transformers", reason="`base` needs the extra `hf`")
+    if words:
+        pytest.importorskip("ray", reason="a simulation with Flower needs the extra `flower`")
     work, home = tmp_path / "work", tmp_path / "home"
     work.mkdir()
     home.mkdir()
     script = str(HERE / "every_command.py")
-    names, printed = looked_up(tmp_path / "names", sys.executable, script, str(work), home=home)
+    names, printed = looked_up(tmp_path / "names", sys.executable, script, str(work), *words, home=home)
     ended = json.loads((work / every_command.ENDED).read_text())
     assert [line for line, status, _ in ended if status != 0] == [], printed[-20000:]
     assert names == {every_command.LOOKED_UP}  # the last one, on purpose: the trap worked until the end
