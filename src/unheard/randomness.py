@@ -129,25 +129,32 @@ class SecureStreams:
     """A fresh key for every request: nothing can be replayed, not even by the person who ran it."""
 
     def sampling(self, attempt: int) -> np.random.Generator:
+        """A new generator for the cohort."""
         return secure_generator()
 
     def batches(self, attempt: int) -> np.random.Generator:
+        """A new generator for the seed of the batches."""
         return secure_generator()
 
     def noise(self, attempt: int) -> np.random.Generator:
+        """A new generator for the noise."""
         return secure_generator()
 
     def noise_key(self, attempt: int) -> bytes:
+        """A new key of correlated noise."""
         # DP: a fresh key for every attempt: a round done again shares no noise with the first attempt.
         return os.urandom(KEY_BYTES)
 
     def groups_key(self, attempt: int) -> bytes:
+        """A new key for the groups of users."""
         return os.urandom(KEY_BYTES)
 
     def count(self, attempt: int) -> np.random.Generator:
+        """A new generator for the noise of the count of unclipped users."""
         return secure_generator()
 
     def describe(self) -> dict[str, str]:
+        """How the streams are keyed, for the ledger and the statement."""
         return {"mode": "secure", "generator": f"{GENERATOR}, keyed by the operating system"}
 
 
@@ -175,24 +182,31 @@ class ReproducibleStreams:
 
     # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
     def sampling(self, attempt: int) -> np.random.Generator:
+        """The generator for the cohort of an attempt, from the seed."""
         return self._cohort_generator("sampling", attempt)
 
     def batches(self, attempt: int) -> np.random.Generator:
+        """The generator for the seed of the batches, from the seed."""
         return self._cohort_generator("batches", attempt)
 
     def noise(self, attempt: int) -> np.random.Generator:
+        """The generator for the noise of an attempt, of this run alone."""
         return self._own_generator("noise", attempt)
 
     def noise_key(self, attempt: int) -> bytes:
+        """The key of correlated noise, of this run alone."""
         return self._own_key("noise", attempt)
 
     def groups_key(self, attempt: int) -> bytes:
+        """The key for the groups of users, of this run alone."""
         return self._own_key("groups", attempt)
 
     def count(self, attempt: int) -> np.random.Generator:
+        """The generator for the noise of the count of unclipped users, of this run alone."""
         return self._own_generator("count", attempt)
 
     def describe(self) -> dict[str, str]:
+        """That the run is seeded, for the ledger and the statement."""
         description = {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
         if self.scope is not None:
             description["streams"] = OWN_STREAMS

@@ -170,6 +170,7 @@ class CheckedCommand(TyperCommand):
     """A command whose numbers are finite and at most `LARGEST_NUMBER`: options need no checks of their own for these."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line and refuse numbers that are not finite or too large."""
         rest = super().parse_args(ctx, args)
         for param in self.params:
             value = ctx.params.get(param.name or "")

@@ -140,12 +140,15 @@ class FileRange(io.RawIOBase):
         return self._position
 
     def readable(self) -> bool:
+        """Whether the range can be read: always."""
         return True
 
     def seekable(self) -> bool:
+        """Whether the position can be set: always."""
         return True
 
     def close(self) -> None:
+        """Close the underlying file."""
         self._file.close()
         super().close()
 
@@ -162,6 +165,7 @@ class FileRangeSystem(AbstractFileSystem):
         return {"name": path, "size": end - begin, "type": "file"}
 
     def exists(self, path: str, **kwargs: Any) -> bool:
+        """Whether the file that the range lies in exists."""
         return os.path.isfile(self._parse(path)[2])
 
     def glob(self, path: str, **kwargs: Any) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -169,9 +173,11 @@ class FileRangeSystem(AbstractFileSystem):
         return [path]
 
     def modified(self, path: str) -> Any:
+        """When the file that the range lies in was modified, in UTC."""
         return datetime.datetime.fromtimestamp(os.path.getmtime(self._parse(path)[2]), tz=datetime.UTC)
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> FileRange:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Open a range for reading, as a file of its own."""
         begin, end, real = self._parse(path)
         return FileRange(real, begin, end)
 

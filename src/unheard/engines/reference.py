@@ -35,10 +35,12 @@ class ReferenceEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "ReferenceEngine":
+        """See `EngineClass.build`. Neither the chunk size nor the precision has an effect here."""
         return cls(model, device)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        """See `EngineClass.unsupported`. The reference runs every model."""
         if precision == "bfloat16":
             return "The engine 'reference' is exact: leave precision out, or choose another engine."
         return None
@@ -46,6 +48,7 @@ class ReferenceEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
+        """See `Engine.sum_updates`. One user at a time, as in the paper's pseudocode."""
         params_P = params_P.to(self.device)
         seed = int(rng.integers(2**63))
         each = []
@@ -57,6 +60,7 @@ class ReferenceEngine:
         return plan.contribution.sum(each, self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        """See `Engine.sum_cohorts`. One cohort at a time."""
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def user_update(

@@ -117,15 +117,18 @@ class VectorisedEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "VectorisedEngine":
+        """See `EngineClass.build`."""
         return cls(model, device, users_at_once, precision)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        """See `EngineClass.unsupported`. Every model is supported."""
         return None
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
+        """See `Engine.sum_updates`. Many users at once on a GPU, one per thread on a CPU."""
         params_P = params_P.to(self.device)
         self._choose(params_P)
         seed = int(rng.integers(2**63))
@@ -145,6 +148,7 @@ class VectorisedEngine:
             return plan.contribution.sum(run_all(chunk_sum, chunks), self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
+        """See `Engine.sum_cohorts`. One cohort at a time."""
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:

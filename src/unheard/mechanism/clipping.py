@@ -81,10 +81,12 @@ class BaseClip:
     """Defaults of `Clip` for a clip that has a bound and a fixed norm."""
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
+        """Raise `UnprovenCombination` if the clip with this noise has no proof. By default every noise is allowed."""
         return None
 
     @property
     def adaptive(self) -> "AdaptiveClip | None":
+        """The clip itself if its norm follows the users' updates, else None."""
         return None
 
 
@@ -106,12 +108,15 @@ class FlatClip(BaseClip):
         require_positive(norm=self.norm)
 
     def balls(self, layout: Layout) -> list[Ball]:
+        """One ball of radius S over all parameters."""
         return [Ball(slice(0, layout.total), self.norm)]
 
     def l2_bound(self, layout: Layout) -> float:
+        """S."""
         return self.norm
 
     def at_norm(self, norm: float) -> "FlatClip":
+        """The same clip with another S, for a schedule."""
         return replace(self, norm=norm)
 
     def __str__(self) -> str:
@@ -150,9 +155,11 @@ class PerLayerClip(BaseClip):
         return hash((self.norm, tuple(sorted((self.norms or {}).items()))))
 
     def balls(self, layout: Layout) -> list[Ball]:
+        """One ball for each layer, of radius S_j."""
         return [Ball(layout.slices[name], radius) for name, radius in self._radii(layout).items()]
 
     def l2_bound(self, layout: Layout) -> float:
+        """The root of the sum of the squared radii, rounded up."""
         # DP: S is the root of the sum of squares, not the largest S_j. fsum and nextafter: never below the true value.
         return math.nextafter(math.sqrt(math.fsum(r * r for r in self._radii(layout).values())), math.inf)
 
@@ -193,17 +200,21 @@ class NoClip(BaseClip):
     """
 
     def balls(self, layout: Layout) -> list[Ball]:
+        """No ball: nothing is clipped."""
         return []
 
     def l2_bound(self, layout: Layout) -> float:
+        """Infinity: one user may move the sum by any amount."""
         return math.inf
 
     def at_norm(self, norm: float) -> "NoClip":
+        """Raises `InvalidValue`: there is no S to change."""
         raise InvalidValue(
             "A schedule sets clip_norm, but [clip] is 'none'. Start with a clip, or leave clip_norm out."
         )
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
+        """Raises `UnprovenCombination` for every noise."""
         raise UnprovenCombination(
             "Noise without a clip proves nothing: no noise is large enough. Set [clip] kind = 'flat'."
         )
@@ -253,17 +264,21 @@ class AdaptiveClip:
         require(0 < self.learning_rate <= 1, "learning_rate must be above 0, and at most 1.")
 
     def balls(self, layout: Layout) -> list[Ball]:
+        """One ball over all parameters, at the initial S. The plan of a round has the present S."""
         return FlatClip(norm=self.initial_norm).balls(layout)
 
     def l2_bound(self, layout: Layout) -> float:
+        """The initial S."""
         return self.initial_norm
 
     def at_norm(self, norm: float) -> "AdaptiveClip":
+        """Raises `UnprovenCombination`: the clip sets its own S."""
         raise UnprovenCombination(
             "A schedule sets clip_norm, but [clip] is 'adaptive' and sets it itself. Leave clip_norm out of [[schedule]]."
         )
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
+        """Check that the noise can pay for the count of unclipped users as well."""
         if any(noise.noise_std is not None for noise in noises):
             # DP: with sigma fixed, z would follow S and so the users; composition with a cost chosen by them has no
             # proof here.
@@ -276,6 +291,7 @@ class AdaptiveClip:
 
     @property
     def adaptive(self) -> "AdaptiveClip":
+        """This clip, which follows a quantile of the users' norms."""
         return self
 
     def at_round(self, norm: float | None) -> FlatClip:

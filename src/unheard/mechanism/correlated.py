@@ -149,9 +149,11 @@ class CorrelatedNoise(GaussianNoise):
             )
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "GaussianNoise":
+        """Raises `UnprovenCombination`: the matrix is charged for noise that does not change."""
         raise UnprovenCombination("The noise of a run with correlated noise cannot change during the run.")
 
     def add(self, average: BoundedAverage, rng: "Normals | CorrelatedNormals") -> NoisyAverage:
+        """Add the correlated normals of the attempt, scaled by the sensitivity, on the average's grid."""
         if not isinstance(rng, CorrelatedNormals):
             raise TypeError("correlated noise is made from the noise before it (NoiseHistory), not from a generator")
         # DP: z times the sensitivity that travels with the value; the sensitivity of C is in x.

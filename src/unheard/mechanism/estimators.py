@@ -59,9 +59,11 @@ class BaseEstimator:
     """Defaults of `Estimator` for an estimator with a bounded sensitivity and the whole declared weight."""
 
     def minimum_weight(self, total_weight: float) -> float:
+        """The least total weight W that the sensitivity is computed for."""
         return total_weight
 
     def check_private(self) -> None:
+        """Raise `UnprovenCombination` if the estimator has no sensitivity. By default it has one."""
         return None
 
 
@@ -75,9 +77,11 @@ class FixedDenominator(BaseEstimator):
     """
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
+        """S / (qW)."""
         return l2_bound / expected_weight
 
     def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The sum divided by the declared constant qW."""
         # DP: the denominator is a declared constant; with the integer sum it is a public change of unit.
         return BoundedAverage(
             units_P=total.units_P,
@@ -110,6 +114,7 @@ class ClippedDenominator(BaseEstimator):
         require_positive(min_total_weight=self.min_total_weight)
 
     def minimum_weight(self, total_weight: float) -> float:
+        """W_min, as declared."""
         return self.min_total_weight
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
@@ -126,6 +131,7 @@ class ClippedDenominator(BaseEstimator):
         return 2 * l2_bound / expected_weight + rounding
 
     def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The sum divided by max(qW_min, the weight of the cohort), clipped and rounded to a public grid."""
         # DP: never less than the declared minimum, so that a small cohort cannot make one user large.
         denominator = max(expected_weight, total.weight)
         sensitivity = self.sensitivity(total.l2_bound, expected_weight, total.units_P.numel())
@@ -157,13 +163,16 @@ class TrueAverage(BaseEstimator):
     """
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
+        """Infinity: the denominator is the weight of the users who were drawn."""
         return math.inf
 
     def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The sum divided by the weight of the users who were drawn."""
         unit = total.grid / total.weight if total.weight > 0 else 0.0
         return BoundedAverage(units_P=total.units_P, unit=unit, sensitivity=math.inf)
 
     def check_private(self) -> None:
+        """Raises `UnprovenCombination`: the true average has no useful sensitivity."""
         raise UnprovenCombination(
             "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "
             "Set [estimator] kind = 'fixed_denominator', or 'clipped_denominator' with min_total_weight."

@@ -133,12 +133,15 @@ class GaussianNoise:
         return self.multiplier(sensitivity) * sensitivity
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "GaussianNoise":
+        """The same kind of noise with another scale, for a schedule."""
         return type(self)(noise_multiplier=noise_multiplier, noise_std=noise_std)
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
+        """Start drawing standard normals on another thread."""
         return NormalsAhead(rng, count, device)
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
+        """Add N(0, std^2) to each coordinate, rounded to the average's grid."""
         # DP: the scale comes from the sensitivity that travels with the value, and from nowhere else.
         std = self.std(average.sensitivity)
         # DP: one independent draw for each coordinate, in float64.
@@ -161,9 +164,11 @@ class ExactGaussianNoise(GaussianNoise):
     """
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
+        """Start drawing exact normals on another thread."""
         return ExactNormalsAhead(rng, count, device)
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
+        """Add discretised normals that are exact on the integers of the average's grid."""
         sigma = self.std(average.sensitivity)
         count = average.units_P.numel()
         device = average.units_P.device
@@ -183,20 +188,25 @@ class NoNoise:
     noise_std = None
 
     def multiplier(self, sensitivity: float) -> float:
+        """0: no noise."""
         return 0.0
 
     def std(self, sensitivity: float) -> float:
+        """0: no noise."""
         return 0.0
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "NoNoise":
+        """Raises `InvalidValue`: there is no noise to change."""
         raise InvalidValue(
             "The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout."
         )
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
+        """The generator, unused."""
         return rng
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
+        """The average unchanged, with a noise of 0. Its event is `NonPrivate`."""
         return NoisyAverage(average_P=average.average_P, noise_std=0.0)
 
 

@@ -96,6 +96,7 @@ class PoissonSampling:
         return np.sort(rng.choice(num_users, size=count, replace=False, shuffle=False))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
+        """A subsampled Gaussian mechanism with the probability that `draw` uses."""
         return PoissonGaussian(sampling_prob=self.probability(population), noise_multiplier=noise_multiplier)
 
 
@@ -113,9 +114,11 @@ class FixedSizeSampling:
         require(1 <= self.users_per_round <= 2**40, "users_per_round must be at least 1, and at most 2^40.")
 
     def probability(self, population: int) -> float:
+        """The share of the population in each round."""
         return min(self.users_per_round / population, 1.0)
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw a fixed number of distinct users; their numbers in increasing order."""
         if self.users_per_round > num_users:
             raise InvalidValue(
                 f"users_per_round = {self.users_per_round} is more users than the corpus has. Lower it in [sampling]."
@@ -123,6 +126,7 @@ class FixedSizeSampling:
         return np.sort(rng.choice(num_users, size=self.users_per_round, replace=False, shuffle=False))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
+        """`NonPrivate`: this sampler is for the baseline without noise."""
         if noise_multiplier > 0:
             raise UnprovenCombination(
                 "Fixed-size sampling with noise: the accountants here are for independent (Poisson) draws, and may not be used "
@@ -172,6 +176,7 @@ class ExampleSampling:
         return self.examples_per_round / self.total_examples
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
+        """Raises `InvalidValue`: examples are drawn by `draw_examples`."""
         raise InvalidValue("Examples are drawn from the lengths of users: use draw_examples.")
 
     def draw_examples(
@@ -197,6 +202,7 @@ class ExampleSampling:
         return user_E, drawn_E - first_U[user_E]
 
     def event(self, population: int, noise_multiplier: float) -> Event:
+        """The event of a round for a user with up to G examples."""
         return ExampleGaussian(
             sampling_prob=self.probability(population),
             examples_per_user=self.examples_per_user,
@@ -267,6 +273,7 @@ class CyclicPoissonSampling:
         return np.sort(rng.choice(members_U, size=count, replace=False, shuffle=False))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
+        """Raises `UnprovenCombination`: this sampler is proved for correlated noise only."""
         raise UnprovenCombination(_GOES_WITH_CORRELATED)
 
 
@@ -319,6 +326,7 @@ class MinSeparationSampling:
         return _members(num_users, self.rounds_apart(population), _needed(turn))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
+        """Raises `UnprovenCombination`: this sampler is proved for correlated noise only."""
         raise UnprovenCombination(_GOES_WITH_CORRELATED)
 
 

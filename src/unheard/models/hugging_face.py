@@ -112,6 +112,7 @@ def base_digest(path: Path) -> str:
 
 
 def read_tokenizer(path: Path) -> HuggingFaceTokenizer:
+    """Read the tokenizer.json of a model folder; raises `ModelError` if there is none."""
     base_files(path)
     try:
         return HuggingFaceTokenizer.read(path / "tokenizer.json")
@@ -346,6 +347,7 @@ class HuggingFaceModel(BaseModel):
 
     @property
     def vocabulary_size(self) -> int:
+        """The number of the model's tokens."""
         return len(self.words)
 
     @cached_property
@@ -372,6 +374,7 @@ class HuggingFaceModel(BaseModel):
 
     @property
     def layout(self) -> Layout:
+        """The trained parameters: those of LoRA, or all of them."""
         return self._layout
 
     @cached_property
@@ -419,6 +422,7 @@ class HuggingFaceModel(BaseModel):
             )
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
+        """See `LanguageModel.logits`. Parameters that are not trained come from the base model."""
         self.check_length(tokens_BT.shape[-1])
         own = {f"base.{name}": layer for name, layer in params.items()}
         try:
@@ -429,6 +433,7 @@ class HuggingFaceModel(BaseModel):
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
+        """Check that the store was tokenized by this model's tokenizer."""
         if is_private and not self.base_is_public:
             # DP: weights of unknown origin may have seen these users without noise.
             raise UnprovenCombination(
@@ -442,9 +447,11 @@ class HuggingFaceModel(BaseModel):
         super().check_store(tokens, vocabulary, unrolls=unrolls, is_private=is_private)
 
     def origin(self) -> str | None:
+        """Whether the base model was declared public, in words for the statement."""
         return "a model declared public" if self.base_is_public else "a model of unknown cost"
 
     def weights_digest(self) -> str | None:
+        """The SHA-256 of the base model's files."""
         return self.base_sha256
 
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:

@@ -142,21 +142,26 @@ class BaseModel:
     """
 
     def project(self, params_P: Tensor) -> Tensor:
+        """The parameters after the server's step; unchanged by default."""
         return params_P
 
     @property
     def projects_locally(self) -> bool:
+        """Whether users project after each local step; False by default."""
         return False
 
     def project_local(self, params_P: Tensor) -> Tensor:
+        """The parameters after a local step; unchanged by default."""
         return params_P
 
     def pinned(self, vocabulary_size: int | None = None) -> Self:
+        """The model with all sizes and file digests filled in; itself by default."""
         return self
 
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
+        """Raise `ModelError` if the model's vocabulary is not the store's."""
         rows: int = self.vocabulary_size  # pyright: ignore[reportAttributeAccessIssue]
         if rows != len(vocabulary):
             raise ModelError(
@@ -165,12 +170,15 @@ class BaseModel:
             )
 
     def origin(self) -> str | None:
+        """Where the initial weights come from if they were not drawn at random; None by default."""
         return None
 
     def weights_digest(self) -> str | None:
+        """The SHA-256 of initial weights that were read from a file; None by default."""
         return None
 
     def activations_per_token(self, unroll: int) -> int:
+        """Numbers that the backward pass keeps per token, to estimate memory; 0: unknown."""
         return 0
 
 

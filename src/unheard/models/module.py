@@ -187,6 +187,7 @@ class ModuleModel(BaseModel):
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
+        """See `BaseModel.check_store`; also checks that declared weights may be used with noise."""
         # DP: weights that were not drawn from the seed may have seen these users without noise.
         if is_private and not self.weights_are_public and not self._is_drawn:
             raise UnprovenCombination(
@@ -198,11 +199,13 @@ class ModuleModel(BaseModel):
         super().check_store(tokens, vocabulary, unrolls=unrolls, is_private=is_private)
 
     def origin(self) -> str | None:
+        """Whether the weights were declared public, in words for the statement."""
         if self._is_drawn:
             return None
         return "a model declared public" if self.weights_are_public else "a model of unknown cost"
 
     def weights_digest(self) -> str | None:
+        """The SHA-256 of the initial weights."""
         return self.weights_sha256
 
     @cached_property
@@ -239,6 +242,7 @@ class ModuleModel(BaseModel):
 
     @property
     def layout(self) -> Layout:
+        """The parameters of the module in the order of `named_parameters`."""
         return self._layout
 
     @cached_property
@@ -263,6 +267,7 @@ class ModuleModel(BaseModel):
         return self.layout.join(dict(fresh.named_parameters())).detach()
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
+        """See `LanguageModel.logits`. The module is called with the given parameters."""
         try:
             logits_BTV = self._pure(params, tokens_BT, device=tokens_BT.device)
         except (IndexError, ValueError, TypeError, RuntimeError) as error:

@@ -169,6 +169,7 @@ class TiedModel(BaseModel):
 
     @property
     def projects_locally(self) -> bool:
+        """Whether users project word vectors to norm 1 after each local step."""
         return self.unit_norm and self.step_norm
 
     def _with_unit_vectors(self, params_P: Tensor) -> Tensor:
@@ -202,6 +203,7 @@ class TiedLSTM(TiedModel):
 
     @property
     def gates(self) -> tuple[str, ...]:
+        """The gates of an LSTM cell, in the order of the weight matrices."""
         return ("input", "forget", "cell", "output")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
@@ -229,6 +231,7 @@ class TiedGRU(TiedModel):
 
     @property
     def gates(self) -> tuple[str, ...]:
+        """The gates of a GRU cell, in the order of the weight matrices."""
         return ("reset", "update", "new")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:

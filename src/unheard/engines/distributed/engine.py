@@ -138,6 +138,7 @@ class DistributedEngine:
 
     @property
     def device(self) -> torch.device:
+        """The device of the leader's local engine."""
         return self.local.device
 
     def check_replicas(self, store: TokenStore) -> None:
@@ -156,6 +157,7 @@ class DistributedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
+        """See `Engine.sum_updates`. The cohort is divided among the ranks."""
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:

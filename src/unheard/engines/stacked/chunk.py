@@ -42,6 +42,7 @@ class Task:
 
     @classmethod
     def of(cls, c: int, cohort: Cohort) -> "Task":
+        """The windows and step counts of a cohort's users. `c` is the index of the cohort."""
         windows_USBW, num_steps_U = stacked_batches(cohort.plan.update, cohort.users, cohort.seed)
         return cls(c, windows_USBW, num_steps_U, token_counts(cohort.users))
 

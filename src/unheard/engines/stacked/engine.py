@@ -58,10 +58,12 @@ class StackedEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "StackedEngine":
+        """See `EngineClass.build`."""
         return cls(model, device, users_at_once, precision)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
+        """See `EngineClass.unsupported`. Only `TiedLSTM` and `TiedGRU` are supported."""
         if isinstance(model, TiedLSTM | TiedGRU) and model.projects_locally:
             return (
                 "The engine 'stacked' does not project word vectors after local steps (model.step_norm). "
@@ -74,6 +76,7 @@ class StackedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
+        """See `Engine.sum_updates`."""
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:

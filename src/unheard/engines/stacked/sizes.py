@@ -38,6 +38,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model: LanguageModel, B: int, T: int) -> "Sizes":
+        """The sizes for a model with batches of B windows of T tokens."""
         assert isinstance(model, TiedLSTM | TiedGRU)
         return cls(
             V=model.vocabulary_size,
