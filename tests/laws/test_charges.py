@@ -343,3 +343,37 @@ def test_the_total_is_stated_at_the_smallest_delta_that_a_run_declared(tmp_path)
         population.register(run, {"name": run, "delta": delta}, held=0)
         population.charge(run, 0, KINDS["a round"], 0)
     assert all_runs(population)["delta"] == DELTA / 3
+
+
+def test_models_that_were_released_are_known_after_stores_are_joined(tmp_path):
+    one, other = (PopulationLedger.open(tmp_path / f"{name}.jsonl", {}) for name in ("one", "other"))
+    one.record_release("a", "11" * 32)
+    other.record_release("b", "22" * 32)
+    before = other.position
+    one.join(other)
+    for path in ("one", "other"):
+        joined = PopulationLedger.read(tmp_path / f"{path}.jsonl")
+        assert joined.released == {"11" * 32: "a", "22" * 32: "b"}
+    assert PopulationLedger.read(tmp_path / "other.jsonl").contains(before) is True
+    assert PopulationLedger.read(tmp_path / "one.jsonl").contains(before) is None
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
+def test_the_total_is_stated_at_the_delta_of_the_budget(tmp_path, delta):
+    population = open_population_ledger(tmp_path, "corpus", [])
+    population.set_budget(Budget(epsilon=40.0, delta=delta, orders=FILTER_ORDERS))
+    population.register("r", {"name": "r", "delta": 1e-3}, held=0)
+    population.charge("r", 0, KINDS["a round"], 0)
+    assert all_runs(population)["delta"] == delta
+
+
+def test_only_a_seeded_run_may_have_charges_of_several_folders(tmp_path):
+    """A run folder that was put back to an earlier state is an error, however often its rounds were charged."""
+    population = open_population_ledger(tmp_path, "corpus", [])
+    for run in ("r", "reproducible-r"):
+        population.register(run, {"name": run}, held=0)
+        for position in (0, 1, 2, 3, 1, 2):
+            population.charge(run, position, KINDS["a round"], position)
+    check_population(population, "reproducible-r", 1, [])
+    with pytest.raises(LedgerError, match="earlier state"):
+        check_population(population, "r", 1, [])
