@@ -7,7 +7,8 @@
 For each corpus and seed it trains LoRA without noise, and at each epsilon with sampling of users (FedAvg) and with
 sampling of examples (one gradient per example), for about the same number of tokens per round. The noise follows from
 the declared population, which is the true one. Every finished run is kept: the same command continues after a stop, and
-`--minutes` limits one call. results.json and results.md are written again after each run.
+`--minutes` limits one call. results.json and results.md are written again after each run. `--noise-only` solves for the
+noise of all runs on a machine without a GPU first, and keeps it in OUT/noise.json.
 
 The base may have seen public text, these corpora among it; and the weights of SmolLM2 were quantised to 4 bits. Both are
 said beside the results.
@@ -33,8 +34,17 @@ EPSILONS = (8.0, 2.0)
 KEPT = ("loss", "perplexity", "accuracy_top1", "accuracy_top3")
 
 
-def noise_for(epsilon: float, delta: float, event_at: Any, rounds: int) -> float:
-    """The smallest noise multiplier, to 1 %, at which so many rounds keep to epsilon."""
+def noise_for(file: Path, epsilon: float, delta: float, event_at: Any, rounds: int) -> float:
+    """The smallest noise multiplier, to 1 %, at which so many rounds keep to epsilon; kept in a file for other seeds."""
+    known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    name = f"{event_at(1.0)}, epsilon {epsilon}, delta {delta}, rounds {rounds}"
+    if name not in known:
+        known[name] = _least_noise(epsilon, delta, event_at, rounds)
+        file.write_text(json.dumps(known, indent=2) + "\n")
+    return known[name]
+
+
+def _least_noise(epsilon: float, delta: float, event_at: Any, rounds: int) -> float:
     low, high = 0.2, 0.4
     while best_epsilon([(event_at(high), rounds)], delta).epsilon > epsilon:
         low, high = high, 2 * high
@@ -73,7 +83,9 @@ def run_of(args: argparse.Namespace, corpus: Path, kind: str, epsilon: float | N
     noise = (
         unheard.NoNoise()
         if epsilon is None
-        else unheard.GaussianNoise(noise_multiplier=noise_for(epsilon, delta, event_at, rounds))
+        else unheard.GaussianNoise(
+            noise_multiplier=noise_for(args.out / "noise.json", epsilon, delta, event_at, rounds)
+        )
     )
     return unheard.Run(
         corpus=corpus,
@@ -138,8 +150,14 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=0.5)
     parser.add_argument("--learning-rate", type=float, default=0.5)
     parser.add_argument("--tokens", type=int, default=50_000, help="held-out tokens of an evaluation")
+    parser.add_argument("--noise-only", action="store_true", help="solve for the noise of all runs, which needs no GPU")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.noise_only:
+        for path in (Path(corpus.partition("=")[2]) for corpus in args.corpora):
+            for kind, epsilon in ((k, e) for e in EPSILONS for k in ("users", "examples")):
+                print(path.name, kind, epsilon, run_of(args, path, kind, epsilon, 1).plan.noise, flush=True)
+        return
     until = time.monotonic() + 60 * args.minutes
     file = args.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
