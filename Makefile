@@ -55,7 +55,7 @@ chromium:  ## Chromium for the tests of pages, from Debian (as root), unless the
 mutants: $(VENV)/.installed  ## Break the code in more than 300 ways and show that the tests notice each (5 to 15 minutes)
 	$(BIN)/python -m tests.mutants.run
 
-format: $(VENV)/.installed  ## Put the code into the house's format
+format: $(VENV)/.installed  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

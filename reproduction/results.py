@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from unheard import storage
-from unheard.curves import Points, mean_and_error, smoothed
 from unheard.errors import InvalidValue, RunFolderError
+from unheard.formatting import Points, mean_and_error, smoothed
 
 FILE = "runs.jsonl"
 """Name of the file that holds the results of one corpus."""

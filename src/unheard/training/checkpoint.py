@@ -5,7 +5,7 @@
     params_P = load_model(folder.model, model)                # a released model
 
 A checkpoint holds the `State` after a round and the ledger position that the run had reached, and the released model
-names that position too. With it a ledger that was shortened is told from one that was charged less
+names that position too. It distinguishes a ledger that was shortened from one that was charged less
 (`privacy/run_ledger.py`). Every file is replaced atomically and carries a SHA-256 of
 its tensors and its facts, which is checked when it is read. Nothing is ever unpickled.
 """
