@@ -46,7 +46,7 @@ def test_train_and_the_plain_example_agree_after_every_round(store, model, tmp_p
         evaluation=unheard.Evaluation(every=4, max_tokens=100),
     )
     list(unheard.train(run, tmp_path / "run", engine=unheard.EngineChoice(kind=engine, device="cpu")))
-    streams = streams_of(run, Ledger.read(tmp_path / "run" / "ledger.jsonl").facts)
+    streams = streams_of(run, Ledger.read(tmp_path / "run" / "ledger.jsonl").facts, store.content_digest)
     settings = dict(q=0.2, W=40.0, w_hat=60, z=0.8, S=1.5, B=2, E=2, eta=0.7, unroll=5, rounds=4)
     models = plain.dp_fedavg(
         [store.train.tokens(k) for k in range(store.train.num_users)],

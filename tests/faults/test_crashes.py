@@ -18,6 +18,7 @@ from unheard.corpus.store import write_store
 from unheard.errors import UnheardError
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.store_ledgers import begin_record
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
 from unheard.training.run_file import read_run_file
@@ -55,7 +56,7 @@ def small(tmp_path_factory, store):
 @pytest.fixture
 def place(small, tmp_path):
     """A folder with its own copy of the corpus, whose ledger is empty, and where the run will be created."""
-    shutil.copytree(small.corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
+    shutil.copytree(small.corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
     return tmp_path
 
 
@@ -71,7 +72,7 @@ def go(run: unheard.Run, place: Path) -> None:
 def names_of_steps(run, tmp_path_factory) -> list[str]:
     """The names of the steps of a run without a fault."""
     place = tmp_path_factory.mktemp("dry")
-    shutil.copytree(run.corpus, place / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
+    shutil.copytree(run.corpus, place / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
 
     def list_steps() -> str:
         steps = Steps(at=-1, fault=kill)
@@ -121,6 +122,7 @@ def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_fact
             shutil.rmtree(old, ignore_errors=True)
         for old in (place / "corpus").glob("*ledger*"):
             old.unlink()
+        begin_record(place / "corpus")
 
         def work(at=at, half=half) -> None:
             install(Steps(at, kill, half=half))
@@ -142,6 +144,7 @@ def test_a_full_or_read_only_disk_at_any_write_is_one_clear_message_and_no_loss(
             shutil.rmtree(old, ignore_errors=True)
         for old in (place / "corpus").glob("*ledger*"):
             old.unlink()
+        begin_record(place / "corpus")
 
         def work(at=at) -> str:
             steps = Steps(at, fault, writes_only=True)

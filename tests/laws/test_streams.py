@@ -234,7 +234,7 @@ def test_the_number_of_trials_and_each_candidate_have_new_keys_of_the_system(key
 def test_a_seeded_run_that_differs_in_one_thing_shares_no_stream(run, changed):
     def keys_of(seed, parts):
         facts = {"run_hash": parts[0], "corpus": parts[1], "start": {"sha256": parts[2]}, "randomness": {"streams": ""}}
-        streams = streams_of(replace(run, training=replace(run.training, reproducible_seed=seed)), facts)
+        streams = streams_of(replace(run, training=replace(run.training, reproducible_seed=seed)), facts, "")
         return {getattr(streams, purpose)(0).integers(2**63) for purpose in PURPOSES}
 
     other = {"run_hash": ("x", "b", "c"), "corpus": ("a", "x", "c"), "first model": ("a", "b", "x")}

@@ -197,7 +197,7 @@ def test_a_budget_over_all_runs_is_a_filter_at_fixed_orders(tmp_path):
 
 
 def test_the_command_declares_a_budget_as_a_filter(store, tmp_path):
-    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger*"))
+    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger.jsonl"))
     done = CliRunner().invoke(app, ["budget", str(tmp_path / "store"), "--epsilon", "4", "--delta", "1e-6"])
     assert done.exit_code == 0, done.output
     assert PopulationLedger.read(tmp_path / "store" / "ledger.jsonl").is_filter

@@ -178,6 +178,20 @@ def test_a_changed_line_is_seen_and_named(path, change):
     assert path.read_bytes() == b"".join(lines)  # nothing is lost by looking
 
 
+@pytest.mark.parametrize("at", [-1, -2, -40, -120])
+def test_a_changed_bit_of_the_last_line_never_cuts_it_off(path, at):
+    """The line was written whole, so its charge was made; without JSON it must not pass for a torn one."""
+    Ledger.open(path).charge(ROUND, round=7)
+    whole = bytearray(path.read_bytes())
+    for bit in range(8):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << bit
+        path.write_bytes(damaged)
+        with pytest.raises(LedgerError):
+            Ledger.open(path)
+        assert path.read_bytes() == bytes(damaged)
+
+
 def test_an_edited_last_line_is_not_taken_for_a_torn_one(path):
     lines = lines_of(path)
     last_edited(lines)

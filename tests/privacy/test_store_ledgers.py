@@ -9,14 +9,14 @@ import pytest
 import unheard
 from tests.corpus.inputs import write_jsonl
 from unheard.corpus import pipeline
-from unheard.corpus.store import TokenStore
-from unheard.errors import BudgetExceeded, LedgerError, UnprovenCombination
+from unheard.corpus.store import TokenStore, write_digests
+from unheard.errors import BudgetExceeded, LedgerError, UnheardError, UnprovenCombination
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
-from unheard.privacy.population_statement import all_runs, store_statement
+from unheard.privacy.population_statement import all_runs, find_population_ledger, store_statement
 from unheard.privacy.rdp import FILTER_ORDERS
-from unheard.privacy.store_ledgers import RECORD, continue_ledger
+from unheard.privacy.store_ledgers import RECORD, continue_ledger, known_position, remember_position
 from unheard.training.initialise import population_ledger_of
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
@@ -25,7 +25,7 @@ ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 @pytest.fixture
 def own(run, store, tmp_path):
     """The run on a copy of the store that nothing was charged to yet."""
-    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger*"))
+    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger.jsonl"))
     return replace(run, corpus=tmp_path / "store", training=unheard.Training(rounds=1))
 
 
@@ -64,6 +64,53 @@ def test_a_damaged_record_of_the_ledgers_is_an_error(own, tmp_path, content):
     (tmp_path / "store" / RECORD).write_text(content)
     with pytest.raises(LedgerError, match="Put back"):
         list(unheard.train(own, tmp_path / "second"))
+
+
+def test_a_store_that_lost_the_record_of_its_ledgers_is_refused(own, tmp_path):
+    list(unheard.train(own, tmp_path / "first"))
+    for name in (RECORD, "ledger.jsonl"):
+        (tmp_path / "store" / name).unlink()
+        with pytest.raises(LedgerError, match=r"ledgers\.json is missing"):
+            list(unheard.train(own, tmp_path / "second"))
+    with pytest.raises(LedgerError, match=r"ledgers\.json is missing"):
+        store_statement(tmp_path / "store")
+
+
+def test_a_ledger_that_was_cut_to_the_start_of_the_last_run_is_an_error(own, tmp_path):
+    """The store remembers the ledger when a checkpoint is saved, not only when a run begins."""
+    list(unheard.train(own, tmp_path / "first"))
+    ledger = tmp_path / "store" / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    began = next(i for i, line in enumerate(lines) if b'"began"' in line)
+    ledger.write_bytes(b"".join(lines[: began + 1]))
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        list(unheard.train(own, tmp_path / "second"))
+    with pytest.raises(LedgerError, match="shortened or replaced"):
+        find_population_ledger(ledger, True)
+
+
+def test_a_store_never_remembers_an_earlier_position_again(own, tmp_path):
+    list(unheard.train(own, tmp_path / "first"))
+    store, ledger = tmp_path / "store", tmp_path / "store" / "ledger.jsonl"
+    later = known_position(store, ledger)
+    remember_position(store, ledger, {**later, "length": later["length"] - 1, "head": "earlier"})
+    assert known_position(store, ledger) == later
+
+
+@pytest.mark.parametrize(("before", "after"), [(b'"events"', b'"evenus"'), (b'"digests"', b'"digestr"')])
+def test_a_damaged_record_of_the_corpus_is_an_error(own, tmp_path, before, after):
+    """Without its events a private vocabulary would look free, without its digests the store would not be checked."""
+    path = tmp_path / "store" / "corpus.json"
+    record = json.loads(path.read_bytes())
+    record["vocabulary"]["events"] = []
+    path.write_bytes(json.dumps(record).encode())
+    write_digests(tmp_path / "store")
+    TokenStore.open(tmp_path / "store")
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(UnheardError, match=r"corpus\.json"):
+        TokenStore.open(tmp_path / "store")
+    with pytest.raises(LedgerError, match=r"corpus\.json"):
+        store_statement(tmp_path / "store")
 
 
 def test_a_named_ledger_that_was_used_before_must_be_there_too(own, tmp_path):

@@ -24,6 +24,7 @@ from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import pld as losses
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.store_ledgers import begin_record
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
 from unheard.training.loop import train_together
 
@@ -295,6 +296,7 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
     list(run_steps(place, [first]))
     shutil.rmtree(place.work)
     (store.path / "ledgers.json").unlink()  # the store remembers the ledgers of the experiments, which are gone too
+    begin_record(store.path)
     assert list(run_steps(place, [first])) == []
     list(run_steps(place, [Step(recipes=("trade-offs-adjusted",), runs=("then-flat-S10*",))]))
     assert [line["name"] for line in lines(place)] == [first.runs[0], first.runs[0], "then-flat-S10-sigma0.006"]

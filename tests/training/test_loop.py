@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import unheard
-from unheard.corpus.store import write_store
+from unheard.corpus.store import TokenStore, write_store
 from unheard.errors import (
     BudgetExceeded,
     CheckpointCorrupt,
@@ -460,7 +460,9 @@ def test_a_chunk_of_no_users_is_refused(number):
 
 
 def noise_of(folder: Path, run: unheard.Run, attempt: int = 0) -> dict[str, int]:
-    streams = initialise.streams_of(run, Ledger.read(folder / "ledger.jsonl").facts)
+    streams = initialise.streams_of(
+        run, Ledger.read(folder / "ledger.jsonl").facts, TokenStore.open(run.corpus).content_digest
+    )
     purposes = ("sampling", "batches", "noise", "count")
     return {name: int(getattr(streams, name)(attempt).integers(2**63)) for name in purposes}
 
@@ -492,6 +494,34 @@ def test_a_run_from_another_model_at_the_same_path_has_other_noise(run, tmp_path
     assert not set(drawn[0].values()) & set(drawn[1].values())
 
 
+def other_text(store: TokenStore, path: Path) -> TokenStore:
+    """A store that was prepared like another, so that its corpus.json is the same, from other text."""
+    users = [store.train.tokens(k)[::-1].copy() for k in range(store.train.num_users)]
+    held_out = [store.held_out.tokens(k) for k in range(store.held_out.num_users)]
+    other = write_store(path, train=users, held_out=held_out, vocabulary=store.vocabulary, info=store.info)
+    assert other.name == store.name
+    return other
+
+
+def test_runs_of_one_seed_on_stores_that_were_prepared_alike_share_no_noise(run, store, tmp_path):
+    seeded = reproducible(run, rounds=1)
+    drawn = []
+    for name, corpus in (("one", store.path), ("two", other_text(store, tmp_path / "store").path)):
+        one = replace(seeded, corpus=corpus)
+        list(unheard.train(one, tmp_path / name))
+        drawn.append(noise_of(tmp_path / name, one))
+    assert not set(drawn[0].values()) & set(drawn[1].values())
+
+
+def test_a_run_is_not_resumed_on_other_text_that_was_prepared_alike(run, store, tmp_path):
+    named = replace(run, ledger=tmp_path / "ledger.jsonl", training=unheard.Training(rounds=1))
+    list(unheard.train(named, tmp_path / "run"))
+    other = other_text(store, tmp_path / "store")
+    with pytest.raises(LedgerError, match="other text"):
+        list(unheard.resume(tmp_path / "run", rounds=2, corpus=other.path))
+    assert [report.round for report in unheard.resume(tmp_path / "run", rounds=2)] == [2]
+
+
 def test_runs_with_shared_cohorts_share_cohorts_and_never_noise(run, tmp_path):
     one = reproducible(run, rounds=1, shared_cohorts=True)
     two = replace(one, plan=replace(one.plan, clip=unheard.FlatClip(norm=1.9)))
@@ -510,7 +540,7 @@ def test_shared_cohorts_need_a_seed():
 
 def test_a_seeded_folder_of_an_older_version_goes_on_with_its_streams(run):
     seeded = reproducible(run)
-    old = initialise.streams_of(seeded, {"randomness": {"mode": "reproducible"}})
+    old = initialise.streams_of(seeded, {"randomness": {"mode": "reproducible"}}, "")
     assert old == ReproducibleStreams(seed=1)
     assert old.noise(3).integers(2**63) == reproducible_generator(1, "noise", 3).integers(2**63)
 

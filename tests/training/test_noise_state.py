@@ -55,7 +55,7 @@ def corpus(tmp_path_factory, store) -> Path:
 
 @pytest.fixture
 def place(corpus, tmp_path) -> Path:
-    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger*"))
+    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
     return tmp_path
 
 
@@ -193,7 +193,7 @@ def opened(folder: Path) -> tuple[JointLedger, noise_state.NoiseState]:
     """The ledgers and the noise state of a folder, as training opens them."""
     saved, _ = read_saved_run(folder / "run.toml")
     ledger = reopen_ledgers(saved, RunFolder(folder), TokenStore.open(saved.corpus))
-    streams = streams_of(saved, ledger.facts)
+    streams = streams_of(saved, ledger.facts, unheard.TokenStore.open(saved.corpus).content_digest)
     state = noise_state.open_noise_state(saved, RunFolder(folder), ledger, streams, torch.device("cpu"))
     assert state is not None
     return ledger, state

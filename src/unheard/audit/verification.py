@@ -37,7 +37,7 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.matrix_factorization import Factorisation
-from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
+from unheard.privacy.population_ledger import FILE, read_population_ledger, run_id
 from unheard.privacy.run_ledger import check_ledger, check_population, remembered
 from unheard.privacy.statement import statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
@@ -194,7 +194,7 @@ def _facts(folder: Folder) -> Iterator[str]:
     expected = {
         **run.plan.facts(run.model.layout),
         "delta": run.claimed_delta,
-        "randomness": streams_of(run, ledger.facts).describe(),
+        "randomness": streams_of(run, ledger.facts, "").describe(),
         "parameters": run.model.layout.total,
     }
     different = sorted(key for key, value in expected.items() if ledger.facts.get(key) != json.loads(json.dumps(value)))
@@ -436,7 +436,7 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
             raise CheckFailed(f"{path} is missing: what these people have spent was recorded there. Put it back.")
         raise CheckSkipped(f"not checked: the store's ledger is not at {path} (name the store with --corpus)")
     try:
-        population = PopulationLedger.read(path)
+        population = read_population_ledger(Path(corpus or run.corpus), path)
     except UnheardError as error:
         raise CheckFailed(f"the store's ledger cannot be trusted: {error}") from None
     member = population.members.get(run_id(ledger))

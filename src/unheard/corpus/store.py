@@ -7,6 +7,7 @@
     vocabulary.txt     one word per line, in the order of the ids
     train/ held_out/ public/ test_posts/     the shards of each split (`shards`), optionally features.npy
     ledger.jsonl       the privacy ledger of these users, written by training (privacy/population_ledger.py)
+    ledgers.json       where this and other ledgers of these users stood (privacy/store_ledgers.py)
 
     store = TokenStore.open("corpora/posts")
     store.train.num_users
@@ -15,7 +16,7 @@
 
 Users are numbers; the store contains no ids of users and no text. `StoreWriter` fills `<path>.partial` and renames it
 when the store is complete, so an incomplete store is never at its final path. Opening checks every size, and the
-digests of the offsets and of the vocabulary; it takes milliseconds. `TokenStore.check_files` checks every digest.
+digests of all files but tokens and features; it takes milliseconds. `TokenStore.check_files` checks every digest.
 """
 
 import hashlib
@@ -34,12 +35,12 @@ from unheard import storage
 from unheard.corpus.shards import REMEDY, Shard, token_dtype, write_shard
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
+from unheard.privacy.store_ledgers import DIGESTS, RECORD, begin_record
 
 FORMAT = 1
 SPLITS = ("train", "held_out", "public", "test_posts")
 
-DIGESTS = "digests.json"
-_SMALL_FILES = (".offsets", ".txt", "layout.json")  # endings of the files whose digests are checked at every opening
+_LARGE_FILES = (".tokens", ".npy")  # endings of the files whose digests are not checked at every opening
 _WHOLE_STORE_ONLY = ("counts.json", "canaries.json")  # files that a part of a store does not have
 
 _LONG_USER = 400  # ids per user from which on copying one user after the other is faster than copying id by id
@@ -237,7 +238,8 @@ class TokenStore:
         self.shards = int(layout["shards"])
         self.dtype = np.dtype(layout["dtype"])
         self.part = _read_json(path / "part.json") if (path / "part.json").is_file() else None
-        self.digests = _read_digests(path) if info.get("digests") else None
+        is_recorded = bool(info.get("digests")) or os.path.lexists(path / DIGESTS)
+        self.digests = _read_digests(path) if is_recorded else None
         self.train = self._split("train")
         self.held_out = self._split("held_out")
         self.public = self._split("public") if (path / "public").is_dir() else None
@@ -278,7 +280,8 @@ class TokenStore:
         store = cls(folder, info, layout, vocabulary)
         store._check_sizes()
         # DP: a flipped bit in the offsets moves text from one user to another, and no size changes.
-        store._check_digests(name for name in store.digests or () if name.endswith(_SMALL_FILES))
+        # DP: damaged, corpus.json may have lost the events of a private vocabulary.
+        store._check_digests(name for name in store.digests or () if not name.endswith(_LARGE_FILES))
         return store
 
     def check_files(self) -> int | None:
@@ -333,6 +336,19 @@ class TokenStore:
     def name(self) -> str:
         """A hash of corpus.json: it identifies how the corpus was prepared, and depends on no count and no text."""
         return hashlib.sha256(json.dumps(self.info, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def content_digest(self) -> str:
+        """A hash of the training users' text, the same for all parts of a store. It is as secret as the text: two stores
+        that were prepared in the same way have one `name`, and only this tells them apart.
+
+        Of a store of version 0.1.0, the boundaries of the users alone.
+        """
+        files = sorted(
+            (name, sha256) for name, (_, sha256) in (self.digests or {}).items() if name.startswith("train/")
+        )
+        content = json.dumps(files).encode() if files else self.train.boundaries_digest()
+        return hashlib.sha256(content).hexdigest()
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -427,6 +443,8 @@ class StoreWriter:
         }
         content = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
         storage.replace_file(self.partial / "corpus.json", content.encode())
+        if not (self.partial / RECORD).exists():  # else it names the ledger that this store continues
+            begin_record(self.partial)
         write_digests(self.partial)
         return TokenStore.open(self.partial)
 
@@ -517,7 +535,7 @@ def write_digests(folder: Path, known: Mapping[str, tuple[int, str]] | None = No
         if name not in files and (folder / name).is_file():
             files[name] = ((folder / name).stat().st_size, _sha256(folder / name))
     content = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
-    write_private_json(folder / DIGESTS, {"files": content})
+    write_private_json(folder / DIGESTS, {"files": content, "ledgers": (folder / RECORD).is_file()})
 
 
 def _read_digests(folder: Path) -> dict[str, tuple[int, str]]:

@@ -25,6 +25,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from unheard.errors import LedgerError
 
 _SEAL = b',"hash":"'  # then 64 hex digits, then the end of the line
 _SEAL_LENGTH = len(_SEAL) + 64 + len(b'"}')
+_WHOLE_SEAL = re.compile(re.escape(_SEAL) + rb'[0-9a-f]{64}"}')
 LOCK_WAIT_SECONDS = 60.0
 """How long to wait for another process, which holds the lock only while it writes one line."""
 
@@ -166,9 +168,9 @@ class ChainedFile:
     def read(self) -> list[dict[str, Any]]:
         """Read and verify what was added since the last call; the file is not touched.
 
-        A last line that is not JSON is what a power loss leaves of a line. It is left out, since `append` had not
-        returned when it was written and so nothing was released on its account. A last line that lacks only its newline
-        counts.
+        A last line that is not JSON and has no end is what a power loss leaves of a line. It is left out, since `append`
+        had not returned when it was written and so nothing was released on its account. A last line that lacks only its
+        newline counts. A last line that is whole and damaged is an error.
 
         Returns:
             The new records in the order of the file, without the header.
@@ -191,7 +193,7 @@ class ChainedFile:
                 f"{self.path} is not a ledger: it has no whole first line. Put back an untouched copy. If a run was just "
                 "being created here, delete the file: nothing was charged."
             )
-        if not rest and (self.hashes or len(lines) > 1) and lines and _is_torn(lines[-1]):
+        if not rest and (self.hashes or len(lines) > 1) and lines and _is_torn(lines[-1] + b"\n"):
             rest = lines.pop() + b"\n"
         records = [record for line in lines for record in self._verify(line, len(line) + 1)]
         self._torn, self.repaired = 0, None
@@ -268,7 +270,11 @@ class ChainedFile:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether the bytes are what a power loss leaves of a line: not JSON at all (an edited line is still JSON)."""
+    """Whether the bytes are what a power loss leaves of a line: its beginning, or blocks of zeros; and not JSON."""
+    # DP: a line with its end was written whole. If a byte of it changed later, to cut it off would forget its charge.
+    is_whole = (_SEAL in line or line.endswith(b'"}\n')) if line.endswith(b"\n") else _WHOLE_SEAL.search(line)
+    if is_whole and b"\0\0" not in line:
+        return False
     try:
         json.loads(line)
     except ValueError:

@@ -102,6 +102,7 @@ class PopulationLedger:
         self._moved_to: Path | None = None
         self._came_from: tuple[ChainedFile, ...] = ()
         self._file = ChainedFile(path, FORMAT)
+        self._home: tuple[Path, Path] | None = None  # the store, and the ledger as the run file names it
 
     @classmethod
     def open(
@@ -258,6 +259,13 @@ class PopulationLedger:
             if sha256 not in self.released:
                 self._write({"released": {"run": run, "sha256": sha256}})
 
+    def remember(self) -> None:
+        """Let the store record how far its ledger has grown, so that a ledger that is cut later is noticed."""
+        if self._home is not None:
+            store, path = self._home
+            with _advice_on_failure(store):
+                remember_position(store, path, self.position_at(path))
+
     def set_budget(self, budget: Budget) -> None:
         """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record.
 
@@ -336,7 +344,7 @@ class PopulationLedger:
                     return
             there = PopulationLedger.open(self._moved_to, {}, must_exist=True)
             there._came_from += (self._file, *self._came_from)
-            self.__dict__.update(there.__dict__)
+            self.__dict__.update(there.__dict__, _home=self._home)
         raise LedgerError(f"{self.path} moves in a circle. Name the right one: [privacy] ledger.")
 
     def _write(self, *records: dict[str, Any]) -> None:
@@ -407,7 +415,15 @@ class JointLedger:
         population.settle(self.run, ledger.entries)
 
     @classmethod
-    def begin(cls, ledger: Ledger, population: PopulationLedger, name: str, parent: Ledger | None = None) -> None:
+    def begin(
+        cls,
+        ledger: Ledger,
+        population: PopulationLedger,
+        name: str,
+        parent: Ledger | None = None,
+        *,
+        store: str | None = None,
+    ) -> None:
         """Register a new run with the population.
 
         Args:
@@ -415,12 +431,15 @@ class JointLedger:
             population: The ledger of the store's population.
             name: The name of the run in statements.
             parent: The ledger of the run that this run begins from.
+            store: The digest of the users' text, which the run must find again when it is resumed. This ledger is as
+                secret as the store.
         """
         if parent is not None:
             # DP: the earlier run had the same users, unless declared otherwise; on this store it is charged already.
             population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
             population.settle(run_id(parent), parent.entries)
-        population.register(run_id(ledger), _repeated_facts(ledger, name), held=len(ledger), is_new=True)
+        facts = _repeated_facts(ledger, name) | ({} if store is None else {"store": store})
+        population.register(run_id(ledger), facts, held=len(ledger), is_new=True)
 
     def charge(self, event: Event, round: int, *, again: bool = False) -> None:
         """Charge both ledgers; both events are on disk when this returns. `again`: as in `PopulationLedger.charge`.
@@ -436,6 +455,10 @@ class JointLedger:
     def record_release(self, sha256: str) -> None:
         """Record in the population's ledger the digest of a model that the run is about to write."""
         self.population.record_release(self.run, sha256)
+
+    def remember(self) -> None:
+        """Let the store record how far the population's ledger has grown."""
+        self.population.remember()
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -544,12 +567,7 @@ def open_population_ledger(
             ) from None
     position = known_position(Path(store), path)
     population = PopulationLedger.open(path, {"corpus": corpus}, must_exist=must_exist or position is not None)
-    # DP: a ledger that was cut or replaced would make these users look less spent than they are.
-    if position is not None and not population.contains(position):
-        raise LedgerError(
-            f"{path} does not hold what was charged when it was last opened for {store}: it was shortened or replaced. Put "
-            "the right one back; without it what these people have spent cannot be known."
-        )
+    _check_position(population, position, path)
     if (earlier := ledger_to_join(Path(store))) is not None:
         population.take_over(PopulationLedger.open(earlier, {}, must_exist=True))
         mark_joined(Path(store))
@@ -558,8 +576,31 @@ def open_population_ledger(
         population.register(name, {"name": "the private vocabulary"}, held=0)
         # DP: a vocabulary found in the users' own text was paid for by the same users, once for all runs.
         population.settle(name, [from_record(record) for record in vocabulary_events])
-    remember_position(Path(store), path, population.position_at(path))
+    population._home = (Path(store), path)
+    population.remember()
     return population
+
+
+def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
+    """Read the ledger of a store's population without writing, and check that it holds what the store remembers of it.
+
+    Raises:
+        LedgerError: The ledger is damaged, shortened or replaced, or the store's record of its ledgers is damaged.
+    """
+    # In this order a run that trains meanwhile is read without contradictions: the ledger only grows.
+    position = known_position(store, ledger)
+    population = PopulationLedger.read(ledger)
+    _check_position(population, position, ledger)
+    return population
+
+
+def _check_position(population: PopulationLedger, position: Mapping[str, Any] | None, path: Path) -> None:
+    # DP: a ledger that was cut or replaced would make these users look less spent than they are.
+    if position is not None and not population.contains(position):
+        raise LedgerError(
+            f"{path} does not hold what was charged when its store last recorded it: it was shortened or replaced. Put the "
+            "right one back; without it what these people have spent cannot be known."
+        )
 
 
 def _charge(run: str, position: int, event: Event) -> dict[str, Any]:

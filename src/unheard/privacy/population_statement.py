@@ -29,10 +29,10 @@ from unheard.privacy.accountants import (
 from unheard.privacy.budget import WHY, Budget, claim_of_run, odometer
 from unheard.privacy.events import Event, NonPrivate, Selection, from_record, has_rounds
 from unheard.privacy.ledger import Entry
-from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger
+from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger, read_population_ledger
 from unheard.privacy.statement import plain
 from unheard.privacy.statement_text import figure, rounded_up, row
-from unheard.privacy.store_ledgers import known_position
+from unheard.privacy.store_ledgers import known_position, read_corpus_record
 from unheard.privacy.trade_off import figures, figures_of_pair
 
 NOT_COVERED = [
@@ -104,11 +104,12 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
         raise LedgerError(
             f"{path.parent / FILE} is missing: what these people have spent was recorded there. Put it back."
         )
+    record = read_corpus_record(path.parent)
     try:
-        vocabulary = json.loads(path.read_text(encoding="utf-8"))["vocabulary"]
+        vocabulary = record["vocabulary"]
         events = [from_record(record) for record in vocabulary.get("events", [])]
         kind = str(vocabulary["kind"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
             f"{path} cannot be read, so what the vocabulary of this store cost cannot be known. Put a whole copy back."
         ) from None
@@ -162,12 +163,13 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     """
     first = _first_line(path)
     if first.get("ledger") == FORMAT:
-        return PopulationLedger.read(path)
+        return read_population_ledger(path.parent, path)
     if not wanted:
         return None
     try:
         tables = parse_toml((path.parent / "run.toml").read_text(encoding="utf-8"))
-        ledger = Path(tables["privacy"].get("ledger") or Path(tables["corpus"]["path"]) / FILE)
+        store = Path(tables["corpus"]["path"])
+        ledger = Path(tables["privacy"].get("ledger") or store / FILE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
             f"{path.parent / 'run.toml'} does not say where the run's store lies. Name the store itself."
@@ -175,7 +177,7 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
     ledger = ledger / FILE if ledger.is_dir() else ledger
     if not ledger.is_file():
         raise LedgerError(f"The store's ledger is not at {ledger}. Name the store itself: unheard statement STORE.")
-    return PopulationLedger.read(ledger)
+    return read_population_ledger(store, ledger)
 
 
 def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str, Events | None]:

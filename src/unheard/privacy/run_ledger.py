@@ -24,7 +24,7 @@ from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, LedgerError
 from unheard.privacy.events import Selection
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import FILE, PopulationLedger, run_id
+from unheard.privacy.population_ledger import FILE, PopulationLedger, read_population_ledger, run_id
 from unheard.run_folder import RunFolder
 
 MAX_HEADER_BYTES = 100_000_000
@@ -172,12 +172,13 @@ def population_of(folder: RunFolder) -> PopulationLedger | None:
     """The population's ledger where the run file says; None if there is none at that path or no readable run file."""
     try:
         tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
-        path = Path(tables.get("privacy", {}).get("ledger") or Path(tables["corpus"]["path"]) / FILE)
+        store = Path(tables["corpus"]["path"])
+        path = Path(tables.get("privacy", {}).get("ledger") or store / FILE)
         path = path / FILE if path.is_dir() else path
         is_there = path.is_file()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return PopulationLedger.read(path) if is_there else None
+    return read_population_ledger(store, path) if is_there else None
 
 
 def _remembered(path: Path) -> Remembered:

@@ -3,15 +3,18 @@
 The ledger of a population lies in the store, or where `[privacy] ledger` says. A new run has nothing else to compare it
 with: no checkpoint of its own remembers the ledger yet. So the store keeps a small file, `ledgers.json`:
 
-    {"known": {"ledger.jsonl": {"ledger": ..., "length": n, "head": ...}},     where each ledger stood when last opened
+    {"known": {"ledger.jsonl": {"ledger": ..., "length": n, "head": ...}},     where each ledger stood at the last save
      "continues": {"ledger": path, "joined": false},                           the ledger of an earlier store
      "at": {"path": ..., "inode": ...}}                                        the store itself, to tell it from a copy
 
 In: the folder of a store, and the path of a ledger. Out: the position that the ledger must have grown out of, and the
 ledger of the earlier store that this one continues (`unheard prepare --continues`). Both hold paths and hashes only.
+A store has the file from its preparation on, and `digests.json` says so: where it is missing, it was deleted. Stores of
+version 0.1.0 and parts of stores have none.
 """
 
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -23,6 +26,34 @@ from unheard.config import parse_json
 from unheard.errors import LedgerError
 
 RECORD = "ledgers.json"
+DIGESTS = "digests.json"
+
+
+def begin_record(store: Path) -> None:
+    """Write the record of a new store: it was charged in no ledger yet."""
+    storage.create_file(store / RECORD, (json.dumps(_NOTHING_KNOWN, indent=2) + "\n").encode())
+
+
+def read_corpus_record(store: Path) -> dict[str, Any]:
+    """Read corpus.json, which names what the vocabulary has cost.
+
+    Raises:
+        LedgerError: It cannot be read, or is not as it was written.
+    """
+    path = store / "corpus.json"
+    try:
+        content = path.read_bytes()
+        written = _digests(store)["files"]["corpus.json"]["sha256"] if os.path.lexists(store / DIGESTS) else None
+        record = parse_json(content)
+        # DP: a damaged record may have lost the events of a private vocabulary.
+        if written not in (None, hashlib.sha256(content).hexdigest()) or not isinstance(record, dict):
+            raise ValueError
+        return record
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LedgerError(
+            f"{path} is not as it was written, so what the vocabulary of this store cost cannot be known. Put a whole copy "
+            "back."
+        ) from None
 
 
 def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
@@ -40,10 +71,17 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:
     """Record where a ledger stands. A read-only store, whose ledger lies elsewhere, is left as it is."""
     here, key = _place_of(store), _key(store, ledger)
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        known = record["known"].get(key)
+        # DP: another run may have recorded a later position meanwhile; an earlier one would let the ledger be cut.
+        is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]
+        return {**record, "known": {**record["known"], key: known if is_later else dict(position)}, "at": here}
+
     record = _read(store)
-    if record["known"].get(key) != position or record["at"] != here:
+    if change(record) != record:
         try:
-            _change(store, lambda record: {**record, "known": {**record["known"], key: dict(position)}, "at": here})
+            _change(store, change)
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not os.path.isabs(key):
                 raise
@@ -66,6 +104,9 @@ def mark_joined(store: Path) -> None:
     _change(store, lambda record: {**record, "continues": {**record["continues"], "joined": True}})
 
 
+_NOTHING_KNOWN: dict[str, Any] = {"known": {}, "continues": None, "at": None}
+
+
 def _place_of(store: Path) -> dict[str, str]:
     """Tells a store from a copy of it: one that was moved keeps its inode, one that was put back its path."""
     status = os.stat(store)
@@ -80,9 +121,16 @@ def _key(store: Path, ledger: Path) -> str:
 
 def _read(store: Path) -> dict[str, Any]:
     path = store / RECORD
-    if not os.path.lexists(path):
-        return {"known": {}, "continues": None, "at": None}
     try:
+        if not os.path.lexists(path):
+            # DP: a store that was prepared with the record and lacks it may have been charged in a ledger that is gone.
+            if os.path.lexists(store / DIGESTS) and _digests(store).get("ledgers"):
+                raise LedgerError(
+                    f"{path} is missing: it records which ledgers this store has been charged in. Put it back; without it "
+                    "nobody can say whether the ledger is whole. If it is lost, prepare the store again with `unheard "
+                    "prepare --continues`, which keeps the charges."
+                )
+            return dict(_NOTHING_KNOWN)
         record = parse_json(path.read_text(encoding="utf-8"))
         known, continues, at = record["known"], record.get("continues"), record.get("at")
         is_place = at is None or {*at} == {"path", "inode"}
@@ -96,6 +144,10 @@ def _read(store: Path) -> dict[str, Any]:
             f"{path} is damaged: it records which ledgers this store has been charged in. Put back a whole copy."
         ) from None
     return {"known": known, "continues": continues, "at": at}
+
+
+def _digests(store: Path) -> dict[str, Any]:
+    return parse_json((store / DIGESTS).read_text(encoding="utf-8"))
 
 
 def _change(store: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -61,6 +61,7 @@ def save_checkpoint(
         if state.round:
             ledger.record_release(parameters_digest(state.params_P))
         facts["people"] = ledger.position
+        ledger.remember()
     _save(path, tensors, facts)
     # DP: the model names the ledger that it belongs to, also in a folder that is passed on without its checkpoints.
     save_model(folder.model, model, state.params_P, released)

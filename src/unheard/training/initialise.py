@@ -83,7 +83,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
         # Beside the ledger: with it the files of the models are those of a run on this machine, to the byte.
         replace_file(folder.federated, json.dumps(engine.facts).encode())
     charge_earlier_costs(run, store, ledger)
-    JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run))
+    JointLedger.begin(ledger, population, Path(out).name, parent_ledger(run), store=store.content_digest)
     joint = JointLedger(ledger, population)
     save_checkpoint(folder, run.model, state, joint, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not
@@ -158,6 +158,13 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
     is_known = any(source.population_position is not None for source in sources)
     population = population_ledger_of(run, store, must_exist=is_known)
     check_population(population, run_id(ledger), len(ledger), sources)
+    member = population.members.get(run_id(ledger))
+    # DP: the charges are those of the users that the run began with; others would take part in it uncharged.
+    if member and not member.has_repeats and member.facts.get("store") not in (None, store.content_digest):
+        raise LedgerError(
+            f"{store.path} was prepared like the store that this run began with, but holds other text. Put the right store "
+            "back, or name it with --corpus; for the new text, begin a new run."
+        )
     return JointLedger(ledger, population)
 
 
@@ -179,13 +186,14 @@ def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
     return replace(state, params_P=state.params_P.to(device), server_memory=memory)
 
 
-def streams_of(run: Run, facts: Mapping[str, Any]) -> Streams:
+def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
     """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
 
     Args:
         run: The run as configured.
         facts: The header of its ledger. A seeded run of a version before 0.2.0 goes on with the streams of its seed
             alone.
+        text: The digest of the users' text (`TokenStore.content_digest`). It decides the streams and is kept nowhere.
     """
     seed = run.training.reproducible_seed
     # DP: secure unless a seed is asked for by name.
@@ -200,7 +208,8 @@ def streams_of(run: Run, facts: Mapping[str, Any]) -> Streams:
             "The ledger's first line does not name the settings, the store and the first model of a seeded run: its "
             "noise cannot be drawn again. Put the right ledger back, or begin a new run."
         )
-    scope = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+    # DP: stores that were prepared in the same way have one name; runs on them must not share noise either.
+    scope = hashlib.sha256("\n".join(map(str, [*parts, text])).encode()).hexdigest()
     return ReproducibleStreams(seed=seed, scope=scope, shared_cohorts=run.training.shared_cohorts)
 
 

@@ -439,7 +439,7 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
     with folder.locked():
         ledger = reopen_ledgers(run, folder, store)
         accountant = run.budget.accountant if run.budget else RUNNING_ACCOUNTANT
-        streams = streams_of(run, ledger.facts)
+        streams = streams_of(run, ledger.facts, store.content_digest)
         state = restore_state(run, folder, engine.device)
         active = _ActiveRun(
             run=run,
