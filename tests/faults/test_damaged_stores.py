@@ -122,7 +122,7 @@ def test_a_store_without_any_one_of_its_files_is_not_opened(store, tmp_path):
     assert len(names) > 8
     for number, name in enumerate(names):
         copy = tmp_path / str(number)
-        shutil.copytree(store.path, copy, ignore=shutil.ignore_patterns("*ledger*"))
+        shutil.copytree(store.path, copy, ignore=shutil.ignore_patterns("*ledger.jsonl*"))
         TokenStore.open(copy)
         (copy / name).unlink()
         with pytest.raises(CorpusError):
