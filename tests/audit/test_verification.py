@@ -330,3 +330,10 @@ def test_every_part_of_a_declaration_is_compared_with_the_run_file(run, change):
     }
     with pytest.raises(verification.CheckFailed, match="other events or another budget"):
         verification._declared(own, other[change])
+
+
+def test_another_store_than_the_one_that_the_ledger_names_does_not_fit(run, tmp_path):
+    ledger = FakeLedger(facts={"corpus": "0" * 64}, entries=[])
+    folder = verification.Folder(RunFolder(tmp_path), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(verification.CheckFailed, match="is not the store that the ledger names"):
+        list(verification._store(folder, None))

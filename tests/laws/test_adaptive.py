@@ -212,3 +212,8 @@ def test_every_user_counts_one_in_the_balance_whatever_their_weight(weight):
         is_unclipped_U = torch.arange(5) < unclipped
         total = each.of_users(torch.zeros(5, 2), np.full(5, weight), is_unclipped_U)
         assert total.balance == 2 * min(unclipped, 5) - 5
+        chunks = [
+            each.of_users(torch.zeros(n, 2), np.full(n, weight), part)
+            for n, part in ((2, is_unclipped_U[:2]), (3, is_unclipped_U[2:]))
+        ]
+        assert (each.sum(chunks, 2).balance, each.sum(chunks, 2).weight) == (total.balance, total.weight)
