@@ -14,21 +14,21 @@ import tomli_w
 HERE = Path(__file__).parent
 OUT = HERE.parent / "src" / "unheard" / "performance" / "speeds.toml"
 PAPERS = {"model": "the paper's LSTM", "parameters": 1_346_144, "tokens_per_user": 1600}
-H200 = {"device": "NVIDIA H200", "is_gpu": True, "source": "results/2026-11-15-h200-stacked.md"}
+H200 = {"device": "NVIDIA H200", "is_gpu": True, "source": "results/2026-11-17-h200-speed.md"}
 CPU = {"device": "2 CPU cores", "is_gpu": False, "source": "results/2026-11-15-cpu-against-pfl.md"}
 
 READ: list[tuple[dict[str, Any], str]] = [
     (
         {**H200, "engine": "stacked, bfloat16", "users_per_round": 100, "of": "whole rounds"},
-        r"^\| whole rounds, 100 users a round \| ([\d,.]+) \|$",
+        r"^\| whole rounds, 100 users per round \| ([\d,.]+) \|$",
     ),
     (
         {**H200, "engine": "stacked, bfloat16", "users_per_round": 1250, "of": "whole rounds"},
-        r"^\| whole rounds, 1,250 users a round \| ([\d,.]+) \|$",
+        r"^\| whole rounds, 1,250 users per round \| ([\d,.]+) \|$",
     ),
     (
-        {**H200, "engine": "vectorised, bfloat16", "users_per_round": 1024, "of": "updates"},
-        r"^\| vectorised, bfloat16, 256 / 1,024 users \|.*/ ([\d,.]+) \|$",
+        {**H200, "engine": "vectorised, bfloat16", "users_per_round": 512, "of": "updates"},
+        r"^\| updates alone, vectorised, 512 users \| ([\d,.]+) \|$",
     ),
     (
         {**CPU, "engine": "stacked, float32", "users_per_round": 12, "of": "updates, clip, noise"},

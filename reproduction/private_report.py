@@ -92,7 +92,8 @@ def state_table(root: Path = REVIEWS) -> Table:
         columns=("step", "runs", "state", "minutes", "users/s", "date, commits"),
         rows=rows,
         note="Minutes and users/s are those of the first run of a step and of the runs that trained side by side with it, "
-        "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time.",
+        "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time; "
+        "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250.",
     )
 
 

