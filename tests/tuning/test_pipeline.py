@@ -19,7 +19,7 @@ from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run_file import read_run_file, run_toml
-from unheard.tuning import tuning_cost
+from unheard.tuning import projected_plan as cost_module
 from unheard.tuning.pipeline import Allowance, run_stages
 from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
 
@@ -253,9 +253,9 @@ def test_the_cost_of_a_tuning_is_that_of_every_charge_of_every_trial_at_the_smal
         SimpleNamespace(events=[event] * rounds, facts={"delta": delta})
         for rounds, delta in ((3, 1e-5), (4, 1e-6), (3, 1e-4))
     )
-    monkeypatch.setattr(tuning_cost, "read_run_ledger", lambda folder: next(ledgers))
-    monkeypatch.setattr(tuning_cost.RunFolder, "open", lambda folder: folder)
+    monkeypatch.setattr(cost_module, "read_run_ledger", lambda folder: next(ledgers))
+    monkeypatch.setattr(cost_module.RunFolder, "open", lambda folder: folder)
     trials = [SimpleNamespace(folder=name, run=SimpleNamespace(corpus="c")) for name in "abc"]
-    cost = tuning_cost.tuning_cost(trials, is_proxy=False)  # pyright: ignore[reportArgumentType]
+    cost = cost_module.tuning_cost(trials, is_proxy=False)  # pyright: ignore[reportArgumentType]
     assert (cost.charges, cost.runs, cost.delta) == (10, 3, 1e-6)
     assert cost.bound.epsilon == cost.noised.epsilon == best_epsilon([(event, 10)], 1e-6).epsilon
