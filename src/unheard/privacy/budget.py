@@ -273,7 +273,8 @@ WHY = {
     DECLARED: "the length may have been chosen after a look at results: the claim is the cost of all rounds that were "
     "declared, or that the declared budget allows",
     DOUBLED: "the run was made longer than it was declared, perhaps after a look at results: the claim is the cost of the "
-    "next doubling of the declared rounds, at a smaller delta",
+    "next doubling of the declared rounds, at a smaller delta. Over all lengths that the run could have been given, the "
+    "deltas add up to at most twice the delta of this statement",
     UNKNOWN: "the ledger, of an older version, does not say how many rounds were declared: the claim holds if the length "
     "was not chosen after a look at results",
 }
