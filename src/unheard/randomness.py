@@ -180,7 +180,6 @@ class ReproducibleStreams:
     scope: str | None = None
     shared_cohorts: bool = False
 
-    # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
     def sampling(self, attempt: int) -> np.random.Generator:
         """The generator for the cohort of an attempt, from the seed."""
         return self._cohort_generator("sampling", attempt)
@@ -191,6 +190,7 @@ class ReproducibleStreams:
 
     def noise(self, attempt: int) -> np.random.Generator:
         """The generator for the noise of an attempt, of this run alone."""
+        # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
         return self._own_generator("noise", attempt)
 
     def noise_key(self, attempt: int) -> bytes:
