@@ -341,18 +341,21 @@ def test_what_is_printed_holds_nothing_private(unheard, run_file, tmp_path):
     assert set(metrics) == {"round", "epsilon", "loss", "perplexity", "tokens"} | accuracies
 
 
-def test_ctrl_c_says_what_is_saved_and_how_to_go_on(capsys):
+def test_ctrl_c_says_what_the_command_keeps(capsys, monkeypatch):
+    from unheard.cli import processes
+
     def interrupted(report):
         yield report
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(processes, "_kept", [lambda: "Stopped. Three rounds are saved."])
     report = RoundReport(round=1, rounds=2, epsilon=1.0, delta=1e-5)
     with pytest.raises(KeyboardInterrupt):
         show_rounds(interrupted(report), "first", folder=Path("runs/first"))
-    assert "Stopped. What was done is saved: unheard resume runs/first continues." in capsys.readouterr().err
+    assert capsys.readouterr().err.count("unheard: Stopped. Three rounds are saved.") == 1
     with pytest.raises(KeyboardInterrupt):
         show_runs(interrupted((0, report)), ["first"])
-    assert "Stopped. What was done is saved: the same command continues." in capsys.readouterr().err
+    assert capsys.readouterr().err.count("unheard: Stopped. Three rounds are saved.") == 1
 
 
 def test_init_chooses_the_noise_for_a_target(tmp_path, monkeypatch):

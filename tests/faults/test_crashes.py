@@ -136,6 +136,7 @@ def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_fact
 
 
 @TAKES_MANY
+@pytest.mark.system
 @pytest.mark.parametrize("fault", [disk_full, read_only])
 def test_a_full_or_read_only_disk_at_any_write_is_one_clear_message_and_no_loss(small, place, tmp_path_factory, fault):
     names = [name for name in names_of_steps(small, tmp_path_factory) if name.startswith("file")]

@@ -25,6 +25,8 @@ from unheard.federated.node import NodeData
 from unheard.federated.server import FederatedEngine
 from unheard.updates.users import StoredUsers
 
+pytestmark = pytest.mark.system
+
 NODES = 5
 
 

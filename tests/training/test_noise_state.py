@@ -561,10 +561,10 @@ def test_of_several_keys_of_one_attempt_the_last_one_is_that_of_its_noise(place)
 
     def history() -> torch.Tensor:
         run, _ = read_saved_run(folder / "run.toml")
-        ledger = reopen_ledgers(run, RunFolder.open(folder), TokenStore.open(run.corpus))
-        state = noise_state.open_noise_state(
-            run, RunFolder.open(folder), ledger, streams_of(run, ledger.facts), torch.device("cpu")
-        )
+        store = TokenStore.open(run.corpus)
+        ledger = reopen_ledgers(run, RunFolder.open(folder), store)
+        streams = streams_of(run, ledger.facts, store.content_digest)
+        state = noise_state.open_noise_state(run, RunFolder.open(folder), ledger, streams, torch.device("cpu"))
         assert state is not None
         return state._history.rows.clone()
 

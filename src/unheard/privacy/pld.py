@@ -15,7 +15,7 @@ test suite compares with Microsoft's independent prv-accountant (Gopi, Lee and W
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -188,7 +188,7 @@ def _largest_loss(event: Event) -> float:
         drawn = np.arange(event.examples_per_user + 1)
         furthest = event.examples_per_user + 10.2 * z
         exponents = binom.logpmf(drawn, event.examples_per_user, q) + (drawn * furthest - drawn**2 / 2) / z**2
-        return float(logsumexp(exponents))
+        return float(cast(Any, logsumexp(exponents)))
     exponent = math.log(q) + (1 + 10.2 * z) / z**2
     return exponent + 1 if exponent > 0 else math.exp(exponent)
 

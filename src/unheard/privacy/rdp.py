@@ -28,6 +28,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
@@ -261,4 +262,4 @@ def _log_moment(q: float, z: float, moment: int) -> float:
     exponent = k * (k - 1) / (2 * z**2)
     log_expm1 = exponent + np.log(-np.expm1(-exponent))
     log_binomial = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(q) + (n - k) * math.log1p(-q)
-    return float(np.logaddexp(0.0, logsumexp(log_binomial + log_expm1)))
+    return float(np.logaddexp(0.0, cast(Any, logsumexp(log_binomial + log_expm1))))
