@@ -180,17 +180,22 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Read the evaluations by round; for a round that was repeated, the latest.
 
-        A line that a crash has torn, or that is no evaluation, is skipped; `verify` reports it.
+        A last line without its end, which a crash has torn, is skipped.
+
+        Raises:
+            RunFolderError: A whole line is not an evaluation.
         """
         by_round: dict[int, dict[str, Any]] = {}
-        if self.metrics.exists():
-            for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-                with contextlib.suppress(
-                    ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError
-                ):  # a line may be torn
-                    row = json.loads(line)
-                    if all(map(_is_number, row.values())):
-                        by_round[int(row["round"])] = row
+        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else [b""]
+        for number, line in enumerate(lines, start=1):
+            row = _evaluation(line)
+            if row is not None:
+                by_round[int(row["round"])] = row
+            elif number < len(lines):
+                raise RunFolderError(
+                    f"{self.metrics}, line {number} is not an evaluation: the file was damaged or changed. Restore it "
+                    "from a copy, or delete it: neither the model nor the ledger needs it."
+                )
         return [by_round[r] for r in sorted(by_round)]
 
     def public_settings(self) -> dict[str, Any]:
@@ -281,6 +286,15 @@ def _are_figures(content: Any) -> bool:
     figures += [content["users"][key][p] for key in (*accuracies, "perplexity") for p in ("mean", "p5", "p50", "p95")]
     figures += [band[key] for band in content["bands"] for key in ("share", "targets", *accuracies)]
     return all(map(_is_number, figures)) and all(isinstance(band["band"], str) for band in content["bands"])
+
+
+def _evaluation(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl as a table of numbers (null for one that is not finite); None if it is something else."""
+    try:
+        row = json.loads(line)
+        return row if all(map(_is_number, row.values())) and int(row["round"]) >= 0 else None
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        return None
 
 
 def _is_number(value: Any) -> bool:

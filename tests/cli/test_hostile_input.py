@@ -124,14 +124,17 @@ def test_deep_brackets_in_any_file_are_refused(run, store, tmp_path):
         parse_toml(f"a = {BRACKETS}")
 
 
-def test_a_line_of_the_metrics_that_is_no_evaluation_is_skipped(run, tmp_path):
+@pytest.mark.parametrize("row", [{"round": 3, "perplexity": "x"}, {"round": 2, "accuracy_top1": {}}, [], None, {}])
+def test_a_line_of_the_metrics_that_is_no_evaluation_is_an_error(run, tmp_path, row):
     list(unheard.train(replace(run, training=unheard.Training(rounds=3)), tmp_path / "r"))
     folder = RunFolder.open(tmp_path / "r")
-    whole = folder.read_metrics()
-    odd = [{"round": 3, "perplexity": "x"}, {"round": 2, "accuracy_top1": {}}, [], None]
-    with open(folder.metrics, "a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in odd)
-    assert folder.read_metrics() == whole
+    whole, content = folder.read_metrics(), folder.metrics.read_bytes()
+    folder.metrics.write_bytes(content + json.dumps(row).encode())
+    assert folder.read_metrics() == whole  # a torn last line is skipped
+    folder.metrics.write_bytes(content + json.dumps(row).encode() + b"\n")
+    for read in (folder.read_metrics, lambda: RunRecord.read(folder.path)):
+        with pytest.raises(UnheardError, match="is not an evaluation"):
+            read()
 
 
 @pytest.mark.parametrize(
