@@ -82,7 +82,7 @@ def test_noise_of_another_size_or_unequal_signals_give_no_bound():
 
 def test_without_noise_or_with_few_canaries_there_is_no_bound_and_a_reason():
     score, included, signals = simulated(1, 100, 1.0, 1.0, 1)
-    assert "adds no noise" in parametric_bound(score, included, Counter(), DELTA).reason
+    assert "correlated noise or none" in parametric_bound(score, included, Counter(), DELTA).reason
     few = parametric_bound(score[:10], included[:10], signals, DELTA)
     assert math.isnan(few.epsilon)
     assert "too few" in few.reason

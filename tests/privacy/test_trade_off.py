@@ -134,3 +134,7 @@ def test_a_single_pair_gives_rates_and_no_mu():
 
 def test_the_examples_in_the_docstring_are_true():
     assert doctest.testmod(trade_off).failed == 0
+
+
+def test_a_release_that_does_not_depend_on_the_user_has_no_delta():
+    assert gaussian_delta(np.array([0.0, 1.0]), 0.0).tolist() == [0.0, 0.0]

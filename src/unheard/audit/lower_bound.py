@@ -362,7 +362,7 @@ def ruled_out_factor(
     """Returns the largest factor s that is ruled out, and an empty string; or NaN and the reason why there is none."""
     included, excluded = score_M[included_M], score_M[~included_M]
     if not signals:
-        return math.nan, "the run adds no noise"
+        return math.nan, "it is for independent noise in each round; this run adds correlated noise or none"
     draws = len(included) * sum(q * count for (q, _), count in signals.items())
     if draws < LEAST_DRAWS or len(excluded) < 2:
         return math.nan, f"fewer than {LEAST_DRAWS} draws of canaries are too few for a normal approximation"

@@ -141,6 +141,8 @@ def figures_of_pair(epsilon: float, delta: float) -> Figures:
 
 def gaussian_delta(epsilon_E: np.ndarray, mu: float) -> np.ndarray:
     """The delta at each epsilon of a Gaussian release with sensitivity mu and standard deviation 1."""
+    if mu == 0:  # a release that does not depend on the user
+        return np.zeros_like(epsilon_E)
     tail_E = np.exp(np.minimum(epsilon_E + log_ndtr(-epsilon_E / mu - mu / 2), 0.0))
     return np.maximum(ndtr(-epsilon_E / mu + mu / 2) - tail_E, 0.0)
 
