@@ -9,12 +9,14 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusError, UnheardError
 
 COMMANDS = {
@@ -127,3 +129,15 @@ def test_a_store_without_any_one_of_its_files_is_not_opened(store, tmp_path):
         (copy / name).unlink()
         with pytest.raises(CorpusError):
             TokenStore.open(copy)
+
+
+def test_a_store_without_the_features_of_its_users_is_not_opened(tmp_path):
+    tokens = [np.array([0, 3, 4, 1], dtype=np.uint16)] * 3
+    features = {"train": np.zeros((3, 2), dtype=np.float32)}
+    write_store(
+        tmp_path / "s", train=tokens, held_out=tokens[:1], vocabulary=Vocabulary.of(["a", "b"]), features=features
+    )
+    assert TokenStore.open(tmp_path / "s").train.num_features == 2
+    (tmp_path / "s" / "train" / "features.npy").unlink()
+    with pytest.raises(CorpusError, match="missing"):
+        TokenStore.open(tmp_path / "s")
