@@ -240,7 +240,8 @@ def test_a_share_that_was_sealed_for_another_party_is_not_used(monkeypatch):
     """Even a peer that encrypts under the right key cannot pass off a share of another session or party."""
     session, parties = run_session(some_vectors(4), lost={"masked": range(4)})
     key = parties[1].memory["sealing"]["0"].encode()
-    sealed = secure_aggregation.encrypt(key, b"another session 1 0 AAAA AAAA").decode()
+    another = "x" * len(session.name)  # the same length: only the comparison of the names can tell them apart
+    sealed = secure_aggregation.encrypt(key, f"{another} 1 0 AAAA AAAA".encode()).decode()
     received = {**session.masked_request(0)["received"], "1": sealed}
     parties[0].masked(session.name, received, np.zeros(P, np.int64), np.zeros(3, np.int64), 32)
     assert set(parties[0].reveal(session.name, [0, 1, 2], [3])["self"]) == {"0", "2"}
