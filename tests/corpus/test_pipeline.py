@@ -22,9 +22,9 @@ from tests.corpus.inputs import (
     write_sqlite,
     write_with_duckdb,
 )
-from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
+from unheard.corpus.grouping import DuckDBBackend
 from unheard.corpus.pipeline import prepare_chitchat
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
@@ -406,7 +406,7 @@ def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkey
         return write(self, shard, rows)
 
     monkeypatch.setattr(EncodeShard, "__call__", watched)
-    monkeypatch.setattr("unheard.corpus.backends.duckdb.scan_batch", lambda *args: 1 / 0)  # the scan was finished
+    monkeypatch.setattr("unheard.corpus.grouping.scan_batch", lambda *args: 1 / 0)  # the scan was finished
     done = prepared(tmp_path, file, shards=4, backend=DuckDBBackend(workers=1))
     assert again == [2, 3]
     assert done.store.train.num_users == 50
@@ -478,6 +478,6 @@ def test_a_notebook_without_widgets_can_prepare(tmp_path, monkeypatch):
         def __getattr__(self, name):
             return getattr(self.database, name)
 
-    monkeypatch.setattr("unheard.corpus.scan.duckdb.connect", InNotebook)
+    monkeypatch.setattr("unheard.corpus.readers.duckdb.connect", InNotebook)
     rows = [{"who": "a", "what": "hello there", "when": 0}]
     assert prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows)).store.train.num_users == 1

@@ -24,7 +24,7 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
 def spark():
     from pyspark.sql import SparkSession
 
-    from unheard.corpus.backends.spark import SparkBackend
+    from unheard.corpus.spark import SparkBackend
 
     with pytest.MonkeyPatch.context() as patch:  # most of what Java does in so short a time is to compile itself
         patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

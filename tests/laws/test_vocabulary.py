@@ -9,7 +9,7 @@ import pytest
 from tests.corpus.inputs import prepared, write_jsonl
 from unheard import randomness
 from unheard.corpus import vocabulary_sources
-from unheard.corpus.backends.duckdb import DuckDBBackend
+from unheard.corpus.grouping import DuckDBBackend
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.vocabulary_sources import PrivateVocabulary, ReleaseLog

@@ -256,9 +256,9 @@ def prepare(
 
     set_kept(lambda: store_kept(out))
     from unheard.cli.display import note, step_bars
-    from unheard.corpus.backends.duckdb import DuckDBBackend
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.encode import EncodingOptions
+    from unheard.corpus.grouping import DuckDBBackend
     from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
     from unheard.corpus.sources import Fields, find_sources
     from unheard.corpus.splits import SplitRule
@@ -305,7 +305,7 @@ def prepare(
         name="chitchat" if is_chitchat else "",
     )
     if engine == "spark":
-        from unheard.corpus.backends.spark import SparkBackend
+        from unheard.corpus.spark import SparkBackend
 
         backend = SparkBackend(master=master)
     else:

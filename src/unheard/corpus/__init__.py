@@ -4,9 +4,8 @@ The path of one line of text, with the module that handles each step:
 
     sources             which files there are, their formats, how they are grouped into batches; truncated files
     conversion          SQLite databases, Hugging Face datasets and Python objects become files that DuckDB reads
-    readers             SQL for each file format: one row (problem, user, text, time) per record
-    scan                the query that checks each row, normalises the user id and assigns the row to a shard
-    backends            the grouping by user, on one machine (duckdb) or on a cluster (spark)
+    readers             the query that reads each file format, checks each row and assigns it to the shard of its user
+    grouping            the grouping by user, on one machine with DuckDB; spark does it on a cluster
     tokenizers          text to words, characters or the tokens of a tokenizer.json
     vocabulary          words to ids; vocabulary_sources and private_vocabulary decide which words
     splits              which users train and which are held out
@@ -23,7 +22,6 @@ data).
 The paper's corpus (appendix, "Dataset") is one such store: 763,430 users with exactly 1,600 tokens each.
 """
 
-import os
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
@@ -32,8 +30,3 @@ Progress = Callable[[str, float], None]
 
 def no_progress(step: str, fraction: float) -> None:
     """The default `Progress`: reports nothing."""
-
-
-def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

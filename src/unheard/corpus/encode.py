@@ -27,8 +27,8 @@ import numpy as np
 
 from unheard import storage
 from unheard.config import require
-from unheard.corpus.backends import Rows, by_user
 from unheard.corpus.fast_encoder import FastWordEncoder
+from unheard.corpus.grouping import Rows, by_user
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text

@@ -9,7 +9,7 @@ runs (backend, memory, processes) does not change the store. The steps, each of 
 `<out>.partial` and is skipped if they are there (a private vocabulary and its cost stay there whatever fails):
 
     1. convert   input that DuckDB does not read (`conversion`)
-    2. scan      every row into files by shard (`backends`, `scan`)
+    2. scan      every row into files by shard (`grouping`, `readers`)
     3. build     the vocabulary (`vocabulary_sources`)
     4. encode    each shard: the streams of its users (`encode`)
     5. finish    canaries, test posts, the map of user ids; then the store is moved to its path
@@ -37,13 +37,11 @@ import duckdb
 from unheard import storage
 from unheard.config import require, table_from_part
 from unheard.corpus import Progress, no_progress
-from unheard.corpus.backends import Grouping, GroupingBackend, read_work_file
-from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
 from unheard.corpus.encode import EncodeShard, EncodingOptions, unknown_rate
-from unheard.corpus.readers import quoted, sql_list
-from unheard.corpus.scan import open_database
+from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, read_work_file
+from unheard.corpus.readers import open_database, quoted, sql_list
 from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Fields, Source, make_batches
 from unheard.corpus.splits import SplitRule, draw_test_posts

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from unheard import storage
 from unheard.config import nearest
 from unheard.corpus import Progress, no_progress
-from unheard.corpus.backends.duckdb import DuckDBBackend
 from unheard.corpus.conversion import find_chitchat, write_rows
 from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.grouping import DuckDBBackend
 from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
 from unheard.corpus.sources import Fields, Source, find_sources
 from unheard.corpus.splits import SplitRule

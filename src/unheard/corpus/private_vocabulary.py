@@ -33,10 +33,9 @@ import duckdb
 import numpy as np
 
 from unheard.config import require
-from unheard.corpus.backends import Grouping, Rows, by_user
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.readers import quoted
-from unheard.corpus.scan import open_database
+from unheard.corpus.grouping import Grouping, Rows, by_user
+from unheard.corpus.readers import open_database, quoted
 from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import SPECIALS

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from unheard.config import require
-from unheard.corpus import Progress, available_cores, no_progress
+from unheard.corpus import Progress, no_progress
+from unheard.corpus.grouping import available_cores
 from unheard.corpus.shards import ShardWriter, token_dtype
 from unheard.corpus.store import StoreWriter, TokenStore
 from unheard.corpus.vocabulary import BOS, EOS

@@ -1,7 +1,7 @@
 """The grouping on a Spark cluster: Spark shuffles and sorts.
 
 The reading and the encoding are the same code as with the DuckDB backend. Each worker scans whole batches with the
-query of `scan` and runs the tasks of whole shards. The resulting store is the same to the byte as with `DuckDBBackend`.
+query of `readers` and runs the tasks of whole shards. The resulting store is the same to the byte as with `DuckDBBackend`.
 Inputs and `--out` must be on a file system that all workers see under one path.
 
 How the three methods map to Spark:
@@ -29,8 +29,8 @@ import duckdb
 
 from unheard import storage
 from unheard.corpus import Progress
-from unheard.corpus.backends import Grouping, ShardTask, count_rows, equal_runs
-from unheard.corpus.scan import UNUSABLE, open_database, scan_error, scan_sql, summarise_scan
+from unheard.corpus.grouping import Grouping, ShardTask, count_rows, equal_runs
+from unheard.corpus.readers import UNUSABLE, open_database, scan_error, scan_sql, summarise_scan
 from unheard.corpus.sources import FileBatch, is_truncation_error
 from unheard.errors import CorpusError, InputError, UnheardError
 
