@@ -457,7 +457,8 @@ def measure(folder: Path, device: str) -> None:
     digest of the store, size of the model, and what it suggests after `PROMPTS`.
     """
     from unheard import Released, TokenStore
-    from unheard.corpus.splits import SplitRule, draw_test_posts
+    from unheard.corpus.grouping import SplitRule
+    from unheard.corpus.pipeline import draw_test_posts
 
     released = Released.open(folder)
     store = TokenStore.open(released.run.corpus)

@@ -63,9 +63,9 @@ def prepare(
     from unheard.cli.display import say
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.encode import EncodingOptions
+    from unheard.corpus.grouping import SplitRule
     from unheard.corpus.pipeline import Preparation
     from unheard.corpus.sources import Fields, find_sources
-    from unheard.corpus.splits import SplitRule
     from unheard.errors import InputError, InvalidValue
 
     default = inputs == ["chitchat"] and not Path("chitchat").exists()

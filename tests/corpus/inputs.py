@@ -8,9 +8,9 @@ from pathlib import Path
 
 import duckdb
 
+from unheard.corpus.grouping import SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.vocabulary_sources import FileVocabulary
 
 FIELDS = Fields(user="who", text="what", time="when")

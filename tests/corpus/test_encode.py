@@ -16,7 +16,7 @@ from unheard.corpus.encode import (
     strip_quotes,
     truncate_stream,
 )
-from unheard.corpus.splits import SplitRule
+from unheard.corpus.grouping import SplitRule
 from unheard.corpus.store import Shard
 from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
@@ -94,7 +94,7 @@ def test_the_quick_encoder_gives_what_splitting_and_looking_up_gives(posts):
 
 
 def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.fast_encoder._MAX_CHUNKS", 2)
+    monkeypatch.setattr("unheard.corpus.encode._MAX_CHUNKS", 2)
     encoder = Encoder(WordTokenizer(), WORDS)
     for _ in range(3):
         ids, begins = encoder.encode(["a b, c a b c", "b"])
@@ -103,8 +103,8 @@ def test_forgetting_what_was_remembered_changes_nothing(monkeypatch):
 
 
 def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
-    monkeypatch.setattr("unheard.corpus.fast_encoder._MIX", (np.uint64(1), np.uint64(1)))  # short keys all want slot 0
-    monkeypatch.setattr("unheard.corpus.fast_encoder._FIRST_BITS", 3)  # and the table has to grow
+    monkeypatch.setattr("unheard.corpus.encode._MIX", (np.uint64(1), np.uint64(1)))  # short keys all want slot 0
+    monkeypatch.setattr("unheard.corpus.encode._FIRST_BITS", 3)  # and the table has to grow
     names = [f"{front}{i}" for front in ("w", "longerword") for i in range(100)]
     vocabulary = Vocabulary.of(names)
     encoder = Encoder(WordTokenizer(), vocabulary)

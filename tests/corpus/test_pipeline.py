@@ -24,12 +24,11 @@ from tests.corpus.inputs import (
 )
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
-from unheard.corpus.grouping import DuckDBBackend
-from unheard.corpus.pipeline import prepare_chitchat
-from unheard.corpus.splits import SplitRule
+from unheard.corpus.grouping import DuckDBBackend, SplitRule
+from unheard.corpus.pipeline import draw_test_posts, prepare_chitchat
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.tokenizers import CharacterTokenizer
-from unheard.corpus.vocabulary import BOS, Vocabulary
+from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.corpus.vocabulary_sources import CorpusVocabulary, PrivateVocabulary, PublicVocabulary
 from unheard.errors import CorpusMissing, InputError
 
@@ -481,3 +480,23 @@ def test_a_notebook_without_widgets_can_prepare(tmp_path, monkeypatch):
     monkeypatch.setattr("unheard.corpus.readers.duckdb.connect", InNotebook)
     rows = [{"who": "a", "what": "hello there", "when": 0}]
     assert prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows)).store.train.num_users == 1
+
+
+@pytest.fixture
+def held_out(tmp_path):
+    users = [np.array([BOS, 3 + u, 4 + u, EOS] * 5 + [BOS, 9]) for u in range(4)]
+    return write_store(tmp_path / "s", train=[], held_out=users, vocabulary=Vocabulary.of("abcdefghij")).held_out
+
+
+def test_test_posts_are_whole_posts_up_to_exactly_n_predicted_tokens(held_out):
+    posts = draw_test_posts(held_out, 20, "salt")
+    assert sum(len(p) - 1 for p in posts) == 20
+    assert all(p[0] == BOS and BOS not in p[1:] for p in posts)
+    assert all(p[-1] == EOS or len(p) == 2 for p in posts[:-1])
+
+
+def test_test_posts_depend_on_the_salt_alone_and_stop_when_there_are_no_more(held_out):
+    same = [p.tolist() for p in draw_test_posts(held_out, 20, "salt")]
+    assert same == [p.tolist() for p in draw_test_posts(held_out, 20, "salt")]
+    assert same != [p.tolist() for p in draw_test_posts(held_out, 20, "pepper")]
+    assert sum(len(p) - 1 for p in draw_test_posts(held_out, 10_000, "salt")) == 4 * 16

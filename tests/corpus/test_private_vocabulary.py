@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.grouping import SplitRule
 from unheard.corpus.private_vocabulary import UNIT, CachedSplitter, CountVotes, WordRelease
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary_sources import PrivateVocabulary
 from unheard.errors import InvalidValue

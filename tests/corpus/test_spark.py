@@ -9,7 +9,7 @@ import pytest
 
 from tests.corpus.inputs import FIELDS, prepared, write_csv, write_jsonl, write_with_duckdb
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.splits import SplitRule
+from unheard.corpus.grouping import SplitRule
 from unheard.errors import InputError
 
 pytestmark = pytest.mark.system

@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 
 from tests.corpus.inputs import write_jsonl
 from unheard.cli.main import app
+from unheard.corpus.grouping import SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary, split_store
 from unheard.corpus.vocabulary import Vocabulary, public_vocabulary

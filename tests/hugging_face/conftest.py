@@ -14,9 +14,9 @@ pytest.importorskip("peft", reason="needs the extra hf: pip install 'unheard[hf]
 
 import unheard
 from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.grouping import SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import HuggingFaceTokenizer
 from unheard.corpus.vocabulary_sources import TokenizerVocabulary
 

@@ -9,9 +9,8 @@ import pytest
 from tests.corpus.inputs import prepared, write_jsonl
 from unheard import randomness
 from unheard.corpus import vocabulary_sources
-from unheard.corpus.grouping import DuckDBBackend
+from unheard.corpus.grouping import DuckDBBackend, SplitRule
 from unheard.corpus.private_vocabulary import UNIT, WordRelease
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.vocabulary_sources import PrivateVocabulary, ReleaseLog
 from unheard.errors import CorpusCorrupt
 from unheard.privacy.events import to_record

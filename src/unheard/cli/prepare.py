@@ -258,10 +258,9 @@ def prepare(
     from unheard.cli.display import note, step_bars
     from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
     from unheard.corpus.encode import EncodingOptions
-    from unheard.corpus.grouping import DuckDBBackend
+    from unheard.corpus.grouping import DuckDBBackend, SplitRule
     from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
     from unheard.corpus.sources import Fields, find_sources
-    from unheard.corpus.splits import SplitRule
     from unheard.errors import InputError, InvalidValue
 
     is_chitchat = inputs == ["chitchat"] and not Path("chitchat").exists()

@@ -5,11 +5,10 @@ The path of one line of text, with the module that handles each step:
     sources             which files there are, their formats, how they are grouped into batches; truncated files
     conversion          SQLite databases, Hugging Face datasets and Python objects become files that DuckDB reads
     readers             the query that reads each file format, checks each row and assigns it to the shard of its user
-    grouping            the grouping by user, on one machine with DuckDB; spark does it on a cluster
+    grouping            the grouping by user, and which users train; on one machine with DuckDB, spark on a cluster
     tokenizers          text to words, characters or the tokens of a tokenizer.json
     vocabulary          words to ids; vocabulary_sources and private_vocabulary decide which words
-    splits              which users train and which are held out
-    encode              the posts of each user become one stream of ids; fast_encoder makes this fast
+    encode              the posts of each user become one stream of ids
     shards              the files of ids: NNNNN.tokens and NNNNN.offsets
     store               the token store, the folder of all shards: the only thing that training reads
     pipeline            runs all of these steps, and resumes after an interruption

@@ -1,4 +1,4 @@
-"""Groups the input by user: all posts of one user together, in the order of their times.
+"""Groups the input by user: all posts of one user together, in the order of their times, and each user in one split.
 
 The input is scanned once. Each row goes into a file of its shard, chosen by the hash of the user id, so that a user is
 in exactly one shard. Then each shard is sorted and its rows are given to a task (`ShardTask`), such as
@@ -9,6 +9,7 @@ in the input.
     GroupingBackend    the protocol of what carries out the plan, with the same result to the byte
     DuckDBBackend      one machine: DuckDB scans and sorts within a fixed memory, in one process per core
     SparkBackend       a Spark cluster (`spark`)
+    SplitRule          which users train, which are held out, and which are public
 
 A new backend implements the three methods of `GroupingBackend`. The work folder of `DuckDBBackend`:
 
@@ -25,6 +26,7 @@ DuckDB and read in blocks of some thousand rows, so that even a user with half o
 
 import contextlib
 import gc
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -36,6 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -43,7 +46,7 @@ from typing import Any, Protocol, TypeVar
 import duckdb
 
 from unheard import storage
-from unheard.config import parse_json
+from unheard.config import parse_json, require
 from unheard.corpus import Progress
 from unheard.corpus.readers import (
     UNUSABLE,
@@ -218,6 +221,63 @@ def equal_runs(values: Sequence[Any]) -> Iterator[tuple[Any, slice]]:
     for value, equal in itertools.groupby(values):
         begin, position = position, position + len(list(equal))
         yield value, slice(begin, position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRule:
+    """The fractions of users in each split; the rest train.
+
+    The split of a user depends on a hash of the user's id and a salt, and on nothing else: it is the same on every
+    machine and with every backend, and it needs no privacy budget, since no other user influences it. A user is in one
+    split with all of their text, so held-out text never comes from a user that the model was trained on.
+
+    Args:
+        held_out: The fraction of held-out users, on whom models are evaluated.
+        public: The fraction of users whose text is public, for training without privacy cost.
+        salt: Another salt gives another random split.
+
+    Example:
+        >>> SplitRule(held_out=0.5).split_of("ann")
+        'held_out'
+    """
+
+    held_out: float = 0.05
+    public: float = 0.0
+    salt: str = "unheard"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.held_out < 1, f"held_out must be in [0, 1), not {self.held_out}.")
+        require(0 <= self.public < 1, f"public must be in [0, 1), not {self.public}.")
+        require(self.held_out + self.public < 1, "held_out and public together leave no user to train on.")
+
+    def split_of(self, user: str) -> str:
+        """Return the split of a user: "train", "held_out" or "public"."""
+        point = unit_hash(user, prefix=self._prefix)
+        if point < self.held_out:
+            return "held_out"
+        return "public" if point < self.held_out + self.public else "train"
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        return encode_labels(self.salt, "split")
+
+    def names(self) -> tuple[str, ...]:
+        """The splits that the store has."""
+        return ("train", "held_out", "public") if self.public else ("train", "held_out")
+
+
+def unit_hash(*labels: str, prefix: bytes = b"") -> float:
+    """Return a pseudo-random number in [0, 1) that depends on the labels alone (and on those encoded in `prefix`)."""
+    return int.from_bytes(hashlib.sha256(prefix + encode_labels(*labels)).digest()[:6], "little") / 2.0**48
+
+
+def encode_labels(*labels: str) -> bytes:
+    """Encode labels with their lengths, so that different lists of labels have different encodings."""
+    message = b""
+    for label in labels:
+        encoded = label.encode("utf-8", "surrogatepass")
+        message += len(encoded).to_bytes(8, "little") + encoded
+    return message
 
 
 def available_cores() -> int:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 
 from unheard import storage
 from unheard.config import require, table_from_part
@@ -40,14 +41,13 @@ from unheard.corpus import Progress, no_progress
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
 from unheard.corpus.encode import EncodeShard, EncodingOptions, unknown_rate
-from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, read_work_file
+from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, SplitRule, read_work_file
 from unheard.corpus.readers import open_database, quoted, sql_list
 from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Fields, Source, make_batches
-from unheard.corpus.splits import SplitRule, draw_test_posts
 from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
-from unheard.corpus.vocabulary import Vocabulary, likely_language
+from unheard.corpus.vocabulary import BOS, Vocabulary, likely_language
 from unheard.corpus.vocabulary_sources import (
     GroupedText,
     PublicVocabulary,
@@ -386,6 +386,28 @@ def _finish_splits(preparation: Preparation, vocabulary: Vocabulary, partial: Pa
         held_out = UserTokens([Shard.open(file, dtype) for file in files], dtype)
         posts = draw_test_posts(held_out, preparation.test_tokens, preparation.splits.salt)
         write_shard(partial / "test_posts", 0, posts, dtype)
+
+
+def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np.ndarray]:
+    """Draw random posts of held-out users until they have exactly `num_tokens` predicted tokens (all ids except BOS).
+
+    The paper's test set is 75,122 tokens of random held-out posts. The last post is cut to fit. The result has fewer
+    tokens if the held-out users have fewer.
+    """
+    starts = [np.flatnonzero(held_out.tokens(k) == BOS) for k in range(held_out.num_users)]
+    owner = np.repeat(np.arange(len(starts)), [len(s) for s in starts])
+    start = np.concatenate(starts) if starts else np.empty(0, dtype=np.int64)
+    seed = int.from_bytes(hashlib.sha256(f"test posts\0{salt}".encode()).digest()[:8], "little")
+    posts, left = [], num_tokens
+    for i in np.random.Generator(np.random.Philox(seed)).permutation(len(start)).tolist():
+        if left <= 0:
+            break
+        tokens = held_out.tokens(int(owner[i]))[start[i] :]
+        ends = np.flatnonzero(tokens[1:] == BOS)
+        post = tokens[: int(ends[0]) + 1 if len(ends) else len(tokens)][: left + 1]
+        posts.append(np.array(post))
+        left -= len(post) - 1
+    return posts
 
 
 def _write_user_map(path: Path, work: Path, shards: int) -> None:

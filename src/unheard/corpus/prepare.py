@@ -21,10 +21,9 @@ from unheard.config import nearest
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.conversion import find_chitchat, write_rows
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.grouping import DuckDBBackend
+from unheard.corpus.grouping import DuckDBBackend, SplitRule
 from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
 from unheard.corpus.sources import Fields, Source, find_sources
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import StoreWriter, TokenStore
 from unheard.corpus.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, WordTokenizer
 from unheard.corpus.vocabulary_sources import (

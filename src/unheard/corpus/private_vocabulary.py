@@ -34,9 +34,8 @@ import numpy as np
 
 from unheard.config import require
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.grouping import Grouping, Rows, by_user
+from unheard.corpus.grouping import Grouping, Rows, SplitRule, by_user
 from unheard.corpus.readers import open_database, quoted
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import SPECIALS
 from unheard.privacy.events import Event, FailureProbability, Gaussian

@@ -25,11 +25,10 @@ from unheard import storage
 from unheard.config import require, table_from_part
 from unheard.corpus import Progress
 from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.grouping import Grouping, GroupingBackend
+from unheard.corpus.grouping import Grouping, GroupingBackend, SplitRule
 from unheard.corpus.private_vocabulary import UNIT, CountVotes, WordRelease, count_public, summed
 from unheard.corpus.readers import open_database, scan_error, scan_sql
 from unheard.corpus.sources import Fields, find_sources, make_batches
-from unheard.corpus.splits import SplitRule
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, public_vocabulary, vocabulary_from_file

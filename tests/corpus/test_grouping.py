@@ -1,13 +1,10 @@
-"""Every user is in one split, by salt and id alone; test posts come from held-out users only."""
+"""Every user is in one split, by salt and id alone."""
 
 import hashlib
 
-import numpy as np
 import pytest
 
-from unheard.corpus.splits import SplitRule, draw_test_posts, unit_hash
-from unheard.corpus.store import write_store
-from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
+from unheard.corpus.grouping import SplitRule, unit_hash
 from unheard.errors import InvalidValue
 
 
@@ -41,23 +38,3 @@ def test_fractions_come_out_as_asked():
 def test_fractions_that_leave_nobody_are_refused(values):
     with pytest.raises(InvalidValue):
         SplitRule(**values)
-
-
-@pytest.fixture
-def held_out(tmp_path):
-    users = [np.array([BOS, 3 + u, 4 + u, EOS] * 5 + [BOS, 9]) for u in range(4)]
-    return write_store(tmp_path / "s", train=[], held_out=users, vocabulary=Vocabulary.of("abcdefghij")).held_out
-
-
-def test_test_posts_are_whole_posts_up_to_exactly_n_predicted_tokens(held_out):
-    posts = draw_test_posts(held_out, 20, "salt")
-    assert sum(len(p) - 1 for p in posts) == 20
-    assert all(p[0] == BOS and BOS not in p[1:] for p in posts)
-    assert all(p[-1] == EOS or len(p) == 2 for p in posts[:-1])
-
-
-def test_test_posts_depend_on_the_salt_alone_and_stop_when_there_are_no_more(held_out):
-    same = [p.tolist() for p in draw_test_posts(held_out, 20, "salt")]
-    assert same == [p.tolist() for p in draw_test_posts(held_out, 20, "salt")]
-    assert same != [p.tolist() for p in draw_test_posts(held_out, 20, "pepper")]
-    assert sum(len(p) - 1 for p in draw_test_posts(held_out, 10_000, "salt")) == 4 * 16
