@@ -27,9 +27,8 @@ from unheard.corpus import encode
 from unheard.corpus.encode import Encoder, EncodingOptions
 from unheard.corpus.grouping import SplitRule
 from unheard.corpus.private_vocabulary import CachedSplitter
-from unheard.corpus.shards import ShardWriter
 from unheard.corpus.sources import find_sources, zstd_window
-from unheard.corpus.store import TokenStore
+from unheard.corpus.store import ShardWriter, TokenStore
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusError, CorpusMissing, InputError

@@ -205,7 +205,7 @@ def in_parts(rows, number):
 
 
 def task_dtype():
-    from unheard.corpus.shards import token_dtype
+    from unheard.corpus.store import token_dtype
 
     return token_dtype(len(WORDS))
 

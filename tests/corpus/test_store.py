@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.shards import ShardWriter, token_dtype
-from unheard.corpus.store import StoreWriter, TokenStore, partial_path, write_store
+from unheard.corpus.store import ShardWriter, StoreWriter, TokenStore, partial_path, token_dtype, write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 

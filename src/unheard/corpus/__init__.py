@@ -9,7 +9,6 @@ The path of one line of text, with the module that handles each step:
     tokenizers          text to words, characters or the tokens of a tokenizer.json
     vocabulary          words to ids; vocabulary_sources and private_vocabulary decide which words
     encode              the posts of each user become one stream of ids
-    shards              the files of ids: NNNNN.tokens and NNNNN.offsets
     store               the token store, the folder of all shards: the only thing that training reads
     pipeline            runs all of these steps, and resumes after an interruption
     prepare             the public function `unheard.prepare`

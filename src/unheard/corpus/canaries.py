@@ -25,7 +25,7 @@ import numpy as np
 from unheard.config import parse_json, require
 from unheard.corpus.encode import truncate_stream
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS
-from unheard.corpus.shards import Shard, ShardWriter, token_dtype
+from unheard.corpus.store import Shard, ShardWriter, token_dtype
 from unheard.corpus.tokenizers import Tokenizer
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValue

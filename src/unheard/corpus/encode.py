@@ -35,7 +35,7 @@ import numpy as np
 from unheard import storage
 from unheard.config import require
 from unheard.corpus.grouping import Rows, SplitRule, by_user
-from unheard.corpus.shards import ShardWriter, token_dtype
+from unheard.corpus.store import ShardWriter, token_dtype
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.errors import CorpusError

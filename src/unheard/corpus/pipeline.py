@@ -43,9 +43,16 @@ from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chit
 from unheard.corpus.encode import EncodeShard, EncodingOptions, unknown_rate
 from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, SplitRule, read_work_file
 from unheard.corpus.readers import open_database, quoted, sql_list
-from unheard.corpus.shards import Shard, token_dtype, write_shard
 from unheard.corpus.sources import Fields, Source, make_batches
-from unheard.corpus.store import StoreWriter, TokenStore, UserTokens, write_private_json
+from unheard.corpus.store import (
+    Shard,
+    StoreWriter,
+    TokenStore,
+    UserTokens,
+    token_dtype,
+    write_private_json,
+    write_shard,
+)
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
 from unheard.corpus.vocabulary import BOS, Vocabulary, likely_language
 from unheard.corpus.vocabulary_sources import (

@@ -5,7 +5,9 @@
     layout.json        the number of shards and the dtype of the ids (mode 0600)
     digests.json       the size and SHA-256 of every other file but the ledger (mode 0600); stores of 0.1.0 have none
     vocabulary.txt     one word per line, in the order of the ids
-    train/ held_out/ public/ test_posts/     the shards of each split (`shards`), optionally features.npy
+    train/ held_out/ public/ test_posts/     the shards of each split, optionally features.npy (numbers about each user)
+        NNNNN.tokens      ids, little-endian unsigned integers of 2 or 4 bytes (`token_dtype`), one user after the other
+        NNNNN.offsets     int64: the index of the first id of each user, and at the end the number of ids
     ledger.jsonl       the privacy ledger of these users, written by training (privacy/population_ledger.py)
     ledgers.json       where this and other ledgers of these users stood (privacy/store_ledgers.py)
 
@@ -14,9 +16,14 @@
     store.train.tokens(0)                         # the ids of user 0, a view of the file
     store.train.users(np.array([7, 3, 12]))       # the ids of a cohort, read in the order of the disk
 
-Users are numbers; the store contains no ids of users and no text. `StoreWriter` fills `<path>.partial` and renames it
-when the store is complete, so an incomplete store is never at its final path. Opening checks every size, and the
-digests of all files but tokens and features; it takes milliseconds. `TokenStore.check_files` checks every digest.
+    Shard, ShardWriter      one shard: read through a memory map, written in one pass
+    UserTokens              the users of one split, in all of its shards
+    TokenStore              the folder, opened for reading
+    StoreWriter             the folder, being written: `<path>.partial`, which is renamed when the store is complete
+
+Users are numbers; the store contains no ids of users and no text. An incomplete store is never at its final path.
+Opening checks every size, and the digests of all files but tokens and features; it takes milliseconds.
+`TokenStore.check_files` checks every digest.
 """
 
 import hashlib
@@ -25,6 +32,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,11 +41,13 @@ from typing import Any
 import numpy as np
 
 from unheard import storage
-from unheard.corpus.shards import REMEDY, Shard, token_dtype, write_shard
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 from unheard.privacy.store_ledgers import DIGESTS, RECORD, begin_record
 
+OFFSET_BYTES = 8
+REMEDY = "The store was damaged after it was written: prepare it again, or bring back an undamaged copy."
+"""The last sentence of every `CorpusCorrupt` message."""
 FORMAT = 1
 SPLITS = ("train", "held_out", "public", "test_posts")
 
@@ -45,6 +56,135 @@ _WHOLE_STORE_ONLY = ("counts.json", "canaries.json")  # files that a part of a s
 
 _LONG_USER = 400  # ids per user from which on copying one user after the other is faster than copying id by id
 _SAMPLED_USERS = 64  # users per shard that `UserTokens.samples` hashes
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+    """Return the narrowest dtype that holds every id. It is little-endian on every machine, so stores can be copied."""
+    return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
+
+
+class ShardWriter:
+    """Writes one shard. A user may be written in pieces, so memory does not grow with the text of one user.
+
+    The files get their names in `close`, when they are complete and on disk.
+
+    Args:
+        folder: The folder of the split; it is created if missing.
+        number: The number of the shard.
+        dtype: The dtype of the ids.
+    """
+
+    def __init__(self, folder: Path, number: int, dtype: np.dtype) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._stem = folder / f"{number:05d}"
+        self._dtype = dtype
+        self._tokens = open(f"{self._stem}.tokens.writing", "wb")  # noqa: SIM115 (closed by `close` or `abandon`)
+        self._ends = [0]
+        self._written = 0
+
+    def write(self, piece: bytes | bytearray | memoryview) -> None:
+        """Write more ids of the current user, already in the dtype of the shard."""
+        self._tokens.write(piece)
+        self._written += len(piece)
+
+    def end_user(self) -> None:
+        """End the current user; the next `write` begins another one."""
+        self._ends.append(self._written // self._dtype.itemsize)
+
+    def discard_user(self) -> None:
+        """Remove what was written since the last user ended."""
+        self._written = self._ends[-1] * self._dtype.itemsize
+        self._tokens.seek(self._written)
+        self._tokens.truncate()
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Write one whole user."""
+        self.write(np.ascontiguousarray(tokens, dtype=self._dtype).tobytes())
+        self.end_user()
+
+    def append_many(self, flat: np.ndarray, lengths: np.ndarray) -> None:
+        """Write many whole users: their ids one after the other, and the number of ids of each."""
+        ends = self._written // self._dtype.itemsize + np.cumsum(lengths)
+        self.write(np.ascontiguousarray(flat, dtype=self._dtype).tobytes())
+        self._ends.extend(ends.tolist())
+
+    def close(self) -> None:
+        """Sync both files and give them their names, the offsets last: a shard with offsets is a whole shard."""
+        storage.finish_file(self._tokens, Path(f"{self._stem}.tokens"))
+        storage.replace_file(Path(f"{self._stem}.offsets"), np.array(self._ends, dtype="<i8").tobytes())
+
+    def abandon(self) -> None:
+        """Delete the unfinished file."""
+        self._tokens.close()
+        Path(f"{self._stem}.tokens.writing").unlink(missing_ok=True)
+
+
+def write_shard(folder: Path, number: int, users: Iterable[np.ndarray], dtype: np.dtype) -> None:
+    """Write a shard from arrays in memory, one per user."""
+    writer = ShardWriter(folder, number, dtype)
+    for tokens in users:
+        writer.append(tokens)
+    writer.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard on disk. Its size is known at once; its content is mapped into memory on first use."""
+
+    stem: str
+    dtype: np.dtype
+    num_users: int
+    num_tokens: int
+    is_local: bool = True
+    """Whether the ids are in this copy of the store (a part of a store lacks some); the offsets always are."""
+
+    @classmethod
+    def open(cls, offsets_path: Path, dtype: np.dtype, *, may_lack_tokens: bool = False) -> "Shard":
+        """Check that the two files of a shard agree, with three system calls whatever their size.
+
+        Args:
+            offsets_path: The .offsets file.
+            dtype: The dtype of the ids.
+            may_lack_tokens: Whether the .tokens file may be missing, as in a part of a store.
+
+        Raises:
+            CorpusCorrupt: A file is missing or its size is wrong.
+        """
+        stem = str(offsets_path.with_suffix(""))
+        num_offsets, rest = divmod(offsets_path.stat().st_size, OFFSET_BYTES)
+        token_bytes = None
+        try:
+            token_bytes = os.stat(f"{stem}.tokens").st_size
+        except FileNotFoundError:
+            if not may_lack_tokens:
+                raise CorpusCorrupt(f"{stem}.tokens is missing beside its offsets. {REMEDY}") from None
+        if rest or not num_offsets:
+            raise CorpusCorrupt(f"{offsets_path} is cut short: {offsets_path.stat().st_size} bytes. {REMEDY}")
+        with open(offsets_path, "rb") as offsets:
+            offsets.seek(-OFFSET_BYTES, os.SEEK_END)
+            last = int.from_bytes(offsets.read(OFFSET_BYTES), "little", signed=True)
+        if token_bytes is not None and last * dtype.itemsize != token_bytes:
+            wanted = last * dtype.itemsize
+            raise CorpusCorrupt(f"{stem}.tokens holds {token_bytes} bytes where its offsets ask for {wanted}. {REMEDY}")
+        is_local = token_bytes is not None
+        return cls(stem=stem, dtype=dtype, num_users=num_offsets - 1, num_tokens=last, is_local=is_local)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The ids of all users, one after the other."""
+        if not self.is_local:
+            raise CorpusError(
+                f"{self.stem}.tokens is not in this part of the store. "
+                "Use the whole store, or train on ranks that hold all of it."
+            )
+        if not self.num_tokens:  # an empty file cannot be mapped
+            return np.empty(0, dtype=self.dtype)
+        return np.asarray(np.memmap(f"{self.stem}.tokens", dtype=self.dtype, mode="r"))
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """The index of the first id of each user, and at the end the number of ids."""
+        return np.asarray(np.memmap(f"{self.stem}.offsets", dtype="<i8", mode="r"))
 
 
 class UserTokens:

@@ -21,8 +21,7 @@ import numpy as np
 from unheard.config import require
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.grouping import available_cores
-from unheard.corpus.shards import ShardWriter, token_dtype
-from unheard.corpus.store import StoreWriter, TokenStore
+from unheard.corpus.store import ShardWriter, StoreWriter, TokenStore, token_dtype
 from unheard.corpus.vocabulary import BOS, EOS
 from unheard.randomness import reproducible_generator
 

@@ -24,8 +24,16 @@ from pathlib import Path
 import numpy as np
 
 from unheard.corpus import Progress, no_progress
-from unheard.corpus.shards import Shard, ShardWriter, token_dtype
-from unheard.corpus.store import SPLITS, StoreWriter, TokenStore, write_digests, write_private_json
+from unheard.corpus.store import (
+    SPLITS,
+    Shard,
+    ShardWriter,
+    StoreWriter,
+    TokenStore,
+    token_dtype,
+    write_digests,
+    write_private_json,
+)
 from unheard.corpus.vocabulary import SPECIALS, UNK, Vocabulary
 from unheard.errors import CorpusError, InvalidValue
 from unheard.privacy.population_ledger import FILE, PopulationLedger, open_population_ledger
