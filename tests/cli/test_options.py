@@ -1,15 +1,18 @@
 """Options that several commands share, and options with a fixed set of words."""
 
+import dataclasses
 import doctest
 import inspect
-from typing import get_args
+from typing import Annotated, get_args
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from unheard.cli import options, plan, statement
-from unheard.cli.main import app
+from unheard.cli import options, plan, statement, train
+from unheard.cli.main import app, as_typer_command
 from unheard.engines.choice import ENGINES
+from unheard.mechanism.clipping import FlatClip
 from unheard.privacy.accountants import ACCOUNTANTS
 from unheard.privacy.statement_formats import FORMATS
 
@@ -46,15 +49,37 @@ def test_the_words_of_options_are_those_of_the_registries():
     assert set(get_args(get_args(accountants)[0])) == {"best", *ACCOUNTANTS}
 
 
-def test_options_of_the_machine_become_keys_of_the_run_file():
-    assert options.overrides(["clip.norm=3"], "stacked", "cpu", 5.0) == [
-        "clip.norm=3",
-        "engine.kind=stacked",
-        "engine.device=cpu",
-        "engine.rank_timeout=5.0",
-    ]
-    assert options.overrides(None) == []
+def test_options_of_the_machine_replace_keys_of_the_run_file(tmp_path):
+    run_file = tmp_path / "run.toml"
+    assert CliRunner().invoke(app, ["init", str(run_file), "--population", "1000"]).exit_code == 0
+    engine = options.EngineOptions(engine="stacked", device="cpu")
+    processes = options.ProcessOptions(rank_timeout=5.0)
+    run, choice = train.read_run(run_file, ["clip.norm=3"], engine, processes)
+    assert run.plan.clip == FlatClip(norm=3.0)
+    assert (choice.kind, choice.device, choice.rank_timeout) == ("stacked", "cpu", 5.0)
+    run, choice = train.read_run(run_file)
+    assert run.plan.clip == FlatClip(norm=15.0)
+    assert (choice.kind, choice.device) == ("auto", "auto")
+
+
+def test_a_group_becomes_options_and_reaches_the_command():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Group:
+        needed: Annotated[int, typer.Option(help="A number.")]
+        word: Annotated[str, typer.Option(help="A word.")] = "default"
+
+    received = []
+
+    def command(first: Annotated[str, typer.Argument(help="An argument.")], *, group: Group) -> None:
+        """Do something."""
+        received.append((first, group))
+
+    typer_app = typer.Typer()
+    typer_app.command()(as_typer_command(command))
+    assert CliRunner().invoke(typer_app, ["a", "--needed", "3"]).exit_code == 0
+    assert received == [("a", Group(needed=3, word="default"))]
+    assert CliRunner().invoke(typer_app, ["a"]).exit_code == 2  # a field without a default is a required option
 
 
 def test_the_examples_in_the_docstrings_are_true():
-    assert doctest.testmod(options).failed == 0
+    assert doctest.testmod(train).failed == 0

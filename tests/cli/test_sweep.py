@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import unheard
 from unheard.cli.display import show_runs
 from unheard.cli.main import app
-from unheard.cli.options import parse_vary
+from unheard.cli.train import parse_vary
 from unheard.errors import InvalidValue, PrivacyError
 from unheard.training.loop import RoundReport
 from unheard.training.run_file import run_toml

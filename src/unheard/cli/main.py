@@ -1,11 +1,12 @@
 """The `unheard` application: registers the commands, and turns expected errors into one line and exit status 2.
 
-Every command has the option `--log-file`, which is added here: it appends what the command prints in sentences, and what
-the packages report to Python's `logging` under the name `unheard`, to a file. Commands that may import the class of a
-model have the option `--trust-code`.
+`as_typer_command` turns the option groups of a command into options and adds two more: `--log-file` to every command, which
+appends what the command prints in sentences, and what the packages report to Python's `logging` under the name
+`unheard`, to a file; `--trust-code` to the commands that may import the class of a model.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import io
@@ -13,10 +14,11 @@ import logging
 import math
 import os
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
 import typer
@@ -37,7 +39,7 @@ from unheard.cli import (
     train,
     tune,
 )
-from unheard.cli.options import LogFile
+from unheard.cli.options import LogFile, TrustCode
 from unheard.cli.processes import ignore_signals, wait_if_stopping
 from unheard.config import LARGEST_NUMBER
 from unheard.errors import InvalidValue, UnheardError
@@ -121,49 +123,10 @@ COMMANDS = {
 """Every command with the examples that end its help, by the panel of `unheard --help` that lists it."""
 
 USES_MODELS = {
-    *(
-        "train",
-        "resume",
-        "sweep",
-        "tune",
-        "benchmark",
-        "evaluate",
-        "compare",
-        "report",
-        "predict",
-        "keyboard",
-        "export",
-    ),
-    *("personalize", "audit"),
+    *("train", "resume", "sweep", "tune", "benchmark", "evaluate", "compare", "report"),
+    *("predict", "keyboard", "export", "personalize", "audit"),
 }
 """The commands that may import the class of a model. `verify` never does."""
-TrustCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-code",
-        help="Allow the run file to name a module class in the working folder. Importing it executes its file: use "
-        "this only for code that you trust.",
-    ),
-]
-
-
-def _with_trust(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with the option `--trust-code`."""
-
-    @functools.wraps(command)
-    def trusting(*args: Any, trust_code: bool = False, **kwargs: Any) -> Any:
-        if not trust_code:
-            return command(*args, **kwargs)
-        from unheard.models.module import trusted_code
-
-        with trusted_code():
-            return command(*args, **kwargs)
-
-    signature = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter("trust_code", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=TrustCode)
-    trusting.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # pyright: ignore[reportAttributeAccessIssue]
-    trusting.__annotations__ = {**command.__annotations__, "trust_code": TrustCode}
-    return trusting
 
 
 class CheckedCommand(TyperCommand):
@@ -218,31 +181,68 @@ def log_to(path: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def _with_log_file(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with the option `--log-file` added to its own."""
+def as_typer_command(function: Callable[..., None], *, uses_models: bool = False) -> Callable[..., None]:
+    """Return a command in the form that Typer reads.
+
+    Each parameter that is an option group (a dataclass of `cli/options.py` or of the command's module) is replaced by the
+    options of its fields; the command receives the group. The options `--log-file` and `--trust-code` are added.
+
+    Args:
+        function: The command.
+        uses_models: Whether the command may import the class of a model, and so has `--trust-code`.
+    """
+    groups: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if not dataclasses.is_dataclass(parameter.annotation):
+            annotations[name], defaults[name] = parameter.annotation, parameter.default
+            continue
+        groups[name] = parameter.annotation
+        annotations |= typing.get_type_hints(groups[name], include_extras=True)
+        for field in dataclasses.fields(groups[name]):
+            is_required = field.default is dataclasses.MISSING
+            defaults[field.name] = inspect.Parameter.empty if is_required else field.default
+    annotations["log_file"], defaults["log_file"] = LogFile, None
+    if uses_models:
+        annotations["trust_code"], defaults["trust_code"] = TrustCode, False
 
     @functools.wraps(function)
-    def command(*args: Any, log_file: Path | None = None, **options: Any) -> Any:
-        with log_to(log_file):
-            return function(*args, **options)
+    def command(*, log_file: Path | None = None, trust_code: bool = False, **values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        with log_to(log_file), _trusting(trust_code):
+            function(**values)
 
-    signature = inspect.signature(function, eval_str=True)
-    added = inspect.Parameter("log_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=LogFile)
-    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # pyright: ignore[reportAttributeAccessIssue]
-    command.__annotations__ = {
-        **{name: parameter.annotation for name, parameter in signature.parameters.items()},
-        "log_file": LogFile,
-    }
+    command.__annotations__ = annotations
+    command.__signature__ = inspect.Signature(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+            for name, annotation in annotations.items()
+        ]
+    )
     return command
+
+
+@contextlib.contextmanager
+def _trusting(trust_code: bool) -> Iterator[None]:
+    """In the block, with `--trust-code`, a run file may name a module class in the working folder."""
+    if not trust_code:
+        yield
+        return
+    from unheard.models.module import trusted_code
+
+    with trusted_code():
+        yield
 
 
 for _panel, _commands in COMMANDS.items():
     for _function, _examples in _commands:
-        _command = _with_trust(_function) if _function.__name__ in USES_MODELS else _function
-        app.command(epilog=_examples, rich_help_panel=_panel)(_with_log_file(_command))
+        _command = as_typer_command(_function, uses_models=_function.__name__ in USES_MODELS)
+        app.command(epilog=_examples, rich_help_panel=_panel)(_command)
 for _info in corpus.app.registered_commands:
     assert _info.callback is not None
-    _info.callback = _with_log_file(_info.callback)
+    _info.callback = as_typer_command(_info.callback)
 app.add_typer(corpus.app, name="corpus", rich_help_panel="Data")
 app.command("paper", hidden=True)(_paper)
 for _info in (*app.registered_commands, *corpus.app.registered_commands):

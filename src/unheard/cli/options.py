@@ -1,24 +1,23 @@
 """Options and arguments that several commands share, each defined once with its help text.
 
-A command uses them as annotations:
+A command uses a single option as an annotation. Options that belong together form an option group, a frozen dataclass
+with one field for each option. A command that has a parameter of such a class has all options of the group:
 
-    def train(run_file: RunFile, out: ..., engine: EngineName = None, device: Device = None, ...): ...
+    def train(run_file: RunFile, *, out: ..., engine: EngineOptions, processes: ProcessOptions, yes: Yes = False): ...
+
+`main.as_typer_command` turns groups into options. A group of one command is defined in the module of the command.
 
 Where the default is None, `show_default` says in words what the command does then. An option with a fixed set of words
 is a `Literal`: Typer shows the words and rejects any other. Engines and accountants are also names in a registry
 (`engines/choice.py`, `privacy/accountants.py`); a test compares both lists.
-
-`overrides` turns options that stand for keys of the run file into such keys; `parse_vary` reads `--vary`.
 """
 
-import itertools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import click
 import typer
-
-from unheard.errors import InvalidValue
 
 MACHINE = "Machine"
 """The help panel of options that decide where a command runs, and not what it computes."""
@@ -77,6 +76,14 @@ LogFile = Annotated[
         metavar="FILE",
         show_default="no log",
         rich_help_panel=MACHINE,
+    ),
+]
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Allow the run file to name a module class in the working folder. Importing it executes its file: use "
+        "this only for code that you trust.",
     ),
 ]
 
@@ -197,30 +204,38 @@ NoMeasure = Annotated[
 ]
 
 
-def overrides(
-    set_: list[str] | None, engine: str | None = None, device: str | None = None, rank_timeout: float | None = None
-) -> list[str]:
-    """Returns changes to the run file, as `table.key=value`: first those of --set, then those of the other options."""
-    keys = {"engine.kind": engine, "engine.device": device, "engine.rank_timeout": rank_timeout}
-    return [*(set_ or []), *(f"{key}={value}" for key, value in keys.items() if value)]
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What computes the updates of a cohort. The result does not depend on it."""
+
+    engine: EngineName = None
+    device: Device = None
 
 
-def parse_vary(vary: list[str]) -> list[tuple[str, ...]]:
-    """Returns every combination of varied keys, as changes to the run file.
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """The processes that share the work of a command (`processes.run_on_processes`)."""
 
-    >>> parse_vary(["clip.norm=10,20", "training.rounds=5"])
-    [('clip.norm=10', 'training.rounds=5'), ('clip.norm=20', 'training.rounds=5')]
+    processes: Processes = 1
+    max_restarts: MaxRestarts = 0
+    rank_timeout: RankTimeout = None
 
-    Raises:
-        InvalidValue: An entry is not of the form table.key=value,value or repeats a value.
-    """
-    changes = []
-    for varied in vary:
-        key, equals, text = varied.partition("=")
-        values = [value.strip() for value in text.split(",") if value.strip()]
-        if not (equals and "." in key and values):
-            raise InvalidValue(f"--vary {varied}: write table.key=value,value, for example --vary clip.norm=10,15,20.")
-        if len(set(values)) < len(values):
-            raise InvalidValue(f"--vary {varied} has a value twice; both would be the same run.")
-        changes.append([f"{key.strip()}={value}" for value in values])
-    return list(itertools.product(*changes))
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """Whether the updates are computed in this process or on nodes of Flower's simulation."""
+
+    on: On = "here"
+    supernodes: Supernodes = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """How `report` and `compare` show runs."""
+
+    baseline: Baseline = None
+    prompt: Prompts = None
+    as_if_users: AsIfUsers = None
+    as_if_users_per_round: AsIfUsersPerRound = None
+    no_measure: NoMeasure = False
+    force: Force = False

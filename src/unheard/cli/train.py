@@ -11,6 +11,7 @@ sweep that was stopped.
 """
 
 import contextlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,27 +20,21 @@ import typer
 
 from unheard.cli.options import (
     Corpus,
-    Device,
-    EngineName,
-    MaxRestarts,
-    On,
-    Processes,
-    RankTimeout,
+    EngineOptions,
+    NodeOptions,
+    ProcessOptions,
     RunDir,
     RunFile,
     SecureAggregation,
     SetKeys,
     StopAfter,
-    Supernodes,
     Track,
     Yes,
-    overrides,
-    parse_vary,
 )
 from unheard.cli.processes import let_unwind, run_kept, run_on_processes, runs_kept, set_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from unheard.engines.choice import EngineChoice
     from unheard.engines.distributed.process_group import ProcessGroup
@@ -78,17 +73,14 @@ RESUME_EXAMPLES = """Examples:
 
 def train(
     run_file: RunFile,
+    *,
     out: Annotated[Path, typer.Option(help="The run folder to create.")],
     set_: SetKeys = None,
-    engine: EngineName = None,
-    device: Device = None,
+    engine: EngineOptions,
     stop_after: StopAfter = None,
-    processes: Processes = 1,
-    max_restarts: MaxRestarts = 0,
-    rank_timeout: RankTimeout = None,
+    processes: ProcessOptions,
     track: Track = None,
-    on: On = "here",
-    supernodes: Supernodes = 10,
+    nodes: NodeOptions,
     secure_aggregation: SecureAggregation = False,
     yes: Yes = False,
 ) -> None:
@@ -101,40 +93,35 @@ def train(
         from unheard.mechanism.noise import NoNoise
         from unheard.report.tracking import Tracking
         from unheard.training.loop import train as train_run
-        from unheard.training.run_file import read_run_file
 
         Tracking(path=out, kinds=track or ()).check()
-        run, engine_choice = read_run_file(run_file, overrides(set_, engine, device, rank_timeout))
-        if secure_aggregation:
-            engine_choice = replace(engine_choice, secure_aggregation=True)
+        run, choice = read_run(run_file, set_, engine, processes)
+        choice = replace(choice, secure_aggregation=True) if secure_aggregation else choice
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
         if not isinstance(run.plan.noise, NoNoise):
             warn_of_delta(run.claimed_delta)
             show_noise(run)
-        with nodes_of(on, run, engine_choice, supernodes, ranks, secure_aggregation) as nodes:
+        with nodes_of(nodes, run, choice, ranks, secure_aggregation) as on:
             reports = train_run(
-                run, out, engine=engine_choice, ranks=ranks, on=nodes, again=was_restarted(), allow_no_privacy=allowed
+                run, out, engine=choice, ranks=ranks, on=on, again=was_restarted(), allow_no_privacy=allowed
             )
             _print_result(out, show_rounds(reports, out.name, stop_after, folder=out, track=track))
 
-    run_on_processes(work, processes, max_restarts)
+    run_on_processes(work, processes.processes, processes.max_restarts)
 
 
 def resume(
     folder: RunDir,
+    *,
     rounds: Annotated[
         int | None, typer.Option(help="A new last round.", min=1, metavar="N", show_default="as in the run file")
     ] = None,
     corpus: Corpus = None,
-    engine: EngineName = None,
-    device: Device = None,
+    engine: EngineOptions,
     stop_after: StopAfter = None,
-    processes: Processes = 1,
-    max_restarts: MaxRestarts = 0,
-    rank_timeout: RankTimeout = None,
+    processes: ProcessOptions,
     track: Track = None,
-    on: On = "here",
-    supernodes: Supernodes = 10,
+    nodes: NodeOptions,
     yes: Yes = False,
 ) -> None:
     """Continue a run after a stop, a crash or a kill.
@@ -154,47 +141,96 @@ def resume(
         Tracking(path=folder, kinds=track or ()).check()
         run, choice = read_saved_run(RunFolder.open(folder).run_file)
         allowed = confirm_no_noise([run], yes, can_ask=ranks is None)
-        choice = replace(
-            choice,
-            kind=engine or choice.kind,
-            device=device or choice.device,
-            rank_timeout=rank_timeout or choice.rank_timeout,
-        )
-        run = run if corpus is None else replace(run, corpus=corpus)
-        if on == "flower" and newest_checkpoint(RunFolder.open(folder)).state.round >= (rounds or run.training.rounds):
+        changes = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
+        choice = replace(choice, **{key: value for key, value in changes.items() if value})
+        run, last = (run if corpus is None else replace(run, corpus=corpus)), rounds or run.training.rounds
+        if nodes.on == "flower" and newest_checkpoint(RunFolder.open(folder)).state.round >= last:
             return _print_result(folder, None)  # without starting the nodes
-        with nodes_of(on, run, choice, supernodes, ranks) as nodes:
+        with nodes_of(nodes, run, choice, ranks) as on:
             reports = resume_run(
-                folder,
-                rounds=rounds,
-                corpus=corpus,
-                engine=choice,
-                ranks=ranks,
-                on=nodes,
-                allow_no_privacy=allowed,
+                folder, rounds=rounds, corpus=corpus, engine=choice, ranks=ranks, on=on, allow_no_privacy=allowed
             )
             _print_result(folder, show_rounds(reports, folder.name, stop_after, folder=folder, track=track))
 
-    run_on_processes(work, processes, max_restarts)
+    run_on_processes(work, processes.processes, processes.max_restarts)
+
+
+def read_run(
+    run_file: Path,
+    set_: "Iterable[str] | None" = None,
+    engine: EngineOptions = EngineOptions(),
+    processes: ProcessOptions = ProcessOptions(),
+) -> "tuple[Run, EngineChoice]":
+    """Read a run file with the changes that the options ask for.
+
+    Args:
+        run_file: The run file.
+        set_: Changes of `--set` or `--vary`, as `table.key=value`.
+        engine: Options that replace keys of the table `[engine]`.
+        processes: The same: `--rank-timeout`.
+
+    Returns:
+        The run, and the engine that computes it.
+
+    Raises:
+        InvalidValue: The file or a change is not valid.
+    """
+    from unheard.training.run_file import read_run_file
+
+    keys = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
+    changes = [f"engine.{key}={value}" for key, value in keys.items() if value]
+    return read_run_file(run_file, [*(set_ or ()), *changes])
+
+
+def parse_vary(vary: list[str]) -> list[tuple[str, ...]]:
+    """Return every combination of the values of `--vary`, as changes to the run file.
+
+    >>> parse_vary(["clip.norm=10,20", "training.rounds=5"])
+    [('clip.norm=10', 'training.rounds=5'), ('clip.norm=20', 'training.rounds=5')]
+
+    Raises:
+        InvalidValue: An entry is not of the form table.key=value,value or repeats a value.
+    """
+    from unheard.errors import InvalidValue
+
+    changes = []
+    for varied in vary:
+        key, equals, text = varied.partition("=")
+        values = [value.strip() for value in text.split(",") if value.strip()]
+        if not (equals and "." in key and values):
+            raise InvalidValue(f"--vary {varied}: write table.key=value,value, for example --vary clip.norm=10,15,20.")
+        if len(set(values)) < len(values):
+            raise InvalidValue(f"--vary {varied} has a value twice; both would be the same run.")
+        changes.append([f"{key.strip()}={value}" for value in values])
+    return list(itertools.product(*changes))
 
 
 @contextlib.contextmanager
 def nodes_of(
-    on: str,
+    nodes: NodeOptions,
     run: "Run",
     choice: "EngineChoice",
-    supernodes: int,
     ranks: "ProcessGroup | None",
     secure_aggregation: bool = False,
 ) -> "Iterator[FederatedEngine | None]":
-    """The engine of Flower's simulated nodes for `--on flower`; None for `--on here`.
+    """In the block, run Flower's simulated nodes if `--on flower` asks for them.
+
+    Args:
+        nodes: Where the updates are computed, and on how many nodes.
+        run: The run to train.
+        choice: The engine of each node.
+        ranks: The processes of `--processes`, which simulated nodes exclude.
+        secure_aggregation: Whether `--secure-aggregation` was given.
+
+    Yields:
+        The engine that sends the work to the nodes; None for `--on here`.
 
     Raises:
         InvalidValue: Flower is not installed, `--processes` is given as well, or `--secure-aggregation` without nodes.
     """
     from unheard.errors import InvalidValue
 
-    if on == "here":
+    if nodes.on == "here":
         if secure_aggregation:
             raise InvalidValue("--secure-aggregation masks what nodes send to a server: give --on flower as well.")
         yield None
@@ -211,9 +247,9 @@ def nodes_of(
     from unheard.training.initialise import pinned
 
     store = TokenStore.open(run.corpus)
-    note(f"Starting {supernodes} simulated nodes: Flower and Ray take some seconds.")
+    note(f"Starting {nodes.supernodes} simulated nodes: Flower and Ray take some seconds.")
     let_unwind()  # Ray's processes have to be stopped in order
-    with simulated_nodes(store.path, supernodes) as network:
+    with simulated_nodes(store.path, nodes.supernodes) as network:
         yield FederatedEngine(network, pinned(run).model, choice, store)
 
 
@@ -244,10 +280,6 @@ def _print_result(folder: Path, last: "RoundReport | None") -> None:
     say(f"Run folder: {folder}. What it guarantees: unheard statement {folder}")
 
 
-if TYPE_CHECKING:
-    from unheard.engines.distributed.process_group import ProcessGroup
-    from unheard.training.loop import RoundReport
-
 SWEEP_EXAMPLES = """Examples:
 
   unheard sweep run.toml --out runs/clips --vary clip.norm=10,15,20
@@ -260,6 +292,7 @@ SWEEP_EXAMPLES = """Examples:
 
 def sweep(
     run_file: RunFile,
+    *,
     out: Annotated[Path, typer.Option(help="The folder for the runs; each gets a folder of its own in it.")],
     vary: Annotated[
         list[str],
@@ -268,12 +301,9 @@ def sweep(
         ),
     ],
     set_: SetKeys = None,
-    engine: EngineName = None,
-    device: Device = None,
+    engine: EngineOptions,
     stop_after: StopAfter = None,
-    processes: Processes = 1,
-    max_restarts: MaxRestarts = 0,
-    rank_timeout: RankTimeout = None,
+    processes: ProcessOptions,
     yes: Yes = False,
 ) -> None:
     """Train variants of a run side by side.
@@ -286,20 +316,18 @@ def sweep(
     def work(ranks: "ProcessGroup | None") -> None:
         from unheard.cli.display import confirm_no_noise, show_runs
         from unheard.training.loop import train_together
-        from unheard.training.run_file import read_run_file
 
         names, runs, choice = [], [], None
         for changes in parse_vary(vary):
-            run, choice = read_run_file(run_file, [*overrides(set_, engine, device, rank_timeout), *changes])
+            run, choice = read_run(run_file, [*(set_ or ()), *changes], engine, processes)
             names.append(",".join(change.partition(".")[2] for change in changes))
             runs.append((run, out / names[-1]))
         assert choice is not None
         allowed = confirm_no_noise([run for run, _ in runs], yes, can_ask=ranks is None)
         reports = train_together(runs, engine=choice, ranks=ranks, allow_no_privacy=allowed)
-        last = show_runs(reports, names, stop_after)
-        _print_results(names, last, out)
+        _print_results(names, show_runs(reports, names, stop_after), out)
 
-    run_on_processes(work, processes, max_restarts)
+    run_on_processes(work, processes.processes, processes.max_restarts)
 
 
 def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:

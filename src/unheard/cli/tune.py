@@ -4,13 +4,15 @@ Without --select it sweeps S and sigma as section 3 of the paper does (`tuning/p
 secret number of private candidates and keeps the best (`tuning/private_selection.py`).
 """
 
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unheard.cli.options import AsJson, Device, EngineName, RunFile, SetKeys, StopAfter, Yes, overrides, parse_vary
+from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes
 from unheard.cli.processes import let_unwind, runs_kept, set_kept, signals_as_ctrl_c
+from unheard.cli.train import parse_vary, read_run
 
 if TYPE_CHECKING:
     from unheard.engines.choice import EngineChoice
@@ -31,16 +33,12 @@ EXAMPLES = """Examples:
 """
 
 SWEEP, SELECT = "Sweep", "Private selection"
-OF_SWEEP = ("corpus", "population", "norms", "noise_stds", "users_per_round", "rounds", "seeds", "allow_clip_loss")
-OF_SWEEP += ("allow_loss", "noise_multiplier", "stop_after", "yes")
-OF_SELECT = ("vary", "trials", "trials_from")
-"""Options that have a meaning for only one of the two ways to tune."""
 
 
-def tune(
-    context: typer.Context,
-    run_file: RunFile,
-    out: Annotated[Path, typer.Option(help="The folder for the trials and the plan; with --select the run folder.")],
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The options of a sweep: what to try, on which text, and what the choices may lose."""
+
     corpus: Annotated[
         Path | None,
         typer.Option(
@@ -48,7 +46,7 @@ def tune(
             rich_help_panel=SWEEP,
             show_default="the run's own",
         ),
-    ] = None,
+    ] = None
     population: Annotated[
         int | None,
         typer.Option(
@@ -59,32 +57,31 @@ def tune(
             rich_help_panel=SWEEP,
             show_default="none",
         ),
-    ] = None,
+    ] = None
     norms: Annotated[
         str, typer.Option(help="Values of S to try, without noise.", metavar="S,S,...", rich_help_panel=SWEEP)
-    ] = "5,10,15,20,30",
+    ] = "5,10,15,20,30"
     noise_stds: Annotated[
-        str,
-        typer.Option(help="Values of sigma to try, at the chosen S.", metavar="SIGMA,...", rich_help_panel=SWEEP),
-    ] = "0.003,0.006,0.012,0.024",
+        str, typer.Option(help="Values of sigma to try, at the chosen S.", metavar="SIGMA,...", rich_help_panel=SWEEP)
+    ] = "0.003,0.006,0.012,0.024"
     users_per_round: Annotated[
         int, typer.Option(help="Users per round of the trials: few.", min=1, metavar="N", rich_help_panel=SWEEP)
-    ] = 100,
+    ] = 100
     rounds: Annotated[
         int | None,
         typer.Option(
             help="Rounds of each trial.", min=1, metavar="N", rich_help_panel=SWEEP, show_default="as in the run file"
         ),
-    ] = None,
+    ] = None
     seeds: Annotated[
         int, typer.Option(help="How often each trial is repeated.", min=1, metavar="N", rich_help_panel=SWEEP)
-    ] = 1,
+    ] = 1
     allow_clip_loss: Annotated[
         float,
         typer.Option(
             help="Points of AccuracyTop1 that clipping alone may cost.", metavar="POINTS", rich_help_panel=SWEEP
         ),
-    ] = 0.25,
+    ] = 0.25
     allow_loss: Annotated[
         float,
         typer.Option(
@@ -92,18 +89,18 @@ def tune(
             metavar="POINTS",
             rich_help_panel=SWEEP,
         ),
-    ] = 0.5,
+    ] = 0.5
     noise_multiplier: Annotated[
         float, typer.Option(help="z of the planned run.", min=1e-6, metavar="Z", rich_help_panel=SWEEP)
-    ] = 1.0,
-    select: Annotated[
-        bool,
-        typer.Option(
-            "--select",
-            help="Instead of a sweep: train a secret number of private candidates and keep only the best.",
-            rich_help_panel=SELECT,
-        ),
-    ] = False,
+    ] = 1.0
+    stop_after: StopAfter = None
+    yes: Yes = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionOptions:
+    """The options of private selection: the candidates, and how many trials to draw from them."""
+
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,13 +109,13 @@ def tune(
             rich_help_panel=SELECT,
             show_default="none",
         ),
-    ] = None,
+    ] = None
     trials: Annotated[
         float,
         typer.Option(
             help="With --select: the mean number of trials.", min=1, max=1000, metavar="MEAN", rich_help_panel=SELECT
         ),
-    ] = 5,
+    ] = 5
     trials_from: Annotated[
         Literal["geometric", "poisson"],
         typer.Option(
@@ -126,12 +123,26 @@ def tune(
             "poisson there may be none.",
             rich_help_panel=SELECT,
         ),
-    ] = "geometric",
+    ] = "geometric"
+
+
+def tune(
+    context: typer.Context,
+    run_file: RunFile,
+    *,
+    out: Annotated[Path, typer.Option(help="The folder for the trials and the plan; with --select the run folder.")],
+    sweep: SweepOptions,
+    select: Annotated[
+        bool,
+        typer.Option(
+            "--select",
+            help="Instead of a sweep: train a secret number of private candidates and keep only the best.",
+            rich_help_panel=SELECT,
+        ),
+    ] = False,
+    selection: SelectionOptions,
     set_: SetKeys = None,
-    engine: EngineName = None,
-    device: Device = None,
-    stop_after: StopAfter = None,
-    yes: Yes = False,
+    engine: EngineOptions,
     as_json: AsJson = False,
 ) -> None:
     """Choose S, sigma and users per round of a private run.
@@ -139,45 +150,56 @@ def tune(
     Trains a baseline, sweeps S, then sigma, with few users per round, and plans the private run with its hypothetical ε.
     The sweeps are not private: do them on proxy text (--corpus).
     """
-    changes = overrides(set_, engine, device)
     if select:
-        _check_options(context, OF_SWEEP, "--select")
-        _select(run_file, changes, vary or [], out, trials, trials_from, as_json)
+        _check_unused(context, sweep, "--select")
+        _select(run_file, set_ or [], engine, selection, out, as_json)
         return
-    _check_options(context, OF_SELECT, "a sweep (it is for --select)")
+    _check_unused(context, selection, "a sweep (it is for --select)")
     set_kept(lambda: runs_kept(out))
-    from dataclasses import replace
+    _sweep(*read_run(run_file, set_, engine), sweep, out, as_json)
+
+
+def _check_unused(context: typer.Context, group: SweepOptions | SelectionOptions, mode: str) -> None:
+    """Raise `InvalidValue` if an option of the other way to tune was given: it would silently have no effect."""
+    from unheard.errors import InvalidValue
+
+    for field in fields(group):
+        source = context.get_parameter_source(field.name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidValue(f"--{field.name.replace('_', '-')} has no meaning for {mode}. Leave it out.")
+
+
+def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path, as_json: bool) -> None:
+    """Train the stages of a sweep, and print and write the chosen values and the plan."""
     from json import dumps
 
     from unheard.cli.display import confirm_no_noise
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
-    from unheard.training.run_file import read_run_file
     from unheard.tuning.output import conclude
     from unheard.tuning.pipeline import Allowance, trial_run
     from unheard.tuning.projected_plan import check_can_be_private
     from unheard.tuning.trials import Grid, baseline_trials
 
-    run, choice = read_run_file(run_file, changes)
-    run = pinned(run)
+    run, z = pinned(run), options.noise_multiplier
     grid = Grid(
-        norms=_numbers("--norms", norms),
-        noise_stds=_numbers("--noise-stds", noise_stds),
-        users_per_round=users_per_round,
-        seeds=seeds,
+        norms=_numbers("--norms", options.norms),
+        noise_stds=_numbers("--noise-stds", options.noise_stds),
+        users_per_round=options.users_per_round,
+        seeds=options.seeds,
     )
-    allowance = Allowance(clip_loss=allow_clip_loss, loss=allow_loss)
-    tried = trial_run(run, corpus, population)
-    check_can_be_private(run, grid, noise_multiplier)
+    allowance = Allowance(clip_loss=options.allow_clip_loss, loss=options.allow_loss)
+    tried = trial_run(run, options.corpus, options.population)
+    check_can_be_private(run, grid, z)
     # The sweep's own baseline has no noise, on the proxy's users or on the run's.
-    confirm_no_noise([trial.run for trial in baseline_trials(tried, grid, out)], yes)
-    if rounds is not None:
-        tried = replace(tried, training=replace(tried.training, rounds=rounds))
-    result = _train_stages(tried, grid, allowance, out, choice, stop_after)
+    confirm_no_noise([trial.run for trial in baseline_trials(tried, grid, out)], options.yes)
+    if options.rounds is not None:
+        tried = replace(tried, training=replace(tried.training, rounds=options.rounds))
+    result = _train_stages(tried, grid, allowance, out, choice, options.stop_after)
     if result is None:
         typer.echo('{"stopped": true}' if as_json else "Stopped. The same command continues.")
         return
-    conclusion = conclude(run, result, allowance, noise_multiplier, out, choice, is_proxy=corpus is not None)
+    conclusion = conclude(run, result, allowance, z, out, choice, is_proxy=options.corpus is not None)
     if as_json:
         typer.echo(dumps(conclusion.record, allow_nan=False, indent=2))
     else:
@@ -188,17 +210,8 @@ def tune(
         raise InvalidValue(conclusion.refusal)
 
 
-def _check_options(context: typer.Context, names: tuple[str, ...], mode: str) -> None:
-    """Raises `InvalidValue` for an option of the other way to tune, which would silently have no effect."""
-    from unheard.errors import InvalidValue
-
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise InvalidValue(f"--{name.replace('_', '-')} has no meaning for {mode}. Leave it out.")
-
-
 def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """Return the numbers of a list with commas, for example `5,10,20`; `option` is for the error message."""
     from unheard.errors import InvalidValue
 
     try:
@@ -210,7 +223,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 def _train_stages(
     run: "Run", grid: "Grid", allowance: "Allowance", out: Path, choice: "EngineChoice", stop_after: float | None
 ) -> "TuningResult | None":
-    """Trains stage by stage, with a bar for each trial. Returns None if the time was up."""
+    """Train stage by stage, with a bar for each trial. Return None if `stop_after` ended it."""
     import time
 
     from unheard.cli.display import notes, show_runs
@@ -292,22 +305,22 @@ def _print_plan(plan: dict[str, Any], out: Path) -> None:
 
 
 def _select(
-    run_file: Path, changes: list[str], vary: list[str], out: Path, mean: float, drawn_from: str, as_json: bool
+    run_file: Path, set_: list[str], engine: EngineOptions, options: SelectionOptions, out: Path, as_json: bool
 ) -> None:
-    """Trains the candidates and prints the best. The number and the scores of the trials are secret, so there is no
-    bar."""
+    """Train the candidates and print the best. The number and the scores of the trials are secret: there is no bar."""
     from json import loads
 
     from unheard.cli.display import echo, if_interrupted, note, notes, say
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
-    from unheard.training.run_file import read_run_file, read_saved_run, run_hash
+    from unheard.training.run_file import read_saved_run, run_hash
     from unheard.tuning.private_selection import TrialCount, select
 
-    if not vary:
+    mean, drawn_from = options.trials, options.trials_from
+    if not options.vary:
         raise InvalidValue("--select needs candidates: --vary clip.norm=8,15,20, for example. May be repeated.")
-    combinations = parse_vary(vary)
-    runs = [read_run_file(run_file, [*changes, *varied]) for varied in combinations]
+    combinations = parse_vary(options.vary)
+    runs = [read_run(run_file, [*set_, *varied], engine) for varied in combinations]
     candidates = [run for run, _ in runs]
     note(
         f"{len(candidates)} candidates, {mean:g} trials on average ({drawn_from}). The machine draws their number and tells it to "
