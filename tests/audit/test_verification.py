@@ -13,7 +13,7 @@ import unheard
 from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.errors import RunFolderMissing
-from unheard.privacy import hash_chain as chain
+from unheard.privacy import ledger as chain
 from unheard.privacy.budget import Budget, declaration
 from unheard.privacy.events import PoissonGaussian, Selection, to_record
 from unheard.privacy.ledger import Entry, Ledger

@@ -17,8 +17,7 @@ from unheard.audit.verification import verify
 from unheard.corpus.store import write_store
 from unheard.errors import UnheardError
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import PopulationLedger
-from unheard.privacy.store_ledgers import begin_record
+from unheard.privacy.population_ledger import PopulationLedger, begin_record
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
 from unheard.training.run_file import read_run_file

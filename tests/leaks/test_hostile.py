@@ -13,7 +13,7 @@ from safetensors.torch import save as save_tensors
 
 import unheard
 from unheard.corpus.store import write_digests
-from unheard.privacy import hash_chain as chain
+from unheard.privacy import ledger as chain
 from unheard.privacy.ledger import Ledger
 from unheard.training import checkpoint
 

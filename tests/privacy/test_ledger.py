@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from unheard.errors import LedgerError
-from unheard.privacy import hash_chain as chain
+from unheard.privacy import ledger as chain
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian, to_record
 from unheard.privacy.ledger import Ledger
 

@@ -11,13 +11,14 @@ import threading
 import pytest
 
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
-from unheard.privacy import hash_chain as chain
+from unheard.privacy import ledger as chain
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
-from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
+from unheard.privacy.ledger import Ledger, new_run_id, run_id
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs, render_all_runs
+from unheard.privacy.run_ledger import JointLedger
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 DELTA = 1e-6
@@ -203,7 +204,7 @@ def test_joining_a_copy_of_a_store_counts_what_they_share_once_and_the_rest_of_b
 
 WRITER = """
 import sys
-from unheard.privacy.population_ledger import JointLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger

@@ -23,8 +23,7 @@ from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import pld as losses
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import PopulationLedger
-from unheard.privacy.store_ledgers import begin_record
+from unheard.privacy.population_ledger import PopulationLedger, begin_record
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
 from unheard.training.loop import train_together
 

@@ -11,7 +11,7 @@ import unheard
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import JointLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import load_model, newest_checkpoint
 from unheard.training.loop import train_together

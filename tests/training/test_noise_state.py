@@ -21,7 +21,8 @@ from unheard.privacy.accountants import Bound
 from unheard.privacy.events import CorrelatedGaussian, PoissonGaussian, accounted
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.matrix_factorization import optimise
-from unheard.privacy.population_ledger import JointLedger, PopulationLedger
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.privacy.statement import render
 from unheard.randomness import ReproducibleStreams
 from unheard.run_folder import RunFolder

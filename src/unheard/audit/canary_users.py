@@ -42,7 +42,8 @@ from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.values import CohortSum, NoisyAverage
 from unheard.parameters import Layout
 from unheard.privacy.events import Event
-from unheard.privacy.population_ledger import PopulationLedger, new_run_id
+from unheard.privacy.ledger import new_run_id
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.randomness import Streams
 from unheard.training.initialise import first_state
 from unheard.training.run import Run

@@ -35,9 +35,9 @@ from unheard.privacy.events import (
     Selection,
     to_record,
 )
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.matrix_factorization import Factorisation
-from unheard.privacy.population_ledger import FILE, read_population_ledger, run_id
+from unheard.privacy.population_ledger import FILE, read_population_ledger
 from unheard.privacy.run_ledger import check_ledger, check_population, remembered
 from unheard.privacy.statement import statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder

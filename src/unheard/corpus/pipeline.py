@@ -64,7 +64,7 @@ from unheard.corpus.vocabulary_sources import (
     vocabulary_source_to_table,
 )
 from unheard.errors import ConfigError, CorpusError, InputError
-from unheard.privacy.store_ledgers import continue_ledger
+from unheard.privacy.population_ledger import continue_ledger
 
 # Steps and public choices only: counts of private users are for the owner's terminal.
 logger = logging.getLogger("unheard.corpus")

@@ -9,7 +9,7 @@
         NNNNN.tokens      ids, little-endian unsigned integers of 2 or 4 bytes (`token_dtype`), one user after the other
         NNNNN.offsets     int64: the index of the first id of each user, and at the end the number of ids
     ledger.jsonl       the privacy ledger of these users, written by training (privacy/population_ledger.py)
-    ledgers.json       where this and other ledgers of these users stood (privacy/store_ledgers.py)
+    ledgers.json       where this and other ledgers of these users stood (privacy/population_ledger.py)
 
     store = TokenStore.open("corpora/posts")
     store.train.num_users
@@ -43,7 +43,7 @@ import numpy as np
 from unheard import storage
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
-from unheard.privacy.store_ledgers import DIGESTS, RECORD, begin_record
+from unheard.privacy.population_ledger import DIGESTS, RECORD, begin_record
 
 OFFSET_BYTES = 8
 REMEDY = "The store was damaged after it was written: prepare it again, or bring back an undamaged copy."

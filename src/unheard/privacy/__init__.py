@@ -4,9 +4,9 @@ Nothing in this package imports torch, so an auditor can run it on a laptop. The
 (docs/privacy.md) from what happened to what may be claimed:
 
     events              what one round, or one other release, does to the users' data (q and z)
-    hash_chain          the append-only file of sealed lines under both ledgers
-    ledger              what one run was charged, written before anything of a round exists
+    ledger              what one run was charged, written before anything of a round exists; the hash-chained file
     population_ledger   what all runs on the same users were charged; the budget over all of them
+    run_ledger          charges both ledgers, and checks a run's ledger against everything that remembers it
     rdp, pld            the accountants (moments, rdp, pld): the cost of events
     accountants         the registry of accountants; epsilon at delta, delta at epsilon, the bound that a run claims
     budget              epsilon while training, the stop before the round that would exceed the budget, and what may

@@ -8,23 +8,32 @@ chosen in the light of earlier results (Dwork, Rothblum and Vadhan 2010; for run
 
     open_population_ledger(store, ...)    the ledger of a store, begun if there is none; charges the store's vocabulary
     PopulationLedger.read(path)           look without a lock and without writing
-    JointLedger(ledger, population)       a run's ledger that also charges the population; training uses this
+    JointLedger(ledger, population)       a run's ledger that also charges the population (`run_ledger.py`)
 
-    population = open_population_ledger("corpora/posts", corpus="posts", vocabulary_events=[])
-    ledger = Ledger.create("runs/first/ledger.jsonl", {"run_id": new_run_id(), "delta": 1e-6})
-    JointLedger.begin(ledger, population, name="first")
-    JointLedger(ledger, population).charge(event, round=0)
-
-Each line of the file (format: `hash_chain.py`) after the header is one of
+Each line of the file (format: `ledger.py`) after the header is one of
 
     {"began": {"run": ..., "facts": ..., "held": n}}                  a run begins
     {"run": ..., "position": n, "event": {...}, "once": ...}          an event, at its position in the run's ledger
     {"budget": {"epsilon": ..., "delta": ..., "orders": [...], ...}}  the budget of all runs; the newest one counts
     {"moved": {"to": path}}                                           this ledger was joined to another one
     {"released": {"run": ..., "sha256": ...}}                         a model that a run on these users is about to write
+
+**What a store remembers.** The ledger lies in the store, or where `[privacy] ledger` says. A new run has nothing else to
+compare it with: no checkpoint of its own remembers the ledger yet. So the store keeps a small file, `ledgers.json`, and
+a ledger that is deleted, swapped or cut is an error, never a fresh start:
+
+    {"known": {"ledger.jsonl": {"ledger": ..., "length": n, "head": ...}},     where each ledger stood at the last save
+     "continues": {"ledger": path, "joined": false},                           the ledger of an earlier store
+     "at": {"path": ..., "inode": ...}}                                        the store itself, to tell it from a copy
+
+The file holds paths and hashes only. A store has it from its preparation on, and `digests.json` says so: where it is
+missing, it was deleted. Stores of version 0.1.0 and parts of stores have none.
 """
 
 import contextlib
+import errno
+import hashlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,22 +42,20 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
+from unheard.config import parse_json
 from unheard.errors import InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import CorrelatedGaussian, Event, from_record, has_rounds, to_record
-from unheard.privacy.hash_chain import ChainedFile
-from unheard.privacy.ledger import Entry, Ledger
-from unheard.privacy.store_ledgers import known_position, ledger_to_join, mark_joined, remember_position
+from unheard.privacy.ledger import REPRODUCIBLE, ChainedFile, Entry
 
 FORMAT = "unheard-population-1"
 FILE = "ledger.jsonl"
 MAX_MOVES = 8
-REPRODUCIBLE = "reproducible-"
-"""How the id of a seeded run begins."""
-
-REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
-"""The public facts of a run that the population's ledger repeats."""
+RECORD = "ledgers.json"
+DIGESTS = "digests.json"
+_NOTHING_KNOWN: dict[str, Any] = {"known": {}, "continues": None, "at": None}
 
 
 @dataclass
@@ -393,123 +400,6 @@ class PopulationLedger:
         self._records.append(record)
 
 
-class JointLedger:
-    """A run's ledger that also charges the run's population. Training charges it as it would the run's ledger alone.
-
-    The population is charged first. A crash between the two lines leaves the population charged for a round that never
-    began: the error is on the safe side.
-
-    Args:
-        ledger: The run's own ledger, open for charging.
-        population: The ledger of the store's population. What the run's ledger holds and this one lacks is charged to
-            it.
-    """
-
-    def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:
-        self._ledger = ledger
-        self.population = population
-        self.run = run_id(ledger)
-        if self.run not in population.members:  # the store was copied without its ledger, or this is another store
-            came = {"came_with": len(ledger)} if len(ledger) else {}
-            population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, held=0)
-        population.settle(self.run, ledger.entries)
-
-    @classmethod
-    def begin(
-        cls,
-        ledger: Ledger,
-        population: PopulationLedger,
-        name: str,
-        parent: Ledger | None = None,
-        *,
-        store: str | None = None,
-    ) -> None:
-        """Register a new run with the population.
-
-        Args:
-            ledger: The new run's ledger. It holds what was spent before the run: the vocabulary and the parent run.
-            population: The ledger of the store's population.
-            name: The name of the run in statements.
-            parent: The ledger of the run that this run begins from.
-            store: The digest of the users' text, which the run must find again when it is resumed. This ledger is as
-                secret as the store.
-        """
-        if parent is not None:
-            # DP: the earlier run had the same users, unless declared otherwise; on this store it is charged already.
-            population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
-            population.settle(run_id(parent), parent.entries)
-        facts = _repeated_facts(ledger, name) | ({} if store is None else {"store": store})
-        population.register(run_id(ledger), facts, held=len(ledger), is_new=True)
-
-    def charge(self, event: Event, round: int, *, again: bool = False) -> None:
-        """Charge both ledgers; both events are on disk when this returns. `again`: as in `PopulationLedger.charge`.
-
-        Raises:
-            BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
-            LedgerError: An event could not be written. Nothing of the round may be released.
-        """
-        # DP: the population first: whatever happens next, its ledger never holds less than the run's.
-        self.population.charge(self.run, len(self._ledger), event, round, again=again)
-        self._ledger.charge(event, round)
-
-    def record_release(self, sha256: str) -> None:
-        """Record in the population's ledger the digest of a model that the run is about to write."""
-        self.population.record_release(self.run, sha256)
-
-    def remember(self) -> None:
-        """Let the store record how far the population's ledger has grown."""
-        self.population.remember()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The public facts of the run."""
-        return self._ledger.facts
-
-    @property
-    def entries(self) -> list[Entry]:
-        """The charges of the run."""
-        return self._ledger.entries
-
-    @property
-    def events(self) -> list[Event]:
-        """The events of the run."""
-        return self._ledger.events
-
-    @property
-    def head(self) -> str:
-        """The hash of the last line of the run's ledger."""
-        return self._ledger.head
-
-    @property
-    def position(self) -> dict[str, Any]:
-        """Where the population's ledger stands; checkpoints remember it."""
-        return self.population.position
-
-    def __len__(self) -> int:
-        return len(self._ledger)
-
-    def contains(self, length: int, head: str) -> bool:
-        """Whether the run's ledger has grown out of that length and hash; see `Ledger.contains`."""
-        return self._ledger.contains(length, head)
-
-
-def new_run_id(reproducible: str | None = None) -> str:
-    """Make an id that no other run has.
-
-    Args:
-        reproducible: For a seeded run, the hash of its configuration; its id then follows from its configuration too.
-
-    >>> new_run_id("0123456789abcdef" * 4)
-    'reproducible-0123456789abcdef'
-    """
-    return secrets.token_hex(16) if reproducible is None else f"{REPRODUCIBLE}{reproducible[:16]}"
-
-
-def run_id(ledger: Ledger) -> str:
-    """Return the id of a ledger's run; for a run from before runs had ids, the hash of the ledger's first line."""
-    return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
-
-
 def vocabulary_member(corpus: str) -> str:
     """Return the id under which the private vocabulary of a corpus is charged."""
     return f"vocabulary-{corpus[:16]}"
@@ -594,6 +484,81 @@ def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
     return population
 
 
+def begin_record(store: Path) -> None:
+    """Write the record of a new store: it was charged in no ledger yet."""
+    storage.create_file(store / RECORD, (json.dumps(_NOTHING_KNOWN, indent=2) + "\n").encode())
+
+
+def read_corpus_record(store: Path) -> dict[str, Any]:
+    """Read corpus.json, which names what the vocabulary has cost.
+
+    Raises:
+        LedgerError: It cannot be read, or is not as it was written.
+    """
+    path = store / "corpus.json"
+    try:
+        content = path.read_bytes()
+        written = _digests(store)["files"]["corpus.json"]["sha256"] if os.path.lexists(store / DIGESTS) else None
+        record = parse_json(content)
+        # DP: a damaged record may have lost the events of a private vocabulary.
+        if written not in (None, hashlib.sha256(content).hexdigest()) or not isinstance(record, dict):
+            raise ValueError
+        return record
+    except (OSError, ValueError, KeyError, TypeError):
+        raise LedgerError(
+            f"{path} is not as it was written, so what the vocabulary of this store cost cannot be known. Put a whole copy "
+            "back."
+        ) from None
+
+
+def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
+    """The position of a ledger when it was last opened for this store; None if it never was.
+
+    Raises:
+        LedgerError: The store's record is damaged.
+    """
+    record = _read_record(store)
+    is_copy = record["at"] is not None and not {*record["at"].values()} & {*_place_of(store).values()}
+    # A copy of a store without its ledger has no ledger of its own yet (docs/sharp-edges.md).
+    return None if is_copy and not os.path.lexists(ledger) else record["known"].get(_record_key(store, ledger))
+
+
+def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:
+    """Record where a ledger stands. A read-only store, whose ledger lies elsewhere, is left as it is."""
+    here, key = _place_of(store), _record_key(store, ledger)
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        known = record["known"].get(key)
+        # DP: another run may have recorded a later position meanwhile; an earlier one would let the ledger be cut.
+        is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]
+        return {**record, "known": {**record["known"], key: known if is_later else dict(position)}, "at": here}
+
+    record = _read_record(store)
+    if change(record) != record:
+        try:
+            _change_record(store, change)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM) or not os.path.isabs(key):
+                raise
+
+
+def continue_ledger(store: Path, earlier: Path) -> None:
+    """Record that a store continues the ledger at `earlier`, whose charges are joined when the store's own is opened."""
+    continues = {"ledger": os.path.abspath(earlier), "joined": False}
+    _change_record(store, lambda record: {**record, "continues": continues})
+
+
+def ledger_to_join(store: Path) -> Path | None:
+    """The ledger of the earlier store, if its charges were not joined yet."""
+    continues = _read_record(store)["continues"]
+    return None if continues is None or continues["joined"] else Path(continues["ledger"])
+
+
+def mark_joined(store: Path) -> None:
+    """Record that the charges of the earlier ledger are in the store's own: the earlier store may be deleted."""
+    _change_record(store, lambda record: {**record, "continues": {**record["continues"], "joined": True}})
+
+
 def _check_position(population: PopulationLedger, position: Mapping[str, Any] | None, path: Path) -> None:
     # DP: a ledger that was cut or replaced would make these users look less spent than they are.
     if position is not None and not population.contains(position):
@@ -606,11 +571,6 @@ def _check_position(population: PopulationLedger, position: Mapping[str, Any] | 
 def _charge(run: str, position: int, event: Event) -> dict[str, Any]:
     # The random number keeps the lines of two copies of one ledger apart if both are charged for the same event.
     return {"run": run, "position": position, "event": to_record(event), "once": secrets.token_hex(8)}
-
-
-def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:
-    facts = ledger.facts
-    return {"name": name, **{key: facts[key] for key in REPEATED_FACTS if key in facts}}
 
 
 def _follow_moves(population: PopulationLedger, open_here: Callable[[Path], PopulationLedger]) -> PopulationLedger:
@@ -640,3 +600,53 @@ def _advice_on_failure(path: Path) -> Iterator[None]:
             "releases anything. Make the folder writable, free some space, or keep the ledger elsewhere: "
             '[privacy] ledger = "some/folder/ledger.jsonl" in the run file (the same file for every run on these people).'
         ) from None
+
+
+def _place_of(store: Path) -> dict[str, str]:
+    """Tells a store from a copy of it: one that was moved keeps its inode, one that was put back its path."""
+    status = os.stat(store)
+    return {"path": os.path.realpath(store), "inode": f"{status.st_dev}:{status.st_ino}"}
+
+
+def _record_key(store: Path, ledger: Path) -> str:
+    """A path within the store is relative, so that the store can be moved."""
+    here, there = os.path.realpath(store), os.path.realpath(ledger)
+    return os.path.relpath(there, here) if os.path.dirname(there) == here else there
+
+
+def _read_record(store: Path) -> dict[str, Any]:
+    path = store / RECORD
+    try:
+        if not os.path.lexists(path):
+            # DP: a store that was prepared with the record and lacks it may have been charged in a ledger that is gone.
+            if os.path.lexists(store / DIGESTS) and _digests(store).get("ledgers"):
+                raise LedgerError(
+                    f"{path} is missing: it records which ledgers this store has been charged in. Put it back; without it "
+                    "nobody can say whether the ledger is whole. If it is lost, prepare the store again with `unheard "
+                    "prepare --continues`, which keeps the charges."
+                )
+            return dict(_NOTHING_KNOWN)
+        record = parse_json(path.read_text(encoding="utf-8"))
+        known, continues, at = record["known"], record.get("continues"), record.get("at")
+        is_place = at is None or {*at} == {"path", "inode"}
+        is_whole = all({*position} == {"ledger", "length", "head"} for position in known.values())
+        if continues is not None:
+            is_whole &= isinstance(continues["ledger"], str) and isinstance(continues["joined"], bool)
+        if not is_whole or not is_place:
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise LedgerError(
+            f"{path} is damaged: it records which ledgers this store has been charged in. Put back a whole copy."
+        ) from None
+    return {"known": known, "continues": continues, "at": at}
+
+
+def _digests(store: Path) -> dict[str, Any]:
+    return parse_json((store / DIGESTS).read_text(encoding="utf-8"))
+
+
+def _change_record(store: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Read the record, change it and replace it, while no other process does so."""
+    with storage.locked(store / f".{RECORD}.lock", wait=60):
+        record = change(_read_record(store))
+        storage.replace_file(store / RECORD, (json.dumps(record, indent=2) + "\n").encode())

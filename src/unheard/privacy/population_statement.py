@@ -29,10 +29,17 @@ from unheard.privacy.accountants import (
 from unheard.privacy.budget import WHY, Budget, claim_of_run, odometer
 from unheard.privacy.events import Event, NonPrivate, Selection, from_record, has_rounds
 from unheard.privacy.ledger import Entry
-from unheard.privacy.population_ledger import FILE, FORMAT, Member, PopulationLedger, read_population_ledger
+from unheard.privacy.population_ledger import (
+    FILE,
+    FORMAT,
+    Member,
+    PopulationLedger,
+    known_position,
+    read_corpus_record,
+    read_population_ledger,
+)
 from unheard.privacy.statement import plain
 from unheard.privacy.statement_text import figure, rounded_up, row
-from unheard.privacy.store_ledgers import known_position, read_corpus_record
 from unheard.privacy.trade_off import figures, figures_of_pair
 
 NOT_COVERED = [

@@ -1,11 +1,14 @@
-"""The ledger of a run folder, checked against everything that remembers it. All readers of a run's ledger use this module.
+"""The ledger of a run together with that of its population: charging both, and checking one against the other.
+
+    JointLedger.begin(ledger, population, name="first")     # a new run is registered with its population
+    JointLedger(ledger, population).charge(event, round=0)  # training charges both; the population first
+    ledger = read_run_ledger("runs/first")                  # `Ledger.read` and all checks; raises `LedgerError`
 
 A ledger that was cut at the end of a line, or replaced by the ledger of another run, has a valid hash chain. The
 checkpoints and the released model of a run therefore remember the position of the run's ledger (its length and the hash
 of its last line), and the population's ledger remembers how many charges it holds for the run. A folder in which these
-disagree would be stated with a smaller epsilon than its model has cost.
+disagree would be stated with a smaller epsilon than its model has cost. All readers of a run's ledger use this module:
 
-    ledger = read_run_ledger("runs/first")             # `Ledger.read` and all checks; raises `LedgerError`
     check_ledger(ledger, remembered(folder))           # what checkpoints and model remember
     check_population(population, run_id(ledger), len(ledger), remembered(folder))
 
@@ -22,13 +25,115 @@ from typing import Any
 
 from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, LedgerError
-from unheard.privacy.events import Selection
-from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import FILE, PopulationLedger, read_population_ledger, run_id
+from unheard.privacy.events import Event, Selection
+from unheard.privacy.ledger import Entry, Ledger, run_id
+from unheard.privacy.population_ledger import FILE, PopulationLedger, read_population_ledger
 from unheard.run_folder import RunFolder
 
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors format allows."""
+REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
+"""The public facts of a run that the population's ledger repeats."""
+
+
+class JointLedger:
+    """A run's ledger that also charges the run's population. Training charges it as it would the run's ledger alone.
+
+    The population is charged first. A crash between the two lines leaves the population charged for a round that never
+    began: the error is on the safe side.
+
+    Args:
+        ledger: The run's own ledger, open for charging.
+        population: The ledger of the store's population. What the run's ledger holds and this one lacks is charged to
+            it.
+    """
+
+    def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:
+        self._ledger = ledger
+        self.population = population
+        self.run = run_id(ledger)
+        if self.run not in population.members:  # the store was copied without its ledger, or this is another store
+            came = {"came_with": len(ledger)} if len(ledger) else {}
+            population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, held=0)
+        population.settle(self.run, ledger.entries)
+
+    @classmethod
+    def begin(
+        cls,
+        ledger: Ledger,
+        population: PopulationLedger,
+        name: str,
+        parent: Ledger | None = None,
+        *,
+        store: str | None = None,
+    ) -> None:
+        """Register a new run with the population.
+
+        Args:
+            ledger: The new run's ledger. It holds what was spent before the run: the vocabulary and the parent run.
+            population: The ledger of the store's population.
+            name: The name of the run in statements.
+            parent: The ledger of the run that this run begins from.
+            store: The digest of the users' text, which the run must find again when it is resumed. This ledger is as
+                secret as the store.
+        """
+        if parent is not None:
+            # DP: the earlier run had the same users, unless declared otherwise; on this store it is charged already.
+            population.register(run_id(parent), _repeated_facts(parent, parent.path.parent.name), held=0)
+            population.settle(run_id(parent), parent.entries)
+        facts = _repeated_facts(ledger, name) | ({} if store is None else {"store": store})
+        population.register(run_id(ledger), facts, held=len(ledger), is_new=True)
+
+    def charge(self, event: Event, round: int, *, again: bool = False) -> None:
+        """Charge both ledgers; both events are on disk when this returns. `again`: as in `PopulationLedger.charge`.
+
+        Raises:
+            BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
+            LedgerError: An event could not be written. Nothing of the round may be released.
+        """
+        # DP: the population first: whatever happens next, its ledger never holds less than the run's.
+        self.population.charge(self.run, len(self._ledger), event, round, again=again)
+        self._ledger.charge(event, round)
+
+    def record_release(self, sha256: str) -> None:
+        """Record in the population's ledger the digest of a model that the run is about to write."""
+        self.population.record_release(self.run, sha256)
+
+    def remember(self) -> None:
+        """Let the store record how far the population's ledger has grown."""
+        self.population.remember()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The public facts of the run."""
+        return self._ledger.facts
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The charges of the run."""
+        return self._ledger.entries
+
+    @property
+    def events(self) -> list[Event]:
+        """The events of the run."""
+        return self._ledger.events
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line of the run's ledger."""
+        return self._ledger.head
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """Where the population's ledger stands; checkpoints remember it."""
+        return self.population.position
+
+    def __len__(self) -> int:
+        return len(self._ledger)
+
+    def contains(self, length: int, head: str) -> bool:
+        """Whether the run's ledger has grown out of that length and hash; see `Ledger.contains`."""
+        return self._ledger.contains(length, head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,3 +317,8 @@ def _facts(path: Path) -> dict[str, Any]:
             raise ValueError("not a safetensors file")
         header = json.loads(file.read(size))
     return json.loads(header["__metadata__"]["unheard"])["facts"]
+
+
+def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:
+    facts = ledger.facts
+    return {"name": name, **{key: facts[key] for key in REPEATED_FACTS if key in facts}}

@@ -24,8 +24,8 @@ from unheard.errors import InvalidValue, LedgerError, RunFolderError
 from unheard.formatting import smoothed
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
-from unheard.privacy.ledger import Entry
-from unheard.privacy.population_ledger import PopulationLedger, run_id, vocabulary_member
+from unheard.privacy.ledger import Entry, run_id
+from unheard.privacy.population_ledger import PopulationLedger, vocabulary_member
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement import statement as privacy_statement

@@ -24,7 +24,7 @@ from unheard.errors import CheckpointCorrupt
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import JointLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.server import State
 

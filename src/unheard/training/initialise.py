@@ -29,9 +29,9 @@ from unheard.mechanism.noise import NoNoise
 from unheard.privacy.accountants import versions
 from unheard.privacy.budget import declaration
 from unheard.privacy.events import from_record, to_record
-from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import JointLedger, PopulationLedger, new_run_id, open_population_ledger, run_id
-from unheard.privacy.run_ledger import check_ledger, check_population, read_run_ledger, remembered
+from unheard.privacy.ledger import Ledger, new_run_id, run_id
+from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
+from unheard.privacy.run_ledger import JointLedger, check_ledger, check_population, read_run_ledger, remembered
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, save_checkpoint

@@ -37,7 +37,7 @@ from unheard.mechanism.noise import Normals
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import JointLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.privacy.statement import statement
 from unheard.randomness import Streams
 from unheard.run_folder import RunFolder, replace_file

@@ -38,9 +38,9 @@ from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, Noi
 from unheard.mechanism.noise import standard_normals
 from unheard.mechanism.sampling import Turn
 from unheard.privacy.events import CorrelatedGaussian
-from unheard.privacy.ledger import Entry
+from unheard.privacy.ledger import REPRODUCIBLE, Entry
 from unheard.privacy.matrix_factorization import Factorisation
-from unheard.privacy.population_ledger import REPRODUCIBLE, JointLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.randomness import Streams, generator_from_key
 from unheard.run_folder import RunFolder
 from unheard.training.run import Run

@@ -31,8 +31,9 @@ from unheard.engines.distributed.process_group import world_size
 from unheard.errors import InvalidValue, RunFolderInUse, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian, Selection
-from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import JointLedger, PopulationLedger, run_id
+from unheard.privacy.ledger import Ledger, run_id
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.run_ledger import JointLedger
 from unheard.randomness import secure_generator
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint

@@ -13,10 +13,16 @@ from unheard.corpus.store import TokenStore, write_digests
 from unheard.errors import BudgetExceeded, LedgerError, UnheardError, UnprovenCombination
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import PoissonGaussian
-from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
+from unheard.privacy.population_ledger import (
+    RECORD,
+    PopulationLedger,
+    continue_ledger,
+    known_position,
+    open_population_ledger,
+    remember_position,
+)
 from unheard.privacy.population_statement import all_runs, find_population_ledger, store_statement
 from unheard.privacy.rdp import FILTER_ORDERS
-from unheard.privacy.store_ledgers import RECORD, continue_ledger, known_position, remember_position
 from unheard.training.initialise import population_ledger_of
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)

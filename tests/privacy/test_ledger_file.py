@@ -1,11 +1,11 @@
-"""hash_chain.py: the bytes of both file formats, and a file that is read while another process adds to it."""
+"""ledger.py, the file: the bytes of both file formats, and a file that is read while another process adds to it."""
 
 import hashlib
 
 import pytest
 
 from unheard.errors import LedgerError
-from unheard.privacy.hash_chain import ChainedFile, seal, unseal
+from unheard.privacy.ledger import ChainedFile, seal, unseal
 
 HEADER = b'{"ledger":"some-kind","facts":{"a":1},"hash":"22ca40ce46963cce5e168c1bb19d5a89e6450ca35bae0d46ebc11f8fbb6c03af"}\n'
 
