@@ -18,7 +18,7 @@ False
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from randomgen import AESCounter
@@ -62,26 +62,79 @@ def generator_from_key(key: bytes) -> np.random.Generator:
     return _generator(key)
 
 
-def split_stream(rng: np.random.Generator, count: int) -> list[np.random.Generator]:
-    """Make `count` independent generators from one, so that a long draw can be divided among threads.
+class StreamPart:
+    """A part of a stream, which can be drawn from once. Made by `split_stream`.
 
-    The generators have the key of `rng`, and their counters are 2^64 numbers apart. The first continues where `rng` is.
-    `rng` itself is moved past all of them.
+    Args:
+        state: The state of the stream where its first part begins.
+        number: The number of the part, from 0.
+    """
+
+    def __init__(self, state: dict[str, Any], number: int) -> None:
+        self._state: dict[str, Any] | None = state
+        self._number = number
+
+    def generator(self) -> np.random.Generator:
+        """Make a generator of this part.
+
+        Raises:
+            RuntimeError: The part was drawn from before.
+        """
+        return self._begin(_generator(bytes(KEY_BYTES)))
+
+    def standard_normal(self, out: np.ndarray) -> None:
+        """Fill `out` with the standard normals that `generator` would draw.
+
+        A new generator costs five times as much as a new state for one that exists, so those of earlier calls are used
+        again; no other thread has them meanwhile.
+
+        Raises:
+            RuntimeError: The part was drawn from before.
+        """
+        try:
+            rng = _IDLE.pop()
+        except IndexError:
+            rng = _generator(bytes(KEY_BYTES))
+        self._begin(rng).standard_normal(out=out)
+        _IDLE.append(rng)
+
+    def _begin(self, rng: np.random.Generator) -> np.random.Generator:
+        """Set a generator to the beginning of this part."""
+        state, self._state = self._state, None
+        # DP: a second draw would begin at the first number again, and give the same noise.
+        if state is None:
+            raise RuntimeError("This part of a stream was drawn from already.")
+        bits = cast(AESCounter, rng.bit_generator)
+        bits.state = state
+        # DP: the parts are 2^64 numbers apart, so that no two of them share one.
+        bits.advance(self._number << 64)
+        return rng
+
+
+_IDLE: list[np.random.Generator] = []
+"""Generators that no thread draws from now. Their state is set before each use."""
+
+
+def split_stream(rng: np.random.Generator, count: int) -> list[StreamPart]:
+    """Divide a stream into `count` independent parts, so that a long draw can be divided among threads.
+
+    The parts have the key of `rng`, and their counters are 2^64 numbers apart. The first begins where `rng` is. `rng`
+    itself is moved past all of them.
 
     >>> rng = reproducible_generator(1)
     >>> first, second = split_stream(rng, 2)
-    >>> bool(first.integers(2**63) == reproducible_generator(1).integers(2**63))
+    >>> bool(first.generator().integers(2**63) == reproducible_generator(1).integers(2**63))
     True
 
     Args:
         rng: A generator of this module.
-        count: How many generators to make.
+        count: How many parts to make.
     """
     bits = cast(AESCounter, rng.bit_generator)
-    streams = [np.random.Generator(bits.jumped(part)) for part in range(count)]  # pyright: ignore[reportArgumentType]
-    # DP: what is drawn from `rng` later shares no number with these generators.
+    state = bits.state
+    # DP: what is drawn from `rng` later shares no number with these parts.
     bits.advance(count << 64)
-    return streams
+    return [StreamPart(state, part) for part in range(count)]
 
 
 def _generator(key: bytes) -> np.random.Generator:

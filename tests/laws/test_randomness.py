@@ -1,5 +1,7 @@
 """Who may draw: the generator is AES as published, keyed by the operating system, and never draws the same twice."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -36,10 +38,35 @@ def test_the_parts_of_a_stream_are_the_same_cipher_with_counters_far_apart():
     key = bytes(range(100, 116))
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rng = _generator(key)
-    for part, stream in enumerate([*split_stream(rng, 3), rng]):
+    for part, stream in enumerate([*(part.generator() for part in split_stream(rng, 3)), rng]):
         first = part << 63  # 2^64 numbers of 64 bits are 2^63 blocks of the cipher
         expected = b"".join(cipher.update((first + i).to_bytes(16, "little")) for i in range(50))
         assert stream.bit_generator.random_raw(100).tobytes() == expected
+
+
+def test_a_part_of_a_stream_begins_where_the_stream_is():
+    rng, same = reproducible_generator(1), reproducible_generator(1)
+    rng.standard_normal(7), same.standard_normal(7)
+    first, _ = split_stream(rng, 2)
+    assert np.array_equal(first.generator().standard_normal(5), same.standard_normal(5))
+
+
+def test_a_part_of_a_stream_gives_its_numbers_once():
+    for part in split_stream(reproducible_generator(1), 3):
+        part.standard_normal(np.empty(5))
+        with pytest.raises(RuntimeError, match="already"):
+            part.standard_normal(np.empty(5))
+        with pytest.raises(RuntimeError, match="already"):
+            part.generator()
+
+
+def test_normals_of_a_part_are_those_of_its_generator_also_when_threads_draw_at_the_same_time():
+    expected = [part.generator().standard_normal(10_000) for part in split_stream(reproducible_generator(1), 40)]
+    out = np.empty((40, 10_000))
+    with ThreadPoolExecutor(8) as threads:
+        parts = split_stream(reproducible_generator(1), 40)
+        list(threads.map(lambda k: parts[k].standard_normal(out[k]), range(40)))
+    assert np.array_equal(out, expected)
 
 
 def test_a_secure_generator_takes_its_whole_key_from_the_operating_system(monkeypatch: pytest.MonkeyPatch):

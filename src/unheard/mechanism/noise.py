@@ -39,7 +39,7 @@ from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.exact_normal import ExactNormals, exact_normals
 from unheard.mechanism.values import BoundedAverage, NoisyAverage
 from unheard.parameters import host_memory
-from unheard.randomness import split_stream
+from unheard.randomness import StreamPart, split_stream
 
 LARGEST_MULTIPLIER = 2.0**19
 """The largest z: with wider noise the integers could overflow, or their low bits would not be covered."""
@@ -232,8 +232,8 @@ class NormalsAhead:
         normals_P = host_memory((count,), torch.float64, device)
         out_P = normals_P.numpy()
         blocks = _blocks(rng, count, NORMALS_PER_BLOCK)
-        drawn = [_threads().submit(stream.standard_normal, out=out_P[part]) for stream, part in blocks]
-        self._ahead: tuple[Tensor, list[Future[np.ndarray]]] | None = (normals_P, drawn)
+        drawn = [_threads().submit(_fill_block, stream, out_P[part]) for stream, part in blocks]
+        self._ahead: tuple[Tensor, list[Future[None]]] | None = (normals_P, drawn)
 
     def take(self, count: int) -> Tensor:
         """The normals, once all of them are drawn; raises `RuntimeError` at the second call."""
@@ -262,7 +262,7 @@ class ExactNormalsAhead:
         self._parts = [part for _, part in blocks]
         self._device = device
         self._ahead: list[Future[ExactNormals]] | None = [
-            _threads().submit(exact_normals, stream, part.stop - part.start) for stream, part in blocks
+            _threads().submit(_exact_block, stream, part.stop - part.start) for stream, part in blocks
         ]
 
     def take_rounded(self, count: int, scale: float) -> Tensor:
@@ -286,13 +286,23 @@ Normals = np.random.Generator | NormalsAhead | ExactNormalsAhead
 """A source of standard normals: a generator, or normals that are drawn from one on other threads."""
 
 
-def _blocks(rng: np.random.Generator, count: int, size: int) -> Iterator[tuple[np.random.Generator, slice]]:
-    """The blocks of a draw of `count` normals, `size` at a time: a generator for each, and its part of the draw."""
+def _blocks(
+    rng: np.random.Generator, count: int, size: int
+) -> Iterator[tuple[np.random.Generator | StreamPart, slice]]:
+    """The blocks of a draw of `count` normals, `size` at a time: the stream of each, and its part of the draw."""
     starts = range(0, count, size)
     # DP: each block has a part of the stream of its own, so that no two coordinates share noise.
     streams = split_stream(rng, len(starts)) if len(starts) > 1 else [rng]
     for stream, start in zip(streams, starts, strict=False):
         yield stream, slice(start, min(start + size, count))
+
+
+def _fill_block(stream: np.random.Generator | StreamPart, out: np.ndarray) -> None:
+    stream.standard_normal(out=out)
+
+
+def _exact_block(stream: np.random.Generator | StreamPart, count: int) -> ExactNormals:
+    return exact_normals(stream.generator() if isinstance(stream, StreamPart) else stream, count)
 
 
 def _generator_of(source: Normals) -> np.random.Generator:
@@ -308,7 +318,7 @@ def standard_normals(source: Normals, count: int, device: torch.device) -> Tenso
     else:
         normals_P = host_memory((count,), torch.float64, device)
         for stream, part in _blocks(_generator_of(source), count, NORMALS_PER_BLOCK):
-            stream.standard_normal(out=normals_P.numpy()[part])
+            _fill_block(stream, normals_P.numpy()[part])
     return normals_P.to(device, non_blocking=True)
 
 
