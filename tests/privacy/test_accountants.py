@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from dp_accounting.rdp import compute_epsilon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -26,7 +27,7 @@ from unheard.privacy.accountants import (
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
 from unheard.privacy.planner import CostEstimate
-from unheard.privacy.rdp import AdditiveCost
+from unheard.privacy.rdp import RDP_ORDERS, AdditiveCost, rdp_cost, rdp_epsilon
 from unheard.privacy.statement import statement
 from unheard.privacy.statement_text import render
 
@@ -339,3 +340,19 @@ def test_a_new_accountant_needs_only_a_record(monkeypatch):
     budget.check(budget.running(), PAPER_ROUND, 0)
     with pytest.raises(BudgetExceeded):
         budget.check(budget.running([PAPER_ROUND]), PAPER_ROUND, 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(round=rounds, times=st.integers(1, 10**6), delta=deltas)
+def test_epsilon_by_rdp_is_the_smallest_over_all_orders_to_the_bit(round, times, delta):
+    cost = times * rdp_cost(round)
+    assert rdp_epsilon(cost, delta) == compute_epsilon(RDP_ORDERS, cost, delta)[0]
+
+
+@pytest.mark.parametrize("cost", [0.0, 1e-30, 1e-13, 1e300, math.inf])
+def test_epsilon_by_rdp_of_extreme_divergences_is_that_of_all_orders(cost):
+    for delta in (1e-12, 1e-6, 0.5):
+        costs = np.full(len(RDP_ORDERS), cost)
+        assert rdp_epsilon(costs, delta) == compute_epsilon(RDP_ORDERS, costs, delta)[0]
+        costs[::2] = math.inf
+        assert rdp_epsilon(costs, delta) == compute_epsilon(RDP_ORDERS, costs, delta)[0]
