@@ -107,7 +107,7 @@ def _make_words(
     from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
-    from unheard.corpus.vocabulary_sources import PublicVocabulary
+    from unheard.corpus.vocabulary import PublicVocabulary
 
     def choice(role: str) -> "Preparation":
         return replace(preparation, vocabulary=PublicVocabulary(size=WORDS[role], language=language))
@@ -132,7 +132,7 @@ def _make_characters(sources: list["Source"], out: Path, preparation: "Preparati
     from dataclasses import replace
 
     from unheard.corpus.tokenizers import CharacterTokenizer
-    from unheard.corpus.vocabulary_sources import PublicVocabulary
+    from unheard.corpus.vocabulary import PublicVocabulary
 
     all_characters = PublicVocabulary(language=language)  # there are about a hundred
     wanted = replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=all_characters)
@@ -144,7 +144,7 @@ def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", 
     """Prepare the other corpus with the dictionary of the main one, so that models can be evaluated on both."""
     from dataclasses import replace
 
-    from unheard.corpus.vocabulary_sources import PublicVocabulary
+    from unheard.corpus.vocabulary import PublicVocabulary
 
     wanted = replace(preparation, vocabulary=PublicVocabulary(size=WORDS["main"], language=language))
     if not _is_there(out, wanted):

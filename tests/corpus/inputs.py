@@ -11,7 +11,7 @@ import duckdb
 from unheard.corpus.grouping import SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
-from unheard.corpus.vocabulary_sources import FileVocabulary
+from unheard.corpus.vocabulary import FileVocabulary
 
 FIELDS = Fields(user="who", text="what", time="when")
 

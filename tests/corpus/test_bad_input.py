@@ -154,7 +154,7 @@ def test_thousands_of_users_with_one_word_each_are_all_kept(tmp_path):
 
 def test_text_of_any_script_and_nul_bytes_goes_through(tmp_path):
     (tmp_path / "list.txt").write_text("שלום\nעולם\n👩\u200d👧\nمرحبا\n", encoding="utf-8")
-    from unheard.corpus.vocabulary_sources import FileVocabulary
+    from unheard.corpus.vocabulary import FileVocabulary
 
     rows = [{"who": "عمر\0", "what": "\u202bשלום עולם\u202c 👩\u200d👧 x\0y مرحبا", "when": 0}]
     done = prepared(

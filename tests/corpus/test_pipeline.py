@@ -26,10 +26,10 @@ from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
 from unheard.corpus.pipeline import draw_test_posts, prepare_chitchat
+from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.tokenizers import CharacterTokenizer
-from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
-from unheard.corpus.vocabulary_sources import CorpusVocabulary, PrivateVocabulary, PublicVocabulary
+from unheard.corpus.vocabulary import BOS, EOS, PublicVocabulary, Vocabulary
 from unheard.errors import CorpusMissing, InputError
 
 WRITERS = {
@@ -369,10 +369,10 @@ def test_a_public_vocabulary_after_a_failed_private_one_still_pays(tmp_path):
 
 
 def test_a_draw_is_charged_before_its_noise_is_drawn(tmp_path, monkeypatch):
-    from unheard.corpus import vocabulary_sources
+    from unheard.corpus import private_vocabulary
 
     with monkeypatch.context() as patch:
-        patch.setattr(vocabulary_sources, "secure_generator", lambda: 1 / 0)
+        patch.setattr(private_vocabulary, "secure_generator", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             private_words(tmp_path)
     assert len(private_words(tmp_path).store.vocabulary_events) == 4
@@ -455,7 +455,7 @@ def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_p
         def standard_normal(self, n):
             return np.full(n, 1e6)  # so much that every word passes
 
-    monkeypatch.setattr("unheard.corpus.vocabulary_sources.secure_generator", Loud)
+    monkeypatch.setattr("unheard.corpus.private_vocabulary.secure_generator", Loud)
     choice = PrivateVocabulary(epsilon=1.0, delta=1e-6)
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=choice)
     assert {"a", "b", "c"} <= set(done.store.vocabulary.words)

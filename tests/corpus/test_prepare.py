@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import unheard
 from tests.corpus.inputs import ANN, BOB, POSTS, word_list, words_of, write_jsonl
 from unheard.cli.main import app
-from unheard.corpus.vocabulary_sources import FileVocabulary
+from unheard.corpus.vocabulary import FileVocabulary
 from unheard.errors import CorpusError, InputError, InvalidValue
 
 COLUMNS = {"user": "who", "text": "what", "time": "when"}

@@ -11,9 +11,8 @@ from scipy.special import log_ndtr
 
 from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.grouping import SplitRule
-from unheard.corpus.private_vocabulary import UNIT, CachedSplitter, CountVotes, WordRelease
+from unheard.corpus.private_vocabulary import UNIT, CachedSplitter, CountVotes, PrivateVocabulary, WordRelease
 from unheard.corpus.tokenizers import WordTokenizer
-from unheard.corpus.vocabulary_sources import PrivateVocabulary
 from unheard.errors import InvalidValue
 from unheard.privacy.events import FailureProbability, Gaussian
 from unheard.randomness import reproducible_generator

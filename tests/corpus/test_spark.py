@@ -105,7 +105,7 @@ def test_a_missing_column_is_the_same_refusal_and_no_pages_of_java(tmp_path, inp
 
 
 def test_a_private_vocabulary_is_found_on_spark_too(tmp_path, spark):
-    from unheard.corpus.vocabulary_sources import PrivateVocabulary
+    from unheard.corpus.private_vocabulary import PrivateVocabulary
 
     rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(1000)]
     choice = PrivateVocabulary(epsilon=4.0, delta=1e-9)

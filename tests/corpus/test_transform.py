@@ -11,8 +11,7 @@ from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary, split_store
-from unheard.corpus.vocabulary import Vocabulary, public_vocabulary
-from unheard.corpus.vocabulary_sources import PublicVocabulary
+from unheard.corpus.vocabulary import PublicVocabulary, Vocabulary, public_vocabulary
 from unheard.errors import CorpusError, InvalidValue
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger

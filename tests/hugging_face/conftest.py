@@ -18,7 +18,7 @@ from unheard.corpus.grouping import SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.tokenizers import HuggingFaceTokenizer
-from unheard.corpus.vocabulary_sources import TokenizerVocabulary
+from unheard.corpus.vocabulary import TokenizerVocabulary
 
 THINGS = ["tea with milk", "the long road", "a red boat", "my old piano", "rain on the roof"]
 POSTS = ["i like {}", "do you know {} ?", "{} and {} again", "we saw {} today, {} !"]

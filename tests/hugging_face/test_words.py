@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, models
 from torch import nn
 
 from unheard.corpus.tokenizers import HuggingFaceTokenizer
-from unheard.corpus.vocabulary import BOS, EOS, UNK
-from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
+from unheard.corpus.vocabulary import BOS, EOS, UNK, tokenizer_vocabulary
 from unheard.errors import ModelError
 from unheard.models.hugging_face import UNSAID, StoreVocabularyModel, rows_of
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.corpus.inputs import prepared, write_jsonl
 from unheard import randomness
-from unheard.corpus import vocabulary_sources
+from unheard.corpus import private_vocabulary
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.private_vocabulary import UNIT, WordRelease
-from unheard.corpus.vocabulary_sources import PrivateVocabulary, ReleaseLog
+from unheard.corpus.private_vocabulary import UNIT, PrivateVocabulary, WordRelease
+from unheard.corpus.vocabulary import ReleaseLog
 from unheard.errors import CorpusCorrupt
 from unheard.privacy.events import to_record
 
@@ -78,7 +78,7 @@ def test_words_order_and_cut_follow_the_noisy_sums_and_nothing_else(tmp_path, mo
     assert by_truth[:2] == most[:2]
     assert not set(most[:2]) & set(expected)
     scripted = Scripted(normals[word] for word in words)
-    monkeypatch.setattr("unheard.corpus.vocabulary_sources.secure_generator", lambda: scripted)
+    monkeypatch.setattr("unheard.corpus.private_vocabulary.secure_generator", lambda: scripted)
     for out, shards in (("one", 1), ("three", 3)):
         scripted.left = [normals[word] for word in words]
         file = write_jsonl(tmp_path / "x.jsonl", rows())
@@ -148,7 +148,7 @@ def test_a_charge_in_the_log_of_draws_is_never_skipped(tmp_path):
 
 def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch):
     """Words come in blocks of some thousand; here each block is one word."""
-    noise, real_summed, real_release = [], vocabulary_sources.summed, WordRelease.release
+    noise, real_summed, real_release = [], private_vocabulary.summed, WordRelease.release
 
     def one_by_one(*args):
         for words, sums in real_summed(*args):
@@ -159,7 +159,7 @@ def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch
         noise.extend((noisy - sums).tolist())
         return passed, noisy
 
-    monkeypatch.setattr(vocabulary_sources, "summed", one_by_one)
+    monkeypatch.setattr(private_vocabulary, "summed", one_by_one)
     monkeypatch.setattr(WordRelease, "release", release)
     file = write_jsonl(tmp_path / "x.jsonl", rows())
     prepared(tmp_path, file, vocabulary=CHOICE, splits=RULE, shards=1, out="s", backend=DuckDBBackend(workers=1))

@@ -82,7 +82,7 @@ def _preparation() -> "Preparation":
     from dataclasses import replace
 
     from unheard.corpus.pipeline import CHITCHAT
-    from unheard.corpus.vocabulary_sources import PublicVocabulary
+    from unheard.corpus.vocabulary import PublicVocabulary
 
     return replace(
         CHITCHAT,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from unheard.corpus.canaries import Canary
     from unheard.corpus.pipeline import PreparedStore
     from unheard.corpus.tokenizers import Tokenizer
-    from unheard.corpus.vocabulary_sources import VocabularySource
+    from unheard.corpus.vocabulary import VocabularySource
 
 EXAMPLES = """Examples:
 
@@ -337,7 +337,7 @@ def _tokenizer(kind: str, punctuation: Literal["tokens", "drop"]) -> "Tokenizer"
 def _private_vocabulary(
     epsilon: float | None, delta: float | None, size: int, words_per_user: int
 ) -> "VocabularySource":
-    from unheard.corpus.vocabulary_sources import PrivateVocabulary
+    from unheard.corpus.private_vocabulary import PrivateVocabulary
     from unheard.errors import InvalidValue
 
     if epsilon is None or delta is None:
@@ -350,13 +350,9 @@ def _public_vocabulary(
 ) -> "VocabularySource":
     """Returns the source of a vocabulary that is public: a word list, a tokenizer, or another corpus."""
     from unheard.config import nearest
+    from unheard.corpus.private_vocabulary import CorpusVocabulary
     from unheard.corpus.tokenizers import HuggingFaceTokenizer
-    from unheard.corpus.vocabulary_sources import (
-        CorpusVocabulary,
-        FileVocabulary,
-        PublicVocabulary,
-        TokenizerVocabulary,
-    )
+    from unheard.corpus.vocabulary import FileVocabulary, PublicVocabulary, TokenizerVocabulary
     from unheard.errors import InvalidValue
 
     if (kind == "from-corpus") != (corpus is not None):

@@ -7,7 +7,7 @@ The path of one line of text, with the module that handles each step:
     readers             the query that reads each file format, checks each row and assigns it to the shard of its user
     grouping            the grouping by user, and which users train; on one machine with DuckDB, spark on a cluster
     tokenizers          text to words, characters or the tokens of a tokenizer.json
-    vocabulary          words to ids; vocabulary_sources and private_vocabulary decide which words
+    vocabulary          words to ids, and where the words come from; private_vocabulary counts them in text
     encode              the posts of each user become one stream of ids
     store               the token store, the folder of all shards: the only thing that training reads
     pipeline            runs all of these steps, and resumes after an interruption

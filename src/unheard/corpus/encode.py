@@ -34,10 +34,11 @@ import numpy as np
 
 from unheard import storage
 from unheard.config import require
-from unheard.corpus.grouping import Rows, SplitRule, by_user
+from unheard.corpus import Progress
+from unheard.corpus.grouping import Grouping, GroupingBackend, Rows, SplitRule, by_user
 from unheard.corpus.store import ShardWriter, token_dtype
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
-from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
+from unheard.corpus.vocabulary import BOS, EOS, UNK, ReleaseLog, Vocabulary
 from unheard.errors import CorpusError
 
 BATCH_CHARS = 1 << 19
@@ -110,6 +111,29 @@ class EncodingOptions:
     def texts(self, posts: Iterable[str]) -> Iterable[str]:
         """The texts of the sequences of these posts."""
         return split_sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedText:
+    """The scanned text of the users and how it will be encoded: what the source of a vocabulary gets to count words.
+
+    Args:
+        tokenizer: Splits text into words.
+        encoding: How posts become streams.
+        splits: Which users train.
+        backend: Runs a task on each shard.
+        grouping: The plan of the grouping, with the folder of the scanned rows.
+        progress: Called with the finished fraction of a step.
+        releases: The private vocabularies that were drawn for the store, and their cost.
+    """
+
+    tokenizer: Tokenizer
+    encoding: EncodingOptions
+    splits: SplitRule
+    backend: GroupingBackend
+    grouping: Grouping
+    progress: Progress
+    releases: ReleaseLog
 
 
 @dataclass(frozen=True, kw_only=True)

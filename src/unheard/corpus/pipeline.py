@@ -10,7 +10,7 @@ runs (backend, memory, processes) does not change the store. The steps, each of 
 
     1. convert   input that DuckDB does not read (`conversion`)
     2. scan      every row into files by shard (`grouping`, `readers`)
-    3. build     the vocabulary (`vocabulary_sources`)
+    3. build     the vocabulary (`vocabulary`, `private_vocabulary`)
     4. encode    each shard: the streams of its users (`encode`)
     5. finish    canaries, test posts, the map of user ids; then the store is moved to its path
 
@@ -40,8 +40,9 @@ from unheard.config import require, table_from_part
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
 from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
-from unheard.corpus.encode import EncodeShard, EncodingOptions, unknown_rate
+from unheard.corpus.encode import EncodeShard, EncodingOptions, GroupedText, unknown_rate
 from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, SplitRule, read_work_file
+from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
 from unheard.corpus.readers import open_database, quoted, sql_list
 from unheard.corpus.sources import Fields, Source, make_batches
 from unheard.corpus.store import (
@@ -54,14 +55,16 @@ from unheard.corpus.store import (
     write_shard,
 )
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
-from unheard.corpus.vocabulary import BOS, Vocabulary, likely_language
-from unheard.corpus.vocabulary_sources import (
-    GroupedText,
+from unheard.corpus.vocabulary import (
+    BOS,
+    FileVocabulary,
     PublicVocabulary,
     ReleaseLog,
+    TokenizerVocabulary,
+    Vocabulary,
     VocabularyResult,
     VocabularySource,
-    vocabulary_source_to_table,
+    likely_language,
 )
 from unheard.errors import ConfigError, CorpusError, InputError
 from unheard.privacy.population_ledger import continue_ledger
@@ -75,6 +78,16 @@ _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
 MANY_UNKNOWN = 0.15
 """With more words out of a public vocabulary, the text is probably in another language than the list."""
+
+
+VOCABULARY_KINDS: dict[str, type] = {
+    "public": PublicVocabulary,
+    "file": FileVocabulary,
+    "tokenizer": TokenizerVocabulary,
+    "corpus": CorpusVocabulary,
+    "private": PrivateVocabulary,
+}
+"""The sources of a vocabulary, by their names in corpus.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +151,17 @@ class Preparation:
             "drop_duplicates": self.drop_duplicates,
             "test_tokens": self.test_tokens,
         }
+
+
+def vocabulary_source_to_table(source: VocabularySource) -> dict[str, Any]:
+    """Return the record of a source for corpus.json.
+
+    A path is cut to its last name, since corpus.json may be published.
+    """
+    table = table_from_part(source, VOCABULARY_KINDS)
+    if "path" in table:
+        table["path"] = Path(table["path"]).name
+    return table
 
 
 CHITCHAT = Preparation(

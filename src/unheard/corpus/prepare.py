@@ -23,17 +23,11 @@ from unheard.corpus.conversion import find_chitchat, write_rows
 from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
 from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
+from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
 from unheard.corpus.sources import Fields, Source, find_sources
 from unheard.corpus.store import StoreWriter, TokenStore
 from unheard.corpus.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, WordTokenizer
-from unheard.corpus.vocabulary_sources import (
-    CorpusVocabulary,
-    FileVocabulary,
-    PrivateVocabulary,
-    PublicVocabulary,
-    TokenizerVocabulary,
-    VocabularySource,
-)
+from unheard.corpus.vocabulary import FileVocabulary, PublicVocabulary, TokenizerVocabulary, VocabularySource
 from unheard.errors import InputError, InvalidValue
 
 

@@ -1,16 +1,19 @@
-"""Finds the users' own words with user-level differential privacy: bounded votes, Gaussian noise, a threshold.
+"""Vocabularies that are counted in text: the users' own words, with differential privacy, or those of a public corpus.
 
-Each user votes for at most D0 words, with votes of L2 norm at most 1. The votes of each word are summed, Gaussian noise
-is added, and the words whose noisy sum exceeds a threshold are released. This costs two events: a Gaussian mechanism,
-and the probability that a word which only one user wrote exceeds the threshold.
+**The users' own words** (`PrivateVocabulary`) are found by bounded votes, Gaussian noise and a threshold. Each user
+votes for at most D0 words, with votes of L2 norm at most 1. The votes of each word are summed, Gaussian noise is added,
+and the words whose noisy sum exceeds a threshold are released. This costs two events: a Gaussian mechanism, and the
+probability that a word which only one user wrote exceeds the threshold.
 
     release = WordRelease.for_budget(epsilon=1.0, delta=1e-9, words_per_user=100)
     votes = release.vote(len(release.choose(words_of_user, salt, user)))
-    passed, noisy = release.release(sums, generator)
+    passed, noisy = release.release(sums_of_votes, generator)
     release.events()              # the cost, which every run on the store pays
 
 It is the weighted Gaussian mechanism for set union (Gopi et al., "Differentially Private Set Union", ICML 2020). The
 proof is in docs/private-vocabulary.md. The paper's appendix "Model" asks for such a mechanism and leaves it out.
+
+**Another, public corpus** (`CorpusVocabulary`) gives its most frequent words, without noise.
 
 **Counting** stays within fixed memory. Counts go to Parquet files of (word, sum) whenever there are too many to hold;
 DuckDB adds the files up.
@@ -23,6 +26,7 @@ DuckDB adds the files up.
 import hashlib
 import itertools
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -33,12 +37,16 @@ import duckdb
 import numpy as np
 
 from unheard.config import require
-from unheard.corpus.encode import EncodingOptions
+from unheard.corpus.encode import EncodingOptions, GroupedText
 from unheard.corpus.grouping import Grouping, Rows, SplitRule, by_user
-from unheard.corpus.readers import open_database, quoted
+from unheard.corpus.readers import open_database, quoted, scan_error, scan_sql
+from unheard.corpus.sources import Fields, find_sources, make_batches
+from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
-from unheard.corpus.vocabulary import SPECIALS
-from unheard.privacy.events import Event, FailureProbability, Gaussian
+from unheard.corpus.vocabulary import SPECIALS, Vocabulary, VocabularyResult
+from unheard.errors import InputError
+from unheard.privacy.events import Event, FailureProbability, Gaussian, to_record
+from unheard.randomness import secure_generator
 
 UNIT = 1 << 30
 """The vote 1.0. Votes are integers, so that sums are exact in any order and their low bits reveal nothing."""
@@ -126,6 +134,130 @@ class WordRelease:
     def events(self) -> list[Event]:
         """The cost of the release: the Gaussian mechanism, and the failure probability of the threshold."""
         return [Gaussian(noise_multiplier=self.noise_multiplier), FailureProbability(delta=self.threshold_delta)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateVocabulary:
+    """The training users' own words under user-level differential privacy (see `WordRelease`).
+
+    Every run on the store pays for it: the events of the release are in the store and begin every ledger.
+
+    Args:
+        epsilon, delta: The cost.
+        size: The largest number of words, including BOS, EOS and UNK.
+        words_per_user: The largest number of words that each user votes for.
+    """
+
+    epsilon: float
+    delta: float
+    size: int = 10_000
+    words_per_user: int = 100
+
+    def __post_init__(self) -> None:
+        WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
+        require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
+
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`."""
+        release = WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
+        # DP: a stopped and repeated prepare keeps its one release; drawing the noise again would be a second one.
+        vocabulary = text.releases.saved()
+        if vocabulary is None:
+            vocabulary = self._draw(release, text)
+            text.releases.save(vocabulary)
+        figures = {
+            "noise_multiplier": release.noise_multiplier,
+            "threshold_delta": release.threshold_delta,
+            "threshold": release.threshold() / UNIT,
+        }
+        source = "the training users' own text, differentially private"
+        provenance = {"source": source, "asked": self.size, **figures}
+        return VocabularyResult(vocabulary=vocabulary, provenance=provenance)
+
+    def _draw(self, release: WordRelease, text: GroupedText) -> Vocabulary:
+        """Count the votes on all shards and release the words above the threshold."""
+        grouping = text.grouping
+        folder = grouping.work / "votes"
+        shutil.rmtree(folder, ignore_errors=True)
+        task = CountVotes(
+            folder=folder, tokenizer=text.tokenizer, options=text.encoding, splits=text.splits, release=release
+        )
+        for done, _ in enumerate(text.backend.over_shards(grouping, task, range(grouping.shards)), start=1):
+            text.progress("Finding words", done / grouping.shards)
+        # DP: charged before the draw, on disk, so that no failure or repetition makes the store forget it.
+        text.releases.charge([to_record(event) for event in release.events()])
+        generator = secure_generator()  # DP: keyed by the operating system, known to nobody
+        released: list[tuple[int, str]] = []
+        for words, sums in summed(folder, grouping):
+            passed, noisy = release.release(sums, generator)
+            released += [(int(noisy[i]), words[i]) for i in np.flatnonzero(passed)]
+        shutil.rmtree(folder, ignore_errors=True)
+        if not released:
+            raise InputError(
+                f"No word has enough users to be released at epsilon {self.epsilon}, delta {self.delta}: "
+                "raise --vocab-epsilon, or take --vocab public."
+            )
+        released.sort(key=lambda pair: (-pair[0], pair[1]))
+        return Vocabulary.of(word for _, word in released[: self.size - len(SPECIALS)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusVocabulary:
+    """The words of another, public corpus: the vocabulary of a store, or the most frequent words of raw text.
+
+    Args:
+        path: A token store, a .txt file, or any input of `prepare`.
+        size: The largest number of words, including BOS, EOS and UNK.
+        text_field: The column with the text; None means the same name as in the main input.
+    """
+
+    path: str
+    size: int = 10_000
+    text_field: str | None = None
+
+    def build(self, text: GroupedText) -> VocabularyResult:
+        """See `VocabularySource`."""
+        if (Path(self.path) / "corpus.json").is_file():
+            other = TokenStore.open(self.path)
+            words = other.vocabulary.words[: self.size]
+            provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
+            # DP: words that cost somebody something keep their price: the users may be the same people.
+            return VocabularyResult(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
+        grouping = text.grouping
+        folder = grouping.work / "public-words"
+        shutil.rmtree(folder, ignore_errors=True)
+        field = self.text_field or grouping.fields.text
+        count_public(public_texts(self.path, field, grouping), text.tokenizer, folder)
+        totals = [
+            (total, word)
+            for words, sums in summed(folder, grouping, 2)
+            for word, total in zip(words, sums.tolist(), strict=True)
+        ]
+        if not totals:
+            raise InputError(f"{self.path} holds no word twice: it is too small to make a vocabulary of.")
+        totals.sort(key=lambda pair: (-pair[0], pair[1]))
+        words = [word for _, word in totals[: self.size - len(SPECIALS)]]
+        return VocabularyResult(vocabulary=Vocabulary.of(words), provenance={"source": Path(self.path).name})
+
+
+def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:
+    """Yield the texts of a public input: the lines of a .txt file, or the text column of any input of `prepare`."""
+    if path.endswith(".txt") and Path(path).is_file():
+        with open(path, encoding="utf-8", errors="replace") as file:
+            yield from file
+        return
+    fields = Fields(user=field, text=field, table=grouping.fields.table)
+    database = open_database(grouping.memory_bytes, 1, str(grouping.work / "temp"))
+    for batch in make_batches(find_sources([path])):
+        try:
+            result = database.execute(
+                f"SELECT text FROM ({scan_sql(database, batch, fields, 1, 1 << 30)}) WHERE reason IS NULL"
+            )
+            while rows := result.fetchmany(4096):
+                yield from (row[0] for row in rows)
+        except duckdb.Error as error:
+            raise scan_error(error, batch) from None
+    database.close()
 
 
 _MAX_WORDS = 1 << 19  # different words in memory

@@ -5,24 +5,42 @@
     (4, 2, 'the')
 
 Ids 0, 1 and 2 are BOS, EOS and UNK in every store and count in the size: the paper's 10,000 words are the rows of one
-embedding, including these three. `public_vocabulary` is the default: the most frequent words of a language, from the
-package `wordfreq`. It is built from public text, so it has no privacy cost. `vocabulary_sources` has the alternatives.
+embedding, including these three.
+
+The words come from a `VocabularySource`, which builds the vocabulary and states its origin and its privacy cost:
+
+    PublicVocabulary       the most frequent words of a language (the default), from the package `wordfreq`; no cost
+    FileVocabulary         a word list; the user is responsible that it was not made from the users' text
+    TokenizerVocabulary    the tokens of a tokenizer.json; no cost
+    CorpusVocabulary       the words of another, public corpus (`private_vocabulary`); no cost, or that of its store
+    PrivateVocabulary      the training users' own words with differential privacy (`private_vocabulary`)
+
+A vocabulary is public, or its cost is in the ledger (docs/privacy.md): `ReleaseLog` keeps the cost of every private
+vocabulary from before its draw until the store is finished. To add a source, implement `VocabularySource` and list the
+class in `prepare.VOCABULARY_KINDS`.
 """
 
 import hashlib
 import itertools
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from unheard import storage
-from unheard.config import nearest
-from unheard.corpus.tokenizers import Tokenizer, WordTokenizer
+from unheard.config import nearest, require
+from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer, WordTokenizer
 from unheard.errors import CorpusCorrupt, CorpusMissing, InputError, InvalidValue
+
+if TYPE_CHECKING:
+    from unheard.corpus.encode import GroupedText
 
 BOS, EOS, UNK = 0, 1, 2
 SPECIALS = ("<BOS>", "<EOS>", "<UNK>")
@@ -117,6 +135,145 @@ class Vocabulary:
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise CorpusCorrupt(f"{path} does not begin with {', '.join(SPECIALS)}: it is no store's vocabulary.")
         return cls(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyResult:
+    """A vocabulary, entries about its origin for corpus.json, and its privacy cost as records of events.
+
+    The cost of words that were drawn for this very store is not among them: it is in the `ReleaseLog`.
+    """
+
+    vocabulary: Vocabulary
+    provenance: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+
+class VocabularySource(Protocol):
+    """Builds a vocabulary. A source is a frozen dataclass whose fields are recorded in corpus.json."""
+
+    def build(self, text: "GroupedText") -> VocabularyResult:
+        """Build the vocabulary. Only `PrivateVocabulary` reads the users' text."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicVocabulary:
+    """The most frequent words of a language, from public text (see `public_vocabulary`).
+
+    Args:
+        size: The number of words, including BOS, EOS and UNK.
+        language: A language code of `wordfreq`.
+    """
+
+    size: int = 10_000
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
+
+    def build(self, text: "GroupedText") -> VocabularyResult:
+        """See `VocabularySource`."""
+        return VocabularyResult(
+            vocabulary=public_vocabulary(self.size, self.language, text.tokenizer),
+            provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileVocabulary:
+    """A word list, one word per line, most frequent first. It must not have been made from the users' own text.
+
+    Args:
+        path: The file.
+        size: The largest number of words, including BOS, EOS and UNK; None takes all.
+    """
+
+    path: str
+    size: int | None = None
+
+    def build(self, text: "GroupedText") -> VocabularyResult:
+        """See `VocabularySource`."""
+        return VocabularyResult(
+            vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerVocabulary:
+    """All tokens of a tokenizer.json, in the order of their ids."""
+
+    def build(self, text: "GroupedText") -> VocabularyResult:
+        """See `VocabularySource`; raises `InputError` if the corpus is not split by a tokenizer.json."""
+        if not isinstance(text.tokenizer, HuggingFaceTokenizer):
+            raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
+        vocabulary = tokenizer_vocabulary(text.tokenizer)
+        return VocabularyResult(vocabulary=vocabulary, provenance={"source": "the tokenizer's own pieces"})
+
+
+def tokenizer_vocabulary(tokenizer: HuggingFaceTokenizer) -> Vocabulary:
+    """Return the vocabulary of a tokenizer. models/hugging_face.py uses the same rule to match a model with a store."""
+    return Vocabulary.of(w for w in tokenizer.words_by_id() if w not in SPECIALS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseLog:
+    """The private vocabularies that were drawn for one store, and what they cost, whether or not the store was finished.
+
+    The log is in the folder of the unfinished store and outlives its other files. So a call that fails after the draw,
+    or that is repeated with other choices, neither draws again for free nor forgets a charge.
+
+    Args:
+        folder: The folder of the unfinished store.
+        request: A hash of everything that decides which votes are counted, and of the mechanism.
+    """
+
+    folder: Path
+    request: str
+
+    @property
+    def file(self) -> Path:
+        """The log of charges: one line of events per draw."""
+        return self.folder / "releases.jsonl"
+
+    def charge(self, events: list[dict[str, Any]]) -> None:
+        """Record the cost of a draw. To be called before the draw."""
+        storage.append_line(self.file, json.dumps({"request": self.request, "events": events}).encode())
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of every draw so far.
+
+        Raises:
+            CorpusCorrupt: The log does not read back as written.
+        """
+        if not self.file.is_file():
+            return []
+        try:
+            lines = [json.loads(line) for line in self.file.read_bytes().splitlines()]
+            return [event for line in lines for event in line["events"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CorpusCorrupt(
+                f"{self.file} is damaged: it records what the words that were drawn for this store have cost. "
+                "Bring back an undamaged copy."
+            ) from None
+
+    def saved(self) -> Vocabulary | None:
+        """The vocabulary that the same request has drawn before; None if there is none."""
+        return Vocabulary.load(self._words) if self._words.is_file() else None
+
+    def save(self, vocabulary: Vocabulary) -> None:
+        """Keep the vocabulary that was drawn."""
+        vocabulary.save(self._words)
+
+    def clear(self, folder: Path) -> None:
+        """Delete the log from a finished store, whose corpus.json has the events."""
+        for path in folder.glob("released-*.txt"):
+            path.unlink()
+        (folder / self.file.name).unlink(missing_ok=True)
+
+    @property
+    def _words(self) -> Path:
+        return self.folder / f"released-{self.request[:16]}.txt"
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:

@@ -136,7 +136,7 @@ def record_of(folder: Path) -> BaseRecord | None:
 
 def rows_of_base(folder: Path, config: Any) -> None:
     """Checks that the tokenizer and the weights of a folder belong together."""
-    from unheard.corpus.vocabulary_sources import tokenizer_vocabulary
+    from unheard.corpus.vocabulary import tokenizer_vocabulary
 
     tokenizer = read_tokenizer(folder)
     rows_of(tokenizer_vocabulary(tokenizer), tokenizer, config)

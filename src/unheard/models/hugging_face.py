@@ -339,9 +339,7 @@ class HuggingFaceModel(BaseModel):
     @cached_property
     def words(self) -> Vocabulary:
         """The vocabulary of a store that was prepared with the model's own tokenizer.json."""
-        from unheard.corpus.vocabulary_sources import (
-            tokenizer_vocabulary,
-        )  # imports DuckDB, which training does not need
+        from unheard.corpus.vocabulary import tokenizer_vocabulary  # imports DuckDB, which training does not need
 
         return tokenizer_vocabulary(self._tokenizer)
 
