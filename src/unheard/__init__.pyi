@@ -39,10 +39,10 @@ from .models.module import ModuleModel as ModuleModel
 from .models.module import trusted_code as trusted_code
 from .models.recurrent import TiedGRU as TiedGRU
 from .models.recurrent import TiedLSTM as TiedLSTM
-from .privacy.api import epsilon as epsilon
-from .privacy.api import plan as plan
-from .privacy.api import statement as statement
 from .privacy.budget import Budget as Budget
+from .privacy.planner import epsilon as epsilon
+from .privacy.planner import plan as plan
+from .privacy.statement import statement as statement
 from .training.loop import RoundReport as RoundReport
 from .training.loop import resume as resume
 from .training.loop import train as train

@@ -28,7 +28,7 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.statement import render, statement
+from unheard.privacy.statement import compute_statement, render
 from unheard.randomness import secure_generator
 
 NOISE = DistributedGaussianNoise(noise_multiplier=1.0, min_parties=4)
@@ -143,7 +143,7 @@ def test_the_ledger_holds_the_event_and_the_statement_gives_two_epsilons(run, tm
     ledger = Ledger.read(tmp_path / "out" / "ledger.jsonl")
     event = DistributedGaussian(sampling_prob=0.2, noise_multiplier=1.0, min_parties=4)
     assert ledger.events == [event, event]
-    stated = statement(ledger.facts, ledger.entries)
+    stated = compute_statement(ledger.facts, ledger.entries)
     assert stated["against_server"]["epsilon"] > 2 * stated["claimed"]["epsilon"]
     assert "against server" in render(stated)
     # Recomputed by dp-accounting alone, from the lines of the ledger's file.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from unheard.errors import BudgetExceeded, LedgerError
-from unheard.privacy.accountants import best_epsilon, delta_at, epsilons, replace_one_epsilon
+from unheard.privacy.accountants import FILTER_ORDERS, best_epsilon, delta_at, epsilons, replace_one_epsilon
 from unheard.privacy.budget import Budget, RunningEpsilon, declaration
 from unheard.privacy.events import (
     DistributedGaussian,
@@ -20,9 +20,8 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.population_statement import all_runs
-from unheard.privacy.rdp import FILTER_ORDERS
 from unheard.privacy.run_ledger import Remembered, check_ledger, check_population
-from unheard.privacy.statement import statement
+from unheard.privacy.statement import compute_statement
 from unheard.privacy.statement_formats import render
 from unheard.report.run_record import RunRecord
 
@@ -41,7 +40,7 @@ AT = 2.0
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_more_event_of_any_kind_raises_every_figure_of_a_statement(kind):
     def figures(events):
-        content = statement({"delta": DELTA, "population": 100}, events, epsilon=AT)
+        content = compute_statement({"delta": DELTA, "population": 100}, events, epsilon=AT)
         return {
             **{f"epsilon {name}": float(value) for name, value in content["epsilon"].items()},
             "claimed": float(content["claimed"]["epsilon"]),
@@ -52,7 +51,7 @@ def test_one_more_event_of_any_kind_raises_every_figure_of_a_statement(kind):
     less, more = figures(BASE), figures([*BASE, KINDS[kind]])
     for name in less:
         assert more[name] > less[name], name
-    content = statement({"delta": DELTA}, [*BASE, KINDS[kind]])
+    content = compute_statement({"delta": DELTA}, [*BASE, KINDS[kind]])
     assert content["delta"] == DELTA
     for point in content["curve"]:
         exact = min(delta_at([*BASE, KINDS[kind]], point["epsilon"], name) for name in ("pld", "rdp"))
@@ -62,7 +61,7 @@ def test_one_more_event_of_any_kind_raises_every_figure_of_a_statement(kind):
 
 def test_the_claim_of_a_statement_is_that_of_all_its_events_and_no_others():
     events = [*BASE, *KINDS.values(), *BASE]
-    content = statement({"delta": DELTA}, events)
+    content = compute_statement({"delta": DELTA}, events)
     assert content["epsilon"]["rdp"] == epsilons(events, DELTA)["rdp"]
     assert content["claimed"]["epsilon"] == best_epsilon(events, DELTA).epsilon
     assert content["replace_one"]["epsilon"] == replace_one_epsilon(events, DELTA).epsilon
@@ -186,7 +185,7 @@ def test_every_figure_of_a_run_that_was_stopped_is_that_of_what_it_declared():
     }
     entries = [Entry(event=past, round=0, hash="") for past in BASE]
     entries += [Entry(event=event, round=number, hash="") for number in range(3)]
-    content, whole = statement(facts, entries, epsilon=AT), [*BASE, *[event] * 9]
+    content, whole = compute_statement(facts, entries, epsilon=AT), [*BASE, *[event] * 9]
     assert content["claimed"]["epsilon"] == best_epsilon(whole, DELTA).epsilon
     assert content["replace_one"]["epsilon"] == replace_one_epsilon(whole, DELTA).epsilon
     for point in (content["asked"], content["curve"][0], content["curve"][-1]):
@@ -320,11 +319,11 @@ def test_a_run_that_begins_again_keeps_what_is_charged_for_it(tmp_path):
 def test_the_epsilon_against_the_server_counts_every_event_too():
     own = DistributedGaussian(sampling_prob=0.3, noise_multiplier=6.0, min_parties=3)
     paid = [Gaussian(noise_multiplier=7.0), FailureProbability(delta=3e-4)]
-    content = statement({"delta": DELTA}, [*paid, own, own])
+    content = compute_statement({"delta": DELTA}, [*paid, own, own])
     seen = [*paid, Gaussian(noise_multiplier=6.0), Gaussian(noise_multiplier=6.0)]
     assert content["against_server"]["epsilon"] == best_epsilon(seen, DELTA).epsilon
     for kind in ("a round", "a selection"):  # in which the server itself adds the noise
-        assert statement({"delta": DELTA}, [KINDS[kind], own])["against_server"]["epsilon"] == "infinity"
+        assert compute_statement({"delta": DELTA}, [KINDS[kind], own])["against_server"]["epsilon"] == "infinity"
 
 
 def test_a_declared_budget_is_claimed_at_its_delta_and_above_and_not_below(tmp_path):

@@ -17,7 +17,7 @@ from unheard.cli.main import app
 from unheard.errors import InvalidValue, ModelError, UnprovenCombination
 from unheard.models.module import no_code
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.statement import statement
+from unheard.privacy.statement import compute_statement
 from unheard.training.run_file import run_hash
 
 
@@ -244,7 +244,7 @@ def test_weights_declared_public_are_recorded_and_the_statement_repeats_the_decl
     assert start["base"] == "a model declared public"
     assert start["base_sha256"] == model.pinned().weights_sha256
     assert len(start["base_sha256"]) == 64
-    assert any("declared public" in warning for warning in statement(ledger.facts, ledger.entries)["warnings"])
+    assert any("declared public" in warning for warning in compute_statement(ledger.facts, ledger.entries)["warnings"])
     list(unheard.resume(tmp_path / "r", rounds=7))
 
 

@@ -15,21 +15,23 @@ from scipy.stats import norm
 from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.privacy.accountants import (
     ACCOUNTANTS,
+    RDP_ORDERS,
     Accountant,
+    AdditiveCost,
     best_epsilon,
     collapse,
     delta_at,
     epsilon,
     epsilons,
+    rdp_cost,
+    rdp_epsilon,
     replace_one_epsilon,
     versions,
 )
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian, Selection
 from unheard.privacy.planner import CostEstimate
-from unheard.privacy.rdp import RDP_ORDERS, AdditiveCost, rdp_cost, rdp_epsilon
-from unheard.privacy.statement import statement
-from unheard.privacy.statement_text import render
+from unheard.privacy.statement import compute_statement, render
 
 PAPER_ROUND = PoissonGaussian(sampling_prob=5000 / 763430, noise_multiplier=1.0)
 QUICK = ("moments", "rdp")
@@ -333,7 +335,7 @@ def test_a_new_accountant_needs_only_a_record(monkeypatch):
     )
     monkeypatch.setitem(ACCOUNTANTS, record.name, record)
     assert epsilons([(PAPER_ROUND, 7)], 1e-9)["one_each"] == 7.0
-    assert "(for a test)" in render(statement({"delta": 1e-9}, [PAPER_ROUND]))
+    assert "(for a test)" in render(compute_statement({"delta": 1e-9}, [PAPER_ROUND]))
     plan = CostEstimate(population=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=7, delta=1e-9)
     assert plan.bound("one_each").epsilon == 7.0
     budget = Budget(epsilon=1.5, delta=1e-9, accountant="one_each")

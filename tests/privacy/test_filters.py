@@ -11,7 +11,15 @@ from typer.testing import CliRunner
 import unheard
 from unheard.cli.main import app
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
-from unheard.privacy.accountants import best_epsilon, collapse, epsilon
+from unheard.privacy.accountants import (
+    FILTER_ORDERS,
+    at_orders,
+    best_epsilon,
+    collapse,
+    epsilon,
+    epsilon_at_order,
+    rdp_cost,
+)
 from unheard.privacy.budget import ODOMETER_FIRST, ODOMETER_STEP, Budget, claim_of_run, declaration, odometer
 from unheard.privacy.events import (
     CorrelatedGaussian,
@@ -24,8 +32,7 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs, render_all_runs
-from unheard.privacy.rdp import FILTER_ORDERS, at_orders, epsilon_at_order, rdp_cost
-from unheard.privacy.statement import render, statement
+from unheard.privacy.statement import compute_statement, render
 
 ROUND, OTHER = (PoissonGaussian(sampling_prob=q, noise_multiplier=z) for q, z in ((0.01, 1.0), (0.02, 1.5)))
 DELTA = 1e-6
@@ -60,7 +67,7 @@ def test_a_run_as_long_as_declared_claims_what_was_charged():
 
 
 def test_a_run_that_was_stopped_claims_what_was_declared():
-    stopped = statement(facts(20, phases=((0, ROUND), (15, OTHER))), done(7))
+    stopped = compute_statement(facts(20, phases=((0, ROUND), (15, OTHER))), done(7))
     assert stopped["claimed"]["epsilon"] == best_epsilon([(ROUND, 15), (OTHER, 5)], DELTA).epsilon
     assert stopped["claimed"]["accountant"] == "pld of the declared rounds"
     assert stopped["claimed"]["epsilon"] > stopped["epsilon"]["pld"] == best_epsilon([(ROUND, 7)], DELTA).epsilon
@@ -145,7 +152,7 @@ def test_a_run_with_correlated_noise_claims_the_blocks_of_all_declared_rounds():
 
 def test_a_ledger_without_a_declaration_says_so():
     old = {key: value for key, value in facts(20).items() if key != "declared"}
-    told = statement(old, done(7))
+    told = compute_statement(old, done(7))
     assert told["claimed"]["epsilon"] == best_epsilon([(ROUND, 7)], DELTA).epsilon
     assert "older version" in told["basis"]["why"]
 

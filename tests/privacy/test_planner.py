@@ -6,17 +6,18 @@ import pytest
 
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilon
-from unheard.privacy.planner import PAPER_PARAMETERS, CostEstimate, NoiseLevel, default_delta, feasible_plans, solve
+from unheard.privacy.planner import PAPER_PARAMETERS, CostEstimate, NoiseLevel, default_delta, feasible_plans, plan
 
 PAPER = {"population": 763430, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 5000, "delta": 1e-9}
+PLANNED = {"users" if name == "population" else name: value for name, value in PAPER.items()}
 
 
 def test_a_plan_is_rounds_of_one_event():
-    plan = CostEstimate(**PAPER)
-    assert plan.event.sampling_prob == 5000 / 763430
-    assert plan.epsilons() == {name: epsilon([(plan.event, 5000)], 1e-9, name) for name in ("moments", "rdp", "pld")}
-    assert plan.bound().epsilon == plan.epsilons()["pld"]
-    assert plan.bound("moments").epsilon == plan.epsilons()["moments"]
+    paper = CostEstimate(**PAPER)
+    assert paper.event.sampling_prob == 5000 / 763430
+    assert paper.epsilons() == {name: epsilon([(paper.event, 5000)], 1e-9, name) for name in ("moments", "rdp", "pld")}
+    assert paper.bound().epsilon == paper.epsilons()["pld"]
+    assert paper.bound("moments").epsilon == paper.epsilons()["moments"]
 
 
 def test_delta_defaults_to_the_paper_s_choice():
@@ -26,10 +27,10 @@ def test_delta_defaults_to_the_paper_s_choice():
 @pytest.mark.parametrize("accountant", ["rdp", "moments", "best"])
 @pytest.mark.parametrize("unknown", ["noise_multiplier", "users_per_round", "rounds"])
 def test_the_answer_meets_the_target_and_a_slightly_cheaper_one_does_not(unknown, accountant):
-    given = {"population": 10**8, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 1000, "delta": 1e-9}
+    given = {"users": 10**8, "users_per_round": 5000, "noise_multiplier": 1.0, "rounds": 1000, "delta": 1e-9}
     truth = given.pop(unknown)
     target = {"moments": 1.2, "rdp": 0.95, "best": 0.02}[accountant]
-    solution = solve(epsilon=target, accountant=accountant, **given)
+    solution = plan(epsilon=target, accountant=accountant, **given)
     found, cheaper = getattr(solution.estimate, unknown), getattr(solution.cheaper, unknown)
     assert solution.solved_for == unknown
     assert solution.bound.epsilon <= target < solution.cheaper.bound(accountant).epsilon
@@ -41,48 +42,48 @@ def test_the_answer_meets_the_target_and_a_slightly_cheaper_one_does_not(unknown
 def test_solving_back_finds_the_paper_s_plan():
     target = CostEstimate(**PAPER).bound("rdp").epsilon
     for unknown in ("noise_multiplier", "users_per_round", "rounds"):
-        given = {name: value for name, value in PAPER.items() if name != unknown}
-        solution = solve(epsilon=target * (1 + 1e-9), accountant="rdp", **given)
+        given = {name: value for name, value in PLANNED.items() if name != unknown}
+        solution = plan(epsilon=target * (1 + 1e-9), accountant="rdp", **given)
         assert getattr(solution.estimate, unknown) == pytest.approx(PAPER[unknown], rel=2e-3)
 
 
 def test_a_target_below_what_rdp_can_show_is_met_by_pld():
-    solution = solve(population=10**8, users_per_round=5000, rounds=100, epsilon=0.005)
+    solution = plan(users=10**8, users_per_round=5000, rounds=100, epsilon=0.005)
     assert solution.bound.accountant == "pld"
     assert solution.bound.epsilon <= 0.005
 
 
 def test_the_search_says_when_it_ends_at_an_edge():
-    solution = solve(population=1000, noise_multiplier=10, rounds=10, epsilon=50, accountant="rdp")
+    solution = plan(users=1000, noise_multiplier=10, rounds=10, epsilon=50, accountant="rdp")
     assert solution.estimate.users_per_round == 1000
     assert solution.cheaper is None
 
 
 def test_progress_is_told():
     told = []
-    solve(population=1000, users_per_round=10, rounds=10, epsilon=2, accountant="rdp", progress=told.append)
+    plan(users=1000, users_per_round=10, rounds=10, epsilon=2, accountant="rdp", progress=told.append)
     assert len(told) > 5
     assert all("noise_multiplier" in line for line in told)
 
 
 def test_a_target_out_of_reach_is_refused_with_the_cure():
     with pytest.raises(InvalidValue, match=r"out of reach.*larger epsilon"):
-        solve(population=1000, users_per_round=500, noise_multiplier=0.1, epsilon=0.1)
+        plan(users=1000, users_per_round=500, noise_multiplier=0.1, epsilon=0.1)
 
 
 @pytest.mark.parametrize(
     "left_out", [[], ["rounds", "noise_multiplier"], ["rounds", "noise_multiplier", "users_per_round"]]
 )
 def test_exactly_one_value_is_left_out(left_out):
-    given = {name: value for name, value in PAPER.items() if name not in left_out}
+    given = {name: value for name, value in PLANNED.items() if name not in left_out}
     with pytest.raises(InvalidValue, match="exactly one"):
-        solve(epsilon=1, **given)
+        plan(epsilon=1, **given)
 
 
 @pytest.mark.parametrize("target", [0, -1, math.nan, math.inf])
 def test_an_impossible_target_is_refused(target):
     with pytest.raises(InvalidValue, match="target"):
-        solve(population=1000, users_per_round=10, rounds=10, epsilon=target)
+        plan(users=1000, users_per_round=10, rounds=10, epsilon=target)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.corpus.inputs import write_jsonl
 from unheard.corpus import pipeline
 from unheard.corpus.store import TokenStore, write_digests
 from unheard.errors import BudgetExceeded, LedgerError, UnheardError, UnprovenCombination
+from unheard.privacy.accountants import FILTER_ORDERS
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.population_ledger import (
@@ -22,7 +23,6 @@ from unheard.privacy.population_ledger import (
     remember_position,
 )
 from unheard.privacy.population_statement import all_runs, find_population_ledger, store_statement
-from unheard.privacy.rdp import FILTER_ORDERS
 from unheard.training.initialise import population_ledger_of
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)

@@ -10,7 +10,7 @@ from unheard.errors import InvalidValue
 from unheard.privacy.accountants import epsilons, replace_one_epsilon
 from unheard.privacy.events import FailureProbability, Gaussian, NonPrivate, PoissonGaussian
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.statement import render, statement
+from unheard.privacy.statement import compute_statement, render
 
 ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1)
 FACTS = {
@@ -27,7 +27,7 @@ FACTS = {
 
 
 def test_a_statement_is_strict_json_and_holds_every_part():
-    told = statement(FACTS, [ROUND] * 100)
+    told = compute_statement(FACTS, [ROUND] * 100)
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert told["unit"] == "user"
     assert told["adjacency"].startswith("add or remove one user")
@@ -45,13 +45,13 @@ def test_a_statement_is_strict_json_and_holds_every_part():
 
 
 def test_the_curve_has_a_dozen_points_that_fall():
-    curve = statement(FACTS, [ROUND] * 100)["curve"]
+    curve = compute_statement(FACTS, [ROUND] * 100)["curve"]
     assert len(curve) == 12
     assert all(a["epsilon"] < b["epsilon"] and a["delta"] > b["delta"] for a, b in itertools.pairwise(curve))
 
 
 def test_the_page_says_what_a_reader_must_know():
-    page = render(statement(FACTS, [ROUND] * 100))
+    page = render(compute_statement(FACTS, [ROUND] * 100))
     for words in (
         "differential privacy for every user",
         "add or remove one user",
@@ -70,7 +70,7 @@ def test_the_page_says_what_a_reader_must_know():
 
 
 def test_a_run_without_noise_has_no_guarantee_and_says_why():
-    told = statement(FACTS, [ROUND, NonPrivate(reason="the run file asks for no noise")])
+    told = compute_statement(FACTS, [ROUND, NonPrivate(reason="the run file asks for no noise")])
     assert told["claim"] == "no guarantee: epsilon is infinite (the run file asks for no noise)"
     assert told["epsilon"] == {"moments": "infinity", "rdp": "infinity", "pld": "infinity"}
     assert float(told["claimed"]["epsilon"]) == math.inf
@@ -79,17 +79,17 @@ def test_a_run_without_noise_has_no_guarantee_and_says_why():
 
 
 def test_a_known_seed_is_said_loudly():
-    told = statement({**FACTS, "randomness": {"mode": "reproducible", "generator": "AESCounter"}}, [ROUND])
+    told = compute_statement({**FACTS, "randomness": {"mode": "reproducible", "generator": "AESCounter"}}, [ROUND])
     assert "DOES NOT HOLD against anyone who knows the seed" in told["warnings"][0]
     assert "!! REPRODUCIBLE NOISE" in render(told)
 
 
 def test_dropped_duplicates_are_said():
-    assert "several users were dropped" in statement({**FACTS, "drop_duplicates": True}, [ROUND])["warnings"][0]
+    assert "several users were dropped" in compute_statement({**FACTS, "drop_duplicates": True}, [ROUND])["warnings"][0]
 
 
 def test_a_delta_that_says_little_is_said():
-    assert "not below 1/users" in statement(FACTS, [ROUND], delta=1e-3)["warnings"][0]
+    assert "not below 1/users" in compute_statement(FACTS, [ROUND], delta=1e-3)["warnings"][0]
 
 
 def test_rounds_done_again_are_counted(tmp_path):
@@ -97,23 +97,23 @@ def test_rounds_done_again_are_counted(tmp_path):
     ledger.charge(Gaussian(noise_multiplier=5), 0)
     for number in (0, 1, 2, 1, 2, 3):
         ledger.charge(ROUND, number)
-    told = statement(ledger.facts, ledger.entries)
+    told = compute_statement(ledger.facts, ledger.entries)
     assert told["rounds"] == {"charged": 6, "redone": 2}
     assert "6, 2 of them for rounds charged before" in render(told)
 
 
 def test_the_vocabulary_s_cost_is_told_by_itself_and_included():
     paid = [Gaussian(noise_multiplier=5), FailureProbability(delta=1e-6)]
-    told = statement(FACTS, [*paid, ROUND])
+    told = compute_statement(FACTS, [*paid, ROUND])
     alone = epsilons(paid, 1e-5)["pld"]
     assert told["vocabulary_cost"]["epsilon"] == alone
     assert told["claimed"]["epsilon"] > alone
     assert "included below" in render(told)
-    assert "nothing was charged" in render(statement(FACTS, [ROUND]))
+    assert "nothing was charged" in render(compute_statement(FACTS, [ROUND]))
 
 
 def test_missing_facts_are_said_to_be_missing():
-    told = statement({"population": 10_000}, [ROUND])
+    told = compute_statement({"population": 10_000}, [ROUND])
     assert told["delta"] == pytest.approx(10_000**-1.1)
     assert told["weights"] == told["phases"] == "not declared"
     assert render(told).count("not declared") >= 6
@@ -121,11 +121,11 @@ def test_missing_facts_are_said_to_be_missing():
 
 def test_without_a_delta_there_is_nothing_to_state():
     with pytest.raises(InvalidValue, match="--delta"):
-        statement({}, [ROUND])
+        compute_statement({}, [ROUND])
 
 
 def test_another_delta_and_another_epsilon_can_be_asked_for():
-    told = statement(FACTS, [ROUND] * 10, delta=1e-7, epsilon=1.0)
+    told = compute_statement(FACTS, [ROUND] * 10, delta=1e-7, epsilon=1.0)
     assert told["delta"] == 1e-7
     assert 0 < told["asked"]["delta"] < 1
     assert "at epsilon 1" in render(told)
@@ -133,13 +133,13 @@ def test_another_delta_and_another_epsilon_can_be_asked_for():
 
 def test_a_long_schedule_is_cut_on_the_page_and_whole_in_the_data():
     phases = [{"from_round": i, "clip_norm": 1.0} for i in range(30)]
-    told = statement({**FACTS, "phases": phases}, [ROUND])
+    told = compute_statement({**FACTS, "phases": phases}, [ROUND])
     assert len(told["phases"]) == 30
     assert "and 22 more" in render(told)
 
 
 def test_nothing_charged_is_nothing_spent():
-    told = statement(FACTS, [])
+    told = compute_statement(FACTS, [])
     assert told["claimed"]["epsilon"] == 0.0
     assert told["rounds"] == {"charged": 0, "redone": 0}
     assert render(told)

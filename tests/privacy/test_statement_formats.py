@@ -16,7 +16,7 @@ from unheard.mechanism.noise import GaussianNoise
 from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import PoissonSampling
 from unheard.parameters import Layout
-from unheard.privacy import statement_formats, statement_text
+from unheard.privacy import statement_formats
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import declaration
 from unheard.privacy.events import (
@@ -30,8 +30,8 @@ from unheard.privacy.events import (
     to_record,
 )
 from unheard.privacy.ledger import Entry, Ledger
+from unheard.privacy.statement import compute_statement
 from unheard.privacy.statement import render as render_text
-from unheard.privacy.statement import statement
 from unheard.privacy.statement_formats import FILL_IN, FORMATS, composed_events, read_audit, render, report_data
 from unheard.privacy.trade_off import figures
 from unheard.updates.local_updates import FedAvg
@@ -73,7 +73,7 @@ def ledger(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def content(ledger):
-    return statement(ledger.facts, ledger.entries)
+    return compute_statement(ledger.facts, ledger.entries)
 
 
 def test_text_is_the_page_of_before(content):
@@ -158,13 +158,13 @@ def test_the_composed_events_are_those_of_the_ledger():
         (Selection(sampling_prob=0.1, noise_multiplier=2, rounds=7, mean_trials=4, drawn_from="poisson"), 1),
         (NonPrivate(reason="no noise"), 1),
     ]
-    content = statement(FACTS, [event for event, times in events for _ in range(times)])
+    content = compute_statement(FACTS, [event for event, times in events for _ in range(times)])
     assert dict(composed_events(content)) == dict(events)
 
 
 def test_assumptions_that_do_not_hold_are_named():
     def status(facts, events, word):
-        rows = report_data(statement(facts, events))["assumptions"]
+        rows = report_data(compute_statement(facts, events))["assumptions"]
         return next(row["status"] for row in rows if word in row["assumption"])
 
     seeded = {**FACTS, "randomness": {"mode": "reproducible", "generator": "AES"}}
@@ -183,7 +183,7 @@ def test_assumptions_that_do_not_hold_are_named():
 
 def test_a_selection_says_that_tuning_is_included():
     event = Selection(sampling_prob=0.01, noise_multiplier=1, rounds=7, mean_trials=4, drawn_from="geometric")
-    page = render(statement(FACTS, [event]), "report")
+    page = render(compute_statement(FACTS, [event]), "report")
     assert "Hyperparameter tuning is included in the claim: the best of a random number of runs (4 on average)" in page
 
 
@@ -221,13 +221,13 @@ def test_mu_and_rates_with_correlated_noise_are_those_of_its_releases():
     """BLT: all rounds are one Gaussian release. Banded: one sampled release for each block, here 1 block of 4 rounds."""
     attempts = [CorrelatedGaussian(sampling_prob=1, noise_multiplier=2.5, block=12, index=i) for i in range(12)]
     facts = {**FACTS, "sampling": {"kind": "min_separation"}, "correlated_noise": {"strategy": "blt"}}
-    data = report_data(statement(facts, attempts))
+    data = report_data(compute_statement(facts, attempts))
     agree(data, 1 / 2.5)
     assert "correlated over rounds (blt)" in data["mechanism"]
     assert data["assumptions"][0]["status"] == "held"
     q, z = 0.3, 0.8
     attempts = [CorrelatedGaussian(sampling_prob=q, noise_multiplier=z, block=4, index=i) for i in range(4)]
-    for row in report_data(statement(FACTS, attempts))["true_positive_rates"]:
+    for row in report_data(compute_statement(FACTS, attempts))["true_positive_rates"]:
         rate = row["false_positive_rate"]
         low = brentq(lambda t, r=rate: (1 - q) * norm.cdf(t / z) + q * norm.cdf((t - 1) / z) - r, -20, 20)
         exact = max((1 - q) * rate + q * norm.sf(norm.isf(rate) - 1 / z), norm.cdf(low / z))
@@ -246,12 +246,12 @@ def test_mu_of_an_adaptive_clip_is_that_of_update_and_count_together():
     of_update, of_count = plan.noise.multiplier(plan.sensitivity), 2 * clip.count_noise_std
     assert of_update > 4.0
     mu = math.sqrt(9 * (of_update**-2 + of_count**-2))
-    agree(report_data(statement(FACTS, [plan.event()] * 9)), mu)
+    agree(report_data(compute_statement(FACTS, [plan.event()] * 9)), mu)
 
 
 def test_a_federated_run_with_distributed_noise_states_both_guarantees():
     event = DistributedGaussian(sampling_prob=0.1, noise_multiplier=4.0, min_parties=10)
-    content = statement({**FACTS, "federated": {"secure_aggregation": True}}, [event] * 9)
+    content = compute_statement({**FACTS, "federated": {"secure_aggregation": True}}, [event] * 9)
     data = report_data(content)
     agree(data["against_server"], 3 / 4.0)
     assert data["against_server"]["epsilon"] == best_epsilon([(Gaussian(noise_multiplier=4.0), 9)], 1e-5).epsilon
@@ -267,14 +267,14 @@ def test_a_federated_run_with_distributed_noise_states_both_guarantees():
 
 @pytest.mark.parametrize(("is_secure", "words"), [(False, "clipped update of each user"), (True, "sum of the updates")])
 def test_a_federated_run_says_what_its_server_is_trusted_with(is_secure, words):
-    content = statement({**FACTS, "federated": {"secure_aggregation": is_secure}}, [ROUND] * 3)
+    content = compute_statement({**FACTS, "federated": {"secure_aggregation": is_secure}}, [ROUND] * 3)
     for format in ("report", "nist", "registry"):
         assert words in render(content, format)
         assert "against the server" not in render(content, format).lower()
 
 
 def test_figures_of_a_run_that_was_stopped_are_those_of_its_declared_rounds():
-    content = statement(declared(30, ROUND), entries(7, ROUND))
+    content = compute_statement(declared(30, ROUND), entries(7, ROUND))
     assert "declared rounds" in content["claimed"]["accountant"]
     for format in ("report", "nist"):
         assert "Why this claim: the length may have been chosen after a look at results" in render(content, format)
@@ -282,16 +282,16 @@ def test_figures_of_a_run_that_was_stopped_are_those_of_its_declared_rounds():
     assert data["mu"] == whole.mu > figures([(ROUND, 7)], 1e-5).mu
     assert [row["at_most"] for row in data["true_positive_rates"]] == list(whole.true_positive_rates.values())
     event = DistributedGaussian(sampling_prob=0.1, noise_multiplier=4.0, min_parties=10)
-    content = statement(declared(9, event), entries(2, event))
+    content = compute_statement(declared(9, event), entries(2, event))
     assert content["against_server"]["epsilon"] == best_epsilon([(Gaussian(noise_multiplier=4.0), 9)], 1e-5).epsilon
     agree(report_data(content)["against_server"], 3 / 4.0)
     # Longer than declared: the claim is at a smaller delta, and no profile follows from it.
-    longer = report_data(statement(declared(4, ROUND), entries(7, ROUND)))
+    longer = report_data(compute_statement(declared(4, ROUND), entries(7, ROUND)))
     assert longer["mu"] is None
 
 
 def test_a_run_without_a_guarantee_is_not_registered():
-    content = statement(FACTS, [NonPrivate(reason="no noise")])
+    content = compute_statement(FACTS, [NonPrivate(reason="no noise")])
     assert "at most 100 %" in render(content, "report")
     with pytest.raises(InvalidValue, match="has none"):
         render(content, "registry")
@@ -300,7 +300,7 @@ def test_a_run_without_a_guarantee_is_not_registered():
 def test_strings_of_a_ledger_become_neither_markup_nor_terminal_escapes():
     facts = {**FACTS, "vocabulary": {"kind": "file", "source": "\x1b[31m<script>|x\n# heading"}}
     for format in FORMATS[1:]:
-        shown = render(statement(facts, [ROUND]), format)
+        shown = render(compute_statement(facts, [ROUND]), format)
         assert "\x1b" not in shown
         assert "<script>" not in shown
         assert "\n# heading" not in shown
@@ -331,4 +331,4 @@ def test_an_audit_that_refutes_the_claim_is_said_loudly(content):
 
 
 def test_the_examples_in_the_docstring_are_true():
-    assert doctest.testmod(statement_formats).failed == doctest.testmod(statement_text).failed == 0
+    assert doctest.testmod(statement_formats).failed == 0

@@ -1,6 +1,6 @@
 """What the paper prints, as data: its figures fit each other, and what we compute fits them.
 
-That each epsilon comes out to its digits is tests/privacy/test_moments.py.
+That each epsilon comes out to its digits is tests/privacy/test_accountants_moments.py.
 """
 
 import pytest

@@ -21,7 +21,7 @@ from reproduction.workspace import Workspace
 from reproduction import runner
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
-from unheard.privacy import pld as losses
+from unheard.privacy import accountants
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, begin_record
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
@@ -56,7 +56,9 @@ def everything(store, tmp_path_factory):
     """All recipes in their tiny form, each role on the same small store."""
     place = workplace(store, tmp_path_factory.mktemp("all"), SMOKE, CORPORA)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(losses, "WIDEST_GRID", 0.0)  # epsilons by RDP alone: PLD takes a second for each of sixty runs
+        patched.setattr(
+            accountants, "WIDEST_GRID", 0.0
+        )  # epsilons by RDP alone: PLD takes a second for each of sixty runs
         return place, list(run_steps(place, steps_by_rank(["all"])))
 
 

@@ -13,7 +13,7 @@ from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
-from unheard.privacy.statement import render, statement
+from unheard.privacy.statement import compute_statement, render
 from unheard.training import checkpoint
 from unheard.training.checkpoint import load_model
 
@@ -69,7 +69,7 @@ def test_a_public_start_helps_costs_nothing_and_is_said(run, public_run, tmp_pat
     assert begun["epsilon"] == alone["epsilon"]  # three rounds, and nothing for the start
     ledger = Ledger.read(tmp_path / "from-public" / "ledger.jsonl")
     assert len(ledger) == 3
-    told = statement(ledger.facts, ledger.entries)
+    told = compute_statement(ledger.facts, ledger.entries)
     assert math.isfinite(told["claimed"]["epsilon"])
     assert told["start"]["from"] == "a model declared public"
     page = render(told)
@@ -88,7 +88,7 @@ def test_a_private_run_goes_on_from_the_very_parameters(run, public_run, model, 
 def test_undeclared_the_public_run_is_charged_and_epsilon_is_infinite(run, public_run, tmp_path):
     start = replace(run.training, rounds=1, init_from=str(public_run))
     assert finished(replace(run, training=start), tmp_path / "r")["epsilon"] is None
-    told = statement(*_ledger(tmp_path / "r"))
+    told = compute_statement(*_ledger(tmp_path / "r"))
     assert told["claimed"]["epsilon"] == "infinity"
 
 

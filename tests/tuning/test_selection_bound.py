@@ -7,9 +7,8 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import norm
 
-from unheard.privacy.accountants import best_epsilon, epsilons
+from unheard.privacy.accountants import RDP_ORDERS, best_epsilon, epsilons, rdp_cost
 from unheard.privacy.events import PoissonGaussian, Selection
-from unheard.privacy.rdp import RDP_ORDERS, rdp_cost
 
 SETTINGS = [(1.0, 4.0, 3.0), (1.0, 1.0, 10.0), (0.1, 1.0, 3.0), (0.3, 0.8, 10.0)]
 by_distribution = pytest.mark.parametrize("drawn_from", ["geometric", "poisson"])

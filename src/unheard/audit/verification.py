@@ -39,7 +39,7 @@ from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.matrix_factorization import Factorisation
 from unheard.privacy.population_ledger import FILE, read_population_ledger
 from unheard.privacy.run_ledger import check_ledger, check_population, remembered
-from unheard.privacy.statement import statement
+from unheard.privacy.statement import compute_statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
 from unheard.training.checkpoint import (
     Checkpoint,
@@ -410,7 +410,7 @@ def _statement(folder: Folder) -> Iterator[str]:
         raise CheckFailed("statement.json is not JSON.") from None
     if not isinstance(saved, dict):
         raise CheckFailed("statement.json is no statement.")
-    expected = statement(ledger.facts, ledger.entries)
+    expected = compute_statement(ledger.facts, ledger.entries)
     is_of_first_version = "ledger" not in saved  # version 0.1 did not write this key
     compared = expected.keys() - {"versions", "software"} - ({"ledger"} if is_of_first_version else set())
     if "basis" not in saved:  # before it was recorded, the epsilon of replacing a user was looser

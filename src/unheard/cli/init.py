@@ -252,11 +252,11 @@ def init(
 def _least_noise(population: int, users_per_round: float, rounds: int, epsilon: float, delta: float) -> float:
     """Returns the smallest noise multiplier with which the run meets epsilon, and prints it."""
     from unheard.cli.display import notes, say
-    from unheard.privacy.planner import solve
+    from unheard.privacy.planner import plan
 
     with notes.status("solving for the noise multiplier ...") as status:
-        solution = solve(
-            population=population,
+        solution = plan(
+            users=population,
             users_per_round=users_per_round,
             rounds=rounds,
             epsilon=epsilon,

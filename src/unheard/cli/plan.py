@@ -124,7 +124,8 @@ def plan(
     """Compute what a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical."""
     from unheard.cli.display import notes, warn_of_delta, warn_of_noise
     from unheard.errors import InvalidValue
-    from unheard.privacy.planner import CostEstimate, NoiseLevel, compare_sampling, default_delta, feasible_plans, solve
+    from unheard.privacy.planner import CostEstimate, NoiseLevel, compare_sampling, default_delta, feasible_plans
+    from unheard.privacy.planner import plan as plan_run
 
     if users < 1:
         raise InvalidValue(f"--users must be 1 or more, not {users}.")
@@ -157,8 +158,8 @@ def plan(
         return
     if epsilon is not None:
         with notes.status("solving ...") as status:
-            solution = solve(
-                population=users,
+            solution = plan_run(
+                users=users,
                 epsilon=epsilon,
                 accountant=accountant,
                 progress=lambda trial: status.update(f"solving: {trial}"),

@@ -68,7 +68,7 @@ def statement(
     from unheard.privacy.population_statement import all_runs as compose_all_runs
     from unheard.privacy.population_statement import find_population_ledger, render_all_runs, store_statement
     from unheard.privacy.run_ledger import read_run_ledger
-    from unheard.privacy.statement import statement as compose_run
+    from unheard.privacy.statement import compute_statement
     from unheard.privacy.statement_formats import read_audit, render, report_data
 
     path = folder / "ledger.jsonl" if folder.is_dir() else folder
@@ -88,7 +88,7 @@ def statement(
         text = render_all_runs(content)
     else:
         ledger = Ledger.read(path) if path.name != "ledger.jsonl" else read_run_ledger(path.parent)
-        content = compose_run(ledger.facts, ledger.entries, delta=delta, epsilon=epsilon)
+        content = compute_statement(ledger.facts, ledger.entries, delta=delta, epsilon=epsilon)
         audit = None if format == "text" else read_audit(path.parent)
         text = render(content, format, audit=audit)
         content = content if format == "text" else report_data(content, audit=audit)
@@ -142,10 +142,10 @@ def budget(
     from unheard.cli.display import echo, note
     from unheard.corpus.store import TokenStore
     from unheard.errors import InvalidValue
+    from unheard.privacy.accountants import FILTER_ORDERS
     from unheard.privacy.budget import Budget
     from unheard.privacy.population_ledger import open_population_ledger
     from unheard.privacy.population_statement import all_runs, render_all_runs
-    from unheard.privacy.rdp import FILTER_ORDERS
 
     def open_ledger(path: Path, at: Path | None = None):
         opened = TokenStore.open(path)

@@ -71,8 +71,8 @@ def run_statement(folder: RunFolder) -> dict[str, Any]:
         LedgerError: The ledger is damaged, or does not contain the rounds that the newest checkpoint was charged for.
     """
     from unheard.privacy.run_ledger import read_run_ledger
-    from unheard.privacy.statement import statement
+    from unheard.privacy.statement import compute_statement
 
     # DP: with a shortened ledger a model would be released with a smaller epsilon than it cost.
     ledger = read_run_ledger(folder)
-    return statement(ledger.facts, ledger.entries)
+    return compute_statement(ledger.facts, ledger.entries)

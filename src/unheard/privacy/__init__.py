@@ -7,12 +7,11 @@ Nothing in this package imports torch, so an auditor can run it on a laptop. The
     ledger              what one run was charged, written before anything of a round exists; the hash-chained file
     population_ledger   what all runs on the same users were charged; the budget over all of them
     run_ledger          charges both ledgers, and checks a run's ledger against everything that remembers it
-    rdp, pld            the accountants (moments, rdp, pld): the cost of events
-    accountants         the registry of accountants; epsilon at delta, delta at epsilon, the bound that a run claims
+    accountants         moments, rdp and pld: epsilon at delta, delta at epsilon, the bound that a run claims
     budget              epsilon while training, the stop before the round that would exceed the budget, and what may
                         be claimed when the length of a run was chosen on the way (filters, odometer)
     planner             what a run would cost, and which z, cohort or number of rounds meets a target
-    statement           what may be claimed about a run, as data; statement_text renders it as text
+    statement           what may be claimed about a run, as data and as text; statement_formats for reviewers
     population_statement   the same about all runs on a population
 
 >>> from unheard.privacy.accountants import epsilon

@@ -9,31 +9,512 @@ upper bound under add-or-remove-one-user adjacency (paper: Definition 1 and Theo
     delta_at(events, epsilon, accountant)   the delta at an epsilon
     replace_one_epsilon(events, delta)      the bound if one user is replaced, not added or removed
 
-`ACCOUNTANTS` is the registry. To add an accountant, write a module with its functions of counted events and add one
-`Accountant` record here; commands, statements, plans and budgets read the registry.
-
 >>> from unheard.privacy.events import PoissonGaussian
 >>> rounds = (PoissonGaussian(sampling_prob=5000 / 763_430, noise_multiplier=1.0), 5000)
 >>> {name: round(value, 3) for name, value in epsilons([rounds], delta=1e-9).items()}
 {'moments': 4.634, 'rdp': 4.183, 'pld': 3.899}
 >>> best_epsilon([rounds], delta=1e-9).accountant
 'pld'
+
+The module has four parts, in this order. `ACCOUNTANTS` is the registry: a new accountant is two functions of counted
+events and one record there; commands, statements, plans and budgets read the registry.
+
+**RDP** (`RDP_COST`). The cost of an event is its Rényi divergence at many orders, computed by Google's dp-accounting.
+Costs add up over rounds, which may differ. The accountant is quick enough to be asked before every round, so budgets
+use it. Literature: Mironov, "Rényi Differential Privacy" (2017): composition (Proposition 1) and the conversion to
+epsilon; Mironov, Talwar and Zhang, "Rényi Differential Privacy of the Sampled Gaussian Mechanism" (2019): the
+divergence of a round of the paper's Algorithm 1; Canonne, Kamath and Steinke (2020): the tighter conversion that
+dp-accounting uses; Papernot and Steinke, "Hyperparameter Tuning with Rényi Differential Privacy" (2022): `Selection`.
+
+**The moments accountant** (`MOMENTS_COST`), as the paper used it. The cost of an event is a vector of log moments of
+its privacy loss, at the integer moments 1 to 32. Costs add up, and a tail bound turns their sum into epsilon at delta:
+
+    alpha(lambda) = log E[exp(lambda * loss)]           delta = min over lambda of exp(alpha(lambda) - lambda * epsilon)
+
+With these 32 moments the accountant gives every epsilon that the paper prints (Table 1); `rdp` and `pld` are tighter.
+Paper: Theorem 1. Literature: Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Theorems 1 and 2 and
+Lemma 3; the code that accompanied that article computes the same moments. A log moment is lambda times the Rényi
+divergence of order lambda + 1 (Mironov 2017), which is how `Selection` events are bounded here.
+
+**PLD** (`LossDistribution`) composes the distribution of the privacy loss numerically, with dp-accounting; the tightest
+of the three. This module adds two things: the choice of the grid that losses are rounded up to, and an allowance for
+the rounding errors of the library's Fourier transforms, which the library leaves out and which can put its epsilon
+below the truth. Literature: Koskela, Jälkö and Honkela, "Computing Tight Differential Privacy Guarantees Using FFT"
+(2020); Meiser and Mohammadi, "Tight on Budget?" (2018); Doroshenko et al., "Connect the Dots" (2022), which
+dp-accounting implements. The test suite compares with Microsoft's independent prv-accountant (Gopi, Lee and Wutschitz
+2021).
+
+**The registry**, and the functions above.
 """
 
+import contextlib
+import functools
+import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from dp_accounting import GaussianDpEvent, NeighboringRelation, NonPrivateDpEvent, NoOpDpEvent, PoissonSampledDpEvent
+from dp_accounting.dp_event import DpEvent, MixtureOfGaussiansDpEvent
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from dp_accounting.rdp.rdp_privacy_accountant import (
+    _compute_rdp_repeat_and_select,  # pyright: ignore[reportPrivateUsage]
+    compute_delta,
+)
+from scipy.special import gammaln, logsumexp
+from scipy.stats import binom
 
 from unheard.config import nearest, require
 from unheard.errors import InvalidValue
-from unheard.privacy.events import Counts, Event, ExampleGaussian, FailureProbability, accounted
-from unheard.privacy.pld import pld_delta, pld_epsilon, replace_one_pld_epsilon
-from unheard.privacy.rdp import MOMENTS_COST, RDP_COST, AdditiveCost
+from unheard.privacy.events import (
+    Counts,
+    Event,
+    ExampleGaussian,
+    FailureProbability,
+    Gaussian,
+    NonPrivate,
+    PoissonGaussian,
+    Selection,
+    accounted,
+)
 
 Events: TypeAlias = Iterable[Event | tuple[Event, int]]
 """Events, or pairs of an event and how often it happened."""
+
+NO_NOISE = 1e-6
+"""Below this z the computation overflows. Epsilon would be above 10^11, so it is reported as infinity."""
+
+RDP_ORDERS = RdpAccountant().orders
+
+# dp-accounting rounds: for small q and large z its divergences come out at -1e-16, which it reads as "epsilon is 0".
+RDP_ROUNDING = 1e-13 * RDP_ORDERS / (RDP_ORDERS - 1)
+
+# dp-accounting's parameter for the distribution of the number of trials (Papernot and Steinke 2022, Theorems 2 and 6).
+SHAPES = {"geometric": 1.0, "poisson": math.inf}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveCost:
+    """An accountant whose costs add up over rounds.
+
+    Attributes:
+        cost: The cost of one event, a vector with one number per order.
+        epsilon: The epsilon at delta of a sum of costs.
+        delta: The delta at epsilon of a sum of costs.
+    """
+
+    cost: Callable[[Event], np.ndarray]
+    epsilon: Callable[[np.ndarray, float], float]
+    delta: Callable[[np.ndarray, float], float]
+
+    def total(self, counts: Counts) -> np.ndarray:
+        """The sum of the costs of counted events; zero for no events."""
+        return sum((count * self.cost(event) for event, count in counts), np.zeros(1))
+
+    def epsilon_of(self, counts: Counts, delta: float) -> float:
+        """The epsilon at delta of counted events."""
+        return self.epsilon(self.total(counts), delta)
+
+    def delta_of(self, counts: Counts, epsilon: float) -> float:
+        """The delta at epsilon of counted events."""
+        return self.delta(self.total(counts), epsilon)
+
+
+def library_event(event: Event) -> DpEvent:
+    """Translate an event into dp-accounting's classes.
+
+    A failure probability becomes no event, since `_epsilon` takes it from delta. A selection has no counterpart:
+    `rdp_cost` computes its bound from the divergences of one run.
+    """
+    if isinstance(event, NonPrivate):
+        return NonPrivateDpEvent()
+    if isinstance(event, FailureProbability):
+        return NoOpDpEvent()
+    if event.noise_multiplier < NO_NOISE:
+        return NonPrivateDpEvent()
+    if isinstance(event, Selection):
+        raise TypeError("a selection has a curve, and no loss distribution")
+    if isinstance(event, ExampleGaussian):
+        drawn = np.arange(event.examples_per_user + 1)
+        shares = binom.pmf(drawn, event.examples_per_user, event.sampling_prob)
+        # DP: one user moves the sum by as many bounds as examples of theirs are drawn, up to all of them.
+        return MixtureOfGaussiansDpEvent(event.noise_multiplier, [float(i) for i in drawn], list(shares / shares.sum()))
+    if isinstance(event, Gaussian) or event.sampling_prob == 1:
+        return GaussianDpEvent(event.noise_multiplier)
+    return PoissonSampledDpEvent(event.sampling_prob, GaussianDpEvent(event.noise_multiplier))
+
+
+@functools.lru_cache(maxsize=4096)
+def rdp_cost(event: Event) -> np.ndarray:
+    """The Rényi divergences of one event at dp-accounting's orders, rounded up."""
+    if isinstance(event, FailureProbability):
+        return np.zeros(len(RDP_ORDERS))
+    if isinstance(event, Selection):
+        return selected_divergence(event, RDP_ORDERS, rdp_cost(one_round(event)))
+    if isinstance(event, ExampleGaussian):
+        # DP: no divergence of this mixture is known here; pld has the bound.
+        return np.full(len(RDP_ORDERS), math.inf)
+    with _quiet_library():
+        cost = RdpAccountant().compose(library_event(event)).rdp
+    # DP: rounding up keeps a tiny divergence from being read as none (epsilon 0 where the truth is not).
+    return np.where(np.isnan(cost), math.inf, np.maximum(cost, 0.0) + RDP_ROUNDING)
+
+
+def rdp_epsilon(cost: np.ndarray, delta: float) -> float:
+    """The epsilon at delta of a sum of divergences, minimised over the orders.
+
+    dp-accounting's conversion is a loop over 156 orders, which takes 0.4 ms; training asks for this number after every
+    round. The conversion is therefore computed at the orders that can be the best one.
+    """
+    best_M = _best_orders(np.asarray(cost), delta)
+    # DP: the bound holds at every order, so a wrong choice of orders can only make epsilon larger.
+    return float(compute_epsilon(RDP_ORDERS[best_M], cost[best_M], delta)[0])  # pyright: ignore[reportArgumentType]
+
+
+def _best_orders(cost: np.ndarray, delta: float) -> np.ndarray:
+    """A mask of the orders whose epsilon is the smallest, up to rounding; all orders where that cannot be said."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        epsilon_M = cost + np.log1p(-1 / RDP_ORDERS) - np.log(delta * RDP_ORDERS) / (RDP_ORDERS - 1)
+        least = np.nanmin(epsilon_M) if np.isfinite(epsilon_M).any() else math.inf
+        # Below delta^2 dp-accounting bounds a divergence in another way, which gives an epsilon of 0.
+        best_M = (epsilon_M <= least + 1e-9 * (1 + abs(least))) | (cost <= 2 * delta**2)
+    return best_M if best_M.any() else np.full(RDP_ORDERS.shape, True)
+
+
+FILTER_ORDERS = (1.2, 1.5, 2.0, 3.0, 4.5, 7.0, 11.0, 18.0, 30.0, 50.0)
+"""The orders of filters and odometers: fixed here, so that nothing that was seen can have a part in their choice."""
+
+
+ROUGH_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)
+"""The orders of `rough_epsilon`."""
+
+
+def at_orders(cost: np.ndarray, orders: Sequence[float]) -> np.ndarray:
+    """The divergences at some of the orders; raises `InvalidValue` for an order that is none of dp-accounting's."""
+    where = [np.flatnonzero(np.isclose(RDP_ORDERS, order, rtol=1e-9)) for order in orders]
+    require(
+        all(len(index) == 1 for index in where), f"orders must be among those of dp-accounting, not {list(orders)}."
+    )
+    return np.broadcast_to(cost, RDP_ORDERS.shape)[np.concatenate(where)]
+
+
+def filter_epsilon(cost: np.ndarray, delta: float, orders: Sequence[float]) -> float:
+    """The epsilon at delta of a sum of divergences of events that were chosen on the way, by filters at fixed orders."""
+    # DP: each order has its share of delta; without that, the choice of the best order would be for free.
+    return float(compute_epsilon(orders, at_orders(cost, orders), delta / len(orders))[0])  # pyright: ignore[reportArgumentType]
+
+
+def epsilon_at_order(order: float, divergence: float, delta: float) -> float:
+    """The epsilon at delta of a divergence at one order (Canonne, Kamath and Steinke 2020)."""
+    return float(compute_epsilon([order], [divergence], delta)[0]) if math.isfinite(divergence) else math.inf
+
+
+def rough_epsilon(counts: Counts, delta: float) -> float:
+    """An epsilon that holds at delta, from few orders: some percent above `rdp_epsilon`, in a twentieth of its time."""
+    accountant = RdpAccountant(orders=ROUGH_ORDERS)
+    with _quiet_library():
+        for event, count in counts:
+            accountant.compose(library_event(event), count)
+    return float(accountant.get_epsilon(delta))
+
+
+def rdp_delta(cost: np.ndarray, epsilon: float) -> float:
+    """The delta at epsilon of a sum of divergences, minimised over the orders."""
+    return float(compute_delta(RDP_ORDERS, cost, epsilon)[0])  # pyright: ignore[reportArgumentType]
+
+
+RDP_COST = AdditiveCost(cost=rdp_cost, epsilon=rdp_epsilon, delta=rdp_delta)
+
+
+def one_round(event: Selection) -> PoissonGaussian:
+    """One round of one of the runs that a selection chooses from."""
+    return PoissonGaussian(sampling_prob=event.sampling_prob, noise_multiplier=event.noise_multiplier)
+
+
+def selected_divergence(event: Selection, orders: np.ndarray, divergence_of_round: np.ndarray) -> np.ndarray:
+    """The divergence of the best of a random number of runs (Papernot and Steinke 2022, Theorems 2 and 6).
+
+    Args:
+        event: The selection: how many rounds a run has, and how the number of runs was drawn.
+        orders: The orders of the divergences.
+        divergence_of_round: The divergences of one round, rounded up. dp-accounting's own path to this bound takes them
+            as they come, and reads -1e-16 or 1e-17 as "no privacy loss" or as an error.
+    """
+    # DP: all rounds of a run are repeated together: each trial is a whole run, and its whole curve goes into the bound.
+    divergence_of_run = event.rounds * divergence_of_round
+    if not np.isfinite(divergence_of_run).any():
+        return np.full(len(orders), math.inf)
+    with _quiet_library():
+        return np.asarray(
+            _compute_rdp_repeat_and_select(orders, divergence_of_run, event.mean_trials, SHAPES[event.drawn_from])  # pyright: ignore[reportArgumentType]
+        )
+
+
+@contextlib.contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Silence dp-accounting's warnings about orders that it leaves out, which is safe and which no user can act on."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+MOMENTS = np.arange(1, 33)
+
+
+@functools.lru_cache(maxsize=4096)
+def moments_cost(event: Event) -> np.ndarray:
+    """alpha(lambda) for lambda = 1..32: the log moments of the privacy loss of one event."""
+    if isinstance(event, FailureProbability):
+        return np.zeros(len(MOMENTS))
+    if isinstance(event, NonPrivate | ExampleGaussian) or event.noise_multiplier < NO_NOISE:
+        return np.full(len(MOMENTS), math.inf)  # DP: no noise costs everything, in every accountant.
+    if isinstance(event, Selection):
+        divergence = moments_cost(one_round(event)) / MOMENTS
+        return MOMENTS * selected_divergence(event, MOMENTS + 1.0, divergence + 1e-13 * (MOMENTS + 1) / MOMENTS)
+    q = event.sampling_prob if isinstance(event, PoissonGaussian) else 1.0
+    return np.array([_log_moment(q, event.noise_multiplier, int(order)) for order in MOMENTS])
+
+
+def moments_epsilon(cost: np.ndarray, delta: float) -> float:
+    """The smallest epsilon that the tail bound gives at delta."""
+    return float(np.min((cost + math.log(1 / delta)) / MOMENTS))
+
+
+def moments_delta(cost: np.ndarray, epsilon: float) -> float:
+    """The smallest delta that the tail bound gives at epsilon."""
+    return math.exp(min(0.0, float(np.min(cost - MOMENTS * epsilon))))
+
+
+MOMENTS_COST = AdditiveCost(cost=moments_cost, epsilon=moments_epsilon, delta=moments_delta)
+
+
+def _log_moment(q: float, z: float, moment: int) -> float:
+    """log E[(nu / mu)^(moment + 1)] for mu = N(0, z^2), nu = (1 - q) mu + q N(1, z^2), taken under mu.
+
+    With n = moment + 1 it is log sum_k Binomial(n, q)(k) exp(k (k - 1) / 2 z^2). The probabilities sum to 1 and the
+    first two exponents are 0, so it is log1p of a sum of positive terms from k = 2: in log space it neither overflows
+    (small z) nor drowns in the 1 (small q).
+    """
+    n = moment + 1
+    if q == 1:
+        return n * (n - 1) / (2 * z**2)
+    k = np.arange(2, n + 1)
+    exponent = k * (k - 1) / (2 * z**2)
+    log_expm1 = exponent + np.log(-np.expm1(-exponent))
+    log_binomial = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1) + k * math.log(q) + (n - k) * math.log1p(-q)
+    return float(np.logaddexp(0.0, cast(Any, logsumexp(log_binomial + log_expm1))))
+
+
+PLD_GRID = 1e-4  # dp-accounting's own default
+FEWEST_BINS = 4  # in a usual loss: enough for an epsilon within a few tenths of a percent of the finest grid's
+MOST_BINS = 300  # in a usual loss, or in a loss of 1 if it is larger: epsilon within 1e-5 of the finest grid's
+TYPICAL_DELTA = 1e-8
+MAX_BINS_OF_A_ROUND = 3e5  # about 1.5 s to build
+MAX_BINS_OF_A_RUN = 4e6
+EXAMPLE_GRID = 1e-3  # a mixture of G + 1 Gaussians is slow to build: a coarser grid, which is valid too
+MAX_BINS_OF_EXAMPLES = 4e4
+WIDEST_GRID = 700.0  # the library takes exp of it; a loss so coarse says nothing that RDP does not say better
+MAX_ROUNDS = 10**7  # of more the library takes minutes, and its rounding errors reach usual deltas; RDP is claimed then
+MAX_KINDS = 24  # each further kind of round costs a Fourier transform more
+
+# The library raises a Fourier transform to the power of the number of rounds, and its rounding errors grow with that
+# number. Measured against the exact delta of Gaussian rounds (100 to 10^6 of them) the error stayed under 0.4 x 1.1e-16
+# a round; this is five times as much. tests/privacy/test_accountants_pld.py has a run that the library alone gets wrong.
+ERROR_PER_ROUND = 2.2e-16
+
+
+class LossDistribution:
+    """The composed privacy loss of counted events, on one grid.
+
+    Args:
+        counts: Events that have a loss distribution: rounds and Gaussian releases.
+        grid: The width of a bin of the loss. Losses are rounded up, so any width gives a valid bound.
+        relation: Which data sets are adjacent: one user is added or removed, or one user is replaced.
+    """
+
+    def __init__(
+        self, counts: Counts, grid: float, relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    ) -> None:
+        self._accountant = PLDAccountant(relation, value_discretization_interval=grid)
+        for event, count in counts:
+            if isinstance(event, Gaussian) or _sampling_prob(event) == 1:  # composed in closed form, not by transforms
+                self._accountant.compose(library_event(event), count)
+                continue
+            several = _loss_of_round(event, grid, relation).self_compose(count)
+            self._accountant._pld = self._accountant._pld.compose(several)  # pyright: ignore[reportPrivateUsage]
+        self._error = ERROR_PER_ROUND * sum(count for _, count in counts)
+
+    def epsilon(self, delta: float) -> float:
+        """An epsilon that holds at delta; infinity if delta is below the error of the computation."""
+        # DP: the transform's error is taken from delta first; without that a long run's epsilon can be too small.
+        rest = delta - self._error
+        return float(self._accountant.get_epsilon(rest)) if rest > 0 else math.inf
+
+    def delta(self, epsilon: float) -> float:
+        """A delta that holds at epsilon."""
+        return min(1.0, max(0.0, float(self._accountant.get_delta(epsilon))) + self._error)
+
+
+@functools.lru_cache(maxsize=16)
+def _loss_of_round(event: Event, grid: float, relation: NeighboringRelation) -> Any:
+    """The loss of one sampled round, cached: it takes up to a minute to build, and runs differ in their length."""
+    library: Any = library_event(event)
+    if isinstance(event, ExampleGaussian):
+        return privacy_loss_distribution.from_mixture_gaussian_mechanism(
+            library.standard_deviation,
+            library.sensitivities,
+            library.sampling_probs,
+            value_discretization_interval=grid,
+        )
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        library.event.noise_multiplier,
+        sampling_prob=library.sampling_probability,
+        value_discretization_interval=grid,
+        neighboring_relation=relation,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def pld_epsilon(counts: Counts, delta: float) -> float:
+    """An epsilon that holds at delta; infinity where there is no bound."""
+    composed = _composed(counts)
+    return composed.epsilon(delta) if composed else math.inf
+
+
+@functools.lru_cache(maxsize=1024)
+def replace_one_pld_epsilon(counts: Counts, delta: float) -> float | None:
+    """An epsilon that holds at delta if one user is replaced by another; None where the library has no bound.
+
+    docs/privacy.md, section 8, has the proof for rounds and Gaussian releases: the worst case are two users with
+    opposite updates, which is the pair of distributions that the library composes.
+    """
+    if not _is_composable(counts) or any(isinstance(event, ExampleGaussian) for event, _ in counts):
+        return None
+    counts = in_few_kinds(counts)
+    grid = 2 * _grid(counts)  # two opposite updates have up to twice the loss of one
+    return (
+        LossDistribution(counts, grid, NeighboringRelation.REPLACE_ONE).epsilon(delta) if grid <= WIDEST_GRID else None
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def pld_delta(counts: Counts, epsilon: float) -> float:
+    """A delta that holds at epsilon; 1 where there is no bound."""
+    composed = _composed(counts)
+    return composed.delta(epsilon) if composed else 1.0
+
+
+def _composed(counts: Counts) -> LossDistribution | None:
+    """The loss of all events on a suitable grid.
+
+    None if an event has no noise, or so little that no grid fits, or if there are more events than `MAX_ROUNDS`.
+    """
+    if not _is_composable(counts):
+        return None
+    counts = in_few_kinds(counts)
+    grid = _grid(counts)
+    return loss_distribution(counts, grid) if grid <= WIDEST_GRID else None
+
+
+def _is_composable(counts: Counts) -> bool:
+    """Whether there are not too many events, and each of them is a round or a Gaussian release with noise."""
+    has_noise = all(_noise_multiplier(event) >= NO_NOISE for event, _ in counts)
+    return has_noise and sum(count for _, count in counts) <= MAX_ROUNDS
+
+
+@functools.lru_cache(maxsize=4)
+def loss_distribution(counts: Counts, grid: float) -> LossDistribution:
+    """A `LossDistribution`, cached: one curve asks for many points of one distribution."""
+    return LossDistribution(counts, grid)
+
+
+@functools.lru_cache(maxsize=16)
+def _grid(counts: Counts) -> float:
+    """Choose the width of a bin.
+
+    It is dp-accounting's default, unless losses are far below it or it puts PLD above RDP (very small epsilons), where
+    a finer grid is taken, or unless little noise makes losses so large that a wider one is as exact and much quicker.
+    Any grid gives a valid bound. The choice depends on the events alone, so all points of their curve agree.
+    """
+    of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
+    if any(
+        isinstance(event, ExampleGaussian) for event, _ in counts
+    ):  # RDP, which the choice below needs, has no bound
+        return max(EXAMPLE_GRID, of_a_round / MAX_BINS_OF_EXAMPLES)
+    of_a_run = 4 * RDP_COST.epsilon_of(counts, 1e-15)
+    usual = min(_usual_loss(event) for event, _ in counts)
+    fine = max(PLD_GRID, min(usual, 1.0) / MOST_BINS)
+    grid = max(fine, of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+    if grid > WIDEST_GRID:
+        return grid
+    if grid > 10 * usual or loss_distribution(counts, grid).epsilon(TYPICAL_DELTA) > RDP_COST.epsilon_of(
+        counts, TYPICAL_DELTA
+    ):
+        finest = max(3 * of_a_round / MAX_BINS_OF_A_ROUND, of_a_run / MAX_BINS_OF_A_RUN)
+        return min(grid, max(finest, usual / FEWEST_BINS))
+    return grid
+
+
+def _usual_loss(event: Event) -> float:
+    """About the standard deviation of the loss of one round; a grid much wider than that loses most of the accuracy."""
+    return _sampling_prob(event) * math.sqrt(math.expm1(min(_noise_multiplier(event) ** -2, 100.0)))
+
+
+def _largest_loss(event: Event) -> float:
+    """About the largest loss of one round that the library keeps: noise ten deviations out."""
+    z, q = _noise_multiplier(event), _sampling_prob(event)
+    if isinstance(event, ExampleGaussian):
+        drawn = np.arange(event.examples_per_user + 1)
+        furthest = event.examples_per_user + 10.2 * z
+        exponents = binom.logpmf(drawn, event.examples_per_user, q) + (drawn * furthest - drawn**2 / 2) / z**2
+        return float(cast(Any, logsumexp(exponents)))
+    exponent = math.log(q) + (1 + 10.2 * z) / z**2
+    return exponent + 1 if exponent > 0 else math.exp(exponent)
+
+
+def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
+    """Merge similar events until at most `limit` kinds are left; the loss is the same or a little larger.
+
+    A schedule may give every round its own z, and each kind costs a Fourier transform. Releases in which everybody
+    takes part are one release with the sum of their 1/z^2, exactly. For the other events z is rounded down and q is
+    rounded up, with steps that double until few enough kinds are left.
+    """
+    of_examples = tuple((event, count) for event, count in counts if isinstance(event, ExampleGaussian))
+    counts = tuple((event, count) for event, count in counts if not isinstance(event, ExampleGaussian))
+    sampled = {event: count for event, count in counts if _sampling_prob(event) < 1}
+    precision = sum(count / _noise_multiplier(event) ** 2 for event, count in counts if _sampling_prob(event) == 1)
+    step = 1e-3
+    while len(sampled) > limit:
+        merged: dict[Event, int] = {}
+        for event, count in sampled.items():
+            worse = _a_little_worse(event, step)
+            merged[worse] = merged.get(worse, 0) + count
+        sampled, step = merged, 2 * step
+    together = ((Gaussian(noise_multiplier=precision**-0.5), 1),) if precision else ()
+    return (*of_examples, *together, *sampled.items())
+
+
+def _a_little_worse(event: Event, step: float) -> Event:
+    # DP: less noise and more sampling never cost less, so the bound stays a bound; the other way it would not.
+    z = min(_noise_multiplier(event), math.exp(step * math.floor(math.log(_noise_multiplier(event)) / step)))
+    q = min(1.0, max(_sampling_prob(event), math.exp(step * math.ceil(math.log(_sampling_prob(event)) / step))))
+    return PoissonGaussian(sampling_prob=q, noise_multiplier=z)
+
+
+def _noise_multiplier(event: Event) -> float:
+    return event.noise_multiplier if isinstance(event, PoissonGaussian | ExampleGaussian | Gaussian) else 0.0
+
+
+def _sampling_prob(event: Event) -> float:
+    return event.sampling_prob if isinstance(event, PoissonGaussian | ExampleGaussian) else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

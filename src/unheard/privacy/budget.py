@@ -45,7 +45,19 @@ import numpy as np
 
 from unheard.config import nearest, require
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
-from unheard.privacy.accountants import ACCOUNTANTS, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon
+from unheard.privacy.accountants import (
+    ACCOUNTANTS,
+    FILTER_ORDERS,
+    RDP_COST,
+    RUNNING_ACCOUNTANT,
+    AdditiveCost,
+    Bound,
+    at_orders,
+    best_epsilon,
+    epsilon,
+    epsilon_at_order,
+    filter_epsilon,
+)
 from unheard.privacy.events import (
     CorrelatedGaussian,
     Counts,
@@ -58,7 +70,6 @@ from unheard.privacy.events import (
     from_record,
 )
 from unheard.privacy.ledger import Entry
-from unheard.privacy.rdp import FILTER_ORDERS, RDP_COST, AdditiveCost, at_orders, epsilon_at_order, filter_epsilon
 
 
 class RunningEpsilon:

@@ -26,11 +26,10 @@ from scipy.optimize import brentq
 
 from unheard.config import require
 from unheard.errors import AccountingError
-from unheard.privacy.accountants import CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon
+from unheard.privacy.accountants import CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon, rough_epsilon
 from unheard.privacy.events import Event, Gaussian, PoissonGaussian
 from unheard.privacy.matrix_factorization import Factorisation, independent_error, optimise
 from unheard.privacy.planner import LEAST_NOISE, MOST_NOISE, CostEstimate, Progress, default_delta
-from unheard.privacy.rdp import rough_epsilon
 
 STEPS_PER_UNIT = 1000
 """Noise multipliers are solved for in thousandths, rounded up."""

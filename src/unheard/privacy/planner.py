@@ -1,13 +1,18 @@
 """What a run would cost before it is run, and what to choose so that it costs no more than a target.
 
+    epsilon(users=..., users_per_round=..., noise_multiplier=..., rounds=...)    what would it cost? (`unheard.epsilon`)
+    plan(users=..., users_per_round=..., rounds=..., epsilon=2.0)                how much noise? (`unheard.plan`)
+    feasible_plans(population=..., epsilon=2.0)                                  what does a population allow?
+
 In: the declared population, users per round, z, rounds and delta; or all but one of the middle three, and a target
 epsilon. Out: a `CostEstimate`, and for a target the cheapest estimate that was found to meet it. Every epsilon here is
-*hypothetical*: it belongs to a run that has not happened. Paper: Table 1 and "Differential privacy for large datasets".
+*hypothetical*: it belongs to a run that has not happened. It needs neither torch nor a corpus. Paper: Table 1 and
+"Differential privacy for large datasets".
 
 >>> paper = CostEstimate(population=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
 >>> round(paper.bound("moments").epsilon, 3)
 4.634
->>> solve(population=763_430, users_per_round=5000, rounds=5000, delta=1e-9, epsilon=2.0, accountant="rdp").estimate
+>>> plan(users=763_430, users_per_round=5000, rounds=5000, delta=1e-9, epsilon=2.0, accountant="rdp").estimate
 CostEstimate(population=763430, users_per_round=5000, noise_multiplier=1.585, rounds=5000, delta=1e-09)
 """
 
@@ -18,7 +23,8 @@ from dataclasses import dataclass
 
 from unheard.config import require
 from unheard.errors import AccountingError, InvalidValue
-from unheard.privacy.accountants import ACCOUNTANTS, CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilon, epsilons
+from unheard.privacy.accountants import ACCOUNTANTS, CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilons
+from unheard.privacy.accountants import epsilon as epsilon_of_events
 from unheard.privacy.events import ExampleGaussian, PoissonGaussian
 
 MOST_ROUNDS = 10**7
@@ -91,7 +97,7 @@ class CostEstimate:
         events = [(self.event, self.rounds)]
         if accountant == "best":
             return best_epsilon(events, self.delta)
-        return Bound(epsilon=epsilon(events, self.delta, accountant), accountant=accountant)
+        return Bound(epsilon=epsilon_of_events(events, self.delta, accountant), accountant=accountant)
 
     def meets(self, target: float, accountant: str = "best") -> bool:
         """Whether epsilon is at most the target. For "best" the quick accountants are asked first."""
@@ -102,7 +108,7 @@ class CostEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The answer of `solve`.
+    """The answer of `plan`.
 
     Attributes:
         solved_for: The name of the value that was left out.
@@ -235,8 +241,8 @@ def feasible_plans(
         for rounds in FEASIBLE_ROUNDS:
             progress(f"{users_per_round:,} users per round, {rounds:,} rounds")
             try:
-                estimate = solve(
-                    population=population,
+                estimate = plan(
+                    users=population,
                     epsilon=epsilon,
                     users_per_round=users_per_round,
                     rounds=rounds,
@@ -273,9 +279,54 @@ def caution(delta: float) -> str | None:
     )
 
 
-def solve(
+def epsilon(
     *,
-    population: int,
+    users: int,
+    users_per_round: float,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float | None = None,
+    accountant: str = "best",
+) -> float:
+    """The epsilon that a run with Poisson sampling and Gaussian noise would have. Hypothetical: no run is needed.
+
+    The paper's headline figure (section 1) by its own accountant, and by a tighter one:
+
+    >>> import unheard
+    >>> paper = dict(users=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
+    >>> round(unheard.epsilon(**paper, accountant="moments"), 3)
+    4.634
+    >>> round(unheard.epsilon(**paper, accountant="rdp"), 3)
+    4.183
+
+    Args:
+        users: The population: how many users there are, as you may say in public.
+        users_per_round: The expected number of users in a round. Each user is drawn with probability users_per_round /
+            users.
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
+        rounds: Rounds of training.
+        delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
+        accountant: "moments" (the paper's), "rdp", "pld", or "best" for the smallest valid bound.
+
+    Returns:
+        Epsilon at delta, for adding or removing one user with everything that the user wrote.
+
+    Raises:
+        InvalidValue: A value is out of its range.
+    """
+    estimate = CostEstimate(
+        population=users,
+        users_per_round=users_per_round,
+        noise_multiplier=noise_multiplier,
+        rounds=rounds,
+        delta=default_delta(users) if delta is None else delta,
+    )
+    return estimate.bound(accountant).epsilon
+
+
+def plan(
+    *,
+    users: int,
     epsilon: float,
     users_per_round: float | None = None,
     noise_multiplier: float | None = None,
@@ -284,20 +335,31 @@ def solve(
     accountant: str = "best",
     progress: Progress = lambda _: None,
 ) -> Solution:
-    """Find the one value left out: the least noise, the most users per round or the most rounds that meet the target.
+    """Find the value that meets a target epsilon: the least noise, the most users per round, or the most rounds.
+
+    >>> import unheard
+    >>> solution = unheard.plan(users=100_000, users_per_round=1000, rounds=1000, epsilon=2.0, accountant="rdp")
+    >>> solution.solved_for
+    'noise_multiplier'
+    >>> solution.bound.epsilon <= 2.0
+    True
 
     Args:
-        population: The number of users that the run would declare.
+        users: The population: how many users there are, as you may say in public.
         epsilon: The target.
-        users_per_round: The expected size of a cohort, or None to solve for it.
-        noise_multiplier: z, or None to solve for it.
-        rounds: The number of rounds, or None to solve for it.
-        delta: `default_delta(population)` if left out.
-        accountant: The accountant whose bound must meet the target; "best" is the smaller of pld and rdp.
+        users_per_round: The expected number of users in a round.
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
+        rounds: Rounds of training. Leave out exactly one of these three: it is solved for.
+        delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
+        accountant: The accountant whose bound must meet the target: "moments" (the paper's), "rdp", "pld", or "best" for
+            the smallest valid bound.
         progress: Called with a line of text before each trial, since pld takes seconds.
 
+    Returns:
+        The cheapest solution that was found and its bound. Hypothetical: it belongs to a run that has not happened.
+
     Raises:
-        InvalidValue: Not exactly one value is left out, a value is out of range, or no value meets the target.
+        InvalidValue: Not exactly one value is left out, a value is out of its range, or the target is out of reach.
     """
     given = {"noise_multiplier": noise_multiplier, "users_per_round": users_per_round, "rounds": rounds}
     missing = [name for name in UNKNOWNS if given[name] is None]
@@ -307,11 +369,11 @@ def solve(
     )
     require(0 < epsilon < math.inf, f"the target epsilon must be above 0, not {epsilon}.")
     unknown = missing[0]
-    least, start, most, value_at = _scale(unknown, population)
-    delta = default_delta(population) if delta is None else delta
+    least, start, most, value_at = _scale(unknown, users)
+    delta = default_delta(users) if delta is None else delta
 
     def at(n: int) -> CostEstimate:
-        return CostEstimate(population=population, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
+        return CostEstimate(population=users, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
 
     @functools.cache
     def excess(n: int, by: str) -> float:
@@ -391,7 +453,7 @@ def compare_sampling(
         event = ExampleGaussian(
             sampling_prob=estimate.event.sampling_prob, examples_per_user=examples_per_user, noise_multiplier=z
         )
-        return epsilon([(event, estimate.rounds)], estimate.delta, "pld") <= target
+        return epsilon_of_events([(event, estimate.rounds)], estimate.delta, "pld") <= target
 
     low, high = estimate.noise_multiplier / 2, estimate.noise_multiplier
     while not is_enough(high):

@@ -276,7 +276,7 @@ class PopulationLedger:
     def set_budget(self, budget: Budget) -> None:
         """Set what all runs together may spend from now on. The newest budget counts; earlier ones stay on record.
 
-        A budget with orders (`rdp.FILTER_ORDERS`) is a privacy filter: see `is_filter`.
+        A budget with orders (`accountants.FILTER_ORDERS`) is a privacy filter: see `is_filter`.
         """
         with self._up_to_date():
             self.check_cohorts()

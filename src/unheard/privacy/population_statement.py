@@ -38,8 +38,7 @@ from unheard.privacy.population_ledger import (
     read_corpus_record,
     read_population_ledger,
 )
-from unheard.privacy.statement import plain
-from unheard.privacy.statement_text import figure, rounded_up, row
+from unheard.privacy.statement import figure, plain, rounded_up, row
 from unheard.privacy.trade_off import figures, figures_of_pair
 
 NOT_COVERED = [

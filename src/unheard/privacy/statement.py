@@ -1,28 +1,29 @@
 """The privacy statement of a run: what may be claimed, under which assumptions, and what the guarantee does not cover.
 
-In: the public facts and the entries of a run's ledger. Out: the statement as plain JSON data (`statement.json`),
-computed from what was charged and from nothing else. `render` in `statement_text.py` turns it into a page of text,
-`render` in `statement_formats.py` into reports for reviewers and registries.
-Infinity is the word "infinity", which Python's `float()` reads. Paper: Definition 1 (user-adjacent data sets), Theorem
-1. On why statements should be published: Dwork, Kohli and Mulligan, "Differential Privacy in Practice: Expose your
-Epsilons!" (2019).
+    statement("runs/first")                     the statement of a run folder, as plain JSON data (`unheard.statement`)
+    compute_statement(facts, entries)           the same from the facts and entries of a ledger
+    render(compute_statement(...))              the statement as about 40 lines of text
 
-    ledger = Ledger.read("runs/first/ledger.jsonl")
-    print(render(statement(ledger.facts, ledger.entries)))
+A statement is computed from what was charged and from nothing else; `train` writes it as `statement.json`. `render` in
+`statement_formats.py` turns it into reports for reviewers and registries. Infinity is the word "infinity", which
+Python's `float()` reads. Paper: Definition 1 (user-adjacent data sets), Theorem 1. On why statements should be
+published: Dwork, Kohli and Mulligan, "Differential Privacy in Practice: Expose your Epsilons!" (2019).
 
 >>> from unheard.privacy.events import PoissonGaussian
 >>> rounds = [PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)] * 10
->>> statement({"population": 10_000, "delta": 1e-6}, rounds)["claim"]
+>>> compute_statement({"population": 10_000, "delta": 1e-6}, rounds)["claim"]
 '(0.5923, 1e-06)-differential privacy for every user, by pld'
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, RunFolderMissing
 from unheard.privacy.accountants import (
+    ACCOUNTANTS,
     CLAIM_RULE,
     CLAIMED,
     best_epsilon,
@@ -49,21 +50,58 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
-from unheard.privacy.statement_text import NOT_COVERED, NOT_DECLARED, RELEASED, render
-
-__all__ = ["plain", "render", "statement"]
+from unheard.privacy.run_ledger import read_run_ledger
 
 CURVE_POINTS = 12
+NOT_DECLARED = "not declared"
+MOST_ROWS = 8
+
+RELEASED = [
+    "every model after every round, all intermediate models included",
+    "anything computed from those models without looking at the users again",
+]
+NOT_COVERED = [
+    "tuning and other runs on these users: this is about one run; `unheard statement --all-runs` adds up all of them",
+    "evaluation: metrics on held-out users are computed without noise; those users have no guarantee",
+    "other uses of these people's text, in other runs or elsewhere",
+    "what is true of many users at once: the guarantee is about any one of them taking part or not",
+]
 
 
-def statement(
+def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, Any]:
+    """The privacy statement of a run, computed from its ledger alone.
+
+    >>> import unheard
+    >>> unheard.statement("runs/first")["unit"]
+    'user'
+
+    Args:
+        folder: A run folder. The statement follows from its ledger.jsonl; the checkpoints, the model and the
+            population's ledger are asked whether that ledger is whole.
+        delta: The delta of the claim. None: the declared one.
+
+    Returns:
+        The statement as plain JSON data: the claim, epsilon by each accountant, what was charged, and warnings.
+
+    Raises:
+        RunFolderMissing: The folder has no ledger.
+        LedgerError: The ledger is damaged, shortened, rolled back or of another run.
+    """
+    path = Path(folder) / "ledger.jsonl"
+    if not path.is_file():
+        raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
+    ledger = read_run_ledger(folder)
+    return compute_statement(ledger.facts, ledger.entries, delta=delta)
+
+
+def compute_statement(
     facts: Mapping[str, Any],
     events: Sequence[Entry | Event],
     *,
     delta: float | None = None,
     epsilon: float | None = None,
 ) -> dict[str, Any]:
-    """Compute the statement of a run.
+    """Compute the statement of a run from its ledger.
 
     Args:
         facts: The public facts of the run, from its ledger. Facts that are missing appear as "not declared".
@@ -262,3 +300,115 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
     if any(isinstance(event, NonPrivate) for event in events):
         warnings.append("not every round was private: epsilon is infinite.")
     return warnings
+
+
+def render(statement: Mapping[str, Any]) -> str:
+    """Render a statement as a page of plain text.
+
+    Args:
+        statement: The data of `statement.json`.
+    """
+    return "\n".join(_lines(statement)) + "\n"
+
+
+def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
+    yield "PRIVACY STATEMENT"
+    yield ""
+    yield f"  {statement['claim']}"
+    for warning in statement["warnings"]:
+        yield f"  !! {warning}"
+    yield ""
+    yield row("unit", statement["unit"])
+    yield row("adjacency", statement["adjacency"])
+    yield row("population", statement["population"])
+    for name in ("sampling", "weights", "estimator", "update"):
+        yield row(name, _in_words(statement[name]))
+    rounds = statement["rounds"]
+    again = f", {rounds['redone']} of them for rounds charged before (done again, or of the run that it began from)"
+    yield row("rounds charged", f"{rounds['charged']}{again if rounds['redone'] else ''}")
+    yield from _list("phases", statement["phases"])
+    if "correlated_noise" in statement:
+        yield row("correlated noise", _correlated_noise(statement["correlated_noise"]))
+    yield row("vocabulary", _in_words(statement["vocabulary"]))
+    yield row("vocabulary cost", _vocabulary_cost_in_words(statement["vocabulary_cost"]))
+    yield row("randomness", _in_words(statement["randomness"]))
+    yield ""
+    yield row("delta", figure(statement["delta"]))
+    for accountant, epsilon in statement["epsilon"].items():
+        note = "  <- claimed" if accountant == statement["claimed"]["accountant"] else ""
+        if not note and accountant in ACCOUNTANTS and ACCOUNTANTS[accountant].note:
+            note = f"  ({ACCOUNTANTS[accountant].note})"
+        yield row(f"epsilon, {accountant}", figure(epsilon) + note)
+    claimed = statement["claimed"]
+    if claimed["accountant"] not in statement["epsilon"]:
+        yield row("epsilon, claimed", f"{figure(claimed['epsilon'])}  (by {claimed['accountant']})")
+    if "basis" in statement:  # not in statements of version 0.1
+        yield row("why this claim", statement["basis"]["why"])
+    replaced = statement["replace_one"]
+    yield row("replace one user", f"{figure(replaced['epsilon'])} (by {replaced['accountant']})")
+    if server := statement.get("against_server"):
+        yield row("against server", f"{figure(server['epsilon'])} (by {server['accountant']}): it knows who was drawn")
+    if statement["asked"]:
+        yield row(
+            "asked", f"delta {figure(statement['asked']['delta'])} at epsilon {figure(statement['asked']['epsilon'])}"
+        )
+    yield from _list(
+        "delta(epsilon)", [f"{figure(p['epsilon'])}: {figure(p['delta'])}" for p in statement["curve"]], most=99
+    )
+    yield ""
+    yield from _list("covered", statement["released"])
+    yield from _list("not covered", statement["not_covered"])
+    yield row("computed with", _in_words(statement["versions"]))
+
+
+def row(name: str, value: Any) -> str:
+    """One line of a statement: a name and its value in aligned columns."""
+    return f"  {name:<18}{value}"
+
+
+def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
+    """One row per item under one name; a long list is cut, and a last row says so."""
+    if not isinstance(items, list):
+        yield row(name, _in_words(items))
+        return
+    for i, item in enumerate(items[:most]):
+        yield row(name if i == 0 else "", _in_words(item))
+    if len(items) > most:
+        yield row("", f"... and {len(items) - most} more, in the JSON form")
+
+
+def _correlated_noise(noise: Mapping[str, Any]) -> str:
+    release = f"each {noise['block']} rounds are one release" if noise["strategy"] == "banded" else "one release in all"
+    return (
+        f"{noise['strategy']}, T = {noise['rounds']}, b = {noise['separation']}, k = {noise['participations']}, sensitivity "
+        f"{figure(noise['sensitivity'])}, q = {figure(noise['sampling_prob'])}, z = {figure(noise['noise_multiplier'])}: {release}"
+    )
+
+
+def _vocabulary_cost_in_words(cost: Mapping[str, Any]) -> str:
+    if not cost["events"]:
+        return "nothing was charged for it"
+    return f"epsilon {figure(cost['epsilon'])} at delta {figure(cost['delta'])} by itself, included below"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items() if item is not None)
+    return figure(value)
+
+
+def figure(value: Any) -> str:
+    """A number with four significant digits; anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def rounded_up(bound: float | str) -> str:
+    """An upper bound with four significant digits, never below the bound.
+
+    >>> rounded_up(0.0123411), rounded_up("infinity")
+    ('0.01235', 'infinity')
+    """
+    if not isinstance(bound, float) or bound <= 0:
+        return figure(bound)
+    unit = 10.0 ** (math.floor(math.log10(bound)) - 3)
+    return f"{math.ceil(bound / unit - 1e-9) * unit:.4g}"

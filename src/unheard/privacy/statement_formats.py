@@ -33,8 +33,8 @@ from unheard.config import nearest
 from unheard.errors import InvalidValue, RunFolderError
 from unheard.privacy.accountants import ACCOUNTANTS
 from unheard.privacy.events import Event, Selection, against_server, from_record
-from unheard.privacy.statement_text import NOT_DECLARED, figure, rounded_up
-from unheard.privacy.statement_text import render as render_text
+from unheard.privacy.statement import NOT_DECLARED, figure, rounded_up
+from unheard.privacy.statement import render as render_text
 from unheard.privacy.trade_off import Figures, figures, figures_of_pair
 
 FORMATS = ("text", "report", "registry", "nist")

@@ -26,7 +26,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 
 from unheard.errors import InvalidValue
 from unheard.formatting import epsilon_text, percent, shown_word, small
-from unheard.privacy.statement_text import render as statement_text
+from unheard.privacy.statement import render as statement_text
 from unheard.report import tables
 from unheard.report.comparison import Comparison
 from unheard.report.plain_language import Promise, describe_promise

@@ -28,7 +28,7 @@ from unheard.privacy.ledger import Entry, run_id
 from unheard.privacy.population_ledger import PopulationLedger, vocabulary_member
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.run_ledger import population_of, read_run_ledger
-from unheard.privacy.statement import statement as privacy_statement
+from unheard.privacy.statement import compute_statement
 from unheard.run_folder import RunFolder
 
 MAX_POINTS = 200
@@ -89,7 +89,7 @@ class RunRecord:
     @cached_property
     def statement(self) -> dict[str, Any]:
         """The privacy statement, computed from the ledger. The tightest accountant takes seconds."""
-        return privacy_statement(self.facts, self.entries)
+        return compute_statement(self.facts, self.entries)
 
     @property
     def other_runs(self) -> list[str]:

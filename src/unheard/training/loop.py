@@ -38,7 +38,7 @@ from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import JointLedger
-from unheard.privacy.statement import statement
+from unheard.privacy.statement import compute_statement
 from unheard.randomness import Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import save_checkpoint
@@ -475,6 +475,6 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
 
 def write_statement(folder: RunFolder, ledger: Ledger | JointLedger) -> dict[str, Any]:
     """Write statement.json from the ledger's contents alone, and return it."""
-    content = statement(ledger.facts, ledger.entries)
+    content = compute_statement(ledger.facts, ledger.entries)
     replace_file(folder.statement, json.dumps(content, indent=2).encode())
     return content

@@ -7,11 +7,17 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 
 from tests.privacy.test_accountants import exact_delta, exact_epsilon
-from unheard.privacy import pld
-from unheard.privacy.accountants import best_epsilon
+from unheard.privacy import accountants
+from unheard.privacy.accountants import (
+    RDP_COST,
+    LossDistribution,
+    best_epsilon,
+    in_few_kinds,
+    library_event,
+    pld_delta,
+    pld_epsilon,
+)
 from unheard.privacy.events import Gaussian, PoissonGaussian
-from unheard.privacy.pld import LossDistribution, in_few_kinds, pld_delta, pld_epsilon
-from unheard.privacy.rdp import RDP_COST, library_event
 
 # So close to 1 that these rounds have the exact epsilon of Gaussian ones, yet are composed as sampled rounds.
 ALMOST_ALL = 1 - 1e-12
@@ -49,7 +55,9 @@ def test_a_cached_round_composes_as_in_the_library(relation):
         library = PLDAccountant(relation, value_discretization_interval=1e-2)
         library.compose(library_event(rounds), length).compose(library_event(release), 2)
         ours = LossDistribution(((rounds, length), (release, 2)), 1e-2, relation)
-        assert ours.delta(0.5) == pytest.approx(library.get_delta(0.5) + (length + 2) * pld.ERROR_PER_ROUND, rel=1e-12)
+        assert ours.delta(0.5) == pytest.approx(
+            library.get_delta(0.5) + (length + 2) * accountants.ERROR_PER_ROUND, rel=1e-12
+        )
 
 
 def test_the_error_allowance_grows_with_the_rounds_and_ends_in_infinity():
@@ -60,7 +68,7 @@ def test_the_error_allowance_grows_with_the_rounds_and_ends_in_infinity():
 
 def test_the_grid_is_refined_where_it_puts_pld_above_rdp():
     counts = ((PoissonGaussian(sampling_prob=0.001, noise_multiplier=30), 10**5),)
-    coarse = LossDistribution(counts, pld.GRID).epsilon(1e-7)
+    coarse = LossDistribution(counts, accountants.PLD_GRID).epsilon(1e-7)
     rdp = RDP_COST.epsilon_of(counts, 1e-7)
     assert coarse > rdp
     assert pld_epsilon(counts, 1e-7) < rdp
@@ -97,7 +105,7 @@ def test_many_kinds_of_round_become_few_that_cost_a_little_more():
 @pytest.mark.parametrize("step", [1e-3, 0.1, 1.0])
 def test_rounding_to_few_kinds_never_adds_noise_or_removes_sampling(q, step):
     event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.7)
-    worse = pld._a_little_worse(event, step)
+    worse = accountants._a_little_worse(event, step)
     assert worse.noise_multiplier <= event.noise_multiplier
     assert event.sampling_prob <= worse.sampling_prob <= 1
 
