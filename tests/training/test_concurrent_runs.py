@@ -12,7 +12,9 @@ from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import JointLedger
+from unheard.randomness import ReproducibleStreams
 from unheard.run_folder import RunFolder
+from unheard.training import loop
 from unheard.training.checkpoint import load_model, newest_checkpoint
 from unheard.training.loop import train_together
 
@@ -124,22 +126,19 @@ def test_nothing_to_train_is_said(tmp_path):
 
 
 def test_noise_of_the_next_round_is_drawn_ahead_once_per_round(runs, tmp_path, monkeypatch):
-    """Drawn before the round is charged, and no noise is drawn that is not used."""
-    drawn, charged = [], []
-    ahead, charge = unheard.GaussianNoise.ahead, JointLedger.charge
+    """The noise of an attempt is started in the turn before, while that turn is charged; none is drawn that is not used."""
+    drawn, turns, noise_of, run_rounds = [], [], ReproducibleStreams.noise, loop.run_rounds
     monkeypatch.setattr(
-        unheard.GaussianNoise,
-        "ahead",
-        lambda self, *given: (drawn.append(len(charged)), ahead(self, *given))[1],
+        ReproducibleStreams,
+        "noise",
+        lambda self, attempt: (drawn.append((len(turns), attempt)), noise_of(self, attempt))[1],
     )
-    monkeypatch.setattr(
-        JointLedger, "charge", lambda self, *given, **more: (charge(self, *given, **more), charged.append(0))[0]
-    )
+    monkeypatch.setattr(loop, "run_rounds", lambda *given: (run_rounds(*given), turns.append(0))[0])
     pair = [replace(run, ledger=tmp_path / f"{k}.jsonl") for k, run in enumerate(runs[:2])]
+    assert [run.training.rounds for run in pair] == [3, 4]
     list(train_together([(run, tmp_path / f"r{k}") for k, run in enumerate(pair)]))
-    assert len(drawn) == sum(run.training.rounds for run in pair)
-    # Two charges per turn: in the first turn the noise of two rounds of each run, then that of the next round.
-    assert drawn == [2, 2, 2, 2, 4, 4, 6]
+    # In turn 0 the noise of attempts 0 and 1 of both runs, then that of the next attempt.
+    assert sorted(drawn) == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

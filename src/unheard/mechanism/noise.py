@@ -24,7 +24,7 @@ the noise.
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -49,6 +49,9 @@ NORMALS_PER_BLOCK = 2**17
 
 EXACT_NORMALS_PER_BLOCK = 2**15
 """The same for exact normals: their arrays of intermediate results stay in the cache of a core."""
+
+MAX_THREADS = min(16, os.cpu_count() or 1)
+"""Threads that draw normals."""
 
 
 class Noise(Protocol):
@@ -231,9 +234,8 @@ class NormalsAhead:
         # Drawn into the memory that the device reads from, which saves a copy.
         normals_P = host_memory((count,), torch.float64, device)
         out_P = normals_P.numpy()
-        blocks = _blocks(rng, count, NORMALS_PER_BLOCK)
-        drawn = [_threads().submit(_fill_block, stream, out_P[part]) for stream, part in blocks]
-        self._ahead: tuple[Tensor, list[Future[None]]] | None = (normals_P, drawn)
+        blocks = [(stream, out_P[part]) for stream, part in _blocks(rng, count, NORMALS_PER_BLOCK)]
+        self._ahead: tuple[Tensor, list[Future[None]]] | None = (normals_P, _drawing(blocks))
 
     def take(self, count: int) -> Tensor:
         """The normals, once all of them are drawn; raises `RuntimeError` at the second call."""
@@ -297,8 +299,26 @@ def _blocks(
         yield stream, slice(start, min(start + size, count))
 
 
-def _fill_block(stream: np.random.Generator | StreamPart, out: np.ndarray) -> None:
-    stream.standard_normal(out=out)
+def _drawing(blocks: Sequence[tuple[np.random.Generator | StreamPart, np.ndarray]]) -> list["Future[None]"]:
+    """Start to fill the blocks on as many threads as are idle, and on one at least.
+
+    With several runs side by side there are more blocks than threads. To hand each over to a thread by itself would then
+    cost more time of the interpreter, for which all threads wait, than to let one thread fill those of a run.
+    """
+    busy = [task for task in _TASKS if not task.done()]
+    tasks = max(1, min(len(blocks), MAX_THREADS - len(busy)))
+    drawn = [_threads().submit(_fill_blocks, blocks[first::tasks]) for first in range(tasks)]
+    _TASKS[:] = busy + drawn
+    return drawn
+
+
+_TASKS: list["Future[None]"] = []
+"""The draws that were started, of which some may be done. It only decides how blocks are divided among threads."""
+
+
+def _fill_blocks(blocks: Sequence[tuple[np.random.Generator | StreamPart, np.ndarray]]) -> None:
+    for stream, out in blocks:
+        stream.standard_normal(out=out)
 
 
 def _exact_block(stream: np.random.Generator | StreamPart, count: int) -> ExactNormals:
@@ -318,10 +338,10 @@ def standard_normals(source: Normals, count: int, device: torch.device) -> Tenso
     else:
         normals_P = host_memory((count,), torch.float64, device)
         for stream, part in _blocks(_generator_of(source), count, NORMALS_PER_BLOCK):
-            _fill_block(stream, normals_P.numpy()[part])
+            stream.standard_normal(out=normals_P.numpy()[part])
     return normals_P.to(device, non_blocking=True)
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1), thread_name_prefix="normals")
+    return ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="normals")

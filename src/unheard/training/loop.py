@@ -272,9 +272,6 @@ def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tu
                     reports.append((index, active[index].stop(charged)))
                 else:
                     rounds[index] = charged
-            if len(rounds) > 1:
-                for index in rounds:
-                    active[index].draw_ahead()
             states = run_rounds(list(rounds.values()), engine)
             for index, state in zip(rounds, states, strict=True):
                 active[index].take_over(state)
@@ -286,10 +283,12 @@ def _charge_rounds(
     active: Mapping[int, "_ActiveRun"], threads: ThreadPoolExecutor
 ) -> dict[int, Round | BudgetExceeded]:
     """Charge the next round of every run. Most of a charge is waiting for the disk, so runs with ledgers of their own are
-    charged at the same time; runs that share the ledger of their population are charged one after the other."""
+    charged at the same time, and meanwhile the noise of later rounds is started; runs that share the ledger of their
+    population are charged one after the other."""
     by_population: dict[Path, list[int]] = {}
     for index, run in active.items():
         by_population.setdefault(run.ledger.population.path, []).append(index)
+    attempts = {index: len(run.ledger) for index, run in active.items()}
 
     def charge(indices: list[int]) -> dict[int, Round | BudgetExceeded]:
         charged: dict[int, Round | BudgetExceeded] = {}
@@ -300,9 +299,12 @@ def _charge_rounds(
                 charged[index] = error
         return charged
 
-    # `list` waits for all of them: every charge of the turn is on disk, or has raised, before a cohort is drawn.
-    parts = list((threads.map if len(by_population) > 1 else map)(charge, by_population.values()))
-    charged = {index: one for part in parts for index, one in part.items()}
+    charging = [threads.submit(charge, indices) for indices in by_population.values()]
+    if len(active) > 1:
+        for index, run in active.items():
+            run.draw_ahead(attempts[index] + 1)
+    # Every charge of the turn is on disk, or has raised, before a cohort is drawn.
+    charged = {index: one for part in charging for index, one in part.result().items()}
     return {index: charged[index] for index in active}
 
 
@@ -323,8 +325,8 @@ class _ActiveRun:
     held_out: HeldOutText = field(repr=False)
     has_ended: bool = False
     evaluation: Callable[[], dict[str, float]] | None = None
-    upcoming: tuple[int, Normals] | None = field(default=None, repr=False)
-    """The normals of the next attempt and its number, if they are drawn already."""
+    upcoming: dict[int, Normals] = field(default_factory=dict, repr=False)
+    """Normals that are drawn ahead, by the number of their attempt."""
 
     def __post_init__(self) -> None:
         self.first_round = self.saved_round = self.state.round
@@ -345,9 +347,7 @@ class _ActiveRun:
         # user's text is read; a crash can only over-count.
         self.ledger.charge(event, self.state.round, again=again)
         self.spent.charge(event)
-        upcoming, self.upcoming = self.upcoming, None
-        # Attempts follow each other, so this is always the noise of this attempt; other noise would not be used.
-        drawn = upcoming[1] if upcoming is not None and upcoming[0] == attempt else None
+        drawn = self.upcoming.pop(attempt, None)
         return Round(
             state=self.state,
             plan=plan,
@@ -360,15 +360,14 @@ class _ActiveRun:
             normals=drawn if self.noise is None else self.noise.normals(),
         )
 
-    def draw_ahead(self) -> None:
-        """Start to draw the noise of the round after the one that is charged. With several runs side by side the noise of
-        a turn takes longer than the users' updates, and the wait for the disk leaves the cores idle."""
+    def draw_ahead(self, attempt: int) -> None:
+        """Start to draw the noise of an attempt after the one that is being charged, if it is the noise of a round of its
+        own. With several runs side by side the noise of a turn takes longer than the users' updates, and the wait for the
+        disk leaves the cores idle."""
         if self.noise is None and self.state.round + 1 < self.run.training.rounds:
-            attempt = len(self.ledger)
-            normals = self.run.plan.noise.ahead(
+            self.upcoming[attempt] = self.run.plan.noise.ahead(
                 self.streams.noise(attempt), self.run.model.layout.total, self.engine.device
             )
-            self.upcoming = (attempt, normals)
 
     def take_over(self, state: State) -> None:
         """Take over the next state, and start its evaluation if one is due."""

@@ -82,7 +82,8 @@ def run_rounds(rounds: Sequence[Round], engine: Engine) -> list[State]:
     for r, cohort_sum, normals_P in zip(rounds, sums, normals, strict=True):
         average = r.plan.average(cohort_sum)
         noisy = r.plan.noise.add(average, normals_P)  # pyright: ignore[reportArgumentType]
-        clip_norm = r.plan.next_norm(cohort_sum, r.streams.count(r.attempt))
+        is_adaptive = r.plan.adaptive_clip is not None
+        clip_norm = r.plan.next_norm(cohort_sum, r.streams.count(r.attempt)) if is_adaptive else None
         # DP: nothing below this line has seen a user.
         state = step(r.server, r.model, r.state, noisy)
         states.append(replace(state, clip_norm=clip_norm))
