@@ -6,13 +6,18 @@ updates, noise, ledger; of long and of short texts, of one run and of several), 
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
 from unheard.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from unheard.engines.choice import EngineChoice
+    from unheard.models.model import LanguageModel
 
 EXAMPLES = """Examples:
 
@@ -27,13 +32,11 @@ EXAMPLES = """Examples:
   unheard benchmark --short 1000 --noise exact_gaussian --rounds 0 --users 1
 """
 
-USERS_OF_RUNS = 100
-"""Users per round where several runs are timed side by side."""
-SHORT_TEXT = 80
-"""Tokens of a user with a short text: one local step."""
 
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """What to measure (`performance.benchmark.Settings`)."""
 
-def benchmark(
     engine: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,7 +44,7 @@ def benchmark(
             click_type=click.Choice(["stacked", "vectorised", "reference"]),
             show_default="stacked, vectorised",
         ),
-    ] = None,
+    ] = None
     precision: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,7 +52,7 @@ def benchmark(
             click_type=click.Choice(["float32", "bfloat16"]),
             show_default="both on a GPU, float32 on a CPU",
         ),
-    ] = None,
+    ] = None
     users: Annotated[
         list[int] | None,
         typer.Option(
@@ -58,7 +61,7 @@ def benchmark(
             metavar="N",
             show_default="100 and 1024 on a GPU, 4 on a CPU",
         ),
-    ] = None,
+    ] = None
     rounds: Annotated[
         list[int] | None,
         typer.Option(
@@ -67,7 +70,7 @@ def benchmark(
             metavar="N",
             show_default="100 and 1250 on a GPU, 4 on a CPU",
         ),
-    ] = None,
+    ] = None
     short: Annotated[
         list[int] | None,
         typer.Option(
@@ -76,7 +79,7 @@ def benchmark(
             metavar="N",
             show_default="1000 and 5000 on a GPU, none on a CPU",
         ),
-    ] = None,
+    ] = None
     runs: Annotated[
         int | None,
         typer.Option(
@@ -85,14 +88,19 @@ def benchmark(
             metavar="N",
             show_default="16 on a GPU, none on a CPU",
         ),
-    ] = None,
+    ] = None
     noise: Annotated[
         str,
         typer.Option(
             help="The noise of whole rounds, with z = 1.",
             click_type=click.Choice(["gaussian", "exact_gaussian", "none"]),
         ),
-    ] = "gaussian",
+    ] = "gaussian"
+
+
+def benchmark(
+    *,
+    what: BenchmarkOptions,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "auto",
     model: Annotated[
         Path | None,
@@ -104,70 +112,58 @@ def benchmark(
 
     Reports users and tokens per second, memory, and the shares of the limits of the machine.
     """
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from unheard.cli.display import notes
     from unheard.cli.processes import let_unwind
     from unheard.engines.choice import EngineChoice
-    from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, NoNoise
     from unheard.models.recurrent import TiedLSTM
-    from unheard.performance import benchmark as speed
     from unheard.training.run_file import read_run_file
 
-    noises = {
-        "gaussian": GaussianNoise(noise_multiplier=1.0),
-        "exact_gaussian": ExactGaussianNoise(noise_multiplier=1.0),
-        "none": NoNoise(),
-    }
     let_unwind()  # its store is a temporary folder, to be deleted
     timed = read_run_file(model)[0].model if model else TiedLSTM()
     timed = timed.pinned(10_000)  # the paper's vocabulary, if the run file leaves its size to a store
-    choice = EngineChoice(device=device)
-    torch_device = choice.torch_device()
-    on_gpu = torch_device.type == "cuda"
-    precisions = precision or (["bfloat16", "float32"] if on_gpu else ["float32"])
-    sizes = users or ([100, 1024] if on_gpu else [4])
-    runs = (16 if on_gpu else 0) if runs is None else runs
-    # users per round, tokens per user, runs at the same time
-    settings = [(n, 1600, 1) for n in rounds or ([100, 1250] if on_gpu else [4]) if n]
-    settings += [(n, SHORT_TEXT, 1) for n in short or ([1000, 5000] if on_gpu else []) if n]
-    settings += [(USERS_OF_RUNS, 1600, runs)] if runs else []
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=notes) as bar:
-        task = bar.add_task("the machine's own limits", total=None)
-        limits = speed.machine(torch_device)
-        result: dict[str, Any] = {"machine": limits.__dict__, "parameters": timed.layout.total}
-        result |= {"updates": [], "rounds": []}
-
-        def show(what: str, row: dict[str, Any]) -> None:
-            # Printed at once, so that a benchmark that is stopped still has shown something.
-            bar.console.print(f"{what}: {row['users_per_second']:,.1f} users/s", highlight=False)
-
-        for each in speed.choices(choice, engine or ["stacked", "vectorised"], precisions):
-            for size in sizes:
-                what = f"{each.kind}, {each.precision}, {size} users at a time"
-                bar.update(task, description=what)
-                row = speed.user_updates(timed, each, size)
-                show(what, row)
-                for name, limit in speed.limits(timed, limits, row["bytes_per_number"]).items():
-                    row[f"share_of_{name}_limit"] = row["users_per_second"] / limit
-                result["updates"].append(row)
-        for size, tokens, side_by_side in settings:
-            what = f"whole rounds of {size} users of {tokens} tokens, {side_by_side} run(s)"
-            bar.update(task, description=what)
-            few_seconds = (20 if side_by_side > 1 else max(4, 16_000_000 // tokens // size)) if on_gpu else 4
-            row = speed.whole_rounds(
-                timed, choice, size, tokens=tokens, runs=side_by_side, rounds=few_seconds, noise=noises[noise],
-                is_evaluated=side_by_side > 1,
-            )  # fmt: skip
-            result["rounds"].append(row)
-            show(what, row)
+    result = _measure(timed, EngineChoice(device=device), what)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
         _print_result(result)
 
 
+def _measure(model: "LanguageModel", choice: "EngineChoice", what: BenchmarkOptions) -> dict[str, Any]:
+    """Run the benchmark, and print each speed as soon as it is known."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from unheard.cli.display import notes
+    from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, NoNoise
+    from unheard.performance.benchmark import Settings, run_benchmark
+
+    noises = {
+        "gaussian": GaussianNoise(noise_multiplier=1.0),
+        "exact_gaussian": ExactGaussianNoise(noise_multiplier=1.0),
+        "none": NoNoise(),
+    }
+    settings = Settings(
+        engines=what.engine or ("stacked", "vectorised"),
+        precisions=what.precision,
+        users=what.users,
+        rounds=what.rounds,
+        short=what.short,
+        runs=what.runs,
+        noise=noises[what.noise],
+    )
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=notes) as bar:
+        task = bar.add_task("", total=None)
+        return run_benchmark(
+            model,
+            choice,
+            settings,
+            begin=lambda title: bar.update(task, description=title),
+            report=lambda title, row: bar.console.print(
+                f"{title}: {row['users_per_second']:,.1f} users/s", highlight=False
+            ),
+        )
+
+
 def _print_result(result: dict[str, Any]) -> None:
+    """Print the limits of the machine, and a table each of user updates and whole rounds."""
     from rich.table import Table
 
     from unheard.cli.display import console

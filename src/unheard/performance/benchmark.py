@@ -1,5 +1,6 @@
 """Measures how fast this machine trains: user updates per second by engine, whole rounds, and the machine's limits.
 
+    run_benchmark(model, EngineChoice(), Settings())                   # everything that `unheard benchmark` measures
     user_updates(model, EngineChoice(), 100)["users_per_second"]       # the updates alone
     whole_rounds(model, EngineChoice(), 100)["users_per_second"]       # training, with noise and a ledger on disk
     limits(model, machine(device))                                     # what memory and arithmetic would allow
@@ -12,7 +13,7 @@ from a temporary store.
 import resource
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,10 @@ from unheard.training.run import Run, Training
 from unheard.updates.local_updates import FedAvg
 from unheard.updates.users import User
 
+LONG_TEXT, SHORT_TEXT = 1600, 80
+"""Tokens of a user: the paper's, and one local step."""
+USERS_OF_RUNS = 100
+"""Users per round where several runs are timed side by side."""
 EVALUATION = Evaluation()
 """The evaluations of a training run by default, which are the paper's."""
 
@@ -56,6 +61,110 @@ class Machine:
     bytes_per_second: float
     float32_per_second: float
     bfloat16_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a benchmark measures. None stands for a default that depends on the device.
+
+    Args:
+        engines: The engines that compute user updates.
+        precisions: Their precisions; None for both on a GPU and float32 on a CPU.
+        users: Numbers of users that the engine gets at a time; None for 100 and 1,024 on a GPU, 4 on a CPU.
+        rounds: Users per round of whole rounds with long texts, 0 for none; None for 100 and 1,250 on a GPU, 4 on a CPU.
+        short: The same with texts of one local step; None for 1,000 and 5,000 on a GPU, none on a CPU.
+        runs: How many runs to train side by side, 0 for none; None for 16 on a GPU, none on a CPU.
+        noise: The noise of whole rounds.
+    """
+
+    engines: Sequence[str] = ("stacked", "vectorised")
+    precisions: Sequence[str] | None = None
+    users: Sequence[int] | None = None
+    rounds: Sequence[int] | None = None
+    short: Sequence[int] | None = None
+    runs: int | None = None
+    noise: Noise = GaussianNoise(noise_multiplier=1.0)
+
+    def for_device(self, device: torch.device) -> "Settings":
+        """Return these settings with the defaults of a device filled in."""
+        on_gpu = device.type == "cuda"
+        return replace(
+            self,
+            precisions=self.precisions or (("bfloat16", "float32") if on_gpu else ("float32",)),
+            users=self.users or ((100, 1024) if on_gpu else (4,)),
+            rounds=self.rounds or ((100, 1250) if on_gpu else (4,)),
+            short=self.short or ((1000, 5000) if on_gpu else ()),
+            runs=(16 if on_gpu else 0) if self.runs is None else self.runs,
+        )
+
+
+def run_benchmark(
+    model: LanguageModel,
+    choice: EngineChoice,
+    settings: Settings = Settings(),
+    *,
+    begin: Callable[[str], None] = lambda title: None,
+    report: Callable[[str, dict[str, Any]], None] = lambda title, row: None,
+) -> dict[str, Any]:
+    """Measure the machine's limits, user updates with each engine, and whole rounds.
+
+    Args:
+        model: The model to train.
+        choice: The device; the engine and the precision are those of the settings.
+        settings: What to measure.
+        begin: Called with the title of each measurement before it starts.
+        report: Called with the title and the figures of each measurement of speed when it ends.
+
+    Returns:
+        A record for JSON: `machine`, `parameters`, and the rows of `updates` (`user_updates`, with the shares of the
+        limits) and of `rounds` (`whole_rounds`).
+    """
+    device = choice.torch_device()
+    settings = settings.for_device(device)
+    begin("the machine's own limits")
+    measured = machine(device)
+    updates, rounds = [], []
+    for each in _choices(choice, settings.engines, settings.precisions or ()):
+        for users in settings.users or ():
+            title = f"{each.kind}, {each.precision}, {users} users at a time"
+            begin(title)
+            row = user_updates(model, each, users)
+            for name, limit in limits(model, measured, row["bytes_per_number"]).items():
+                row[f"share_of_{name}_limit"] = row["users_per_second"] / limit
+            updates.append(row)
+            report(title, row)
+    whole = [(n, LONG_TEXT, 1) for n in settings.rounds or () if n]
+    whole += [(n, SHORT_TEXT, 1) for n in settings.short or () if n]
+    whole += [(USERS_OF_RUNS, LONG_TEXT, settings.runs)] if settings.runs else []
+    for users, tokens, runs in whole:
+        title = f"whole rounds of {users} users of {tokens} tokens, {runs} run(s)"
+        begin(title)
+        number = _rounds_of_few_seconds(device, users, tokens, runs)
+        row = whole_rounds(
+            model, choice, users, tokens=tokens, runs=runs, rounds=number, noise=settings.noise, is_evaluated=runs > 1
+        )
+        rounds.append(row)
+        report(title, row)
+    return {
+        "machine": vars(measured),
+        "parameters": model.layout.total,
+        "updates": updates,
+        "rounds": rounds,
+    }
+
+
+def _choices(choice: EngineChoice, kinds: Sequence[str], precisions: Sequence[str]) -> Iterator[EngineChoice]:
+    """Yield the engines to compare: each kind, with each precision if it has several."""
+    for kind in kinds:
+        for precision in precisions if kind in ("auto", "stacked") else ("auto",):
+            yield replace(choice, kind=kind, precision=precision)
+
+
+def _rounds_of_few_seconds(device: torch.device, users: int, tokens: int, runs: int) -> int:
+    """Return how many rounds to time, so that a measurement takes seconds and not minutes."""
+    if device.type != "cuda":
+        return 4
+    return 20 if runs > 1 else max(4, 16_000_000 // tokens // users)
 
 
 def machine(device: torch.device) -> Machine:
@@ -256,10 +365,3 @@ def _peak(engine: Engine) -> int:
     if engine.device.type == "cuda":
         return torch.cuda.max_memory_allocated(engine.device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def choices(choice: EngineChoice, kinds: Sequence[str], precisions: Sequence[str]) -> Iterator[EngineChoice]:
-    """The engines to compare: each kind, and each precision for the kinds that have several."""
-    for kind in kinds:
-        for precision in precisions if kind in ("auto", "stacked") else ("auto",):
-            yield replace(choice, kind=kind, precision=precision)
