@@ -3,7 +3,7 @@
 import dataclasses
 import doctest
 import inspect
-from typing import Annotated, get_args
+from typing import Annotated, get_args, get_type_hints
 
 import pytest
 import typer
@@ -45,7 +45,7 @@ def test_the_words_of_options_are_those_of_the_registries():
     assert set(engines) == {"auto", *ENGINES}
     formats = inspect.signature(statement.statement, eval_str=True).parameters["format"].annotation
     assert get_args(get_args(formats)[0]) == FORMATS
-    accountants = inspect.signature(plan.plan, eval_str=True).parameters["accountant"].annotation
+    accountants = get_type_hints(plan.RunOptions, include_extras=True)["accountant"]
     assert set(get_args(get_args(accountants)[0])) == {"best", *ACCOUNTANTS}
 
 

@@ -7,10 +7,11 @@ import typer
 from typer.testing import CliRunner
 
 from unheard.cli import plan
+from unheard.cli.main import as_typer_command
 from unheard.errors import UnheardError
 
 app = typer.Typer(rich_markup_mode="rich")
-app.command(epilog=plan.EXAMPLES)(plan.plan)
+app.command(epilog=plan.EXAMPLES)(as_typer_command(plan.plan))
 
 PAPER = [
     "--users",

@@ -9,12 +9,13 @@ import typer
 from typer.testing import CliRunner
 
 from unheard.cli import plan
+from unheard.cli.main import as_typer_command
 from unheard.errors import UnheardError
 from unheard.performance.estimate import Speed, cost_of, measured_speeds, nearest_rounds
 
 ROOT = Path(__file__).parents[2]
 app = typer.Typer()
-app.command()(plan.plan)
+app.command()(as_typer_command(plan.plan))
 SMALL = ["--users", "1000", "--users-per-round", "10", "--noise-multiplier", "1", "--rounds", "7200", "--cost"]
 
 

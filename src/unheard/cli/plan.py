@@ -1,10 +1,18 @@
 """`unheard plan`: compute what a run would cost, before it is run: epsilon, and with --cost machine time.
 
-Every epsilon here is hypothetical: it belongs to a run that has not happened. `privacy/planner.py` computes it and
-solves for a missing value; `performance/estimate.py` computes the machine time from measured speeds.
+Every epsilon here is hypothetical: it belongs to a run that has not happened. The command answers one of three
+questions, by the options that are given:
+
+    what would this run cost?           `CostEstimate`, and `planner.plan` for a value that is left out (`privacy/planner.py`)
+    what does my population allow?      `feasible_plans`, if only --users and --epsilon are given
+    which noise has the least error?    `compare_noise` (`privacy/noise_choice.py`), with --compare-noise
+
+`performance/estimate.py` computes the machine time from measured speeds.
 """
 
+import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +22,7 @@ from unheard.cli.options import AsJson
 
 if TYPE_CHECKING:
     from unheard.performance.estimate import Cost
-    from unheard.privacy.planner import CostEstimate, FeasiblePlan, NoiseLevel, SamplingComparison, Solution
+    from unheard.privacy.planner import CostEstimate, FeasiblePlan, SamplingComparison, Solution
 
 EXAMPLES = """
 Examples:
@@ -35,14 +43,17 @@ unheard plan --users 100000 --users-per-round 500 --rounds 300 --noise-multiplie
 COST = "Machine time"
 
 
-def plan(
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The run to plan. With a target epsilon one of the three middle values may be left out, or all three."""
+
     users: Annotated[
         int, typer.Option(help="How many users there are: the population that the run declares.", metavar="N")
-    ],
+    ]
     users_per_round: Annotated[
         float | None,
         typer.Option(help="Expected users per round.", metavar="N", show_default="solved for, with --epsilon"),
-    ] = None,
+    ] = None
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
@@ -50,31 +61,100 @@ def plan(
             metavar="Z",
             show_default="solved for, with --epsilon",
         ),
-    ] = None,
+    ] = None
     rounds: Annotated[
         int | None, typer.Option(help="The number of rounds.", metavar="N", show_default="solved for, with --epsilon")
-    ] = None,
+    ] = None
     epsilon: Annotated[
         float | None,
         typer.Option(
             help="A target. Leave out one of the three values above: it is chosen to meet the target.",
             show_default="none",
         ),
-    ] = None,
-    delta: Annotated[float | None, typer.Option(help="Below 1/users.", show_default="users^-1.1")] = None,
+    ] = None
+    delta: Annotated[float | None, typer.Option(help="Below 1/users.", show_default="users^-1.1")] = None
     clip_norm: Annotated[
         float, typer.Option(help="S, from which sigma = z S / users per round follows.", min=1e-9, metavar="S")
-    ] = 15.0,
+    ] = 15.0
     parameters: Annotated[
         int,
         typer.Option(
             help="Parameters of the model, the paper's by default: sigma is judged by them.", min=1, metavar="N"
         ),
-    ] = 1_346_144,
+    ] = 1_346_144
     accountant: Annotated[
         Literal["best", "pld", "rdp", "moments"],
         typer.Option(help="The accountant whose epsilon must meet the target; best is the smaller of pld and rdp."),
-    ] = "best",
+    ] = "best"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments of a `CostEstimate` except the population; None for those that are left out."""
+        from unheard.privacy.planner import default_delta
+
+        return {
+            "users_per_round": self.users_per_round,
+            "noise_multiplier": self.noise_multiplier,
+            "rounds": self.rounds,
+            "delta": default_delta(self.users) if self.delta is None else self.delta,
+        }
+
+    @property
+    def is_only_a_target(self) -> bool:
+        """Whether --epsilon is given and none of the values to solve for."""
+        return self.epsilon is not None and self.users_per_round is self.noise_multiplier is self.rounds is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """Whether and how to estimate the machine time."""
+
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also estimate the machine time, from measured speeds.", rich_help_panel=COST)
+    ] = False
+    gpus: Annotated[
+        int, typer.Option(min=1, help="With --cost: the number of GPUs.", metavar="N", rich_help_panel=COST)
+    ] = 1
+    efficiency: Annotated[
+        float,
+        typer.Option(
+            help="With --cost: the fraction of ideal speed that several GPUs reach; your assumption.",
+            rich_help_panel=COST,
+        ),
+    ] = 1.0
+    gpu_hour_price: Annotated[
+        float | None,
+        typer.Option(help="With --cost: your price of one hour of one GPU.", show_default="none", rich_help_panel=COST),
+    ] = None
+    speed_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --cost: speeds that `unheard benchmark --json` printed.",
+            metavar="FILE",
+            show_default="speeds that come with the package",
+            rich_help_panel=COST,
+        ),
+    ] = None
+
+    def costs_of(self, estimate: "CostEstimate") -> "list[Cost] | None":
+        """The machine time of a run on each machine that was measured; None without --cost."""
+        from unheard.performance.estimate import costs_on_measured_machines, measured_speeds, speeds_from
+
+        if not self.cost:
+            return None
+        return costs_on_measured_machines(
+            speeds_from(self.speed_from) if self.speed_from is not None else measured_speeds(),
+            rounds=estimate.rounds,
+            users_per_round=estimate.users_per_round,
+            gpus=self.gpus,
+            efficiency=self.efficiency,
+            gpu_hour_price=self.gpu_hour_price,
+        )
+
+
+def plan(
+    *,
+    run: RunOptions,
     examples_per_user: Annotated[
         int | None,
         typer.Option(
@@ -93,161 +173,125 @@ def plan(
             help="Compare independent noise with correlated noise (banded, BLT) for users per round, rounds and epsilon.",
         ),
     ] = False,
-    cost: Annotated[
-        bool, typer.Option("--cost", help="Also estimate the machine time, from measured speeds.", rich_help_panel=COST)
-    ] = False,
-    gpus: Annotated[
-        int, typer.Option(min=1, help="With --cost: the number of GPUs.", metavar="N", rich_help_panel=COST)
-    ] = 1,
-    efficiency: Annotated[
-        float,
-        typer.Option(
-            help="With --cost: the fraction of ideal speed that several GPUs reach; your assumption.",
-            rich_help_panel=COST,
-        ),
-    ] = 1.0,
-    gpu_hour_price: Annotated[
-        float | None,
-        typer.Option(help="With --cost: your price of one hour of one GPU.", show_default="none", rich_help_panel=COST),
-    ] = None,
-    speed_from: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --cost: speeds that `unheard benchmark --json` printed.",
-            metavar="FILE",
-            show_default="speeds that come with the package",
-            rich_help_panel=COST,
-        ),
-    ] = None,
+    cost: CostOptions,
     as_json: AsJson = False,
 ) -> None:
     """Compute what a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical."""
     from unheard.cli.display import notes, warn_of_delta, warn_of_noise
-    from unheard.errors import InvalidValue
-    from unheard.privacy.planner import CostEstimate, NoiseLevel, compare_sampling, default_delta, feasible_plans
-    from unheard.privacy.planner import plan as plan_run
+    from unheard.privacy.planner import compare_sampling
 
-    if users < 1:
-        raise InvalidValue(f"--users must be 1 or more, not {users}.")
-    if not cost and (gpus, efficiency, gpu_hour_price, speed_from) != (1, 1.0, None, None):
-        raise InvalidValue("--gpus, --efficiency, --gpu-hour-price and --speed-from go with --cost.")
+    _check(run, cost, compare_noise)
     if compare_noise:
-        if epsilon is None or users_per_round is None or rounds is None or noise_multiplier is not None or cost:
-            raise InvalidValue("--compare-noise goes with --users-per-round, --rounds and --epsilon, and solves for z.")
-        _compare_noise(users, users_per_round, rounds, epsilon, delta, accountant, parameters, as_json)
-        return
-    values: dict[str, Any] = {
-        "users_per_round": users_per_round,
-        "noise_multiplier": noise_multiplier,
-        "rounds": rounds,
-        "delta": default_delta(users) if delta is None else delta,
-    }
-    solution = None
-    if epsilon is not None and users_per_round is noise_multiplier is rounds is None and not cost:
-        warn_of_delta(values["delta"])
-        with notes.status("solving ...") as status:
-            plans = feasible_plans(
-                population=users,
-                epsilon=epsilon,
-                delta=values["delta"],
-                clip_norm=clip_norm,
-                parameters=parameters,
-                progress=lambda trial: status.update(f"solving: {trial}"),
-            )
-        (_print_feasible_json if as_json else _print_feasible)(plans, epsilon)
-        return
-    if epsilon is not None:
-        with notes.status("solving ...") as status:
-            solution = plan_run(
-                users=users,
-                epsilon=epsilon,
-                accountant=accountant,
-                progress=lambda trial: status.update(f"solving: {trial}"),
-                **values,
-            )
-        estimate = solution.estimate
-    elif missing := [f"--{name.replace('_', '-')}" for name, value in values.items() if value is None]:
-        raise InvalidValue(f"Give {' and '.join(missing)} too; or leave out one, and give --epsilon to solve for it.")
-    else:
-        estimate = CostEstimate(population=users, **values)
+        return _compare_noise(run, as_json)
+    if run.is_only_a_target and not cost.cost:
+        return _show_feasible(run, as_json)
+    estimate, solution = _estimate(run)
     warn_of_delta(estimate.delta)
-    noise = NoiseLevel(
-        noise_std=estimate.noise_multiplier * clip_norm / estimate.users_per_round,
-        clip_norm=clip_norm,
-        parameters=parameters,
-    )
+    noise = estimate.noise_level(run.clip_norm, run.parameters)
     if noise.noise_std > 0:
         warn_of_noise(noise)
-    costs = _costs(estimate, speed_from, gpus, efficiency, gpu_hour_price) if cost else None
-    comparison = None
+    costs, comparison = cost.costs_of(estimate), None
     if examples_per_user is not None:
         with notes.status("comparing with sampling of examples ...") as status:
-            comparison = compare_sampling(estimate, examples_per_user, lambda trial: status.update(trial))
+            comparison = compare_sampling(estimate, examples_per_user, status.update)
     if as_json:
-        _print_json(estimate, accountant, solution, costs, efficiency, noise, comparison)
-    else:
-        _print_tables(estimate, solution, costs, efficiency)
+        record = {**estimate.record(), "noise": noise.record()}
+        if costs is not None:
+            machines = [machine.record() for machine in costs]
+            record["cost"] = {"user_updates": estimate.updates, "efficiency": cost.efficiency, "machines": machines}
         if comparison is not None:
-            _print_comparison(comparison)
+            record["sampling_of_examples"] = vars(comparison)
+        return _print_json(record if solution is None else record | solution.record(run.accountant))
+    _print_tables(estimate, solution)
+    if costs is not None:
+        _print_costs(estimate, costs, cost.efficiency)
+    if comparison is not None:
+        _print_comparison(comparison)
 
 
-def _compare_noise(
-    users: int,
-    users_per_round: float,
-    rounds: int,
-    epsilon: float,
-    delta: float | None,
-    accountant: str,
-    parameters: int,
-    as_json: bool,
-) -> None:
-    """Prints independent, banded and BLT noise at one epsilon, with the error of the summed updates."""
-    from json import dumps
+def _check(run: RunOptions, cost: CostOptions, compare_noise: bool) -> None:
+    """Raise `InvalidValue` for options that contradict each other or would have no effect."""
+    from unheard.errors import InvalidValue
 
-    from rich.console import Console
-    from rich.table import Table
+    if run.users < 1:
+        raise InvalidValue(f"--users must be 1 or more, not {run.users}.")
+    if not cost.cost and cost != CostOptions():
+        raise InvalidValue("--gpus, --efficiency, --gpu-hour-price and --speed-from go with --cost.")
+    has_all = run.epsilon is not None and run.users_per_round is not None and run.rounds is not None
+    if compare_noise and (not has_all or run.noise_multiplier is not None or cost.cost):
+        raise InvalidValue("--compare-noise goes with --users-per-round, --rounds and --epsilon, and solves for z.")
 
-    from unheard.cli.display import notes, warn_of_delta
-    from unheard.privacy.noise_choice import best, compare_noise
-    from unheard.privacy.planner import default_delta
+
+def _estimate(run: RunOptions) -> "tuple[CostEstimate, Solution | None]":
+    """Return the run to price, solved for the value that is left out if there is a target."""
+    from unheard.cli.display import notes
+    from unheard.errors import InvalidValue
+    from unheard.privacy.planner import CostEstimate
+    from unheard.privacy.planner import plan as solve
+
+    if run.epsilon is None:
+        if missing := [f"--{name.replace('_', '-')}" for name, value in run.values.items() if value is None]:
+            raise InvalidValue(
+                f"Give {' and '.join(missing)} too; or leave out one, and give --epsilon to solve for it."
+            )
+        return CostEstimate(population=run.users, **run.values), None
+    with notes.status("solving ...") as status:
+        solution = solve(
+            users=run.users,
+            epsilon=run.epsilon,
+            accountant=run.accountant,
+            progress=lambda trial: status.update(f"solving: {trial}"),
+            **run.values,
+        )
+    return solution.estimate, solution
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    """Print a record as one line of strict JSON; infinity becomes a word."""
     from unheard.privacy.statement import plain
 
-    delta = default_delta(users) if delta is None else delta
+    typer.echo(json.dumps(plain(record), allow_nan=False))
+
+
+def _compare_noise(run: RunOptions, as_json: bool) -> None:
+    """Print independent, banded and BLT noise at one epsilon, with the error of the summed updates."""
+    from unheard.cli.display import notes, warn_of_delta
+    from unheard.privacy.noise_choice import best, compare_noise
+
+    assert run.users_per_round is not None  # _check has made sure of these
+    assert run.rounds is not None
+    assert run.epsilon is not None
+    delta = run.values["delta"]
     warn_of_delta(delta)
     with notes.status("comparing ...") as status:
         options = compare_noise(
-            population=users,
-            users_per_round=users_per_round,
-            rounds=rounds,
-            epsilon=epsilon,
+            population=run.users,
+            users_per_round=run.users_per_round,
+            rounds=run.rounds,
+            epsilon=run.epsilon,
             delta=delta,
-            accountant=accountant,
+            accountant=run.accountant,
             progress=lambda step: status.update(f"comparing: {step}"),
         )
     chosen, independent = best(options), options[0]
-    rows = [
-        {
-            "noise": option.kind,
-            "sampling": option.sampling,
-            "separation": 1 if option.factorisation is None else option.factorisation.separation,
-            "noise_multiplier": option.noise_multiplier,
-            "epsilon": option.epsilon,
-            "accountant": option.accountant,
-            "rms_error": option.rms_error,
-            "change": option.rms_error / independent.rms_error - 1,
-            "history_bytes": option.vectors * parameters * 8,
-            "is_best": option is chosen,
-        }
-        for option in options
-    ]
+    rows = [{**option.record(independent, run.parameters), "is_best": option is chosen} for option in options]
     if as_json:
-        record = {"hypothetical": True, "users": users, "users_per_round": users_per_round, "rounds": rounds}
-        typer.echo(dumps(plain({**record, "delta": delta, "target": epsilon, "noise": rows}), allow_nan=False))
-        return
-    console = Console(highlight=False)
+        record = {"users": run.users, "users_per_round": run.users_per_round, "rounds": run.rounds}
+        _print_json({"hypothetical": True, **record, "delta": delta, "target": run.epsilon, "noise": rows})
+    else:
+        _print_noise_options(run, rows)
+
+
+def _print_noise_options(run: RunOptions, rows: list[dict[str, Any]]) -> None:
+    """Print one row for each kind of noise, and what the columns mean."""
+    from rich.table import Table
+
+    from unheard.cli.display import safe_console
+
+    console = safe_console(highlight=False)
     console.print(
-        f"[bold]Hypothetical[/]: {users:,} users, {users_per_round:,g} per round, {rounds:,} rounds, epsilon {epsilon:g} at "
-        f"delta {delta:.3g}. None of these runs has happened."
+        f"[bold]Hypothetical[/]: {run.users:,} users, {run.users_per_round:,g} per round, {run.rounds:,} rounds, epsilon "
+        f"{run.epsilon:g} at delta {run.values['delta']:.3g}. None of these runs has happened."
     )
     # Without lines between the columns the table fits into 80 characters.
     table = Table("noise", "sampling", "b", "z", "error/S", "change", "history", "", box=None, padding=(0, 2, 0, 0))
@@ -270,128 +314,38 @@ def _compare_noise(
     console.print(
         "error/S: the root mean square over the rounds of the noise in each coordinate of the summed updates, in units of S. b: "
         "two rounds of one user are at least so many apart. history: past noise that the run keeps, as secret as the text, for "
-        f"{parameters:,} parameters. With min_separation the guarantee does not rest on sampling. `unheard init --noise auto "
+        f"{run.parameters:,} parameters. With min_separation the guarantee does not rest on sampling. `unheard init --noise auto "
         "--epsilon E` writes the best one into a run file.",
         soft_wrap=True,
     )
 
 
-def _costs(
-    estimate: "CostEstimate", speed_from: Path | None, gpus: int, efficiency: float, gpu_hour_price: float | None
-) -> "list[Cost]":
-    """Returns the machine time on each device and with each engine that was measured."""
-    from unheard.performance.estimate import cost_of, measured_speeds, nearest_rounds, speeds_from
-
-    speeds = speeds_from(speed_from) if speed_from is not None else measured_speeds()
-    return [
-        cost_of(
-            speed,
-            rounds=estimate.rounds,
-            users_per_round=estimate.users_per_round,
-            machines=gpus if speed.is_gpu else 1,
-            efficiency=efficiency if speed.is_gpu else 1.0,
-            hour_price=gpu_hour_price,
-        )
-        for speed in nearest_rounds(speeds, estimate.users_per_round)
-    ]
-
-
-def _print_json(
-    estimate: "CostEstimate",
-    accountant: str,
-    solution: "Solution | None",
-    costs: "list[Cost] | None",
-    efficiency: float,
-    noise: "NoiseLevel",
-    comparison: "SamplingComparison | None",
-) -> None:
-    from json import dumps
-
-    from unheard.privacy.accountants import CLAIMED, versions
-    from unheard.privacy.statement import plain
-
-    epsilons = estimate.epsilons()
-    claimed = min(CLAIMED, key=lambda name: epsilons[name])
-    record: dict[str, Any] = {
-        "hypothetical": True,
-        "users": estimate.population,
-        "users_per_round": estimate.users_per_round,
-        "sampling_prob": estimate.event.sampling_prob,
-        "noise_multiplier": estimate.noise_multiplier,
-        "rounds": estimate.rounds,
-        "noise": _noise_record(noise),
-        "delta": estimate.delta,
-        "epsilon": epsilons,
-        "claimed": {"epsilon": epsilons[claimed], "accountant": claimed},
-        "unit": "user",
-        "adjacency": "add or remove one user",
-        "versions": versions(),
-    }
-    if solution is not None:
-        record["solved_for"] = solution.solved_for
-        record["target"] = {"epsilon": solution.target, "accountant": accountant}
-        record["not_enough"] = getattr(solution.cheaper, solution.solved_for, None)
-    if costs is not None:
-        record["cost"] = _cost_record(estimate, costs, efficiency)
-    if comparison is not None:
-        record["sampling_of_examples"] = vars(comparison)
-    typer.echo(dumps(plain(record), allow_nan=False))
-
-
-def _print_comparison(comparison: "SamplingComparison") -> None:
-    """Prints the noise of both ways to sample, and what the comparison leaves out."""
-    from unheard.cli.display import say
-
-    less = comparison.examples_std / comparison.users_std
-    say(
-        f"Sampling of examples, at most {comparison.examples_per_user} of each user, {comparison.examples_per_round:,g} per "
-        f"round: epsilon {comparison.epsilon:.3g} needs z = {comparison.examples_noise:.3g} in units of one example's clip. "
-        f"The noise of the average, for the same clip, is {less:.2g} times that of sampling users."
-    )
-    say(
-        "It is for one clipped gradient per example ([sampling] kind = 'examples', [update] kind = 'fedsgd'). A user's update "
-        "of several local steps moves further than one gradient: noise alone does not say which model is better."
-    )
-
-
-def _noise_record(noise: "NoiseLevel") -> dict[str, Any]:
-    return {
-        "noise_std": noise.noise_std,
-        "clip_norm": noise.clip_norm,
-        "parameters": noise.parameters,
-        "ratio": noise.ratio,
-        "verdict": noise.verdict,
-    }
-
-
-def _print_feasible_json(plans: "list[FeasiblePlan]", target: float) -> None:
-    from json import dumps
-
+def _show_feasible(run: RunOptions, as_json: bool) -> None:
+    """Print what the population allows at the target epsilon."""
+    from unheard.cli.display import notes, warn_of_delta
     from unheard.privacy.accountants import versions
-    from unheard.privacy.statement import plain
+    from unheard.privacy.planner import feasible_plans
 
-    record = {
-        "hypothetical": True,
-        "target": target,
-        "plans": [
-            {
-                "users": plan.estimate.population,
-                "users_per_round": plan.estimate.users_per_round,
-                "rounds": plan.estimate.rounds,
-                "noise_multiplier": plan.estimate.noise_multiplier,
-                "delta": plan.estimate.delta,
-                "claimed": {"epsilon": plan.bound.epsilon, "accountant": plan.bound.accountant},
-                "noise": _noise_record(plan.noise),
-            }
-            for plan in plans
-        ],
-        "versions": versions(),
-    }
-    typer.echo(dumps(plain(record), allow_nan=False))
+    assert run.epsilon is not None
+    warn_of_delta(run.values["delta"])
+    with notes.status("solving ...") as status:
+        plans = feasible_plans(
+            population=run.users,
+            epsilon=run.epsilon,
+            delta=run.values["delta"],
+            clip_norm=run.clip_norm,
+            parameters=run.parameters,
+            progress=lambda trial: status.update(f"solving: {trial}"),
+        )
+    if as_json:
+        records = [plan.record() for plan in plans]
+        _print_json({"hypothetical": True, "target": run.epsilon, "plans": records, "versions": versions()})
+    else:
+        _print_feasible(plans, run.epsilon)
 
 
 def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
-    """Prints what a population allows: one row for each plan, with sigma and what to expect of it."""
+    """Print what a population allows: one row for each plan, with sigma and what to expect of it."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -444,32 +398,8 @@ def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
     )
 
 
-def _cost_record(estimate: "CostEstimate", costs: "list[Cost]", efficiency: float) -> dict[str, Any]:
-    return {
-        "user_updates": estimate.rounds * estimate.users_per_round,
-        "efficiency": efficiency,
-        "machines": [
-            {
-                "device": cost.speed.device,
-                "engine": cost.speed.engine,
-                "model": cost.speed.model,
-                "machines": cost.machines,
-                "users_per_second": cost.speed.users_per_second,
-                "measured": _what_was_measured(cost),
-                "source": cost.speed.source,
-                "machine_hours": cost.machine_hours,
-                "hours": cost.hours,
-                "price": cost.price,
-            }
-            for cost in costs
-        ],
-    }
-
-
-def _print_tables(
-    estimate: "CostEstimate", solution: "Solution | None", costs: "list[Cost] | None", efficiency: float
-) -> None:
-    """Prints epsilon after 1, 10, 100, ... rounds, as in Table 1 of the paper, and the machine time."""
+def _print_tables(estimate: "CostEstimate", solution: "Solution | None") -> None:
+    """Print epsilon after 1, 10, 100, ... rounds, as in Table 1 of the paper."""
     from rich.table import Table
 
     from unheard.cli.display import safe_console
@@ -497,11 +427,10 @@ def _print_tables(
         console.print("Correlated noise may add less to the model at this epsilon: --compare-noise compares.")
     if math.isinf(epsilons["pld"]) and not math.isinf(epsilons["rdp"]):
         console.print("PLD's arithmetic cannot resolve so small a delta over so many rounds, hence its 'inf'.")
-    if costs is not None:
-        _print_costs(console, estimate, costs, efficiency)
 
 
 def _answer(solution: "Solution") -> str:
+    """Return the value that was solved for, in a sentence."""
     name, bound = solution.solved_for, solution.bound
     words = f"{name} = [bold]{getattr(solution.estimate, name):g}[/] meets epsilon {solution.target:g}: "
     words += f"{bound.epsilon:.4g} by {bound.accountant}."
@@ -510,13 +439,16 @@ def _answer(solution: "Solution") -> str:
     return words + f" {getattr(solution.cheaper, name):g} does not."
 
 
-def _print_costs(console: Any, estimate: "CostEstimate", costs: "list[Cost]", efficiency: float) -> None:
+def _print_costs(estimate: "CostEstimate", costs: "list[Cost]", efficiency: float) -> None:
+    """Print the machine time on each machine that was measured, and what its speed was measured on."""
     from rich.table import Table
 
-    updates = estimate.rounds * estimate.users_per_round
+    from unheard.cli.display import safe_console
+
+    console = safe_console(highlight=False)
     console.print(
         f"\n[bold]Machine time[/] of {estimate.rounds:,} rounds of {estimate.users_per_round:,g} users: "
-        f"{updates:,.0f} user updates."
+        f"{estimate.updates:,.0f} user updates."
     )
     table = Table("machine", "users/s, measured", "machine hours", "machines", "hours")
     if any(cost.price is not None for cost in costs):
@@ -531,18 +463,28 @@ def _print_costs(console: Any, estimate: "CostEstimate", costs: "list[Cost]", ef
     for cost in costs:
         speed = cost.speed
         model = speed.model + (f", {speed.tokens_per_user:,} tokens per user" if speed.tokens_per_user else "")
-        console.print(
-            f"{speed.device}: {speed.engine}: {_what_was_measured(cost)}, {model} ({speed.source}).", soft_wrap=True
-        )
+        console.print(f"{speed.device}: {speed.engine}: {cost.measured}, {model} ({speed.source}).", soft_wrap=True)
     if any(cost.machines > 1 for cost in costs):
         console.print(f"Several machines at {efficiency:.0%} of ideal speed: that is --efficiency, not a measurement.")
     console.print("Evaluations and checkpoints are not included. For your model and machine: unheard benchmark --json.")
 
 
-def _what_was_measured(cost: "Cost") -> str:
-    return f"{cost.speed.of} of {cost.speed.users_per_round:,g} users"
+def _print_comparison(comparison: "SamplingComparison") -> None:
+    """Print the noise of both ways to sample, and what the comparison leaves out."""
+    from unheard.cli.display import say
+
+    less = comparison.examples_std / comparison.users_std
+    say(
+        f"Sampling of examples, at most {comparison.examples_per_user} of each user, {comparison.examples_per_round:,g} per "
+        f"round: epsilon {comparison.epsilon:.3g} needs z = {comparison.examples_noise:.3g} in units of one example's clip. "
+        f"The noise of the average, for the same clip, is {less:.2g} times that of sampling users."
+    )
+    say(
+        "It is for one clipped gradient per example ([sampling] kind = 'examples', [update] kind = 'fedsgd'). A user's update "
+        "of several local steps moves further than one gradient: noise alone does not say which model is better."
+    )
 
 
 def hours(value: float) -> str:
-    """Returns hours with three digits."""
+    """Return hours with three digits."""
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"

@@ -74,6 +74,61 @@ class Cost:
     hours: float
     price: float | None
 
+    @property
+    def measured(self) -> str:
+        """What the speed was measured on, in words."""
+        return f"{self.speed.of} of {self.speed.users_per_round:,g} users"
+
+    def record(self) -> dict[str, Any]:
+        """The machine time and the speed that it rests on, as data for JSON."""
+        return {
+            "device": self.speed.device,
+            "engine": self.speed.engine,
+            "model": self.speed.model,
+            "machines": self.machines,
+            "users_per_second": self.speed.users_per_second,
+            "measured": self.measured,
+            "source": self.speed.source,
+            "machine_hours": self.machine_hours,
+            "hours": self.hours,
+            "price": self.price,
+        }
+
+
+def costs_on_measured_machines(
+    speeds: Sequence[Speed],
+    *,
+    rounds: int,
+    users_per_round: float,
+    gpus: int = 1,
+    efficiency: float = 1.0,
+    gpu_hour_price: float | None = None,
+) -> list[Cost]:
+    """The machine time of a plan on each device and with each engine that was measured, fastest first.
+
+    Args:
+        speeds: Measured speeds: `measured_speeds`, or `speeds_from` a benchmark of one's own.
+        rounds: Rounds of the plan.
+        users_per_round: Expected users per round. Of each device, the speed at the most similar number is taken.
+        gpus: How many GPUs share the work. A CPU is always one machine.
+        efficiency: As for `cost_of`, for GPUs.
+        gpu_hour_price: The price of one GPU for one hour, in any currency.
+
+    Raises:
+        InvalidValue: A value is out of its range.
+    """
+    return [
+        cost_of(
+            speed,
+            rounds=rounds,
+            users_per_round=users_per_round,
+            machines=gpus if speed.is_gpu else 1,
+            efficiency=efficiency if speed.is_gpu else 1.0,
+            hour_price=gpu_hour_price,
+        )
+        for speed in nearest_rounds(speeds, users_per_round)
+    ]
+
 
 def cost_of(
     speed: Speed,

@@ -21,6 +21,7 @@ seldom and rounds are many, and little where q is large.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from scipy.optimize import brentq
 
@@ -74,6 +75,25 @@ class NoiseOption:
         if self.kind == "banded":
             return len(self.factorisation.coefficients) - 1
         return len(self.factorisation.decays)
+
+    def record(self, independent: "NoiseOption", parameters: int) -> dict[str, Any]:
+        """The option as data for JSON.
+
+        Args:
+            independent: The option to compare the error with.
+            parameters: The number of parameters of the model, for the size of the noise that the run keeps.
+        """
+        return {
+            "noise": self.kind,
+            "sampling": self.sampling,
+            "separation": 1 if self.factorisation is None else self.factorisation.separation,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "accountant": self.accountant,
+            "rms_error": self.rms_error,
+            "change": self.rms_error / independent.rms_error - 1,
+            "history_bytes": self.vectors * parameters * 8,
+        }
 
 
 def compare_noise(

@@ -20,10 +20,19 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from unheard.config import require
 from unheard.errors import AccountingError, InvalidValue
-from unheard.privacy.accountants import ACCOUNTANTS, CLAIMED, RUNNING_ACCOUNTANT, Bound, best_epsilon, epsilons
+from unheard.privacy.accountants import (
+    ACCOUNTANTS,
+    CLAIMED,
+    RUNNING_ACCOUNTANT,
+    Bound,
+    best_epsilon,
+    epsilons,
+    versions,
+)
 from unheard.privacy.accountants import epsilon as epsilon_of_events
 from unheard.privacy.events import ExampleGaussian, PoissonGaussian
 
@@ -88,6 +97,11 @@ class CostEstimate:
             sampling_prob=self.users_per_round / self.population, noise_multiplier=self.noise_multiplier
         )
 
+    @property
+    def updates(self) -> float:
+        """The expected number of user updates of the whole run."""
+        return self.rounds * self.users_per_round
+
     def epsilons(self, rounds: int | None = None) -> dict[str, float]:
         """Hypothetical epsilon by each accountant, after all rounds or after some."""
         return epsilons([(self.event, rounds or self.rounds)], self.delta)
@@ -104,6 +118,35 @@ class CostEstimate:
         if accountant == "best":
             return any(self.meets(target, name) for name in sorted(CLAIMED, key=lambda name: not _is_quick(name)))
         return self.bound(accountant).epsilon <= target
+
+    def noise_level(self, clip_norm: float, parameters: int) -> "NoiseLevel":
+        """How large the noise of one of its rounds is.
+
+        Args:
+            clip_norm: S. With a fixed denominator sigma = z S / users per round.
+            parameters: P, the number of parameters that are trained.
+        """
+        sigma = self.noise_multiplier * clip_norm / self.users_per_round
+        return NoiseLevel(noise_std=sigma, clip_norm=clip_norm, parameters=parameters)
+
+    def record(self) -> dict[str, Any]:
+        """The run and its hypothetical epsilon by each accountant, as data for JSON."""
+        by_accountant = self.epsilons()
+        claimed = min(CLAIMED, key=lambda name: by_accountant[name])
+        return {
+            "hypothetical": True,
+            "users": self.population,
+            "users_per_round": self.users_per_round,
+            "sampling_prob": self.event.sampling_prob,
+            "noise_multiplier": self.noise_multiplier,
+            "rounds": self.rounds,
+            "delta": self.delta,
+            "epsilon": by_accountant,
+            "claimed": {"epsilon": by_accountant[claimed], "accountant": claimed},
+            "unit": "user",
+            "adjacency": "add or remove one user",
+            "versions": versions(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +167,18 @@ class Solution:
     estimate: CostEstimate
     bound: Bound
     cheaper: CostEstimate | None
+
+    def record(self, accountant: str) -> dict[str, Any]:
+        """What was solved for, as data for JSON.
+
+        Args:
+            accountant: The accountant that `solve` was called with.
+        """
+        return {
+            "solved_for": self.solved_for,
+            "target": {"epsilon": self.target, "accountant": accountant},
+            "not_enough": getattr(self.cheaper, self.solved_for, None),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +235,10 @@ class NoiseLevel:
             "drowns the updates)."
         )
 
+    def record(self) -> dict[str, Any]:
+        """The fields, the ratio and the verdict, as data for JSON."""
+        return {**vars(self), "ratio": self.ratio, "verdict": self.verdict}
+
     def caution(self) -> str | None:
         """A warning with the cure if the noise will drown the updates; None otherwise."""
         if not self.is_drowning:
@@ -209,6 +268,18 @@ class FeasiblePlan:
     estimate: CostEstimate
     bound: Bound
     noise: NoiseLevel
+
+    def record(self) -> dict[str, Any]:
+        """The plan as data for JSON."""
+        return {
+            "users": self.estimate.population,
+            "users_per_round": self.estimate.users_per_round,
+            "rounds": self.estimate.rounds,
+            "noise_multiplier": self.estimate.noise_multiplier,
+            "delta": self.estimate.delta,
+            "claimed": {"epsilon": self.bound.epsilon, "accountant": self.bound.accountant},
+            "noise": self.noise.record(),
+        }
 
 
 def feasible_plans(
@@ -252,8 +323,7 @@ def feasible_plans(
             except AccountingError as error:
                 refusal = error
                 continue
-            sigma = estimate.noise_multiplier * clip_norm / users_per_round
-            noise = NoiseLevel(noise_std=sigma, clip_norm=clip_norm, parameters=parameters)
+            noise = estimate.noise_level(clip_norm, parameters)
             plans.append(FeasiblePlan(estimate=estimate, bound=estimate.bound(), noise=noise))
     if not plans and refusal is not None:
         raise refusal
