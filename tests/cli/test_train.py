@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 
 from unheard.cli import display
@@ -356,34 +355,3 @@ def test_ctrl_c_says_what_the_command_keeps(capsys, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         show_runs(interrupted((0, report)), ["first"])
     assert capsys.readouterr().err.count("unheard: Stopped. Three rounds are saved.") == 1
-
-
-def test_init_chooses_the_noise_for_a_target(tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
-    from unheard.cli import init
-    from unheard.errors import InvalidValue
-    from unheard.privacy import noise_choice
-    from unheard.training.run_file import read_run_file
-
-    app = typer.Typer()
-    app.command()(init.init)
-    real, deltas = noise_choice.compare_noise, []
-
-    def compare_quickly(**options):
-        deltas.append(options["delta"])
-        return real(**options, accountant="rdp", most_bands=4)
-
-    monkeypatch.setattr(noise_choice, "compare_noise", compare_quickly)
-    words = ["--population", "5000", "--users-per-round", "50", "--rounds", "40", "--noise", "auto"]
-    result = CliRunner().invoke(app, [str(tmp_path / "run.toml"), *words, "--epsilon", "4"])
-    assert result.exception is None, result.output
-    run, _ = read_run_file(tmp_path / "run.toml")
-    assert deltas == [run.claimed_delta]  # the noise meets the target at the delta that is written, rounded as it is
-    assert run.plan.at(0, run.model.layout).event(39).index == 39
-    facts = run.plan.correlated_facts()
-    assert facts["rounds"] == 40
-    epsilon = best_epsilon([run.plan.at(0, run.model.layout).event(i) for i in range(40)], run.claimed_delta).epsilon
-    assert 3 < epsilon <= 4
-    refused = CliRunner().invoke(app, [str(tmp_path / "other.toml"), *words])
-    assert isinstance(refused.exception, InvalidValue)

@@ -1,0 +1,73 @@
+"""The run file that `unheard init` writes: valid, with the noise that meets a target at the written delta."""
+
+import pytest
+
+from unheard.errors import InvalidValue
+from unheard.privacy import noise_choice
+from unheard.privacy.accountants import best_epsilon
+from unheard.training import new_run_file
+from unheard.training.run_file import read_run_file
+
+RUN = {"corpus": "corpora/none", "population": 5000, "users_per_round": 50, "rounds": 40}
+
+
+@pytest.fixture
+def new_file(tmp_path):
+    """Compose a run file, and read it as `unheard train` does."""
+
+    def compose(**options):
+        path = tmp_path / "run.toml"
+        options = {**RUN, **options}
+        new = new_run_file.new_run_file(path, **{**options, "corpus": tmp_path / options["corpus"]})
+        path.write_text(new.text)
+        return new, read_run_file(path)[0]
+
+    return compose
+
+
+def test_without_a_target_z_is_one(new_file):
+    new, run = new_file()
+    assert run.plan.noise.noise_multiplier == 1.0
+    assert new.sentences == ()
+    assert new.noise.noise_std == pytest.approx(15 / 50)
+    assert not new.has_store
+
+
+def test_a_target_is_met_by_the_least_noise(new_file):
+    new, run = new_file(epsilon=4.0)
+    event = run.plan.at(0, run.model.layout).event(0)
+    assert 3.9 < best_epsilon([(event, 40)], run.claimed_delta).epsilon <= 4
+    assert new.sentences[0].startswith(f"z = {run.plan.noise.noise_multiplier:g} meets epsilon 4 at delta ")
+
+
+def test_a_comparison_of_kinds_of_noise_chooses_correlated_noise(new_file, monkeypatch):
+    deltas = []
+
+    def compare_quickly(**options):
+        deltas.append(options["delta"])
+        return noise_choice.compare_noise(**options, accountant="rdp", most_bands=4)
+
+    monkeypatch.setattr(new_run_file, "compare_noise", compare_quickly)
+    new, run = new_file(epsilon=4.0, compares_noise=True)
+    assert deltas == [run.claimed_delta]  # the noise meets the target at the delta that is written, rounded as it is
+    assert run.plan.at(0, run.model.layout).event(39).index == 39
+    assert run.plan.correlated_facts()["rounds"] == 40
+    epsilon = best_epsilon([run.plan.at(0, run.model.layout).event(i) for i in range(40)], run.claimed_delta).epsilon
+    assert 3 < epsilon <= 4
+    assert "less error than independent noise" in new.sentences[0]
+    assert new.noise is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compares_noise": True}, "together with --epsilon"),
+        ({"users_per_round": 0}, "must be above 0"),
+        ({"users_per_round": 5001}, "more than the declared population of 5000"),
+        ({"base": "nowhere"}, "no config.json"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(new_file, tmp_path, options, message):
+    options = {**options, "base": tmp_path / options["base"]} if "base" in options else options
+    with pytest.raises(InvalidValue, match=message):
+        new_file(**options)
