@@ -2,7 +2,6 @@
 
 import dataclasses
 import doctest
-import inspect
 from typing import Annotated, get_args, get_type_hints
 
 import pytest
@@ -43,7 +42,7 @@ def test_an_unknown_word_is_refused_with_the_known_ones(words):
 def test_the_words_of_options_are_those_of_the_registries():
     engines = get_args(get_args(get_args(options.EngineName)[0])[0])
     assert set(engines) == {"auto", *ENGINES}
-    formats = inspect.signature(statement.statement, eval_str=True).parameters["format"].annotation
+    formats = get_type_hints(statement.StatementOptions, include_extras=True)["format"]
     assert get_args(get_args(formats)[0]) == FORMATS
     accountants = get_type_hints(plan.RunOptions, include_extras=True)["accountant"]
     assert set(get_args(get_args(accountants)[0])) == {"best", *ACCOUNTANTS}

@@ -9,13 +9,14 @@ import typer
 from typer.testing import CliRunner
 
 from unheard.cli import statement
+from unheard.cli.main import as_typer_command
 from unheard.corpus.private_vocabulary import WordRelease
 from unheard.errors import InvalidValue, LedgerError, RunFolderMissing
 from unheard.privacy.events import PoissonGaussian, to_record
 from unheard.privacy.ledger import Ledger
 
 app = typer.Typer(rich_markup_mode="rich")
-app.command(epilog=statement.STATEMENT_EXAMPLES)(statement.statement)
+app.command(epilog=statement.STATEMENT_EXAMPLES)(as_typer_command(statement.statement))
 
 
 @pytest.fixture
@@ -69,8 +70,10 @@ def test_a_folder_without_a_ledger_is_refused(tmp_path):
 
 def test_neither_plan_nor_statement_imports_torch(folder):
     code = (
-        "import sys, unheard.cli.plan as p, unheard.cli.statement as s; from pathlib import Path\n"
-        f"s.statement(Path({str(folder)!r})); p.plan(users=1000, users_per_round=10, noise_multiplier=1, rounds=5)\n"
+        "import sys; from unheard.cli.main import app\n"
+        f"app(['statement', {str(folder)!r}], standalone_mode=False)\n"
+        "plan = 'plan --users 1000 --users-per-round 10 --noise-multiplier 1 --rounds 5'\n"
+        "app(plan.split(), standalone_mode=False)\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0

@@ -3,9 +3,9 @@
     result = audit_run(released, store, engine, name="first")
     result.record()           everything as strict JSON, with the sentences under "verdict"
     result.holds              False if the claimed epsilon is refuted
-    result.score_plot("first")
+    result.write(folder, "first")    writes audit.json and scores.svg
 
-`unheard audit` prints the sentences and writes `audit.json` and `scores.svg`.
+`unheard audit` prints the sentences and writes both files.
 """
 
 import json
@@ -25,6 +25,7 @@ from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine
 from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
+from unheard.run_folder import replace_file
 from unheard.training.initialise import population_ledger_of
 from unheard.training.released import Released
 from unheard.training.validate import check_permission
@@ -76,6 +77,17 @@ class AuditResult:
                 "holds": self.holds,
             }
         )
+
+    def write(self, folder: Path, title: str) -> None:
+        """Write `audit.json`, and `scores.svg` if there was a one-run audit.
+
+        Args:
+            folder: An existing folder.
+            title: The title of the plot.
+        """
+        replace_file(folder / "audit.json", json.dumps(self.record(), indent=2, allow_nan=False).encode())
+        if plot := self.score_plot(title):
+            replace_file(folder / "scores.svg", plot.encode())
 
     def score_plot(self, title: str) -> str | None:
         """Returns an SVG of the canaries' scores, included against excluded; None without a one-run audit.

@@ -6,6 +6,8 @@
 `audit` calls `audit_run` (`audit/summary.py`), prints its result in sentences, and writes `audit.json` and
 `scores.svg`. The file of `canaries` is readable by its owner alone (`corpus/canaries.py`)."""
 
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes
 from unheard.cli.processes import run_on_processes, set_kept
 
 if TYPE_CHECKING:
+    from unheard.audit.summary import AuditResult
     from unheard.engines.distributed.process_group import ProcessGroup
 
 AUDIT_EXAMPLES = """Examples:
@@ -29,12 +32,10 @@ AUDIT_EXAMPLES = """Examples:
 """
 
 
-def audit(
-    folder: RunDir,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for audit.json and scores.svg.", show_default="DIR/audit")
-    ] = None,
-    corpus: Corpus = None,
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """How to attack the run (`audit.summary.audit_run`)."""
+
     canaries: Annotated[
         int | None,
         typer.Option(
@@ -43,20 +44,30 @@ def audit(
             metavar="N",
             show_default="4000, or as many as the model can tell apart",
         ),
-    ] = None,
+    ] = None
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of the one-run audit.", min=1, metavar="N", show_default="the run's")
-    ] = None,
+    ] = None
     candidates: Annotated[
         int, typer.Option(help="Random phrases to rank planted phrases among.", min=100, metavar="N")
-    ] = 10_000,
+    ] = 10_000
     with_users: Annotated[
         bool,
         typer.Option(
             "--with-users", help="Let the users of the store take part in the one-run audit. They are charged for it."
         ),
-    ] = False,
-    skip_one_run: Annotated[bool, typer.Option("--skip-one-run", help="Only rank planted phrases.")] = False,
+    ] = False
+    skip_one_run: Annotated[bool, typer.Option("--skip-one-run", help="Only rank planted phrases.")] = False
+
+
+def audit(
+    folder: RunDir,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for audit.json and scores.svg.", show_default="DIR/audit")
+    ] = None,
+    corpus: Corpus = None,
+    options: AuditOptions,
     yes: Yes = False,
     as_json: AsJson = False,
     processes: Processes = 1,
@@ -65,60 +76,49 @@ def audit(
 
     Exit status 2 if the claim is refuted.
     """
-    charged = " What its users were charged stays charged." if with_users else ""
+    charged = " What its users were charged stays charged." if options.with_users else ""
     set_kept(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
-        import json
-
         from unheard.audit.summary import audit_run
-        from unheard.cli.display import confirm_no_noise, counted_bar, note, say
+        from unheard.cli.display import confirm_no_noise, counted_bar
         from unheard.engines.choice import EngineChoice
-        from unheard.run_folder import replace_file
         from unheard.training.released import Released
         from unheard.training.worker import build_engine
 
         released = Released.open(folder)
         store, target = Path(corpus or released.run.corpus), out or folder / "audit"
-        charges = with_users and not skip_one_run
+        charges = options.with_users and not options.skip_one_run
         allowed = charges and confirm_no_noise([released.run], yes, can_ask=ranks is None)
         target.mkdir(parents=True, exist_ok=True)  # before users are charged for a result that could not be written
+        engine = build_engine(EngineChoice(), released.run.model, ranks)
         with counted_bar() as progress:
             result = audit_run(
-                released,
-                store,
-                build_engine(EngineChoice(), released.run.model, ranks),
-                name=folder.name,
-                canaries=canaries,
-                rounds=rounds,
-                candidates=candidates,
-                with_users=with_users,
-                skip_one_run=skip_one_run,
-                allow_no_privacy=allowed,
-                progress=progress,
+                released, store, engine, name=folder.name, **vars(options), allow_no_privacy=allowed, progress=progress
             )
-        record = result.record()
-        replace_file(target / "audit.json", json.dumps(record, indent=2, allow_nan=False).encode())
-        if plot := result.score_plot(folder.name):
-            replace_file(target / "scores.svg", plot.encode())
-        if as_json:
-            print(json.dumps(record, allow_nan=False))
-        else:
-            for sentence in record["verdict"]:
-                say(sentence)
-            if result.exposures is None:
-                is_part = (store / "part.json").is_file()  # only the whole store records who carries a phrase
-                why = (
-                    "is a part: name the whole store with --corpus"
-                    if is_part
-                    else "has none: `unheard canaries --help`"
-                )
-                note(f"No planted phrases were ranked. {store} {why}.")
-            say(f"Written to {target}")
+        result.write(target, folder.name)
+        _print_audit(result, store, target, as_json)
         if not result.holds:
             raise typer.Exit(2)
 
     run_on_processes(work, processes)
+
+
+def _print_audit(result: "AuditResult", store: Path, target: Path, as_json: bool) -> None:
+    """Print the result in sentences, or as JSON."""
+    from unheard.cli.display import note, say
+
+    record = result.record()
+    if as_json:
+        print(json.dumps(record, allow_nan=False))
+        return
+    for sentence in record["verdict"]:
+        say(sentence)
+    if result.exposures is None:
+        is_part = (store / "part.json").is_file()  # only the whole store records who carries a phrase
+        why = "is a part: name the whole store with --corpus" if is_part else "has none: `unheard canaries --help`"
+        note(f"No planted phrases were ranked. {store} {why}.")
+    say(f"Written to {target}")
 
 
 CANARIES_EXAMPLES = """Examples:
@@ -150,9 +150,6 @@ def canaries(
     repeats: Annotated[int, typer.Option(help="How often each carrier writes the phrase.", min=1, metavar="N")] = 1,
 ) -> None:
     """Draw random phrases to plant in users' text. Phrases that nobody carries (0 users) are controls."""
-    import json
-    from dataclasses import asdict
-
     from unheard import storage
     from unheard.cli.display import say
     from unheard.corpus.canaries import draw_canaries

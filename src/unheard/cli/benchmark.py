@@ -100,7 +100,7 @@ class BenchmarkOptions:
 
 def benchmark(
     *,
-    what: BenchmarkOptions,
+    options: BenchmarkOptions,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "auto",
     model: Annotated[
         Path | None,
@@ -120,14 +120,14 @@ def benchmark(
     let_unwind()  # its store is a temporary folder, to be deleted
     timed = read_run_file(model)[0].model if model else TiedLSTM()
     timed = timed.pinned(10_000)  # the paper's vocabulary, if the run file leaves its size to a store
-    result = _measure(timed, EngineChoice(device=device), what)
+    result = _measure(timed, EngineChoice(device=device), options)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
         _print_result(result)
 
 
-def _measure(model: "LanguageModel", choice: "EngineChoice", what: BenchmarkOptions) -> dict[str, Any]:
+def _measure(model: "LanguageModel", choice: "EngineChoice", options: BenchmarkOptions) -> dict[str, Any]:
     """Run the benchmark, and print each speed as soon as it is known."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -141,13 +141,13 @@ def _measure(model: "LanguageModel", choice: "EngineChoice", what: BenchmarkOpti
         "none": NoNoise(),
     }
     settings = Settings(
-        engines=what.engine or ("stacked", "vectorised"),
-        precisions=what.precision,
-        users=what.users,
-        rounds=what.rounds,
-        short=what.short,
-        runs=what.runs,
-        noise=noises[what.noise],
+        engines=options.engine or ("stacked", "vectorised"),
+        precisions=options.precision,
+        users=options.users,
+        rounds=options.rounds,
+        short=options.short,
+        runs=options.runs,
+        noise=noises[options.noise],
     )
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=notes) as bar:
         task = bar.add_task("", total=None)

@@ -14,12 +14,15 @@ readable by its owner alone. The work is done in `deployment/`.
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from unheard.cli.options import Force, License, RunDir
 from unheard.cli.processes import output_kept, set_kept
+
+if TYPE_CHECKING:
+    from unheard.deployment.personalize import PersonalResult
 
 EXPORT_EXAMPLES = """Examples:
 
@@ -258,10 +261,8 @@ def personalize(
 ) -> None:
     """Fine-tune a run's model on one person's text, on this machine, for that person only."""
     import torch
-    from rich.table import Table
 
-    from unheard.cli.display import console, counted_bar, say
-    from unheard.cli.processes import output_kept, set_kept
+    from unheard.cli.display import counted_bar, say
     from unheard.deployment.loading import run_statement
     from unheard.deployment.personalize import NOT_FOR_OTHERS, PersonalSettings, check_output_folder, save_personal
     from unheard.deployment.personalize import personalize as personalize_model
@@ -287,6 +288,16 @@ def personalize(
             progress=lambda done, total: progress("Learning from this text", done, total),
         )
     save_personal(released, personal, run_statement(RunFolder.open(folder)), out)
+    _print_personal(personal)
+    say(f"{NOT_FOR_OTHERS} It is in {out}, readable by you alone; {folder} is unchanged.")
+
+
+def _print_personal(personal: "PersonalResult") -> None:
+    """Print the shared and the personal model side by side, on the text that neither has learned."""
+    from rich.table import Table
+
+    from unheard.cli.display import console, say
+
     both = (personal.before, personal.after)
     title = "On the latest part of this text, which was not learned"
     table = Table("", "shared model", "personal model", title=title)
@@ -300,4 +311,3 @@ def personalize(
         say(f"It learned for {personal.passes} passes and predicts fewer of the latest words: keep the shared model.")
     else:
         say(f"It learned for {personal.passes} passes; the number was chosen on the middle part of the text.")
-    say(f"{NOT_FOR_OTHERS} It is in {out}, readable by you alone; {folder} is unchanged.")

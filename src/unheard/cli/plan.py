@@ -152,27 +152,31 @@ class CostOptions:
         )
 
 
+ExamplesPerUser = Annotated[
+    int | None,
+    typer.Option(
+        help="Also compute the noise of sampling examples instead of users, with at most so many of each user, for the "
+        "same epsilon and compute.",
+        min=1,
+        max=4096,
+        metavar="G",
+        show_default="users only",
+    ),
+]
+CompareNoise = Annotated[
+    bool,
+    typer.Option(
+        "--compare-noise",
+        help="Compare independent noise with correlated noise (banded, BLT) for users per round, rounds and epsilon.",
+    ),
+]
+
+
 def plan(
     *,
     run: RunOptions,
-    examples_per_user: Annotated[
-        int | None,
-        typer.Option(
-            help="Also compute the noise of sampling examples instead of users, with at most so many of each user, for the "
-            "same epsilon and compute.",
-            min=1,
-            max=4096,
-            metavar="G",
-            show_default="users only",
-        ),
-    ] = None,
-    compare_noise: Annotated[
-        bool,
-        typer.Option(
-            "--compare-noise",
-            help="Compare independent noise with correlated noise (banded, BLT) for users per round, rounds and epsilon.",
-        ),
-    ] = False,
+    examples_per_user: ExamplesPerUser = None,
+    compare_noise: CompareNoise = False,
     cost: CostOptions,
     as_json: AsJson = False,
 ) -> None:

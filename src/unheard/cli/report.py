@@ -8,24 +8,20 @@
 the run folder without locking it, from any process, and keeps TensorBoard's event files in it up to date. The work is
 done in `report/`."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.options import (
-    MEASURES_KEPT,
-    AsIfUsers,
-    AsIfUsersPerRound,
-    AsJson,
-    Baseline,
-    Force,
-    NoMeasure,
-    Prompts,
-    RunDirs,
-)
+from unheard.cli.options import MEASURES_KEPT, AsJson, ComparisonOptions, RunDirs
 from unheard.cli.processes import output_kept, set_kept
+
+if TYPE_CHECKING:
+    from unheard.report.comparison import Comparison
+    from unheard.report.run_monitor import RunStatus
+    from unheard.run_folder import RunFolder
 
 REPORT_EXAMPLES = """Examples:
 
@@ -39,38 +35,45 @@ REPORT_EXAMPLES = """Examples:
 
 def report(
     folders: RunDirs,
+    *,
     out: Annotated[Path, typer.Option(help="The folder for the page.")],
     title: Annotated[str | None, typer.Option(help="The page's heading.", show_default="the names of the runs")] = None,
-    baseline: Baseline = None,
-    prompt: Prompts = None,
-    as_if_users: AsIfUsers = None,
-    as_if_users_per_round: AsIfUsersPerRound = None,
-    no_measure: NoMeasure = False,
-    force: Force = False,
+    options: ComparisonOptions,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
     set_kept(
-        lambda: "Stopped. The page is as it was." if force else output_kept(out / "index.html", also=MEASURES_KEPT)
+        lambda: (
+            "Stopped. The page is as it was." if options.force else output_kept(out / "index.html", also=MEASURES_KEPT)
+        )
     )
     from unheard.cli.display import notes, say
-    from unheard.cli.evaluate import full_measures_if_possible
-    from unheard.report.comparison import Comparison
     from unheard.report.page import check_page_folder, write_page
 
-    check_page_folder(out, force=force)
-    if not no_measure:
-        for folder in folders:
-            full_measures_if_possible(folder, prompts=prompt)
-    with notes.status("Computing what each run cost, and writing the page"):
-        comparison = Comparison.read(
-            folders, baseline=baseline, as_if_users=as_if_users, as_if_users_per_round=as_if_users_per_round
-        )
-        page = write_page(comparison, out, title=title, force=force)
+    check_page_folder(out, force=options.force)
+    comparison = _read(folders, options)
+    with notes.status("Writing the page"):
+        page = write_page(comparison, out, title=title, force=options.force)
     say(f"The page is written: {page.resolve().as_uri()}")
 
 
-if TYPE_CHECKING:
+def _read(folders: list[Path], options: ComparisonOptions, accuracy: float | None = None) -> "Comparison":
+    """Measure runs that have no full measures yet, unless `--no-measure` is given, and compare all runs."""
+    from unheard.cli.display import notes
+    from unheard.cli.evaluate import full_measures_if_possible
     from unheard.report.comparison import Comparison
+
+    if not options.no_measure:
+        for folder in folders:
+            full_measures_if_possible(folder, prompts=options.prompt)
+    with notes.status("Computing what each run cost"):
+        return Comparison.read(
+            folders,
+            baseline=options.baseline,
+            accuracy=accuracy,
+            as_if_users=options.as_if_users,
+            as_if_users_per_round=options.as_if_users_per_round,
+        )
+
 
 COMPARE_EXAMPLES = """Examples:
 
@@ -84,7 +87,8 @@ COMPARE_EXAMPLES = """Examples:
 
 def compare(
     folders: RunDirs,
-    baseline: Baseline = None,
+    *,
+    options: ComparisonOptions,
     accuracy: Annotated[
         float | None,
         typer.Option(
@@ -95,9 +99,6 @@ def compare(
             show_default="the baseline's",
         ),
     ] = None,
-    prompt: Prompts = None,
-    as_if_users: AsIfUsers = None,
-    as_if_users_per_round: AsIfUsersPerRound = None,
     html: Annotated[
         Path | None,
         typer.Option(help="Also write the page of `unheard report` into this folder.", show_default="not written"),
@@ -106,44 +107,23 @@ def compare(
         Path | None,
         typer.Option(help="Also write each plot as a PNG file into this folder.", show_default="not written"),
     ] = None,
-    no_measure: NoMeasure = False,
-    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
     set_kept(lambda: f"Stopped. {MEASURES_KEPT} The same command goes on.")
-    import json
-
-    from unheard.cli.display import note, notes, say
-    from unheard.cli.evaluate import full_measures_if_possible
-    from unheard.report.comparison import Comparison
+    from unheard.cli.display import note, say
     from unheard.report.page import check_page_folder, write_page
+    from unheard.report.plots import write_images
 
     if html:
-        check_page_folder(html, force=force)
-    if not no_measure:
-        for folder in folders:
-            full_measures_if_possible(folder, prompts=prompt)
-    with notes.status("Computing what each run cost"):
-        comparison = Comparison.read(
-            folders,
-            baseline=baseline,
-            accuracy=accuracy,
-            as_if_users=as_if_users,
-            as_if_users_per_round=as_if_users_per_round,
-        )
-        data = comparison.as_json()
+        check_page_folder(html, force=options.force)
+    comparison = _read(folders, options, accuracy)
     if as_json:
-        print(json.dumps(data, allow_nan=False))
+        print(json.dumps(comparison.as_json(), allow_nan=False))
     else:
         _print_comparison(comparison)
-    written = []
-    if html:
-        written.append(write_page(comparison, html, force=force))
-    if png:
-        from unheard.report.plots import write_images
-
-        written += write_images(comparison, png)
+    written = [write_page(comparison, html, force=options.force)] if html else []
+    written += write_images(comparison, png) if png else []
     for path in written:
         (note if as_json else say)(f"Written: {path}")
 
@@ -170,10 +150,6 @@ def _print_comparison(comparison: "Comparison") -> None:
         for table in (tables.accuracies, tables.users, tables.bands, tables.head_words, tables.predictions):
             print_table(table(measured))
 
-
-if TYPE_CHECKING:
-    from unheard.report.run_monitor import RunStatus
-    from unheard.run_folder import RunFolder
 
 WATCH_EXAMPLES = """Examples:
 
@@ -251,6 +227,7 @@ def _view(folder: Path, status: "RunStatus") -> Any:
 
 
 def _progress(status: "RunStatus", width: int) -> Any:
+    """Return the bar of rounds, and of the budget if there is one."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
@@ -266,6 +243,7 @@ def _progress(status: "RunStatus", width: int) -> Any:
 
 
 def _figures(status: "RunStatus") -> Any:
+    """Return the newest figures of a run as a grid."""
     from rich.table import Table
 
     from unheard.formatting import epsilon_text, number, percent, small
@@ -287,6 +265,7 @@ def _figures(status: "RunStatus") -> Any:
 
 
 def _duration(seconds: float) -> str:
+    """Return seconds as hours and minutes, minutes and seconds, or seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

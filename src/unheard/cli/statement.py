@@ -11,12 +11,17 @@ whatever its run file says. `verify` prints one line for each check of `audit/ve
 it could not be checked, for example because the store is not on this machine.
 """
 
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from unheard.cli.options import AsJson, Corpus, RunDir
+
+if TYPE_CHECKING:
+    from unheard.privacy.population_ledger import PopulationLedger
 
 STATEMENT_EXAMPLES = """
 Examples:
@@ -35,67 +40,82 @@ unheard statement corpora/chat    (the same, from the store)
 """
 
 
-def statement(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A run folder, a store, or the ledger.jsonl of either.", show_default=False),
-    ],
+@dataclass(frozen=True, kw_only=True)
+class StatementOptions:
+    """What to state."""
+
     delta: Annotated[
         float | None, typer.Option(help="The delta at which epsilon is stated.", show_default="the declared delta")
-    ] = None,
+    ] = None
     epsilon: Annotated[
         float | None, typer.Option(help="Also state the delta at this epsilon.", show_default="none")
-    ] = None,
+    ] = None
     all_runs: Annotated[
         bool, typer.Option("--all-runs", help="Compose all runs on the same users, from the ledger of the store.")
-    ] = False,
+    ] = False
     format: Annotated[
         Literal["text", "report", "registry", "nist"],
         typer.Option(
             help="text; report (the items of 'How to DP-fy ML', Markdown); registry (the fields of the Deployments Registry, "
             "JSON); nist (the pyramid of NIST SP 800-226, Markdown).",
         ),
-    ] = "text",
+    ] = "text"
+
+
+def statement(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run folder, a store, or the ledger.jsonl of either.", show_default=False),
+    ],
+    *,
+    options: StatementOptions,
     as_json: AsJson = False,
 ) -> None:
     """State the privacy of a run or of a store, from DIR/ledger.jsonl. Needs no text and no torch. A ledger that lacks
     what the checkpoints, the model or the store's ledger remember is an error."""
-    from json import dumps
-
     from unheard.cli.display import echo
-    from unheard.errors import InvalidValue, RunFolderMissing
+    from unheard.errors import RunFolderMissing
+    from unheard.privacy.population_statement import render_all_runs, store_statement
+
+    path = folder / "ledger.jsonl" if folder.is_dir() else folder
+    if (folder / "corpus.json").is_file() and not path.is_file():
+        content = store_statement(folder, delta=options.delta)
+        text = render_all_runs(content)
+    elif path.is_file():
+        content, text = _read_statement(path, options)
+    else:
+        raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
+    if as_json and options.format != "registry":  # which is JSON by itself
+        echo(json.dumps(content, allow_nan=False, indent=2))
+    else:
+        echo(text, nl=False)
+
+
+def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, Any], str]:
+    """Return the statement of a ledger as data and as text: of one run, or of all runs on its users."""
+    from unheard.errors import InvalidValue
     from unheard.privacy.ledger import Ledger
-    from unheard.privacy.population_statement import all_runs as compose_all_runs
-    from unheard.privacy.population_statement import find_population_ledger, render_all_runs, store_statement
+    from unheard.privacy.population_statement import all_runs, find_population_ledger, render_all_runs
     from unheard.privacy.run_ledger import read_run_ledger
     from unheard.privacy.statement import compute_statement
     from unheard.privacy.statement_formats import read_audit, render, report_data
 
-    path = folder / "ledger.jsonl" if folder.is_dir() else folder
-    if (folder / "corpus.json").is_file() and not path.is_file():
-        content = store_statement(folder, delta=delta)
-        typer.echo(dumps(content, allow_nan=False, indent=2) if as_json else render_all_runs(content), nl=as_json)
-        return
-    if not path.is_file():
-        raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
-    population = find_population_ledger(path, all_runs)
+    population = find_population_ledger(path, options.all_runs)
     if population is not None:
-        if epsilon is not None:
+        if options.epsilon is not None:
             raise InvalidValue("--epsilon asks about one run; leave it out for all runs together.")
-        if format != "text":
-            raise InvalidValue(f"--format {format} is about one run: name a run folder, and leave out --all-runs.")
-        content = compose_all_runs(population, delta=delta)
-        text = render_all_runs(content)
-    else:
-        ledger = Ledger.read(path) if path.name != "ledger.jsonl" else read_run_ledger(path.parent)
-        content = compute_statement(ledger.facts, ledger.entries, delta=delta, epsilon=epsilon)
-        audit = None if format == "text" else read_audit(path.parent)
-        text = render(content, format, audit=audit)
-        content = content if format == "text" else report_data(content, audit=audit)
-    if as_json and format != "registry":  # which is JSON by itself
-        echo(dumps(content, allow_nan=False, indent=2))
-    else:
-        echo(text, nl=False)
+        if options.format != "text":
+            raise InvalidValue(
+                f"--format {options.format} is about one run: name a run folder, and leave out --all-runs."
+            )
+        content = all_runs(population, delta=options.delta)
+        return content, render_all_runs(content)
+    ledger = Ledger.read(path) if path.name != "ledger.jsonl" else read_run_ledger(path.parent)
+    content = compute_statement(ledger.facts, ledger.entries, delta=options.delta, epsilon=options.epsilon)
+    if options.format == "text":
+        return content, render(content, "text")
+    audit = read_audit(path.parent)
+    return report_data(content, audit=audit), render(content, options.format, audit=audit)
 
 
 BUDGET_EXAMPLES = """Examples:
@@ -108,67 +128,84 @@ BUDGET_EXAMPLES = """Examples:
 """
 
 
-def budget(
-    store: Annotated[Path, typer.Argument(help="A token store, made by `unheard prepare`.", metavar="STORE")],
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The budget to set, and the ledger that holds it."""
+
     epsilon: Annotated[
         float | None,
         typer.Option(help="The epsilon that all runs together may reach.", show_default="no budget is set"),
-    ] = None,
+    ] = None
     delta: Annotated[
         float | None,
         typer.Option(help="The delta of --epsilon, or of what is shown.", show_default="that of the present budget"),
-    ] = None,
-    accountant: Annotated[
-        Literal["rdp", "moments"], typer.Option(help="The accountant that checks the budget.")
-    ] = "rdp",
+    ] = None
+    accountant: Annotated[Literal["rdp", "moments"], typer.Option(help="The accountant that checks the budget.")] = (
+        "rdp"
+    )
     same_people: Annotated[
         list[Path] | None,
         typer.Option(
             help="Another store with (some of) the same users. May be repeated.", metavar="STORE", show_default="none"
         ),
-    ] = None,
+    ] = None
     ledger: Annotated[
         Path | None,
         typer.Option(help="The ledger that the run files name as privacy.ledger.", show_default="the store's own"),
-    ] = None,
+    ] = None
+
+
+def budget(
+    store: Annotated[Path, typer.Argument(help="A token store, made by `unheard prepare`.", metavar="STORE")],
+    *,
+    options: BudgetOptions,
     as_json: AsJson = False,
 ) -> None:
     """Show or set the privacy budget of all runs on a store together.
 
     A run stops before the round that would exceed the budget.
     """
-    from json import dumps
-
     from unheard.cli.display import echo, note
-    from unheard.corpus.store import TokenStore
     from unheard.errors import InvalidValue
-    from unheard.privacy.accountants import FILTER_ORDERS
-    from unheard.privacy.budget import Budget
-    from unheard.privacy.population_ledger import open_population_ledger
     from unheard.privacy.population_statement import all_runs, render_all_runs
 
-    def open_ledger(path: Path, at: Path | None = None):
-        opened = TokenStore.open(path)
-        return open_population_ledger(opened.path, opened.name, opened.vocabulary_events, at)
-
-    population = open_ledger(store, ledger)
-    for other in same_people or []:
-        population.join(open_ledger(other))
+    population = _population_ledger(store, options.ledger)
+    for other in options.same_people or []:
+        population.join(_population_ledger(other))
         note(f"{other} and {store} are one population from now on: {population.path}")
-    if epsilon is not None:
-        known = delta if delta is not None else population.budget.delta if population.budget else None
-        if known is None:
-            raise InvalidValue("A budget is an epsilon at a delta: give --delta too, below 1 / users.")
-        # DP: at fixed orders the budget holds whatever is chosen after a look at results: a privacy filter.
-        orders = FILTER_ORDERS if accountant == "rdp" else ()
-        population.set_budget(Budget(epsilon=epsilon, delta=known, accountant=accountant, orders=orders))
-    elif delta is not None and not population.events:
+    if options.epsilon is not None:
+        _set_budget(population, options.epsilon, options.delta, options.accountant)
+    elif options.delta is not None and not population.events:
         raise InvalidValue("Nothing was charged yet. To set a budget give --epsilon with --delta.")
     if not population.events and population.budget is None:
         echo("{}" if as_json else f"Nothing was charged to {population.path} yet, and no budget is set.")
         return
-    statement = all_runs(population, delta=delta)
-    echo(dumps(statement, allow_nan=False, indent=2) if as_json else render_all_runs(statement), nl=as_json)
+    content = all_runs(population, delta=options.delta)
+    echo(json.dumps(content, allow_nan=False, indent=2) if as_json else render_all_runs(content), nl=as_json)
+
+
+def _population_ledger(store: Path, path: Path | None = None) -> "PopulationLedger":
+    """Open the ledger of a store's users: the store's own, or the one at `path`."""
+    from unheard.corpus.store import TokenStore
+    from unheard.privacy.population_ledger import open_population_ledger
+
+    opened = TokenStore.open(store)
+    return open_population_ledger(opened.path, opened.name, opened.vocabulary_events, path)
+
+
+def _set_budget(population: "PopulationLedger", epsilon: float, delta: float | None, accountant: str) -> None:
+    """Set the budget of a population; delta is by default that of its present budget."""
+    from unheard.errors import InvalidValue
+    from unheard.privacy.accountants import FILTER_ORDERS
+    from unheard.privacy.budget import Budget
+
+    if delta is None:
+        if population.budget is None:
+            raise InvalidValue("A budget is an epsilon at a delta: give --delta too, below 1 / users.")
+        delta = population.budget.delta
+    # DP: at fixed orders the budget holds whatever is chosen after a look at results: a privacy filter.
+    orders = FILTER_ORDERS if accountant == "rdp" else ()
+    population.set_budget(Budget(epsilon=epsilon, delta=delta, accountant=accountant, orders=orders))
 
 
 VERIFY_EXAMPLES = """Examples:
@@ -186,9 +223,6 @@ def verify(folder: RunDir, corpus: Corpus = None, as_json: AsJson = False) -> No
 
     Exit status 2 if it does not.
     """
-    from dataclasses import asdict
-    from json import dumps
-
     from rich.markup import escape
     from rich.table import Table
 
@@ -199,7 +233,7 @@ def verify(folder: RunDir, corpus: Corpus = None, as_json: AsJson = False) -> No
         findings = verify_folder(folder, corpus)
     wrong = [finding.name for finding in findings if finding.fits is False]
     if as_json:
-        print(dumps({"fits": not wrong, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        print(json.dumps({"fits": not wrong, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         table = Table("", "", "", show_header=False, box=None)
         for finding in findings:

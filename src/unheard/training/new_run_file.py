@@ -18,7 +18,8 @@ from pathlib import Path
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
 from unheard.privacy.noise_choice import best, compare_noise
-from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS, NoiseLevel, default_delta, solve
+from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS, NoiseLevel, default_delta
+from unheard.privacy.planner import plan as solve
 
 PAPER_VOCABULARY, PAPER_EMBEDDING = 10_000, 96
 Progress = Callable[[str], None]
@@ -255,7 +256,7 @@ def _independent_tables(
     """Return the tables of independent noise, with the least z that meets the target."""
     z, sentence = 1.0, ""
     if epsilon is not None:
-        run = {"population": population, "users_per_round": users_per_round, "rounds": rounds}
+        run = {"users": population, "users_per_round": users_per_round, "rounds": rounds}
         z = solve(**run, epsilon=epsilon, delta=delta, progress=progress).estimate.noise_multiplier
         sentence = f"z = {z:g} meets epsilon {epsilon:g} at delta {delta:.4g} after {rounds:,} rounds."
     sampling = POISSON.format(users_per_round=_digits(users_per_round))
