@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reproduction.cli.options import MostRounds, ScaleName
 from reproduction.cli.run import SPEED
+from unheard.cli.options import AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,28 +32,33 @@ EXAMPLES = """Examples:
 
 
 def list_(
+    *,
     results: Annotated[
-        Path | None, typer.Option(help="A corpus's results, or the folder above: says how far each recipe is.")
+        Path | None,
+        typer.Option(
+            help="The results of one corpus, or the folder above them: also show how much of each recipe is done.",
+            metavar="DIR",
+            show_default="none",
+        ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="full or smoke.")] = "full",
-    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
+    scale: ScaleName = "full",
+    rounds: MostRounds = None,
     users_per_second: Annotated[
-        float, typer.Option(min=0.001, help="For the estimate: user updates a second (default: one H200).")
+        float, typer.Option(min=0.001, help="User updates per second, for the estimate.", metavar="N")
     ] = SPEED,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output: all of it, and each recipe.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Every table and figure of the paper, and what it recommends but did not do: runs, user updates, how far."""
-    import json
+    """List every recipe: its table or figure in the paper, its runs and its user updates.
 
-    from rich.table import Table
+    Recipes that the paper recommends but did not try are listed too. The estimate of time is for one H200 by default.
+    """
+    import json
 
     from reproduction.cli.display import duration, say_if_missing
     from reproduction.recipe import distinct, scale_named
     from reproduction.recipes import RECIPES
     from reproduction.results import result_sets
-    from unheard.cli.display import console, say
+    from unheard.cli.display import say
 
     chosen, first = scale_named(scale), result_sets(results)[0] if results else None
     known = first.runs if first else {}
@@ -60,28 +67,35 @@ def list_(
     total, done = _updates(runs, known, chosen, rounds)
     if results:
         say_if_missing(results)
+    rows = [_plain(recipe, _updates(recipe.runs, known, chosen, rounds)) for recipe in recipes]
     if as_json:
-        rows = [_plain(recipe, _updates(recipe.runs, known, chosen, rounds)) for recipe in recipes]
         whole = {"runs": len(runs), "user_updates": total, "done": done}
         print(json.dumps({"results": first.title if first else "", **whole, "recipes": rows}))
         return
-    title = "The paper's recipes, in the order in which `all` runs them"
-    if first and results:
-        title += f", and how far they are on {first.title}" if first.title else ""
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for name in ("name", "what", "runs", "user updates", *(["done"] if results else [])):
-        is_figure = name in ("runs", "user updates", "done")
-        table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
-    for recipe in recipes:
-        updates, _ = _updates(recipe.runs, known, chosen, rounds)
-        figures = [str(len(recipe.runs)), f"{updates:,}", *([_done(recipe, known, chosen, rounds)] if results else [])]
-        table.add_row(recipe.name, f"{recipe.location}: {recipe.title}", *figures)
-    console.print(table)
-    rows = f"; {total - done:,} of them are left" if done else ""
+    _print_recipes(rows, first.title if first else None)
+    left = f"; {total - done:,} of them are left" if done else ""
     say(
-        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{rows}, "
+        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{left}, "
         f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
     )
+
+
+def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
+    """Print one row for each recipe; `results` is the title of the results that say how much is done, if any."""
+    from rich.table import Table
+
+    from unheard.cli.display import console
+
+    title = "The paper's recipes, in the order in which `all` runs them"
+    title += f", and how far they are on {results}" if results else ""
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for name in ("name", "what", "runs", "user updates", *(["done"] if results is not None else [])):
+        is_figure = name in ("runs", "user updates", "done")
+        table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
+    for row in rows:
+        figures = [str(len(row["runs"])), f"{row['user_updates']:,}", *([_done(row)] if results is not None else [])]
+        table.add_row(row["name"], f"{row['place']}: {row['title']}", *figures)
+    console.print(table)
 
 
 def _updates(
@@ -110,9 +124,8 @@ def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
     }
 
 
-def _done(recipe: "Recipe", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None) -> str:
+def _done(row: "Mapping[str, Any]") -> str:
     """The share of a recipe's user updates that has results."""
-    if not recipe.runs:
+    if not row["runs"]:
         return "needs no run"
-    total, done = _updates(recipe.runs, known, scale, cap)
-    return f"{done / total:.0%}" if done else "not run"
+    return f"{row['done'] / row['user_updates']:.0%}" if row["done"] else "not run"

@@ -12,6 +12,9 @@ import typer
 from reproduction.cli import list as paper_list
 from reproduction.cli import prepare as paper_prepare
 from reproduction.cli import run as paper_run
+from reproduction.cli.options import ALL_RESULTS, Results
+from unheard.cli.main import as_typer_command
+from unheard.cli.options import AsJson
 
 if TYPE_CHECKING:
     from reproduction.exhibit import Exhibit
@@ -39,21 +42,13 @@ COMPARE_EXAMPLES = """Examples:
   python -m reproduction compare reproduction/results/blogs results/reddit --json
 """
 
-app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args_is_help=True)
-app.command("list", epilog=paper_list.EXAMPLES)(paper_list.list_)
-app.command("prepare", epilog=paper_prepare.EXAMPLES)(paper_prepare.prepare)
-app.command("run", epilog=paper_run.EXAMPLES)(paper_run.run)
 
-
-@app.command("show", epilog=SHOW_EXAMPLES)
 def show(
-    name: Annotated[str, typer.Argument(help="A table or figure, by its name here.", metavar="NAME")],
-    results: Annotated[Path, typer.Option(help="Results: a corpus's folder, or the one above.")] = Path(
-        "reproduction/results"
-    ),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    name: Annotated[str, typer.Argument(help="A table or figure, by the name that `list` shows.", metavar="NAME")],
+    results: Results = ALL_RESULTS,
+    as_json: AsJson = False,
 ) -> None:
-    """One table or figure: the paper's numbers beside ours, a sentence that says whether its conclusion held, and why."""
+    """Show one table or figure: the paper's numbers beside ours, and whether its conclusion held in our runs, and why."""
     import json
 
     from reproduction.cli.display import say_if_missing
@@ -74,17 +69,15 @@ def show(
         _print(filled, on + also)
 
 
-@app.command("page", epilog=PAGE_EXAMPLES)
 def page(
-    results: Annotated[Path, typer.Option(help="Results: a corpus's folder, or the one above.")] = Path(
-        "reproduction/results"
-    ),
+    results: Results = ALL_RESULTS,
     out: Annotated[Path, typer.Option(help="The folder for the page and its pictures.")] = Path("build/paper"),
-    pictures: Annotated[
-        bool, typer.Option(help="Also write every figure as SVG and PNG. --no-pictures: the page alone.")
-    ] = True,
+    pictures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG.")] = True,
 ) -> None:
-    """One page that opens from disk: every table and figure of the paper, from results alone; what was not run says so."""
+    """Write one page that opens from disk, with every table and figure of the paper and our results.
+
+    It needs no runs, only results. Tables and figures without results say so.
+    """
     from reproduction.cli.display import say_if_missing
     from reproduction.page import write_pages
     from unheard.cli.display import say, step_bars
@@ -96,14 +89,15 @@ def page(
         say(f"The page is written: {path.resolve().as_uri()}")
 
 
-@app.command("compare", epilog=COMPARE_EXAMPLES)
 def compare(
     first: Annotated[Path, typer.Argument(help="A folder of results.", metavar="DIR")],
-    second: Annotated[Path, typer.Argument(help="Another.", metavar="DIR")],
+    second: Annotated[Path, typer.Argument(help="The folder to compare with.", metavar="DIR")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output: both tables.")] = False,
 ) -> None:
-    """Compare two sets of results: the same runs with another setting (`run --set`), another seed or on another corpus. Shows the
-    conclusions from both, and the accuracy of each run after the number of rounds that both completed."""
+    """Compare two sets of results: the same runs with another setting (`run --set`), seed or corpus.
+
+    Shows the conclusions from both, and the accuracy of each run after the number of rounds that both completed.
+    """
     import json
     from dataclasses import asdict
 
@@ -153,3 +147,15 @@ def _print(filled: "Exhibit", where: str) -> None:
         print_table(table)
     for note in filled.notes:
         console.print(Text(f"Note: {note}", style="dim"), soft_wrap=True)
+
+
+app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args_is_help=True)
+for _name, _function, _examples in (
+    ("list", paper_list.list_, paper_list.EXAMPLES),
+    ("prepare", paper_prepare.prepare, paper_prepare.EXAMPLES),
+    ("run", paper_run.run, paper_run.EXAMPLES),
+    ("show", show, SHOW_EXAMPLES),
+    ("page", page, PAGE_EXAMPLES),
+    ("compare", compare, COMPARE_EXAMPLES),
+):
+    app.command(_name, epilog=_examples)(as_typer_command(_function))

@@ -5,9 +5,11 @@ words), `characters`, and `other` (another corpus with the dictionary of the mai
 public dictionaries, 1,600 tokens per user.
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import click
 import typer
 
 if TYPE_CHECKING:
@@ -29,72 +31,130 @@ ROLES = (*WORDS, "characters", "other")
 """All stores that this command makes."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """The columns of the input, as in `unheard prepare`, and the names of the corpora."""
+
+    other: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another corpus with the same columns, for runs that start from it or are evaluated on it. May be "
+            "repeated.",
+            metavar="INPUT",
+            show_default="none",
+        ),
+    ] = None
+    user_field: Annotated[
+        str | None,
+        typer.Option(help="The column that names the user who wrote the text.", metavar="COLUMN", show_default="none"),
+    ] = None
+    text_field: Annotated[
+        str | None, typer.Option(help="The column with the text.", metavar="COLUMN", show_default="none")
+    ] = None
+    time_field: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that orders the posts of a user.", metavar="COLUMN", show_default="the order of the input"
+        ),
+    ] = None
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="The format of the input.", metavar="FORMAT", show_default="by the file's name"),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(help="The name of the corpus in results.", metavar="NAME", show_default="the input's name"),
+    ] = None
+    other_name: Annotated[
+        str | None, typer.Option(help="The same for --other.", metavar="NAME", show_default="the input's name")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How text becomes tokens and users are split. The defaults are the paper's."""
+
+    tokens_per_user: Annotated[
+        int, typer.Option(min=1, help="Keep exactly the first N tokens of each user.", metavar="N")
+    ] = 1600
+    min_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Leave out users with fewer tokens.", metavar="N", show_default="as --tokens-per-user"
+        ),
+    ] = None
+    sequence: Annotated[Literal["sentence", "post"], typer.Option(help="What begins with BOS and ends with EOS.")] = (
+        "sentence"
+    )
+    held_out: Annotated[float, typer.Option(help="The fraction of users that is held out.", metavar="F")] = 0.05
+    language: Annotated[str, typer.Option(help="The language of the public word list.", metavar="CODE")] = "en"
+
+
 def prepare(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="As in `unheard prepare`.")],
+    *,
     out: Annotated[Path, typer.Option(help="The folder for the stores, one folder each, named by role.")],
-    other: Annotated[
-        list[str] | None, typer.Option(help="Another corpus with the same columns: public start, another corpus.")
-    ] = None,
-    user_field: Annotated[str | None, typer.Option(help="The column that says who wrote it.")] = None,
-    text_field: Annotated[str | None, typer.Option(help="The column with the text.")] = None,
-    time_field: Annotated[str | None, typer.Option(help="The column to order by; else the order of the input.")] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="As in `unheard prepare`.")] = None,
-    tokens_per_user: Annotated[
-        int, typer.Option(min=1, help="Cut each user at exactly this many (the paper's).")
-    ] = 1600,
-    min_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Leave out users with fewer (as many as the cut).")
-    ] = None,
-    sequence: Annotated[str, typer.Option(help="What BOS and EOS go around: sentence or post.")] = "sentence",
-    held_out: Annotated[float, typer.Option(help="Part of the users that is held out.")] = 0.05,
-    language: Annotated[str, typer.Option(help="Language of the public word list.")] = "en",
-    name: Annotated[
-        str | None, typer.Option(help="What the corpus goes by in print; default: the input's name.")
-    ] = None,
-    other_name: Annotated[str | None, typer.Option(help="The same for the other corpus.")] = None,
+    corpus: CorpusOptions,
+    text: TextOptions,
     only: Annotated[
-        list[str] | None, typer.Option(help=f"Only this store: {', '.join(ROLES)}. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Only this store. May be repeated.", click_type=click.Choice(ROLES), show_default="all of them"
+        ),
     ] = None,
 ) -> None:
-    """Make the stores main, 20k, 30k, characters and other as the paper's corpus was: public dictionaries, 1,600 tokens a user.
-    A store that is there is left as it is, so that the same command goes on after a stop."""
-    from dataclasses import replace
+    """Make the stores main, 20k, 30k, characters and other, as the paper's corpus was made.
 
+    The dictionaries are public and each user has 1,600 tokens. A store that exists is left as it is, so that the same
+    command continues after a stop.
+    """
     from unheard.cli.display import say
-    from unheard.corpus.conversion import CHITCHAT_FIELDS, find_chitchat
+    from unheard.corpus.conversion import find_chitchat
+    from unheard.corpus.sources import find_sources
+    from unheard.errors import InvalidValue
+
+    if "other" in (only or ()) and not corpus.other:
+        raise InvalidValue("--only other needs the other corpus: --other INPUT.")
+    roles = [role for role in (only or ROLES) if corpus.other or role != "other"]
+    is_chitchat = inputs == ["chitchat"] and not Path("chitchat").exists()
+    preparation = _preparation(corpus, text, corpus.name or _stem(inputs[0]), is_chitchat=is_chitchat)
+    sources = [find_chitchat()] if is_chitchat else find_sources(inputs, corpus.format_)
+    _make_words(sources, out, preparation, [role for role in WORDS if role in roles], text.language)
+    if "characters" in roles:
+        _make_characters(sources, out / "characters", preparation, text.language)
+    if "other" in roles and corpus.other:
+        name = corpus.other_name or _stem(corpus.other[0])
+        other = _preparation(corpus, text, name, is_chitchat=False)
+        _make_other(find_sources(corpus.other, corpus.format_), out / "other", other, text.language)
+    say(f"Next: python -m reproduction run all --corpus {out} --name {preparation.name} --dry-run")
+
+
+def _preparation(corpus: CorpusOptions, text: TextOptions, name: str, *, is_chitchat: bool) -> "Preparation":
+    """Return how to prepare a corpus, without its vocabulary.
+
+    Raises:
+        InputError: The columns are not named.
+    """
+    from unheard.corpus.conversion import CHITCHAT_FIELDS
     from unheard.corpus.encode import EncodingOptions
     from unheard.corpus.grouping import SplitRule
     from unheard.corpus.pipeline import Preparation
-    from unheard.corpus.sources import Fields, find_sources
-    from unheard.errors import InputError, InvalidValue
+    from unheard.corpus.sources import Fields
+    from unheard.errors import InputError
 
-    default = inputs == ["chitchat"] and not Path("chitchat").exists()
-    if not default and (user_field is None or text_field is None):
+    if not is_chitchat and (corpus.user_field is None or corpus.text_field is None):
         raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
-    if sequence not in ("post", "sentence"):
-        raise InvalidValue(f"--sequence must be post or sentence, not '{sequence}'.")
-    if unknown := [role for role in only or () if role not in ROLES]:
-        raise InvalidValue(f"--only {unknown[0]}: the stores are {', '.join(ROLES)}.")
-    if "other" in (only or ()) and not other:
-        raise InvalidValue("--only other needs the other corpus: --other INPUT.")
-    roles = [role for role in (only or ROLES) if other or role != "other"]
-    columns = Fields(user=user_field or "", text=text_field or "", time=time_field)
-    preparation = Preparation(
-        fields=CHITCHAT_FIELDS if default else columns,
+    columns = Fields(user=corpus.user_field or "", text=corpus.text_field or "", time=corpus.time_field)
+    return Preparation(
+        fields=CHITCHAT_FIELDS if is_chitchat else columns,
         encoding=EncodingOptions(
-            sequence=sequence, min_tokens=min_tokens or tokens_per_user, tokens_per_user=tokens_per_user
+            sequence=text.sequence,
+            min_tokens=text.min_tokens or text.tokens_per_user,
+            tokens_per_user=text.tokens_per_user,
         ),
-        splits=SplitRule(held_out=held_out),
-        name=name or _stem(inputs[0]),
+        splits=SplitRule(held_out=text.held_out),
+        name=name,
     )
-    sources = [find_chitchat()] if default else find_sources(inputs, format_)
-    _make_words(sources, out, preparation, [role for role in WORDS if role in roles], language)
-    if "characters" in roles:
-        _make_characters(sources, out / "characters", preparation, language)
-    if "other" in roles and other:
-        other_preparation = replace(preparation, fields=columns, name=other_name or _stem(other[0]))
-        _make_other(find_sources(other, format_), out / "other", other_preparation, language)
-    say(f"Next: python -m reproduction run all --corpus {out} --name {preparation.name} --dry-run")
 
 
 def _make_words(
@@ -102,8 +162,6 @@ def _make_words(
 ) -> None:
     """Prepare the store with the largest dictionary, and derive the others from it by shrinking the vocabulary, which
     gives the same bytes as preparing them."""
-    from dataclasses import replace
-
     from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
@@ -129,8 +187,6 @@ def _make_words(
 
 def _make_characters(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
     """Prepare the character store with all characters, of which there are about a hundred."""
-    from dataclasses import replace
-
     from unheard.corpus.tokenizers import CharacterTokenizer
     from unheard.corpus.vocabulary import PublicVocabulary
 
@@ -142,8 +198,6 @@ def _make_characters(sources: list["Source"], out: Path, preparation: "Preparati
 
 def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
     """Prepare the other corpus with the dictionary of the main one, so that models can be evaluated on both."""
-    from dataclasses import replace
-
     from unheard.corpus.vocabulary import PublicVocabulary
 
     wanted = replace(preparation, vocabulary=PublicVocabulary(size=WORDS["main"], language=language))

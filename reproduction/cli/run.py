@@ -5,12 +5,15 @@ plan with an estimate of time, and passes the events of `runner.run_steps` to th
 """
 
 import re
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.options import MaxRestarts, Processes, RankTimeout
+from reproduction.cli.options import ALL_RESULTS, MostRounds, ScaleName
+from unheard.cli.options import EngineOptions, ProcessOptions
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from reproduction.recipe import PaperRun
     from reproduction.scheduling import PendingJob, Step
     from reproduction.workspace import Workspace
+    from unheard.engines.choice import EngineChoice
     from unheard.engines.distributed.process_group import ProcessGroup
 
 EXAMPLES = """Examples:
@@ -40,7 +44,7 @@ OF_RECIPES = {
     "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
     "training.init_from": "recipes say what a run begins from.",
     "training.init_is_public": "recipes say what a run begins from.",
-    "sampling.users_per_round": "recipes say how many users per round has. Fewer: --scale smoke.",
+    "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
     "clip.norm": "recipes say what S is: runs are named by it.",
     "noise.noise_std": "recipes say what sigma is: runs are named by it.",
     "noise.noise_multiplier": "recipes say what sigma is: runs are named by it.",
@@ -57,96 +61,154 @@ CPU_SPEED = 7.0
 """User updates per second on two CPU cores."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class WhatToRun:
+    """The recipes' corpora, how much of each run to make, and what to change in all of them."""
+
+    corpus: Annotated[
+        list[str],
+        typer.Option(help="A store, a folder of stores named by role, or ROLE=DIR. May be repeated.", metavar="DIR"),
+    ]
+    scale: ScaleName = "full"
+    rounds: MostRounds = None
+    seed: Annotated[
+        int,
+        typer.Option(min=0, help="Added to the seeds of cohorts and noise; results go to NAME-seeds+N.", metavar="N"),
+    ] = 0
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a key of every run, for example model.keep_norm=true. The results get a folder of their own. "
+            "May be repeated.",
+            metavar="KEY=VALUE",
+            show_default="none",
+        ),
+    ] = None
+    population: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The declared number of users: N, or ROLE=N. May be repeated.",
+            metavar="N",
+            show_default="counted, which is right for research corpora only",
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        typer.Option(help="The name of the corpus in results.", metavar="NAME", show_default="as in the store"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HowToRun:
+    """The folders, the order and the time limit of the runs."""
+
+    work: Annotated[Path, typer.Option(help="The folder for the run folders.")] = Path("runs/paper")
+    results: Annotated[Path, typer.Option(help="The folder for results: DIR/NAME/runs.jsonl.", metavar="DIR")] = (
+        ALL_RESULTS
+    )
+    schedule: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file of steps (recipes, rounds, runs, seconds). NAME... then chooses among its steps.",
+            metavar="FILE",
+            show_default="recipes in the order of `list`",
+        ),
+    ] = None
+    stop_after: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Stop after so many seconds, at the end of a round. Everything is saved and recorded.",
+            metavar="SECONDS",
+            show_default="no limit",
+        ),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run, and how long it takes.")] = (
+        False
+    )
+    users_per_second: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="User updates per second, for the estimate.",
+            metavar="N",
+            show_default="as measured on this machine, or that of one H200 or two CPU cores",
+        ),
+    ] = None
+
+
 def run(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Recipes (`python -m reproduction list`), or all.")
     ],
-    corpus: Annotated[
-        list[str], typer.Option(help="A store, a folder of stores named by role, or ROLE=DIR. May be repeated.")
-    ],
-    scale: Annotated[str, typer.Option(help="full: as the paper. smoke: a tiny version of everything.")] = "full",
-    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many rounds of every run.")] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Added to the seeds of cohorts and noise; results go to NAME-seeds+N.")
-    ] = 0,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Change a key of every run: model.keep_norm=true; results get a folder of their own."
-        ),
-    ] = None,
-    population: Annotated[
-        list[str] | None, typer.Option(help="Declared users: N, or ROLE=N. Left out: counted, for research corpora.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="What the corpus goes by in print; default: its own name.")] = None,
-    work: Annotated[Path, typer.Option(help="Where the run folders lie.")] = Path("runs/paper"),
-    results: Annotated[Path, typer.Option(help="Where lines of results go: DIR/<name>/runs.jsonl.")] = Path(
-        "reproduction/results"
-    ),
-    schedule: Annotated[
-        Path | None, typer.Option(help="A TOML file of steps (recipes, rounds, runs, seconds). NAME... then chooses.")
-    ] = None,
-    stop_after: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which all is saved and recorded, wherever it is.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be run, and how long it takes.")
-    ] = False,
-    users_per_second: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="For the estimate; default: as measured here, else one H200, or two cores."),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="auto, stacked, vectorised or reference.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = "auto",
-    processes: Processes = 1,
-    max_restarts: MaxRestarts = 0,
-    rank_timeout: RankTimeout = None,
+    *,
+    what: WhatToRun,
+    how: HowToRun,
+    engine: EngineOptions,
+    processes: ProcessOptions,
 ) -> None:
-    """Make the runs behind the paper's tables and figures. Runs that recipes share are made once, like ones side by side."""
+    """Make the runs behind the paper's tables and figures.
 
-    import time
-
+    A run that several recipes share is made once. Runs of the same shape are trained side by side. The same command
+    continues after a stop.
+    """
     began = time.monotonic()
 
-    def work_with(ranks: "ProcessGroup | None") -> None:
+    def work(ranks: "ProcessGroup | None") -> None:
         from reproduction.cli.display import show_plan, show_running, show_skipped
-        from reproduction.recipe import scale_named
         from reproduction.runner import run_steps
-        from reproduction.scheduling import jobs_of
-        from reproduction.workspace import Workspace
         from unheard.cli.display import say
-        from unheard.engines.choice import EngineChoice
 
-        chosen, steps = scale_named(scale), _steps(names, schedule)
-        _check_changes(changes or [], [job.run for step in steps for job in jobs_of(step, chosen)])
-        corpora = _corpora(corpus, population, name)
-        title = _title(name or corpora["main"].name, scale, seed, changes or [])
-        workspace = Workspace(
-            corpora=corpora,
-            work=work / title,
-            results=results / title,
-            scale=chosen.changed(changes or []),
-            seed_shift=seed,
-            engine=EngineChoice(kind=engine, device=device, rank_timeout=rank_timeout or EngineChoice.rank_timeout),
-            ranks=ranks,
-        )
-        left, impossible = _left(workspace, steps, rounds)
-        show_plan(workspace, left, *_speed(workspace, users_per_second))
-        if dry_run or not left:
+        steps = _steps(names, how.schedule)
+        workspace = _workspace(steps, what, how, _engine(engine, processes), ranks)
+        left, impossible = _left(workspace, steps, what.rounds)
+        show_plan(workspace, left, *_speed(workspace, how.users_per_second))
+        if how.dry_run or not left:
             show_skipped(impossible)
             return
         workspace.make_folders()
         updates = sum(one.left * one.users for one in left)
-        left_s = None if stop_after is None else stop_after - (time.monotonic() - began)  # reading and planning count
-        went_well = show_running(run_steps(workspace, steps, cap=rounds, stop_after=left_s), updates)
-        say(
-            f"Results: {workspace.results / 'runs.jsonl'}. The same command goes on; `python -m reproduction page` "
-            "shows them."
-        )
+        used = time.monotonic() - began  # reading and planning count
+        stop_after = None if how.stop_after is None else how.stop_after - used
+        went_well = show_running(run_steps(workspace, steps, cap=what.rounds, stop_after=stop_after), updates)
+        file = workspace.results / "runs.jsonl"
+        say(f"Results: {file}. The same command goes on; `python -m reproduction page` shows them.")
         if not went_well:
             raise typer.Exit(1)
 
-    run_on_processes(work_with, processes, max_restarts)
+    run_on_processes(work, processes.processes, processes.max_restarts)
+
+
+def _engine(engine: EngineOptions, processes: ProcessOptions) -> "EngineChoice":
+    """Return the engine of every run. Recipes name none, so that options that are left out mean `auto`."""
+    from unheard.engines.choice import EngineChoice
+
+    given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
+    return EngineChoice(**{key: value for key, value in given.items() if value})
+
+
+def _workspace(
+    steps: "list[Step]", what: WhatToRun, how: HowToRun, engine: "EngineChoice", ranks: "ProcessGroup | None"
+) -> "Workspace":
+    """Check `--set`, open the corpora, and return the corpora, folders and engine of all runs."""
+    from reproduction.recipe import scale_named
+    from reproduction.scheduling import jobs_of
+    from reproduction.workspace import Workspace
+
+    scale, changes = scale_named(what.scale), what.set_ or []
+    _check_changes(changes, [job.run for step in steps for job in jobs_of(step, scale)])
+    corpora = _corpora(what.corpus, what.population, what.name)
+    title = _title(what.name or corpora["main"].name, what.scale, what.seed, changes)
+    return Workspace(
+        corpora=corpora,
+        work=how.work / title,
+        results=how.results / title,
+        scale=scale.changed(changes),
+        seed_shift=what.seed,
+        engine=engine,
+        ranks=ranks,
+    )
 
 
 def _corpora(given: list[str], population: list[str] | None, name: str | None) -> "Mapping[str, Corpus]":
@@ -256,11 +318,9 @@ def _say_what_is_counted(corpora: "Mapping[str, Corpus]") -> None:
     counted = [one.role for one in corpora.values() if one.is_counted]
     if counted:
         notes.print(
-            f"No --population was declared for {', '.join(counted)}: the number of training users is COUNTED in "
-            "the store, "
-            "which is a fact about private people. Right for research corpora only. And all these runs are seeded "
-            "experiments: "
-            "no epsilon of theirs is a guarantee against whoever knows the seed.",
+            f"No --population was declared for {', '.join(counted)}: the number of training users is COUNTED in the store, "
+            "which is a fact about private users. That is right for research corpora only. All these runs are seeded "
+            "experiments: their epsilon is no guarantee against anyone who knows the seed.",
             style="bold yellow",
             markup=False,
             highlight=False,

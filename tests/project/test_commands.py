@@ -3,6 +3,7 @@
 Each rule is one test that lists every offender. The tables of options on the site are generated (tools/site_hooks.py).
 """
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ import site_hooks  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 COMMANDS = site_hooks.all_commands()
 UNHEARD = {name: command for name, command in COMMANDS.items() if name.startswith("unheard ")}
+SCREEN = 50
+"""Lines of one screen."""
 
 
 def flags_of(name: str) -> list[str]:
@@ -75,7 +78,7 @@ def test_help_shows_the_whole_name_of_every_option_on_80_columns(monkeypatch):
 def test_every_command_ends_with_examples():
     without = [
         name
-        for name, command in UNHEARD.items()
+        for name, command in COMMANDS.items()
         if "Examples" not in (command.epilog or "") or name not in (command.epilog or "")
     ]
     assert without == []
@@ -85,9 +88,16 @@ def test_help_shows_the_default_of_every_option():
     """Flags are off by default; every other option that may be left out shows a value, or says in words what happens."""
     without = [
         f"{name} {p.opts[0]}"
-        for name, command in UNHEARD.items()
+        for name, command in COMMANDS.items()
         for p in command.params
         if p.param_type_name == "option" and not p.required and not p.is_flag
         if not isinstance(p.show_default, str) and (p.default is None or p.show_default is False)
     ]
     assert without == []
+
+
+def test_every_command_function_fits_on_a_screen():
+    """With its signature and docstring. Options that belong together are a group, and the work is in the packages."""
+    lines = {name: len(inspect.getsourcelines(inspect.unwrap(c.callback))[0]) for name, c in COMMANDS.items()}
+    long = {name: number for name, number in lines.items() if number > SCREEN}
+    assert {name: number for name, number in long.items() if name != "unheard prepare"} == {}

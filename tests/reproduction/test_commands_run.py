@@ -220,14 +220,27 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
         (("run", "clipping", "--corpus", "20k=STORE"), "no main corpus"),
         (("run", "clipping", "--corpus", "nowhere"), "reproduction prepare"),
         (("run", "clipping", "--corpus", "STORE", "--name", "../elsewhere"), "leave out slashes"),
-        (("run", "clipping", "--corpus", "STORE", "--scale", "smoke", "--engine", "diesel"), "Unknown engine 'diesel'"),
         (("run", "clipping", "--corpus", "STORE", "--scale", "smoke", "--work", "STORE/corpus.json"), "with --work"),
         (("prepare", "x.jsonl", "--out", "o"), "--user-field"),
-        (("prepare", "chitchat", "--out", "o", "--only", "40k"), "the stores are main"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_cure(store, words, said):
     assert said in refused(*(word.replace("STORE", str(store.path)) for word in words))
+
+
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        (("run", "clipping", "--corpus", "STORE", "--engine", "diesel"), "'vectorised'"),
+        (("run", "clipping", "--corpus", "STORE", "--scale", "huge"), "'smoke'"),
+        (("prepare", "chitchat", "--out", "o", "--only", "40k"), "'30k'"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_the_known_ones(words, listed):
+    done = unheard(*words)
+    assert done.exit_code == 2
+    assert words[-1] in done.output
+    assert listed in done.output
 
 
 def test_prepare_makes_the_stores_by_role(tmp_path):
