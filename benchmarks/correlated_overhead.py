@@ -22,10 +22,10 @@ import torch
 import unheard
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
+from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.correlated import CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import standard_normals
 from unheard.mechanism.sampling import CyclicPoissonSampling, MinSeparationSampling, Turn
-from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import finish
 from unheard.performance.benchmark import benchmark_plan, synthetic_users
 from unheard.privacy.matrix_factorization import optimise

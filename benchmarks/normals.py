@@ -16,8 +16,8 @@ import torch
 
 from unheard import ExactGaussianNoise, GaussianNoise
 from unheard.mechanism import noise as noise_module
+from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.noise import NormalsAhead, standard_normals
-from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import finish
 from unheard.randomness import GENERATOR, secure_generator
 

@@ -21,8 +21,8 @@ import torch
 
 import unheard
 from unheard.engines.distributed.process_group import Message, ProcessGroup
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.performance.benchmark import synthetic_users
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import secure_generator

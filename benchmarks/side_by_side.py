@@ -19,7 +19,7 @@ import torch
 import unheard
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.mechanism.estimators import FixedDenominator, TrueAverage
+from unheard.mechanism.aggregation import FixedDenominator, TrueAverage
 from unheard.training import loop
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from unheard.engines.reference import ReferenceEngine
 from unheard.evaluation.next_word import HeldOutText
 from unheard.mechanism import noise
-from unheard.mechanism.estimators import FixedDenominator
+from unheard.mechanism.aggregation import FixedDenominator
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.sampling import PoissonSampling
 from unheard.training import round as one_round

@@ -17,8 +17,8 @@ from tests.federated.network import LocalNetwork, divided, federated, plain
 from tests.federated.test_server import SECURE, one_round, seeded, sum_of
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, LedgerError, NodeError, PrivacyError, UnprovenCombination
+from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.distributed_noise import SMALLEST_SHARE, DistributedGaussianNoise
-from unheard.mechanism.values import BoundedAverage
 from unheard.privacy.events import (
     DistributedGaussian,
     Gaussian,

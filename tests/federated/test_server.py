@@ -17,8 +17,8 @@ from unheard.engines.engine import Drawn
 from unheard.errors import InvalidValue, LedgerError, NodeError, UnprovenCombination
 from unheard.federated.messages import Packet
 from unheard.federated.server import FederatedEngine
+from unheard.mechanism.aggregation import BoundedAverage, CohortSum
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import BoundedAverage, CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint

@@ -24,10 +24,9 @@ from unheard import (
 )
 from unheard.config import part_of_kind
 from unheard.errors import InvalidValue, UnknownKey, UnprovenCombination
-from unheard.mechanism.aggregation import Contribution, noised_grid
+from unheard.mechanism.aggregation import CohortSum, Contribution, noised_grid
 from unheard.mechanism.clipping import Ball
 from unheard.mechanism.plan import KINDS
-from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.randomness import reproducible_generator

@@ -27,10 +27,10 @@ from unheard import (
     PoissonSampling,
 )
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.correlated import CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import standard_normals
 from unheard.mechanism.sampling import Turn, groups_of
-from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
 from unheard.privacy.events import CorrelatedGaussian
 from unheard.privacy.matrix_factorization import Factorisation, optimise

@@ -20,8 +20,8 @@ from unheard import (
 )
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism import noise as noise_module
+from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.noise import ExactNormalsAhead, NormalsAhead, standard_normals
-from unheard.mechanism.values import BoundedAverage
 from unheard.parameters import Layout
 from unheard.randomness import SecureStreams, reproducible_generator
 

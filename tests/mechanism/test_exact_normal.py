@@ -12,8 +12,8 @@ from scipy.special import ndtri
 
 import unheard
 from unheard.mechanism import exact_normal
+from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.exact_normal import rounded_normals
-from unheard.mechanism.values import BoundedAverage
 from unheard.randomness import reproducible_generator
 
 CPU = torch.device("cpu")

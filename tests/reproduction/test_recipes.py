@@ -23,8 +23,8 @@ from reproduction.scheduling import (
 from reproduction.verdict import TRAINED
 
 from unheard.errors import ConfigError, CorpusError
+from unheard.mechanism.aggregation import ClippedDenominator, FixedDenominator, TrueAverage
 from unheard.mechanism.clipping import AdaptiveClip, NoClip, PerLayerClip
-from unheard.mechanism.estimators import ClippedDenominator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.updates.local_updates import FedSGD

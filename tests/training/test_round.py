@@ -11,7 +11,7 @@ from torch import nn
 import unheard
 from unheard.corpus.vocabulary import BOS
 from unheard.errors import ModelError
-from unheard.mechanism.values import CohortSum
+from unheard.mechanism.aggregation import CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
 from unheard.training.round import Round, run_rounds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from unheard.mechanism.values import BoundedAverage, CohortSum, NoisyAverage
+from unheard.mechanism.aggregation import BoundedAverage, CohortSum, NoisyAverage
 from unheard.training.server import AdamServer, AddServer, MomentumServer, State, step
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import unheard
 from unheard.errors import InvalidValue
-from unheard.mechanism.estimators import ClippedDenominator, TrueAverage
+from unheard.mechanism.aggregation import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.events import PoissonGaussian
 from unheard.tuning.projected_plan import private_run, project_plan, users_for

@@ -37,9 +37,9 @@ from torch import Tensor
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine
 from unheard.errors import InvalidValue
+from unheard.mechanism.aggregation import CohortSum, NoisyAverage
 from unheard.mechanism.clipping import Ball
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum, NoisyAverage
 from unheard.parameters import Layout
 from unheard.privacy.events import Event
 from unheard.privacy.ledger import new_run_id

@@ -46,11 +46,11 @@ from unheard.audit.lower_bound import (
     refutes,
 )
 from unheard.errors import UnprovenCombination
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.sampling import FixedSizeSampling, GroupedSampling, Turn, groups_of
-from unheard.mechanism.values import CohortSum
 from unheard.privacy.accountants import best_epsilon, epsilon
 from unheard.privacy.events import Event, Gaussian
 from unheard.privacy.matrix_factorization import Factorisation

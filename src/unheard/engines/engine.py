@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.updates.users import User
 
 

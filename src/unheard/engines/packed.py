@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.models.model import BOS, PAD
 from unheard.models.packed import CannotPack, PackedModel, Stream, StreamSize, fast_score_gradient
 from unheard.parameters import host_memory, to_device

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from unheard.engines.engine import Cohort, Drawn
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
 from unheard.updates.users import User
 

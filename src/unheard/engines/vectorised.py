@@ -25,8 +25,8 @@ from torch.func import grad, vmap
 
 from unheard.engines.engine import Cohort, Drawn, one_thread_per_chunk
 from unheard.errors import ModelError
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel, mean_loss
 from unheard.parameters import to_device
 from unheard.updates.local_updates import padded_batches

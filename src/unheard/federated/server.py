@@ -38,10 +38,10 @@ from unheard.engines.engine import Cohort, Drawn
 from unheard.errors import InvalidValue, NodeError, PrivacyError, UnheardError, UnprovenCombination
 from unheard.federated.messages import Network, Packet
 from unheard.federated.node import EXTRAS
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.distributed_noise import DistributedGaussianNoise
 from unheard.mechanism.plan import Plan, RoundPlan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
-from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.training.run_file import MODELS

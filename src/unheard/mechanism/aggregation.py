@@ -1,34 +1,54 @@
-"""Aggregation: clips, weights and sums the users' deltas as integers on a public grid.
+"""Aggregation: the deltas of a cohort in, one average with a bounded sensitivity out.
 
-Every user's delta goes through `Contribution.of_users`, whichever engine computed it. Input: deltas [U, P] and
-fixed-point weights. Output: a `CohortSum`. In the paper: the sum of w_k * Delta_k in Algorithm 1.
+    deltas --Contribution--> CohortSum --Estimator--> BoundedAverage --noise--> NoisyAverage --> server
 
-For each user n_k = trunc(w_k * Clip(delta_k) / g), rounded towards zero, with a public grid g that is a power of two.
-Truncation cannot raise a norm, so g * ||n_k|| <= w_k * S holds without a correction, and it is checked on the integers.
-Integers add exactly, so the sum is the same in any order and on any number of workers, and its low bits do not depend
-on how floats were rounded. The whole argument is in docs/privacy.md.
+**The types say who may see a value**: `CohortSum` and `BoundedAverage` are private, `NoisyAverage` is public. The server
+accepts a `NoisyAverage` only, so nothing computed from users can reach the model without the noise. All three hold
+integers on a public grid, or what is computed from those integers. The sensitivity travels with the value: the sum
+carries the bound of each user in it, the average carries its own sensitivity, and the noise takes its scale from there
+and from nowhere else.
 
-    >>> from unheard.mechanism.clipping import Ball
+**The sum.** Every user's delta goes through `Contribution.of_users`, whichever engine computed it. Input: deltas [U, P]
+and fixed-point weights. Output: a `CohortSum`. In the paper: the sum of w_k * Delta_k in Algorithm 1. For each user n_k =
+trunc(w_k * Clip(delta_k) / g), rounded towards zero, with a public grid g that is a power of two. Truncation cannot
+raise a norm, so g * ||n_k|| <= w_k * S holds without a correction, and it is checked on the integers. Integers add
+exactly, so the sum is the same in any order and on any number of workers, and its low bits do not depend on how floats
+were rounded. The whole argument is in docs/privacy.md. On CUDA the same computation runs as Triton kernels
+(kernels.py); tests compare the two.
+
     >>> each = Contribution(balls=(Ball(slice(0, 2), 1.0),), l2_bound=1.0, grid=noised_grid(1.0), is_noised=True)
     >>> total = each.of_users(torch.tensor([[3.0, 4.0]]), np.array([ONE]))
     >>> (total.units_P * total.grid).tolist()  # scaled to norm 1, then truncated to the grid
     [0.5999994277954102, 0.7999992370605469]
 
-On CUDA the same computation runs as Triton kernels (kernels.py); tests compare the two.
+**The average.** An estimator turns the sum into an average, and says how far one user can move that average. In the
+paper: section 2, "Bounded-sensitivity estimators", and Lemma 1 with its proof.
+
+| class | divides by | sensitivity |
+| --- | --- | --- |
+| `FixedDenominator` (f_f) | q W | S / (q W) |
+| `ClippedDenominator` (f_c) | max(q W_min, weight drawn), then clips to norm S | 2 S / (q W_min), plus the rounding |
+| `TrueAverage` | the weight drawn | none: for a baseline without noise |
+
+q, W and W_min are declared in the run file. No private estimator divides by the weight drawn alone.
+
+    >>> FixedDenominator().sensitivity(l2_bound=15.0, expected_weight=100.0, num_parameters=10)
+    0.15
 """
 
 import importlib.util
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unheard.mechanism.clipping import Ball
-from unheard.mechanism.values import CohortSum
+from unheard.config import require_positive
+from unheard.errors import UnprovenCombination
 from unheard.parameters import to_device
 from unheard.updates.weighting import ONE
 
@@ -50,6 +70,68 @@ int64."""
 NUMBERS_AT_ONCE = 2**21
 """Coordinates whose float64 copies exist at the same time, 16 MB: one user of the paper's model, many of a small
 model."""
+
+QUOTIENT_GRID_BITS = 20
+"""The clipped denominator's quotient is rounded to about its sensitivity / 2^20."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortSum:
+    """PRIVATE. The sum over a cohort of w_k * delta_k, in units of a public grid. Never print or save it."""
+
+    units_P: Tensor = field(repr=False)
+    """int64: the same in any order of summation, on any number of workers."""
+    grid: float
+    """The size of one unit, public."""
+    weight: float = field(repr=False)
+    """The weight drawn: the sum of w_k over the cohort."""
+    l2_bound: float
+    """S: no user's delta has a larger norm, and no user's w_k * delta_k a larger norm than w_k * S.
+
+    Infinite without a clip.
+    """
+    balance: int | None = field(default=None, repr=False)
+    """How many more users were never clipped than were clipped; counted for an adaptive clip only."""
+    added_noise: float = 0.0
+    """The standard deviation, in units, of the noise that the nodes have added (mechanism/distributed_noise.py).
+
+    0 for a sum without noise; infinite for a sum that holds nothing of any user.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedAverage:
+    """PRIVATE. An estimate of the average update, and how far adding or removing one user can move it."""
+
+    units_P: Tensor = field(repr=False)
+    unit: float
+    """The size of one unit of the average. Public, unless the sensitivity is infinite."""
+    sensitivity: float
+    """The largest L2 distance between the averages of two cohorts that differ by one user."""
+    added_noise: float = 0.0
+    """As in `CohortSum`, in units of this average."""
+
+    @property
+    def average_P(self) -> Tensor:
+        """The average itself, float64. As private as the users."""
+        return self.units_P.double() * self.unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyAverage:
+    """PUBLIC. What a round releases: everything computed from it is post-processing."""
+
+    average_P: Tensor
+    noise_std: float
+    """sigma, the standard deviation of the noise in each coordinate; 0 for a run without noise."""
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A stretch of the flat vector and the largest L2 norm allowed to it."""
+
+    where: slice
+    radius: float
 
 
 def noised_grid(l2_bound: float) -> float:
@@ -190,3 +272,153 @@ def _added(units_UP: Tensor) -> Tensor:
 def has_kernels(device: torch.device) -> bool:
     """Whether the Triton kernels can run on this device."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+class Estimator(Protocol):
+    """What the plan needs of an estimator."""
+
+    def minimum_weight(self, total_weight: float) -> float:
+        """The declared weight that q is multiplied with: W, or W_min."""
+        ...
+
+    def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
+        """The sensitivity of `average` in L2 norm; infinite if it has no bound.
+
+        Args:
+            l2_bound: S, the bound of each user's delta.
+            expected_weight: q times `minimum_weight`.
+            num_parameters: P, for estimators that round.
+        """
+        ...
+
+    def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The average of a cohort, with its sensitivity."""
+        ...
+
+    def check_private(self) -> None:
+        """Raises `UnprovenCombination` if a plan with noise may not use the estimator."""
+        ...
+
+
+class BaseEstimator:
+    """Defaults of `Estimator` for an estimator with a bounded sensitivity and the whole declared weight."""
+
+    def minimum_weight(self, total_weight: float) -> float:
+        """The least total weight W that the sensitivity is computed for."""
+        return total_weight
+
+    def check_private(self) -> None:
+        """Raise `UnprovenCombination` if the estimator has no sensitivity. By default it has one."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedDenominator(BaseEstimator):
+    """f_f of the paper: divides by the declared q W, whoever was drawn. Unbiased. Sensitivity S / (q W).
+
+    Example:
+        >>> FixedDenominator().minimum_weight(1000.0)
+        1000.0
+    """
+
+    def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
+        """S / (qW)."""
+        return l2_bound / expected_weight
+
+    def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The sum divided by the declared constant qW."""
+        # DP: the denominator is a declared constant; with the integer sum it is a public change of unit.
+        return BoundedAverage(
+            units_P=total.units_P,
+            unit=total.grid / expected_weight,
+            sensitivity=self.sensitivity(total.l2_bound, expected_weight, total.units_P.numel()),
+            added_noise=total.added_noise,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedDenominator(BaseEstimator):
+    """f_c of the paper: divides by the weight drawn, but by no less than q W_min. Sensitivity 2 S / (q W_min), plus the
+    rounding.
+
+    An average of deltas of norm at most S has norm at most S. It is clipped to S all the same: under secure aggregation
+    a hostile node may add any vector, and the sensitivity for everybody else rests on this bound.
+
+    Args:
+        min_total_weight: W_min, declared: a lower bound on the total weight below which the average is no longer scaled
+        up.
+
+    Example:
+        >>> ClippedDenominator(min_total_weight=500).minimum_weight(1000.0)
+        500
+    """
+
+    min_total_weight: float
+
+    def __post_init__(self) -> None:
+        require_positive(min_total_weight=self.min_total_weight)
+
+    def minimum_weight(self, total_weight: float) -> float:
+        """W_min, as declared."""
+        return self.min_total_weight
+
+    def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
+        """2 S / (q W_min) and the rounding; `expected_weight` is q W_min here.
+
+        Rounding each of d coordinates to a grid h can add h sqrt(d) to the distance of two averages. The last factor
+        covers the float64 error of the division, which stays far below it for any cohort of fewer than 2^10 sqrt(d)
+        users."""
+        if math.isinf(l2_bound):
+            return math.inf
+        rounding = self._quotient_grid(l2_bound, expected_weight) * math.sqrt(num_parameters) * (1 + 2.0**-20)
+        # DP: 2 S / (q W_min): one user moves the numerator and the denominator. The proof needs ||delta_k|| <= S for
+        # each user.
+        return 2 * l2_bound / expected_weight + rounding
+
+    def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The sum divided by max(qW_min, the weight of the cohort), clipped and rounded to a public grid."""
+        # DP: never less than the declared minimum, so that a small cohort cannot make one user large.
+        denominator = max(expected_weight, total.weight)
+        sensitivity = self.sensitivity(total.l2_bound, expected_weight, total.units_P.numel())
+        if math.isinf(sensitivity):
+            return BoundedAverage(units_P=total.units_P, unit=total.grid / denominator, sensitivity=sensitivity)
+        # DP: the denominator is private, so divide first, and put the quotient on a grid that does not depend on it.
+        grid = self._quotient_grid(total.l2_bound, expected_weight)
+        units_P = total.units_P.double() * (total.grid / denominator) / grid
+        # DP: the average has norm at most S whatever other users have added; the proof of 2 S / (q W_min) needs it. The
+        # sum is pairwise, so that its rounding is far below that of the quotient.
+        norm = units_P.square().sum().sqrt()
+        units_P *= (total.l2_bound / grid / norm).clamp(max=1.0)
+        return BoundedAverage(units_P=torch.round(units_P).to(torch.int64), unit=grid, sensitivity=sensitivity)
+
+    @staticmethod
+    def _quotient_grid(l2_bound: float, expected_weight: float) -> float:
+        """A public power of two near 2 S / (q W_min) / 2^20."""
+        return 2.0 ** (math.floor(math.log2(2 * l2_bound / expected_weight)) - QUOTIENT_GRID_BITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrueAverage(BaseEstimator):
+    """Divides by the weight drawn. Its sensitivity has no bound, so a plan with noise refuses it: for a non-private
+    baseline.
+
+    Example:
+        >>> TrueAverage().sensitivity(15.0, 100.0, 10)
+        inf
+    """
+
+    def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
+        """Infinity: the denominator is the weight of the users who were drawn."""
+        return math.inf
+
+    def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
+        """The sum divided by the weight of the users who were drawn."""
+        unit = total.grid / total.weight if total.weight > 0 else 0.0
+        return BoundedAverage(units_P=total.units_P, unit=unit, sensitivity=math.inf)
+
+    def check_private(self) -> None:
+        """Raises `UnprovenCombination`: the true average has no useful sensitivity."""
+        raise UnprovenCombination(
+            "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "
+            "Set [estimator] kind = 'fixed_denominator', or 'clipped_denominator' with min_total_weight."
+        )

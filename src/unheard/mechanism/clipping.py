@@ -39,16 +39,9 @@ from torch import Tensor
 
 from unheard.config import nearest, require, require_positive
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.aggregation import Ball
 from unheard.mechanism.noise import Noise
 from unheard.parameters import Layout
-
-
-@dataclass(frozen=True)
-class Ball:
-    """A stretch of the flat vector and the largest L2 norm allowed to it."""
-
-    where: slice
-    radius: float
 
 
 class Clip(Protocol):

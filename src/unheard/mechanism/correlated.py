@@ -26,12 +26,9 @@ from torch import Tensor
 
 from unheard.config import require
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.mechanism.clipping import Clip
-from unheard.mechanism.estimators import Estimator, FixedDenominator
+from unheard.mechanism.aggregation import BoundedAverage, NoisyAverage
 from unheard.mechanism.noise import LARGEST_MULTIPLIER, GaussianNoise, Normals, NormalsAhead, rounded_onto_grid
-from unheard.mechanism.sampling import CyclicPoissonSampling, GroupedSampling, MinSeparationSampling, Sampling
-from unheard.mechanism.schedule import Change
-from unheard.mechanism.values import BoundedAverage, NoisyAverage
+from unheard.mechanism.sampling import GroupedSampling
 from unheard.privacy.events import CorrelatedGaussian
 from unheard.privacy.matrix_factorization import BUFFERS, MOST_ROUNDS, Factorisation, optimise
 from unheard.randomness import generator_from_key
@@ -119,34 +116,6 @@ class CorrelatedNoise(GaussianNoise):
             "noise_multiplier": event.noise_multiplier,
             "block": event.block,
         }
-
-    def check_parts(self, sampling: Sampling, estimator: Estimator, clip: Clip, schedule: tuple[Change, ...]) -> None:
-        """Raise `UnprovenCombination` for parts with which correlated noise has no proof."""
-        # DP: only these two keep the rounds of one user apart, which the sensitivity of C rests on.
-        if not isinstance(sampling, CyclicPoissonSampling | MinSeparationSampling):
-            raise UnprovenCombination(
-                "Correlated noise needs [sampling] kind = 'cyclic_poisson' or 'min_separation': its proof needs users "
-                "whose rounds are apart."
-            )
-        # DP: the sensitivity of BLT noise counts all rounds of a user; sampling within a group has no proof here.
-        if self.strategy == "blt" and not isinstance(sampling, MinSeparationSampling):
-            raise UnprovenCombination("[noise] strategy = 'blt' needs [sampling] kind = 'min_separation'.")
-        # DP: the proof is for rows of X that one user moves by S / (q W), whoever else was drawn.
-        if type(estimator) is not FixedDenominator:
-            raise UnprovenCombination(
-                "Correlated noise is proved for [estimator] kind = 'fixed_denominator' only. Use it, or [noise] kind = "
-                "'gaussian'."
-            )
-        if clip.adaptive is not None:
-            raise UnprovenCombination(
-                "Correlated noise with an adaptive clip has no proof: the sensitivity would change from round to round. "
-                "Use [clip] kind = 'flat' or 'per_layer', or [noise] kind = 'gaussian'."
-            )
-        # DP: all rounds share one sensitivity and one sigma; noise of one round cancels that of others.
-        if any(change.clip_norm or change.noise_std or change.noise_multiplier for change in schedule):
-            raise UnprovenCombination(
-                "A [[schedule]] may not change clip_norm or the noise of a run with correlated noise; learning_rate it may."
-            )
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "GaussianNoise":
         """Raises `UnprovenCombination`: the matrix is charged for noise that does not change."""

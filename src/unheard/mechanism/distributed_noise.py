@@ -21,16 +21,15 @@ here is fine (S / g is at least 2^20), so that rounded Gaussians need neither a 
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from unheard.config import require, require_positive
 from unheard.errors import InvalidValue, PrivacyError, UnprovenCombination
+from unheard.mechanism.aggregation import BoundedAverage, NoisyAverage
 from unheard.mechanism.exact_normal import rounded_normals
 from unheard.mechanism.noise import LARGEST_MULTIPLIER, Normals
-from unheard.mechanism.values import BoundedAverage, NoisyAverage
 
 SMALLEST_SHARE = 32.0
 """The smallest standard deviation of a share, in units of the grid, for which the distance of the proof is tiny."""
@@ -77,17 +76,6 @@ class DistributedGaussianNoise:
         if noise_multiplier is None:
             raise InvalidValue("The schedule of distributed noise sets noise_multiplier, not noise_std.")
         return replace(self, noise_multiplier=noise_multiplier)
-
-    def check_parts(self, estimator: Any, clip: Any) -> None:
-        """Raise `UnprovenCombination` for an estimator or a clip that needs more from the server than the noisy sum."""
-        from unheard.mechanism.estimators import FixedDenominator
-
-        # DP: another estimator needs the exact weight drawn, and an adaptive clip an exact count, both without noise.
-        if not isinstance(estimator, FixedDenominator) or clip.adaptive is not None:
-            raise UnprovenCombination(
-                "Distributed noise covers the sum of the updates and nothing else. Set [estimator] kind = "
-                "'fixed_denominator' and [clip] kind = 'flat' or 'per_layer'."
-            )
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> Normals:
         """Nothing is drawn here: the nodes draw their own noise."""

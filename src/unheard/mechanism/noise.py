@@ -36,8 +36,8 @@ from torch import Tensor
 
 from unheard.config import require, require_positive
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.aggregation import BoundedAverage, NoisyAverage
 from unheard.mechanism.exact_normal import ExactNormals, exact_normals
-from unheard.mechanism.values import BoundedAverage, NoisyAverage
 from unheard.parameters import host_memory
 from unheard.randomness import StreamPart, split_stream
 

@@ -2,7 +2,9 @@
 
 `Plan` holds the parts as a run file declares them. `Plan.at(round, layout)` resolves them for one round as a
 `RoundPlan`, which has everything that the round needs and states its privacy event. Combinations without a proof are
-refused when a plan is made, before anything runs.
+refused when a plan is made, before anything runs. `Change` is one entry of the schedule: S, sigma, z or eta may change
+during training (paper: section 3, "Adjusting noise and clipping as training progresses"). A schedule that is chosen from
+private results would need a proof of its own; this one is declared in the run file and cannot depend on any.
 
     >>> from unheard.parameters import Layout
     >>> plan = Plan(
@@ -22,20 +24,31 @@ refused when a plan is made, before anything runs.
 `KINDS`, and a line in `unheard/__init__.pyi` (docs/extending.md)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from unheard.config import table_from_part
+from unheard.config import require, require_positive, table_from_part
 from unheard.errors import InvalidValue, UnprovenCombination
-from unheard.mechanism.aggregation import LARGEST_COHORT, UNNOISED_GRID, Contribution, noised_grid
+from unheard.mechanism.aggregation import (
+    LARGEST_COHORT,
+    UNNOISED_GRID,
+    BoundedAverage,
+    ClippedDenominator,
+    CohortSum,
+    Contribution,
+    Estimator,
+    FixedDenominator,
+    TrueAverage,
+    noised_grid,
+)
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.distributed_noise import DistributedGaussianNoise
-from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, Noise, NoNoise
 from unheard.mechanism.sampling import (
     CyclicPoissonSampling,
@@ -45,8 +58,6 @@ from unheard.mechanism.sampling import (
     PoissonSampling,
     Sampling,
 )
-from unheard.mechanism.schedule import Change, in_order
-from unheard.mechanism.values import BoundedAverage, CohortSum
 from unheard.parameters import Layout
 from unheard.privacy.events import DistributedGaussian, Event, NonPrivate, PoissonGaussian
 from unheard.updates.local_updates import FedAvg, FedSGD
@@ -80,6 +91,44 @@ KINDS: dict[str, dict[str, type]] = {
     },
 }
 """The name of each part in a run file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """New values from a round on. What is left out keeps its value.
+
+    >>> Change(from_round=100, clip_norm=10.0).clip_norm
+    10.0
+
+    Args:
+        from_round: the first round with the new values; the first round of training is 0.
+        clip_norm: S.
+        noise_std: sigma.
+        noise_multiplier: z, instead of `noise_std`.
+        learning_rate: eta of the user's local steps.
+
+    Raises:
+        InvalidValue: if nothing changes, both kinds of noise are given, or a number is out of range.
+    """
+
+    from_round: int
+    clip_norm: float | None = None
+    noise_std: float | None = None
+    noise_multiplier: float | None = None
+    learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.from_round >= 1,
+            "from_round must be at least 1; what holds from round 0 is set in the parts themselves.",
+        )
+        require(
+            self.noise_std is None or self.noise_multiplier is None, "give noise_std or noise_multiplier, not both."
+        )
+        given = (self.clip_norm, self.noise_std, self.noise_multiplier, self.learning_rate)
+        require(any(v is not None for v in given), "a change must change something.")
+        for value in given:
+            require_positive(**{"every value": value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +260,7 @@ class Plan:
         if isinstance(self.sampling, ExampleSampling):
             self._check_examples()
         if isinstance(self.noise, CorrelatedNoise):
-            self.noise.check_parts(self.sampling, self.estimator, self.clip, self.schedule)
+            self._check_correlated(self.noise)
             self.clip.check_private([self.noise], self._expected_users)
             return
         if isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling):
@@ -228,7 +277,7 @@ class Plan:
             self.estimator.check_private()
             self.clip.check_private(noises, self._expected_users)
         if isinstance(self.noise, DistributedGaussianNoise):
-            self.noise.check_parts(self.estimator, self.clip)
+            self._check_distributed()
 
     @property
     def _expected_users(self) -> float:
@@ -250,6 +299,43 @@ class Plan:
         if self.clip.adaptive is not None:
             raise UnprovenCombination(
                 "An adaptive clip counts users, and [sampling] kind = 'examples' draws examples: use [clip] kind = 'flat'."
+            )
+
+    def _check_correlated(self, noise: CorrelatedNoise) -> None:
+        """Refuses the parts with which correlated noise has no proof."""
+        # DP: only these two keep the rounds of one user apart, which the sensitivity of C rests on.
+        if not isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling):
+            raise UnprovenCombination(
+                "Correlated noise needs [sampling] kind = 'cyclic_poisson' or 'min_separation': its proof needs users "
+                "whose rounds are apart."
+            )
+        # DP: the sensitivity of BLT noise counts all rounds of a user; sampling within a group has no proof here.
+        if noise.strategy == "blt" and not isinstance(self.sampling, MinSeparationSampling):
+            raise UnprovenCombination("[noise] strategy = 'blt' needs [sampling] kind = 'min_separation'.")
+        # DP: the proof is for rows of X that one user moves by S / (q W), whoever else was drawn.
+        if type(self.estimator) is not FixedDenominator:
+            raise UnprovenCombination(
+                "Correlated noise is proved for [estimator] kind = 'fixed_denominator' only. Use it, or [noise] kind = "
+                "'gaussian'."
+            )
+        if self.clip.adaptive is not None:
+            raise UnprovenCombination(
+                "Correlated noise with an adaptive clip has no proof: the sensitivity would change from round to round. "
+                "Use [clip] kind = 'flat' or 'per_layer', or [noise] kind = 'gaussian'."
+            )
+        # DP: all rounds share one sensitivity and one sigma; noise of one round cancels that of others.
+        if any(change.clip_norm or change.noise_std or change.noise_multiplier for change in self.schedule):
+            raise UnprovenCombination(
+                "A [[schedule]] may not change clip_norm or the noise of a run with correlated noise; learning_rate it may."
+            )
+
+    def _check_distributed(self) -> None:
+        """Refuses an estimator or a clip that needs more from the server than the sum with the nodes' noise."""
+        # DP: another estimator needs the exact weight drawn, and an adaptive clip an exact count, both without noise.
+        if not isinstance(self.estimator, FixedDenominator) or self.clip.adaptive is not None:
+            raise UnprovenCombination(
+                "Distributed noise covers the sum of the updates and nothing else. Set [estimator] kind = "
+                "'fixed_denominator' and [clip] kind = 'flat' or 'per_layer'."
             )
 
     def at(self, round: int, layout: Layout, clip_norm: float | None = None) -> RoundPlan:
@@ -323,6 +409,16 @@ class Plan:
                 for from_round, plan in self.phases(layout)
             ],
         }
+
+
+def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes as a tuple; raises `InvalidValue` unless their rounds strictly increase."""
+    for before, after in pairwise(changes):
+        if after.from_round <= before.from_round:
+            raise InvalidValue(
+                f"[[schedule]] from_round = {after.from_round} stands after {before.from_round}: list changes by increasing round."
+            )
+    return tuple(changes)
 
 
 def _adaptive_facts(plan: RoundPlan) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the same time, on one process and on many. The caller charges each round to the 
     [next_state] = run_rounds(rounds, engine)
 
 Input: for each run its public state, the plan of the round, and its private users. Output: the next public states. The
-types of the intermediate values say who may see them (mechanism/values.py): `CohortSum` and `BoundedAverage` are
+types of the intermediate values say who may see them (mechanism/aggregation.py): `CohortSum` and `BoundedAverage` are
 private, `NoisyAverage` and `State` are public.
 
 Paper: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR 2018),

@@ -32,8 +32,7 @@ from unheard.config import (
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, UnknownKey
 from unheard.evaluation.next_word import Evaluation
-from unheard.mechanism.plan import KINDS, Plan
-from unheard.mechanism.schedule import Change
+from unheard.mechanism.plan import KINDS, Change, Plan
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.module import ModuleModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unheard.config import require
-from unheard.mechanism.values import NoisyAverage
+from unheard.mechanism.aggregation import NoisyAverage
 from unheard.models.model import LanguageModel
 
 

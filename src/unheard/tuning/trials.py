@@ -26,8 +26,8 @@ from unheard.config import require, require_positive
 from unheard.corpus.store import TokenStore
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.formatting import SMOOTHED_OVER
+from unheard.mechanism.aggregation import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip
-from unheard.mechanism.estimators import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
 from unheard.mechanism.noise import GaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling

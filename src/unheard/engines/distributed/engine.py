@@ -39,9 +39,9 @@ from unheard.engines.distributed.process_group import Message, ProcessGroup
 from unheard.engines.distributed.store_replicas import StoreReplicas, shard_holders
 from unheard.engines.engine import Cohort, Drawn, Engine
 from unheard.errors import RankError
+from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.mechanism.plan import KINDS, RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.parameters import Layout
 from unheard.updates.users import StoredUsers, User
 from unheard.updates.weighting import ONE

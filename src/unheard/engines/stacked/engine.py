@@ -21,9 +21,8 @@ from unheard.engines.stacked.chunk import Chunk, Members, Task, clip_kind
 from unheard.engines.stacked.plain import PlainStep
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.engines.vectorised import VectorisedEngine
-from unheard.mechanism.aggregation import has_kernels
+from unheard.mechanism.aggregation import CohortSum, has_kernels
 from unheard.mechanism.plan import RoundPlan
-from unheard.mechanism.values import CohortSum
 from unheard.models.model import LanguageModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.updates.users import User
