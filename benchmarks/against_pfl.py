@@ -36,7 +36,7 @@ from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import window_targets
 from unheard.randomness import reproducible_generator, secure_generator
-from unheard.updates.users import User, windows_of
+from unheard.updates.user_update import User, windows_of
 
 TOKENS, CLIP_NORM, NOISE_MULTIPLIER = 1601, 15.0, 1.0
 SAME_UPDATE = {"float32": 1e-3, "bfloat16": 0.1}

@@ -18,7 +18,7 @@ from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.models.model import LanguageModel
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 
 def plan_for(clip: unheard.FlatClip | unheard.PerLayerClip, model: LanguageModel):

@@ -15,7 +15,7 @@ import unheard
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.parameters import finish
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 WARM_UP = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 """Rounds before the clock starts, as parts of the usual number of users: what depends on that number is compiled then."""

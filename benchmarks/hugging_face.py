@@ -26,7 +26,7 @@ from unheard.engines.engine import Drawn
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.models.hugging_face import HuggingFaceModel, StoreVocabularyModel, with_lora
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm2": (

@@ -27,7 +27,7 @@ from unheard.models.base import record_of
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import ExampleGaussian, PoissonGaussian
 from unheard.privacy.planner import default_delta
-from unheard.updates.users import users_in_turn
+from unheard.updates.user_update import users_in_turn
 
 SEEDS = (1, 2, 3)
 EPSILONS = (8.0, 2.0)

@@ -38,7 +38,7 @@ class Parts:
     hardware: str
     parameters: int
     seconds_per_cost: float
-    """Of one unit of a user's cost (a local step; updates/local_updates.py `cost`), on one rank alone."""
+    """Of one unit of a user's cost (a local step; updates/user_update.py `cost`), on one rank alone."""
     seconds_fixed: float
     """Of a rank's call to its engine, whoever is in it."""
     cost_mean: float

@@ -17,7 +17,7 @@ from unheard.engines.reference import ReferenceEngine
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.run_file import read_saved_run
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 
 def main() -> None:

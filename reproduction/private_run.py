@@ -537,7 +537,7 @@ def hits_of(
     from unheard.corpus.vocabulary import EOS, UNK
     from unheard.evaluation.next_word import target_rank
     from unheard.models.model import window_targets
-    from unheard.updates.users import windows_of
+    from unheard.updates.user_update import windows_of
 
     model = released.run.model
     params = model.layout.split(released.params_P.to(device))

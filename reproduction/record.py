@@ -27,7 +27,7 @@ from unheard.evaluation.scores import score
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import released_model
 from unheard.training.run import Run
-from unheard.updates.users import User, users_in_turn
+from unheard.updates.user_update import User, users_in_turn
 
 EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
 """Metrics that a result keeps of every evaluation."""

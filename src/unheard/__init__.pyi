@@ -54,7 +54,7 @@ from .training.run import Training as Training
 from .training.server import AdamServer as AdamServer
 from .training.server import AddServer as AddServer
 from .training.server import MomentumServer as MomentumServer
-from .updates.local_updates import FedAvg as FedAvg
-from .updates.local_updates import FedSGD as FedSGD
-from .updates.weighting import CappedWeights as CappedWeights
-from .updates.weighting import EqualWeights as EqualWeights
+from .updates.user_update import CappedWeights as CappedWeights
+from .updates.user_update import EqualWeights as EqualWeights
+from .updates.user_update import FedAvg as FedAvg
+from .updates.user_update import FedSGD as FedSGD

@@ -9,7 +9,7 @@ import unheard
 from unheard.engines.engine import Drawn
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
-from unheard.updates.users import StoredUsers, User
+from unheard.updates.user_update import StoredUsers, User
 
 from ..conftest import ManyAtOnce
 

@@ -15,7 +15,7 @@ import unheard
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 THETA0 = np.array([0.3, -0.2, 0.1])
 USERS = [np.array([3, 3, 4, 3, 5]), np.array([4, 4]), np.array([5, 3, 5, 5, 5, 5, 5, 4]), np.array([3])]

@@ -17,7 +17,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.clipping import Ball, BaseClip
 from unheard.parameters import Layout
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 from ..conftest import ManyAtOnce, counting_user
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from unheard.audit.canary_users import CanaryUsers
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE
 
 
 def test_every_canary_has_a_direction_of_its_own_at_the_full_norm(run):

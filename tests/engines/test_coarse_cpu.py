@@ -7,7 +7,7 @@ import torch
 import unheard
 from unheard.engines.stacked.engine import StackedEngine
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 
 def summed(model, users, precision):

@@ -12,7 +12,7 @@ from unheard.engines.stacked.chunk import Chunk, Task
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.mechanism.clipping import clip_
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 pytestmark = [needs_triton, quietly]
 

@@ -17,7 +17,7 @@ from unheard.errors import InvalidValue
 from unheard.evaluation.full import Measured, full_measures, write_measures
 from unheard.evaluation.next_word import evaluate
 from unheard.run_folder import RunFolder
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 BOS, EOS, UNK = range(3)
 SIZE, UNROLL = 140, 7

@@ -11,7 +11,7 @@ import unheard
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
 from unheard.evaluation.next_word import evaluate, predict
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 BOS, EOS, UNK, A, B, C = range(6)
 

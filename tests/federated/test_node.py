@@ -18,7 +18,7 @@ from unheard.errors import InvalidValue, NodeError
 from unheard.federated.messages import Packet
 from unheard.federated.node import Node, NodeData, NodeFolder
 from unheard.federated.server import FederatedEngine
-from unheard.updates.users import StoredUsers
+from unheard.updates.user_update import StoredUsers
 
 
 @pytest.fixture

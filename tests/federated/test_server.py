@@ -23,7 +23,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.loop import resume, train
-from unheard.updates.users import StoredUsers
+from unheard.updates.user_update import StoredUsers
 
 SECURE = EngineChoice(kind="reference", secure_aggregation=True, parties=5)
 CENTRAL = EngineChoice(kind="reference")

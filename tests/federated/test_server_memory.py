@@ -23,7 +23,7 @@ from unheard.engines.engine import Drawn
 from unheard.federated.messages import Packet
 from unheard.federated.node import NodeData
 from unheard.federated.server import FederatedEngine
-from unheard.updates.users import StoredUsers
+from unheard.updates.user_update import StoredUsers
 
 pytestmark = pytest.mark.system
 

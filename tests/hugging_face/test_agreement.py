@@ -11,7 +11,7 @@ from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.evaluation.next_word import evaluate
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import users_in_turn
+from unheard.updates.user_update import users_in_turn
 
 from ..conftest import ManyAtOnce
 from .conftest import model_of, run_of

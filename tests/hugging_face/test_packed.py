@@ -13,7 +13,7 @@ from unheard.engines.engine import Drawn
 from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
 from unheard.models.packed import CannotPack
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 from ..conftest import ManyAtOnce
 from .conftest import model_of, other_base

@@ -30,7 +30,7 @@ from unheard.mechanism.plan import KINDS
 from unheard.parameters import Layout
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.randomness import reproducible_generator
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE
 
 LAYOUT = Layout((("a", (3,)), ("b", (2,))))
 USERS = 2000

@@ -25,8 +25,7 @@ from unheard import (
 )
 from unheard.mechanism.aggregation import UNNOISED_GRID, noised_grid
 from unheard.parameters import Layout
-from unheard.updates.local_updates import FedAvg
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE, FedAvg
 
 LAYOUT = Layout((("a", (2,)), ("b", (3,)), ("c", (1,))))
 any_number = st.floats(width=32, allow_nan=True, allow_infinity=True)

@@ -25,7 +25,7 @@ from unheard import (
     TrueAverage,
 )
 from unheard.parameters import Layout
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE
 
 LAYOUT = Layout((("a", (2,)), ("b", (3,))))
 

@@ -8,7 +8,7 @@ from scipy import stats
 from unheard import ClippedDenominator, FedAvg, FixedDenominator, FlatClip, GaussianNoise, Plan, PoissonSampling
 from unheard.parameters import Layout
 from unheard.randomness import reproducible_generator
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE
 
 MANY = 400_000
 LAYOUT = Layout((("a", (MANY,)),))

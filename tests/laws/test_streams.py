@@ -23,7 +23,7 @@ from unheard.training.initialise import first_state, streams_of
 from unheard.training.round import Round, run_rounds
 from unheard.tuning import private_selection
 from unheard.tuning.private_selection import TrialCount
-from unheard.updates.users import StoredUsers, User
+from unheard.updates.user_update import StoredUsers, User
 
 PURPOSES = [name for name, _ in inspect.getmembers(Streams, inspect.isfunction) if not name.startswith("_")]
 PURPOSES.remove("describe")

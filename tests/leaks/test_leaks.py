@@ -125,7 +125,7 @@ def test_neither_id_nor_sentence_is_in_anything_that_comes_out(folder, unheard_c
     assert not [p for place in places for p in place.rglob("*") if found_in(str(p).encode(), secrets)]
 
 
-@pytest.mark.parametrize("where", ["unheard.corpus.store.UserTokens.users", "unheard.updates.users.read_users"])
+@pytest.mark.parametrize("where", ["unheard.corpus.store.UserTokens.users", "unheard.updates.user_update.read_users"])
 def test_not_even_the_traceback_of_a_bug_holds_them(folder, unheard_command, monkeypatch, where):
     """What the interpreter would print, and what every object on the way would say of itself."""
     prepared(unheard_command)

@@ -9,7 +9,7 @@ from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 
 from unheard.mechanism.aggregation import UNNOISED_GRID, Contribution, noised_grid
 from unheard.mechanism.clipping import Ball
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE
 
 pytestmark = [needs_triton, quietly]
 

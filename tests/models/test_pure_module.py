@@ -15,7 +15,7 @@ from unheard.engines.vectorised import VectorisedEngine
 from unheard.errors import ModelError
 from unheard.models.module import PureModule, shell_of
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 MEETING = threading.Barrier(2, timeout=60)
 

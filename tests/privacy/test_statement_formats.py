@@ -34,7 +34,7 @@ from unheard.privacy.statement import compute_statement
 from unheard.privacy.statement import render as render_text
 from unheard.privacy.statement_formats import FILL_IN, FORMATS, composed_events, read_audit, render, report_data
 from unheard.privacy.trade_off import figures
-from unheard.updates.local_updates import FedAvg
+from unheard.updates.user_update import FedAvg
 
 SOFTWARE = {"unheard": "0.2.0", "commit": "0123456789abcdef0123456789abcdef01234567"}
 AUDIT = {

@@ -15,7 +15,7 @@ from unheard import TiedLSTM
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.evaluation.next_word import evaluate
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 USERS, TARGETS = 4000, 60
 

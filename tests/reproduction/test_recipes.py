@@ -27,7 +27,7 @@ from unheard.mechanism.aggregation import ClippedDenominator, FixedDenominator, 
 from unheard.mechanism.clipping import AdaptiveClip, NoClip, PerLayerClip
 from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
-from unheard.updates.local_updates import FedSGD
+from unheard.updates.user_update import FedSGD
 
 RUNS = {run.name: run for run in distinct(RECIPES.values())}
 SIZES = {"20k": 20_000, "30k": 30_000, "characters": 104}

@@ -21,7 +21,7 @@ from unheard.training import worker
 from unheard.training.checkpoint import load_model
 from unheard.training.initialise import population_ledger_of
 from unheard.training.loop import train_together
-from unheard.updates.users import users_in_turn
+from unheard.updates.user_update import users_in_turn
 
 CPU = EngineChoice(device="cpu")
 

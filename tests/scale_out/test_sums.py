@@ -16,7 +16,7 @@ from unheard.errors import RankError
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.randomness import reproducible_generator
 from unheard.training import worker
-from unheard.updates.users import StoredUsers
+from unheard.updates.user_update import StoredUsers
 
 PLANS = {
     "flat": lambda plan: plan,

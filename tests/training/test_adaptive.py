@@ -15,7 +15,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.randomness import reproducible_generator
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
-from unheard.updates.users import read_users
+from unheard.updates.user_update import read_users
 
 
 def adaptive(run, initial_norm, rounds, **more) -> unheard.Run:

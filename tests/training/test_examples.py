@@ -12,7 +12,7 @@ from unheard.engines.reference import ReferenceEngine
 from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.mechanism.sampling import ExampleSampling
 from unheard.privacy.events import ExampleGaussian
-from unheard.updates.users import StoredExamples, User
+from unheard.updates.user_update import StoredExamples, User
 
 SAMPLING = ExampleSampling(examples_per_user=3, examples_per_round=12, total_examples=150)
 
@@ -60,7 +60,7 @@ def test_every_example_adds_one_clipped_gradient(store):
     alone = [engine.sum_updates(params, [User(window)], plan, Drawn(1)).units_P for window in windows]
     assert torch.equal(total.units_P, torch.stack(alone).sum(dim=0))
     assert total.weight == 3
-    assert repr(examples).startswith("<unheard.updates.users.StoredExamples object")
+    assert repr(examples).startswith("<unheard.updates.user_update.StoredExamples object")
 
 
 def test_a_run_charges_its_event_and_the_statement_says_what_is_left_out(store, tmp_path):

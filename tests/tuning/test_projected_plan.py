@@ -12,7 +12,7 @@ from unheard.mechanism.aggregation import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.events import PoissonGaussian
 from unheard.tuning.projected_plan import private_run, project_plan, users_for
-from unheard.updates.weighting import CappedWeights
+from unheard.updates.user_update import CappedWeights
 
 
 @pytest.fixture(scope="session")

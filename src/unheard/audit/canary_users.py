@@ -48,8 +48,7 @@ from unheard.randomness import Streams
 from unheard.training.initialise import first_state
 from unheard.training.run import Run
 from unheard.training.server import State, step
-from unheard.updates.users import StoredUsers
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE, StoredUsers
 
 DEFAULT_COUNT = 4000
 UNBOUNDED_NORM = 10.0

@@ -142,7 +142,7 @@ def _evaluate(
     from unheard.cli.display import notes
     from unheard.evaluation.next_word import evaluate as evaluate_users
     from unheard.training.worker import parallel_map_for
-    from unheard.updates.users import users_in_turn
+    from unheard.updates.user_update import users_in_turn
 
     released, store = _open(folder, corpus)
     how, model = _evaluation(released, max_tokens), released.run.model
@@ -172,7 +172,7 @@ def _measure(
     from unheard.cli.display import counted_bar
     from unheard.evaluation.full import FIT_TOKENS, PROMPTS, Measured, full_measures, write_measures
     from unheard.training.worker import parallel_map_for
-    from unheard.updates.users import users_in_turn
+    from unheard.updates.user_update import users_in_turn
 
     released, store = _open(folder.path, corpus)
     how = _evaluation(released, max_tokens)

@@ -36,7 +36,7 @@ from unheard.evaluation.next_word import evaluate
 from unheard.models.model import mean_loss
 from unheard.training.released import Released
 from unheard.training.run_file import MODELS
-from unheard.updates.users import User, batches_of, windows_of
+from unheard.updates.user_update import User, batches_of, windows_of
 
 RECORD, MODEL = PERSONAL_RECORD, "personal.safetensors"
 SHARED = ("ledger.jsonl", "model.safetensors", "checkpoints", "export.json", "corpus.json")

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import BOS, PAD
 from unheard.models.packed import CannotPack, PackedModel, Stream, StreamSize, fast_score_gradient
 from unheard.parameters import host_memory, to_device
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 TOKENS_AT_ONCE = 2**15
 """The largest number of tokens of a stream: more is not faster."""

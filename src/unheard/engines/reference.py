@@ -16,7 +16,7 @@ from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.clipping import clip_
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel, mean_loss
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 
 @dataclass(frozen=True)

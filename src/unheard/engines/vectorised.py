@@ -29,8 +29,7 @@ from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel, mean_loss
 from unheard.parameters import to_device
-from unheard.updates.local_updates import padded_batches
-from unheard.updates.users import User
+from unheard.updates.user_update import User, padded_batches
 
 if TYPE_CHECKING:
     from unheard.engines.packed import PackedCohorts

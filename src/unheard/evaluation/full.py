@@ -36,7 +36,7 @@ from unheard.evaluation.next_word import Evaluation, predict
 from unheard.evaluation.scores import GUESSES, Scores, by_band, by_token, by_user, score
 from unheard.models.model import LanguageModel
 from unheard.run_folder import MEASURES_FORMAT, RunFolder, replace_file
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 DISCOUNT = 0.75
 """Absolute discounting (Ney, Essen and Kneser, 1994): subtracted from every count of a pair, and given to unseen

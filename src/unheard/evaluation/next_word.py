@@ -25,7 +25,7 @@ from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, se
 from unheard.errors import InvalidValue
 from unheard.models.model import LanguageModel, window_targets
 from unheard.parameters import to_device
-from unheard.updates.users import User, windows_of
+from unheard.updates.user_update import User, windows_of
 
 TOP = (1, 3, 5)
 """The k of the reported top-k accuracies."""

@@ -24,7 +24,7 @@ from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, se
 from unheard.errors import InvalidValue
 from unheard.evaluation.next_word import TOP, losses, target_rank, tokens_at_once
 from unheard.models.model import LanguageModel, window_targets
-from unheard.updates.users import User, windows_of
+from unheard.updates.user_update import User, windows_of
 
 GUESSES = 10
 """How many of a model's predictions are examined: the paper's head-word histograms take the top 10."""

@@ -38,8 +38,7 @@ from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel
 from unheard.randomness import secure_generator
 from unheard.training.run_file import MODELS
-from unheard.updates.users import User, read_users
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE, User, read_users
 
 EXTRAS = 3
 """Integers beside the coordinates of a masked vector: weight drawn, balance (of an adaptive clip), users summed."""

@@ -45,8 +45,7 @@ from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
 from unheard.training.run_file import MODELS
-from unheard.updates.users import StoredUsers, User
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE, StoredUsers, User
 
 ABANDONED_IN_A_ROW = 3
 """After so many abandoned rounds training stops: each was charged, and more would be spent for nothing."""

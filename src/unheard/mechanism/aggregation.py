@@ -50,7 +50,7 @@ from torch import Tensor
 from unheard.config import require_positive
 from unheard.errors import UnprovenCombination
 from unheard.parameters import to_device
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE
 
 GRID_BITS = 20
 """A noised sum lies on a grid of about S / 2^20: far below the noise, and coarse enough for float64 normals to fill
@@ -184,7 +184,7 @@ class Contribution:
 
         Args:
             delta_UP: one delta per row, as the engine computed it, in any float type.
-            weight_units_U: fixed-point weights from updates/weighting.py.
+            weight_units_U: fixed-point weights from updates/user_update.py.
             unclipped_U: for an adaptive clip, which users had no local step clipped; they are counted in the result.
         """
         # DP: weights are in [0, 1] whatever was asked for.

@@ -60,8 +60,7 @@ from unheard.mechanism.sampling import (
 )
 from unheard.parameters import Layout
 from unheard.privacy.events import DistributedGaussian, Event, NonPrivate, PoissonGaussian
-from unheard.updates.local_updates import FedAvg, FedSGD
-from unheard.updates.weighting import CappedWeights, EqualWeights
+from unheard.updates.user_update import CappedWeights, EqualWeights, FedAvg, FedSGD
 
 Weighting = EqualWeights | CappedWeights
 Update = FedAvg | FedSGD

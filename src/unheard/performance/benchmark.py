@@ -35,8 +35,7 @@ from unheard.parameters import finish
 from unheard.randomness import reproducible_generator
 from unheard.training.loop import train_together
 from unheard.training.run import Run, Training
-from unheard.updates.local_updates import FedAvg
-from unheard.updates.users import User
+from unheard.updates.user_update import FedAvg, User
 
 LONG_TEXT, SHORT_TEXT = 1600, 80
 """Tokens of a user: the paper's, and one local step."""

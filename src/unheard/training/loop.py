@@ -58,7 +58,7 @@ from unheard.training.run_file import read_saved_run
 from unheard.training.server import State
 from unheard.training.validate import check_permission
 from unheard.training.worker import build_engine, parallel_map_of
-from unheard.updates.users import users_in_turn
+from unheard.updates.user_update import users_in_turn
 
 # What is logged here is what a `RoundReport` may show: no cohort, no training loss, no time.
 logger = logging.getLogger("unheard.training")

@@ -28,7 +28,7 @@ from unheard.training.checkpoint import checkpoint_name, read_checkpoint, releas
 from unheard.training.run import Run
 from unheard.training.run_file import read_saved_run
 from unheard.training.worker import parallel_map_for
-from unheard.updates.users import users_in_turn
+from unheard.updates.user_update import users_in_turn
 
 
 @dataclass(frozen=True, kw_only=True)

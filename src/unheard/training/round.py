@@ -29,7 +29,7 @@ from unheard.mechanism.sampling import ExampleSampling, Turn
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
 from unheard.training.server import Server, State, step
-from unheard.updates.users import StoredExamples, StoredUsers
+from unheard.updates.user_update import StoredExamples, StoredUsers
 
 
 @dataclass(frozen=True, kw_only=True)

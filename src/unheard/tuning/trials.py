@@ -35,7 +35,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.run import Run
 from unheard.training.run_file import hint_for_older_run, run_hash
-from unheard.updates.weighting import CappedWeights
+from unheard.updates.user_update import CappedWeights
 
 BASELINE, CLIP, NOISE = "baseline", "clip", "noise"
 

@@ -43,8 +43,7 @@ from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.mechanism.plan import KINDS, RoundPlan
 from unheard.parameters import Layout
-from unheard.updates.users import StoredUsers, User
-from unheard.updates.weighting import ONE
+from unheard.updates.user_update import ONE, StoredUsers, User
 
 LARGEST_SPEED_RATIO = 4.0
 """A rank counts as at most so many times faster or slower than the median rank, so that one slow round does not starve
@@ -250,7 +249,7 @@ def _sum_here(
     units_RN = torch.empty(len(sums), layout.total + EXTRA, dtype=torch.int64, device=engine.device)
     for row_N, total, users in zip(units_RN, sums, stored, strict=True):
         row_N[: layout.total] = total.units_P
-        # The weight is in units of 2^-30 (updates/weighting.py): exact as a float, and as an integer for any cohort.
+        # The weight is in units of 2^-30 (updates/user_update.py): exact as a float, and as an integer for any cohort.
         row_N[layout.total :] = torch.tensor([round(total.weight * ONE), total.balance or 0, *_checksum(users)])
     if engine.device.type == "cuda":
         torch.cuda.synchronize(engine.device)

@@ -20,14 +20,13 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import window_targets
 from unheard.parameters import to_device
-from unheard.updates.local_updates import stacked_batches
-from unheard.updates.users import token_counts
+from unheard.updates.user_update import stacked_batches, token_counts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Task:
     """The batches of one cohort's users: `cohort` is its number in the call, `windows_USBW` and `num_steps_U` are as
-    from updates/local_updates.py, and `num_tokens_U` is how many tokens each user has."""
+    from updates/user_update.py, and `num_tokens_U` is how many tokens each user has."""
 
     cohort: int
     windows_USBW: np.ndarray

@@ -25,7 +25,7 @@ from unheard.mechanism.aggregation import CohortSum, has_kernels
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
 """The chunk size beyond which the engine is no faster, by type of device."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import unheard
 from unheard.errors import InvalidValue
 from unheard.models.model import PAD
-from unheard.updates.users import User, batches_of, windows_of
+from unheard.updates.user_update import User, batches_of, windows_of
 
 SEED = 5
 

@@ -5,7 +5,7 @@ import pytest
 
 from unheard.engines.engine import Cohort
 from unheard.randomness import reproducible_generator
-from unheard.updates.users import StoredUsers
+from unheard.updates.user_update import StoredUsers
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def test_they_are_the_users_asked_for_in_the_order_asked_for(store, drawn):
 
 def test_nobody_is_read_before_somebody_looks(store, drawn, monkeypatch):
     read = []
-    monkeypatch.setattr("unheard.updates.users.read_users", lambda *args: read.append(args[1].tolist()) or [None] * 9)
+    monkeypatch.setattr(
+        "unheard.updates.user_update.read_users", lambda *args: read.append(args[1].tolist()) or [None] * 9
+    )
     assert len(drawn) == 4
     drawn.lengths()
     part = drawn[1:3]

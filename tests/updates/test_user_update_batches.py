@@ -5,8 +5,7 @@ import pytest
 
 import unheard
 from unheard.models.model import PAD
-from unheard.updates.local_updates import stacked_batches
-from unheard.updates.users import User
+from unheard.updates.user_update import User, stacked_batches
 
 UPDATES = [
     unheard.FedAvg(batch_size=3, unroll=4),

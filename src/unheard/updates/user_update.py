@@ -1,0 +1,407 @@
+"""What one user contributes to a round: the user's data, the local update that is computed on it, and its weight.
+
+**The data.** `StoredUsers` is a cohort: a sequence of `User` that reads the text of its users from the store when they
+are first accessed. How many tokens each user has is known without reading (`lengths`), so that a cohort can be divided
+among ranks before any of them reads. `windows_of` and `batches_of` divide a token stream into windows of T + 1 tokens,
+[K, T + 1], and batches, [S, B, T + 1], padded with PAD. In the paper: section 3, "a local batch size of B = 8, an unroll
+size of 10 tokens": 80 tokens per batch, so a user's 1,600 tokens are 20 batches. What the paper leaves open is decided
+in docs/decisions/0003-batches-of-a-user.md.
+
+    >>> windows_of(np.arange(6), unroll=2)
+    array([[ 0,  1,  2],
+           [ 2,  3,  4],
+           [ 4,  5, -1]])
+
+**The update.** With `FedAvg` each user takes many local steps on their own text (UserUpdateFedAvg of Algorithm 1). The
+class defines which batches a user steps through and with which learning rate; the engines take the steps and clip after
+each (engines/reference.py follows the pseudocode line by line).
+
+    >>> FedAvg(batch_size=2, unroll=5).batches(User(np.arange(23)), seed=0).shape  # [steps, batch, unroll + 1]
+    (3, 2, 6)
+
+With `FedSGD` each user contributes one gradient. In the paper: UserUpdateFedSGD of Algorithm 1, and appendix,
+"Experiments with SGD" (B = the user's whole data). It is one local step, so the engines compute it as they compute
+FedAvg: theta0 - eta * gradient, clipped, minus theta0.
+
+    >>> FedSGD(unroll=5).batches(User(np.arange(23)), seed=0).shape  # one batch of all of the user's windows
+    (1, 5, 6)
+
+`stacked_batches` computes the batches of many users in a few array operations. Input: users and their update. Output:
+windows [U, S, B, T + 1] padded with PAD, and how many of the S batches each user has. The windows are those of
+`update.batches(user, seed)`, user by user (a test compares them); only the padding of a user's last batches may differ,
+where nothing is predicted.
+
+**The weight.** w_k = min(n_k / w-hat, 1), always in [0, 1], as fixed-point integers in units of 2^-30, so that sums of
+weights are exact in any order. In the paper: Algorithm 1, "per-user example cap w-hat", and W = sum of w_k. W depends on
+the users, so it is declared in the run file and never computed from the store.
+
+    >>> CappedWeights(weight_cap=100, total_weight=5000.0).units(np.array([50, 200])) / ONE
+    array([0.5, 1. ])
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+
+from unheard.config import LARGEST_NUMBER, require, require_positive
+from unheard.corpus.store import UserTokens
+from unheard.models.model import PAD, LanguageModel
+from unheard.randomness import reproducible_generator
+
+ONE = 2**30
+"""The weight 1, in fixed-point units."""
+
+
+@dataclass(frozen=True)
+class User:
+    """The data of one user: tokens in the order written, and features if the model takes them."""
+
+    # DP: what a user wrote does not show when a User, or what holds one, is printed or ends up in a message.
+    tokens: np.ndarray = field(repr=False)
+    features: np.ndarray | None = field(default=None, repr=False)
+    number: int = field(default=0, repr=False)
+    """The number of the user in the store."""
+
+
+def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
+    """Consecutive windows [K, unroll + 1]. Each begins with the last token of the window before, so that every token
+    but the first is a target exactly once."""
+    num_targets = max(len(tokens) - 1, 0)
+    num_windows = -(-num_targets // unroll)
+    padded = np.full(num_windows * unroll + 1, PAD, dtype=np.int64)
+    if num_windows:
+        padded[: len(tokens)] = tokens
+    starts_K = np.arange(num_windows) * unroll
+    return padded[starts_K[:, None] + np.arange(unroll + 1)]
+
+
+def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
+    """Consecutive batches [S, batch_size, W]; the last batch is padded with empty windows."""
+    num_batches = -(-len(windows_KW) // batch_size)
+    filled = np.full((num_batches * batch_size, windows_KW.shape[1]), PAD, dtype=np.int64)
+    filled[: len(windows_KW)] = windows_KW
+    return filled.reshape(num_batches, batch_size, windows_KW.shape[1])
+
+
+class StoredUsers(Sequence[User]):
+    """Some users of one split, read at the first access. A part of them (`users[2:5]`, `chosen`) is read separately.
+
+    Args:
+        source: the split of a store.
+        numbers_U: the numbers of the users.
+        with_features: whether to read the users' features as well.
+    """
+
+    # DP: no repr of its own: who was drawn, and how many, does not show when a cohort is printed or ends up in a
+    # message.
+    def __init__(self, source: UserTokens, numbers_U: np.ndarray, *, with_features: bool) -> None:
+        self.source = source
+        self.numbers_U = np.asarray(numbers_U, dtype=np.int64)
+        self.with_features = with_features
+
+    @cached_property
+    def _read(self) -> list[User]:
+        return read_users(self.source, self.numbers_U, self.with_features)
+
+    def concatenated(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of all users in one array, and the number of tokens of each; read anew at each call."""
+        return self.source.concatenated(self.numbers_U)
+
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each user; only offsets are read."""
+        return self.source.lengths(self.numbers_U)
+
+    def chosen(self, which_U: np.ndarray) -> "StoredUsers":
+        """Some of the users, by a mask or by positions."""
+        return StoredUsers(self.source, self.numbers_U[which_U], with_features=self.with_features)
+
+    def __len__(self) -> int:
+        return len(self.numbers_U)
+
+    @overload
+    def __getitem__(self, index: int) -> User: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "StoredUsers": ...
+
+    def __getitem__(self, index: int | slice) -> "User | StoredUsers":
+        if isinstance(index, slice):
+            return StoredUsers(self.source, self.numbers_U[index], with_features=self.with_features)
+        return self._read[index]
+
+    def __iter__(self) -> Iterator[User]:
+        return iter(self._read)
+
+
+def concatenated_tokens(users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of all users in one array, user after user, and the number of tokens of each, int64 [U]."""
+    if isinstance(users, StoredUsers):
+        return users.concatenated()
+    tokens = [user.tokens for user in users]
+    return np.concatenate(tokens or [np.empty(0, dtype=np.int64)]), token_counts(users)
+
+
+def token_counts(users: Sequence[User]) -> np.ndarray:
+    """The number of tokens of each user, int64 [U]."""
+    if isinstance(users, StoredUsers):
+        return users.lengths()
+    return np.array([len(user.tokens) for user in users], dtype=np.int64)
+
+
+class StoredExamples(Sequence[User]):
+    """Single windows of users, each as one `User`, for sampling of examples; read at the first access.
+
+    Args:
+        source: the split of a store.
+        user_E: the number of the user of each example.
+        window_E: the number of the window in that user's text.
+        unroll: tokens of a window.
+    """
+
+    # DP: no repr of its own: who was drawn does not show when a cohort is printed or ends up in a message.
+    def __init__(self, source: UserTokens, user_E: np.ndarray, window_E: np.ndarray, unroll: int) -> None:
+        self.source, self.user_E, self.window_E, self.unroll = source, user_E, window_E, unroll
+
+    @cached_property
+    def _read(self) -> list[User]:
+        numbers_U, which_E = np.unique(self.user_E, return_inverse=True)
+        tokens = self.source.users(numbers_U)
+        starts_E = self.window_E * self.unroll
+        return [
+            User(tokens[k][start : start + self.unroll + 1], None, int(numbers_U[k]))
+            for k, start in zip(which_E, starts_E, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.user_E)
+
+    @overload
+    def __getitem__(self, index: int) -> User: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "StoredExamples": ...
+
+    def __getitem__(self, index: int | slice) -> "User | StoredExamples":
+        if isinstance(index, slice):
+            return StoredExamples(self.source, self.user_E[index], self.window_E[index], self.unroll)
+        return self._read[index]
+
+
+def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -> list[User]:
+    """The users with their tokens, and with their features if asked for."""
+    tokens = source.users(numbers_U)
+    if not with_features:
+        return [User(t, None, int(k)) for t, k in zip(tokens, numbers_U, strict=True)]
+    return [User(t, f, int(k)) for t, f, k in zip(tokens, source.features(numbers_U), numbers_U, strict=True)]
+
+
+def users_in_turn(source: UserTokens, model: LanguageModel) -> Iterator[User]:
+    """All users of a split in order, read 64 at a time."""
+    for start in range(0, source.num_users, 64):
+        numbers_U = np.arange(start, min(start + 64, source.num_users))
+        yield from read_users(source, numbers_U, bool(model.user_features))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """The local training of a user by FederatedAveraging. The defaults are the paper's.
+
+    Args:
+        batch_size: B, sequences per local batch.
+        unroll: T, tokens per sequence.
+        epochs: E, passes over the user's text.
+        learning_rate: eta of the local steps.
+        update_penalty: lambda of an L2 penalty lambda/2 ||theta - theta0||^2 on the update, which the paper tried
+            without effect (appendix).
+
+    Raises:
+        InvalidValue: for a number out of range.
+    """
+
+    batch_size: int = 8
+    unroll: int = 10
+    epochs: int = 1
+    learning_rate: float = 6.0
+    update_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(1 <= self.batch_size <= 10**6, "batch_size must be at least 1, and at most a million.")
+        require(1 <= self.unroll <= 10**6, "unroll must be at least 1 token, and at most a million.")
+        require(1 <= self.epochs <= 1000, "epochs must be at least 1, and at most 1000.")
+        require_positive(learning_rate=self.learning_rate)
+        require(0 <= self.update_penalty <= LARGEST_NUMBER, "update_penalty must be 0 or more.")
+
+    def batches(self, user: User, seed: int) -> np.ndarray:
+        """The batches of the user's local steps:
+
+        E passes over their text in the order written, [S, B, T + 1]. Nothing is random.
+        """
+        once_SBW = batches_of(windows_of(user.tokens, self.unroll), self.batch_size)
+        return np.tile(once_SBW, (self.epochs, 1, 1))
+
+    def cost(self, num_tokens_U: np.ndarray) -> np.ndarray:
+        """About the time of each user's update, in local steps, plus one for the clip and the sum; to balance the load
+        of ranks."""
+        targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
+        return 1.0 + self.epochs * -(-targets_U // (self.batch_size * self.unroll))
+
+    def at_learning_rate(self, learning_rate: float) -> "FedAvg":
+        """The same with another learning rate, for a schedule."""
+        return replace(self, learning_rate=learning_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD:
+    """One gradient of a user, on all or on some of their text.
+
+    Args:
+        batch_size: windows drawn from the user's own; None: all of them.
+        unroll: T, tokens per window.
+        learning_rate: eta, the factor of the gradient.
+
+    Raises:
+        InvalidValue: for a number out of range.
+    """
+
+    batch_size: int | None = None
+    unroll: int = 10
+    learning_rate: float = 6.0
+    update_penalty = 0.0  # the first step starts at theta0, where a penalty on theta - theta0 has no gradient
+
+    def __post_init__(self) -> None:
+        in_range = self.batch_size is None or 1 <= self.batch_size <= 10**6
+        require(in_range, "batch_size must be at least 1, and at most a million; leave it out for all data.")
+        require(1 <= self.unroll <= 10**6, "unroll must be at least 1 token, and at most a million.")
+        require_positive(learning_rate=self.learning_rate)
+
+    def batches(self, user: User, seed: int) -> np.ndarray:
+        """One batch, [1, B, T + 1], or none if the user has no target. `seed` is the seed of the round's batches."""
+        windows_KW = windows_of(user.tokens, self.unroll)
+        if self.batch_size is not None and len(windows_KW) > self.batch_size:
+            # DP: a stream for each user, so that what one draws does not move what another draws.
+            rng = reproducible_generator(seed, "batch", user.number)
+            windows_KW = windows_KW[np.sort(rng.choice(len(windows_KW), size=self.batch_size, replace=False))]
+        return batches_of(windows_KW, self.batch_size or _windows_of_batch(len(windows_KW)))
+
+    def cost(self, num_tokens_U: np.ndarray) -> np.ndarray:
+        """About the time of each user's update, in local steps of FedAvg's default size, plus one for the clip and the
+        sum."""
+        targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
+        windows_U = -(-targets_U // self.unroll)
+        return 1.0 + (windows_U if self.batch_size is None else np.minimum(windows_U, self.batch_size)) / 8
+
+    def at_learning_rate(self, learning_rate: float) -> "FedSGD":
+        """The same with another learning rate, for a schedule."""
+        return replace(self, learning_rate=learning_rate)
+
+
+def _windows_of_batch(windows: int) -> int:
+    """The size of a batch of all of a user's windows, rounded up to one of a few sizes with empty windows (at most a
+    quarter).
+
+    Engines process users with batches of one size together. The size depends on this user alone."""
+    step = 2 ** max(windows.bit_length() - 3, 0)
+    return max(-(-windows // step) * step, 1)
+
+
+_LONG_ROW = 400
+"""Tokens per row from which on rows are filled one by one."""
+
+
+def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Windows int32 [U, S, B, T + 1], and the number of batches of each user, int64 [U]."""
+    if isinstance(update, FedAvg):
+        return _consecutive(update, users)
+    batches = [update.batches(user, seed) for user in users]
+    S = max((len(b) for b in batches), default=0)
+    # An empty cohort has the shape of any other, so that it does not change how other runs, or other ranks, are
+    # processed.
+    B = update.batch_size or max((b.shape[1] for b in batches), default=0)
+    windows_USBW = padded_batches(batches, (len(users), S, B, update.unroll + 1), np.int32)
+    return windows_USBW, np.array([len(b) for b in batches], dtype=np.int64)
+
+
+def padded_batches(
+    batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], dtype: type[np.integer]
+) -> np.ndarray:
+    """Users' batches as one array [U, S, B, W], padded with PAD. The shape may have more rows than there are users."""
+    windows_USBW = np.full(shape, PAD, dtype=dtype)
+    for row, b in zip(windows_USBW, batches, strict=False):
+        row[: b.shape[0], : b.shape[1]] = b
+    return windows_USBW
+
+
+def _consecutive(update: FedAvg, users: Sequence[User]) -> tuple[np.ndarray, np.ndarray]:
+    """The batches of FedAvg. Its windows are consecutive in a user's text, so they are a view of it."""
+    B, T = update.batch_size, update.unroll
+    tokens, lengths_U = concatenated_tokens(users)
+    once_U = -(-np.maximum(lengths_U - 1, 0) // (B * T))
+    S = int(once_U.max(initial=0))
+    tokens_UL = _rows(tokens, lengths_U, max(S, 1) * B * T + 1)
+    view_UKW = np.lib.stride_tricks.sliding_window_view(tokens_UL, T + 1, axis=1)[:, : S * B * T : T]
+    windows_USBW = np.array(view_UKW).reshape(len(users), S, B, T + 1)
+    if update.epochs == 1:
+        return windows_USBW, once_U
+    # A user's further passes begin where the user's own first pass ends, however many batches other users have.
+    which_US = np.arange(S * update.epochs)[None] % np.maximum(once_U, 1)[:, None]
+    return np.take_along_axis(windows_USBW, which_US[:, :, None, None], axis=1), once_U * update.epochs
+
+
+def _rows(tokens: np.ndarray, lengths_U: np.ndarray, L: int) -> np.ndarray:
+    """The tokens of all users with one row per user, int32 [U, L], padded with PAD."""
+    tokens_UL = np.full((len(lengths_U), L), PAD, dtype=np.int32)
+    if L < _LONG_ROW:
+        tokens_UL[np.arange(L) < lengths_U[:, None]] = tokens
+        return tokens_UL
+    ends_U = np.cumsum(lengths_U)
+    for row, begin, end in zip(tokens_UL, (ends_U - lengths_U).tolist(), ends_U.tolist(), strict=True):
+        row[: end - begin] = tokens[begin:end]
+    return tokens_UL
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualWeights:
+    """w_k = 1 for every user, so W is the declared population."""
+
+    def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
+        """w_k of each user in units of 2^-30, int64."""
+        return np.full(len(num_tokens_U), ONE, dtype=np.int64)
+
+    def total(self, population: int) -> float:
+        """W, from declared numbers only."""
+        return float(population)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CappedWeights:
+    """w_k = min(n_k / weight_cap, 1), where n_k is the number of the user's tokens.
+
+    Args:
+        weight_cap: w-hat, the number of tokens from which on a user has weight 1.
+        total_weight: W as declared: your estimate of the sum of all users' weights, from public knowledge or from a
+            count that was charged to a ledger.
+
+    Raises:
+        InvalidValue: unless both are above 0.
+    """
+
+    weight_cap: float
+    total_weight: float
+
+    def __post_init__(self) -> None:
+        require_positive(weight_cap=self.weight_cap, total_weight=self.total_weight)
+
+    def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
+        """w_k of each user in units of 2^-30, int64, rounded down."""
+        # DP: the minimum with 1 bounds what a user with much text can add; floor() so that rounding never raises a
+        # weight.
+        return np.floor(np.minimum(np.asarray(num_tokens_U, dtype=np.float64) / self.weight_cap, 1.0) * ONE).astype(
+            np.int64
+        )
+
+    def total(self, population: int) -> float:
+        """W, from declared numbers only."""
+        return self.total_weight
