@@ -245,6 +245,7 @@ def reviews(words: int, users: int | None = None) -> Callable[[Iterator[tuple[st
     their key, which is a screen name, or for a display name with a space the name and the stated town."""
 
     def rows(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
+        """Read the archives and yield the rows of the chosen reviewers."""
         seen: set[str] = set()
         by_user: dict[bytes, list[tuple[str, str]]] = collections.defaultdict(list)
         for _, content in sources:

@@ -181,6 +181,7 @@ def _label_position(level: Line, others: Sequence[Line]) -> tuple[bool, bool]:
     own = level.points[0][1]
 
     def distance_to_next_line(position: tuple[bool, bool]) -> float:
+        """The free space at a position, in units of the axis."""
         is_at_end, is_above = position
         gaps = [line.points[-1 if is_at_end else 0][1] - own for line in others]
         return min((abs(gap) for gap in gaps if gap == 0 or (gap > 0) is is_above), default=math.inf)

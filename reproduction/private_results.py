@@ -288,6 +288,7 @@ def accounting() -> dict[str, Verdict]:
     from unheard.privacy.events import PoissonGaussian
 
     def by(accountant: Any, cell: Any) -> float:
+        """Epsilon of a printed cell by one accountant."""
         q = cell.users_per_round / cell.population
         event = PoissonGaussian(sampling_prob=q, noise_multiplier=cell.noise_multiplier)
         return epsilon([(event, cell.rounds)], cell.delta, accountant)

@@ -192,6 +192,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     """
 
     def shared(corpus: str, users: int, rounds: int) -> dict[str, Any]:
+        """The tables that the runs of this step have in common."""
         every = max(1, round(100 * scale))
         return tables(work, corpus, max(4, round(users * scale)), max(5, round(rounds * scale)), every=every)
 
@@ -700,6 +701,7 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
 
     def verb(name: str, work: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        """Add a subcommand and the function that it calls."""
         command = verbs.add_parser(name)
         command.set_defaults(work_on=work)
         return command

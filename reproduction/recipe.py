@@ -94,6 +94,7 @@ def distinct(recipes: Iterable[Recipe]) -> list[PaperRun]:
     ordered: dict[str, PaperRun] = {}
 
     def add(run: PaperRun) -> None:
+        """Add a run after the run that it starts from."""
         if run.after is not None and run.after not in ordered:
             add(longest[run.after])
         ordered.setdefault(run.name, run)

@@ -336,6 +336,7 @@ def result_sets(folder: Path) -> list[ResultSet]:
     sets = [read_results(path) for path in subfolders if (path / FILE).exists()]
 
     def rank(run: ResultSet) -> tuple[bool, bool, int]:
+        """Sort key: full results before changed settings and smoke tests, more rounds first."""
         return run.changed.startswith("smoke"), bool(run.changed), -sum(run.rounds for run in run.runs.values())
 
     return sorted(sets, key=rank) or [ResultSet()]

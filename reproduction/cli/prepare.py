@@ -168,6 +168,7 @@ def _make_words(
     from unheard.corpus.vocabulary import PublicVocabulary
 
     def choice(role: str) -> "Preparation":
+        """The preparation of one store, with its dictionary."""
         return replace(preparation, vocabulary=PublicVocabulary(size=WORDS[role], language=language))
 
     missing = sorted((role for role in roles if not _is_there(out / role, choice(role))), key=lambda r: -WORDS[r])

@@ -156,6 +156,7 @@ def run(
     began = time.monotonic()
 
     def work(ranks: "ProcessGroup | None") -> None:
+        """Plan and make the runs, with the help of other processes if there are any."""
         from reproduction.cli.display import show_plan, show_running, show_skipped
         from reproduction.runner import run_steps
         from unheard.cli.display import say

@@ -27,6 +27,7 @@ def another_corpus(recipe: Recipe, results: ResultSet) -> Exhibit:
     own, private, other = results.mean(OWN_CORPUS, at), results.mean(PRIVATE, at), accuracy_of_other(results)
 
     def row(label: str, run: str, value: float | None, printed: str) -> list[str]:
+        """One row: a label, our accuracy, its distance to the first row, and the printed number."""
         gap = None if own is None or value is None or at is None else value - own
         return [label, reason_missing(results, run, at) if value is None else percent(value), signed(gap), printed]
 

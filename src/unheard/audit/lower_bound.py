@@ -131,6 +131,7 @@ def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confide
     """
 
     def is_ruled_out(epsilon: float) -> bool:
+        """Whether so many correct guesses are too unlikely under (epsilon, delta)."""
         return p_value(canaries, guesses, correct, epsilon, delta) < 1 - confidence
 
     if not guesses or p_value(canaries, guesses, correct, 0.0, delta) > 1 - confidence:
@@ -190,6 +191,7 @@ def f_dp_bound(
     each = (1 - confidence) / len(outcomes)
 
     def is_ruled_out(factor: float) -> bool:
+        """Whether the scores are too far apart for the noise times `factor`."""
         curve = AttackCurve.of_events(scaled_noise(counted, factor))
         return any(curve.rules_out(len(score_M), count, correct, each) for count, correct in outcomes)
 

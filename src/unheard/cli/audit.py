@@ -80,6 +80,7 @@ def audit(
     set_kept(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
+        """Audit the run, with the help of other processes if there are any."""
         from unheard.audit.summary import audit_run
         from unheard.cli.display import confirm_no_noise, counted_bar
         from unheard.engines.choice import EngineChoice

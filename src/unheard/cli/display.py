@@ -53,6 +53,7 @@ class _Printable(RenderHook):
     """Shows control characters in anything that a console prints as escapes (`formatting.printable`)."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Wrap everything that the console is about to print."""
         return [_PrintableRenderable(renderable) for renderable in renderables]
 
 
@@ -212,6 +213,7 @@ def _bars(*columns: ProgressColumn) -> Iterator[Callable[[str, float, float], No
         tasks: dict[str, TaskID] = {}
 
         def update(step: str, done: float, total: float) -> None:
+            """Set how much of a step is done; adds its bar at the first call."""
             if step not in tasks:
                 tasks[step] = display.add_task(step, total=total)
             display.update(tasks[step], completed=done, total=total)
@@ -363,6 +365,7 @@ def _minimal_widths(table: "Table") -> list[int]:
     from rich.cells import cell_len
 
     def width(i: int) -> int:
+        """The least width of one column."""
         cells = [row[i] for row in table.rows]
         figures = [cell for cell in cells if i > 0 and len(cell) <= FIGURE_WIDTH]
         words = [word for text in (table.columns[i], *cells) for word in text.split()]

@@ -53,6 +53,7 @@ def evaluate(
     set_kept(lambda: "Stopped. The run folder is as it was, or has its new measures; the same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
+        """Evaluate the run, with the help of other processes if there are any."""
         import json
 
         from unheard.cli.display import print_table

@@ -209,6 +209,7 @@ def as_typer_command(function: Callable[..., None], *, uses_models: bool = False
 
     @functools.wraps(function)
     def command(*, log_file: Path | None = None, trust_code: bool = False, **values: Any) -> None:
+        """Run the command with its groups, its log and its permission to import code."""
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
         with log_to(log_file), _trusting(trust_code):

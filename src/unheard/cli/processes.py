@@ -242,6 +242,7 @@ def die_with(launcher: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
     def watch() -> None:
+        """End this process as soon as the launcher is no longer its parent."""
         while os.getppid() == launcher:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         os._exit(2)

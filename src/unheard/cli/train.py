@@ -88,6 +88,7 @@ def train(
     set_kept(lambda: run_kept(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
+        """Train the run, with the help of other processes if there are any."""
         from unheard.cli.display import confirm_no_noise, show_noise, show_rounds, warn_of_delta
         from unheard.engines.distributed.process_group import was_restarted
         from unheard.mechanism.noise import NoNoise
@@ -131,6 +132,7 @@ def resume(
     set_kept(lambda: run_kept(folder))
 
     def work(ranks: "ProcessGroup | None") -> None:
+        """Continue the run, with the help of other processes if there are any."""
         from unheard.cli.display import confirm_no_noise, show_rounds
         from unheard.report.tracking import Tracking
         from unheard.run_folder import RunFolder
@@ -314,6 +316,7 @@ def sweep(
     set_kept(lambda: runs_kept(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
+        """Train all variants, with the help of other processes if there are any."""
         from unheard.cli.display import confirm_no_noise, show_runs
         from unheard.training.loop import train_together
 

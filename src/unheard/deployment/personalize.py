@@ -104,6 +104,7 @@ def personalize(
     first, middle = _cut(earlier, 1 - settings.later)
 
     def loss_on(params_P: Tensor, tokens: np.ndarray) -> dict[str, float]:
+        """Metrics of parameters on a part of the text."""
         return evaluate(model, params_P, [_user(tokens, model)], unroll=evaluation.unroll)
 
     best, chosen = loss_on(released.params_P, middle)["loss"], 0

@@ -119,9 +119,11 @@ class GridNetwork:
         self._grid = grid
 
     def nodes(self) -> list[int]:
+        """The ids of the nodes that are connected now, in ascending order."""
         return sorted(self._grid.get_node_ids())
 
     def exchange(self, requests: Mapping[int, Packet], timeout: float) -> dict[int, Packet]:
+        """Send a request to each node and collect the answers that arrive in time (`server.Network`)."""
         tickets = {secrets.token_hex(16): node for node in requests}
         messages = [
             Message(
@@ -185,6 +187,7 @@ def node_app(data_of: Any) -> ClientApp:
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
+        """Answer one request, with what this node remembers from earlier requests."""
         kept = context.state.config_records.get("unheard")
         memory: dict[str, Any] = json.loads(str(kept["memory"])) if kept else {}
         reply = Node(data_of(context), memory).answer(from_records(message.content))
@@ -311,6 +314,7 @@ def simulated_nodes(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
+        """Pass the grid to the thread that trains, and keep the app alive until it is done."""
         grids.put(grid)
         is_over.wait()
 
@@ -319,6 +323,7 @@ def simulated_nodes(
     failures: list[BaseException] = []
 
     def simulate() -> None:
+        """Run the simulation; if it fails, wake the thread that waits for the grid."""
         try:
             run_simulation(server, client, num_supernodes=supernodes, backend_config=backend)
         except BaseException as error:
@@ -368,6 +373,7 @@ def _ray_services() -> Iterator[None]:
     before = services.start_api_server, services.get_node
 
     def get_node(*args: Any, **named: Any) -> Any:
+        """Wait up to `START_TIMEOUT` seconds for the node that Ray has started."""
         until = time.monotonic() + START_TIMEOUT
         while True:
             try:

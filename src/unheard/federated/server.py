@@ -135,6 +135,7 @@ class FederatedEngine:
 
     @property
     def device(self) -> torch.device:
+        """The device of the sums that nodes send: the CPU."""
         return torch.device("cpu")
 
     @property
@@ -187,6 +188,7 @@ class FederatedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
+        """The sum of one cohort over the nodes that answered (`sum_cohorts`)."""
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
@@ -260,6 +262,7 @@ class FederatedEngine:
         name = {"session": session.name}
 
         def stage(kind: str, requests: Mapping[int, tuple[dict[str, Any], dict[str, np.ndarray]]], take: Any) -> None:
+            """Send one request of the protocol to each node, and pass each answer to `take`. A bad answer is refused."""
             for node, answer in self._ask(kind, requests).items():
                 try:
                     take(party_of[node], answer)

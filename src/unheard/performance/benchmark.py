@@ -206,6 +206,7 @@ def user_updates(
     _forget_peak(engine.device)
 
     def update() -> None:
+        """Compute the sum of the cohort and wait for it."""
         engine.sum_updates(params_P, users, plan, reproducible_generator(0)).units_P.cpu()
 
     update()  # compiles and fills caches

@@ -211,6 +211,7 @@ def hover_layers(styles: Sequence[SeriesStyle], field: str, number_format: str) 
     near = {"type": "point", "fields": ["round"], "nearest": True, "on": "pointerover", "clear": "pointerout"}
 
     def seen(value: float) -> dict[str, Any]:
+        """An opacity: `value` for the round under the pointer, 0 for the others."""
         return {"condition": {"param": "near", "empty": False, "value": value}, "value": 0}
 
     # Vega-Lite reads dots and brackets in a field name as a path, so columns are numbered and the titles hold the run
