@@ -39,7 +39,7 @@ def made_up(model, lengths: list[int]) -> list[User]:
 
 @pytest.mark.parametrize("engine", [ManyAtOnce, StackedEngine])
 @pytest.mark.parametrize(("batch_size", "unroll"), [(1, 7), (3, 5), (5, 3)])
-def test_where_a_user_lies_in_memory_does_not_move_what_they_add(store, model, engine, batch_size, unroll):
+def test_the_address_in_memory_does_not_change_a_users_update(store, model, engine, batch_size, unroll):
     """Matrices of odd sizes begin at odd places."""
     users = StoredUsers(store.train, np.arange(40), with_features=False)
     update = unheard.FedAvg(batch_size=batch_size, unroll=unroll, learning_rate=1.0)
@@ -49,7 +49,7 @@ def test_where_a_user_lies_in_memory_does_not_move_what_they_add(store, model, e
 @pytest.mark.parametrize("users_at_once", [None, 8])
 @pytest.mark.parametrize("update", [unheard.FedAvg(batch_size=7, unroll=9), unheard.FedSGD(unroll=9)], ids=str)
 @pytest.mark.parametrize("engine", [VectorisedEngine, StackedEngine])
-def test_who_comes_last_in_an_array_does_not_move_what_they_add(engine, update, users_at_once):
+def test_the_last_position_in_an_array_does_not_change_a_users_update(engine, update, users_at_once):
     """torch's sigmoid has another last bit at the end of an array whose length is no multiple of its vectors."""
     model = unheard.TiedGRU(vocabulary_size=50, embedding_size=9, hidden_size=47)
     users = made_up(model, [130, 128, 131, 133, 129])
@@ -57,7 +57,7 @@ def test_who_comes_last_in_an_array_does_not_move_what_they_add(engine, update, 
 
 
 @pytest.mark.parametrize("engine", [ManyAtOnce, VectorisedEngine, StackedEngine])
-def test_how_much_others_wrote_does_not_move_what_one_user_adds_in_one_batch(engine):
+def test_the_length_of_other_texts_does_not_change_a_users_update_in_one_batch(engine):
     """FedSGD on all of a user's data: filled up to the largest in the chunk, products would be larger, and round otherwise."""
     model = unheard.TiedLSTM(vocabulary_size=300, embedding_size=24, hidden_size=32)
     users = made_up(model, [40, 90, 200, 333, 510, 700, 900, 1200])

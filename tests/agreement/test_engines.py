@@ -214,7 +214,7 @@ def test_in_float64_the_engines_agree_to_the_last_unit_of_the_grid(fast, cell, c
 
 @pytest.mark.parametrize("engine", [ReferenceEngine, VectorisedEngine, StackedEngine])
 @pytest.mark.parametrize("update", UPDATES, ids=lambda u: f"{type(u).__name__}-{u.batch_size}-{u.unroll}")
-def test_what_one_user_adds_does_not_depend_on_who_else_is_there(model, update, engine):
+def test_a_users_update_does_not_depend_on_other_users(model, update, engine):
     """To the bit: otherwise removing one user would move the others, and the sum by more than S."""
     plan = unheard.Plan(
         population=50,

@@ -100,7 +100,7 @@ def test_noise_at_two_thirds_of_what_is_charged_is_refuted_by_the_parametric_bou
     assert not audit.holds
 
 
-def test_the_stores_people_may_be_there_too_and_are_charged_for_it(run, store, tmp_path):
+def test_users_of_the_store_may_take_part_and_are_charged(run, store, tmp_path):
     people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
     streams = ReproducibleStreams(seed=3)
     free = with_plan(run, noise=unheard.NoNoise(), sampling=EVERYBODY)

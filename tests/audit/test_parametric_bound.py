@@ -88,6 +88,6 @@ def test_without_noise_or_with_few_canaries_there_is_no_bound_and_a_reason():
     assert "too few" in few.reason
 
 
-def test_nothing_shown_is_zero():
+def test_a_bound_is_zero_if_scores_show_nothing():
     score, included, signals = simulated(1, 400, 1.0, 5.0, 1, factor=0.0)
     assert parametric_bound(score, included, signals, DELTA).epsilon == 0.0

@@ -91,7 +91,7 @@ def test_a_ledger_that_was_touched_does_not_fit(folder, change):
     assert ("checkpoints" if change == "cut at a line" else "ledger") in found
 
 
-def test_a_torn_last_line_is_told_and_is_no_fault(folder):
+def test_a_torn_last_line_is_reported_and_accepted(folder):
     file = folder / "ledger.jsonl"
     file.write_bytes(file.read_bytes() + b'{"round":6,"eve')
     (folder / "statement.json").unlink()
@@ -187,7 +187,7 @@ def test_a_model_that_was_replaced_does_not_fit(folder, model):
     assert "no checkpoint" in wrong(folder)["model"]
 
 
-def test_a_stop_between_checkpoint_and_model_is_told_and_is_no_fault(folder, model):
+def test_a_stop_between_checkpoint_and_model_is_reported_and_accepted(folder, model):
     from unheard.training.checkpoint import checkpoint_files, read_checkpoint, save_model
 
     older = read_checkpoint(checkpoint_files(RunFolder(folder))[0]).state
@@ -221,7 +221,7 @@ def test_metrics_of_the_round_after_the_last_charge_do_not_fit(folder):
     assert "never charged" in wrong(folder)["metrics"]
 
 
-def test_what_is_lost_is_named_and_the_rest_is_still_checked(folder):
+def test_a_missing_file_is_named_and_the_rest_is_still_checked(folder):
     (folder / "ledger.jsonl").unlink()
     found = {f.name: f.fits for f in verify(folder)}
     assert found["ledger"] is False

@@ -5,7 +5,7 @@ import pytest
 pytestmark = pytest.mark.system
 
 
-def test_a_page_that_complains_is_heard(open_page, tmp_path):
+def test_an_error_on_a_page_is_detected(open_page, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("<!doctype html><title>t</title><script>console.error('no'); missing()</script>")
     opened = open_page()
@@ -14,7 +14,7 @@ def test_a_page_that_complains_is_heard(open_page, tmp_path):
     assert "missing is not defined" in opened.complaints[1]
 
 
-def test_a_quiet_page_is_quiet_and_asks_for_nothing(open_page, tmp_path):
+def test_a_page_without_errors_passes_and_requests_nothing(open_page, tmp_path):
     page = tmp_path / "page.html"
     page.write_text("<!doctype html><title>t</title><p id=a></p><script>a.textContent = 1 + 1</script>")
     opened = open_page(width=375, touch=True, scheme="dark")

@@ -88,7 +88,7 @@ def test_a_typed_sentence_gets_suggestions_that_follow_each_key(keyboard):
     assert len(set(words(page))) == 3
 
 
-def test_a_key_that_was_foreseen_is_answered_before_the_server_hears_of_it(keyboard):
+def test_a_prefetched_key_is_answered_without_a_request(keyboard):
     page = keyboard()
     page.locator("#text").press_sequentially("how")
     settled(page)
@@ -172,7 +172,7 @@ def test_the_keys_on_the_screen_type(keyboard):
     assert page.locator("#text").input_value() == "Hi Yo?\nA"
 
 
-def test_two_models_show_each_with_its_name_and_its_promise(keyboard):
+def test_two_models_show_their_names_and_their_guarantees(keyboard):
     page = keyboard()
     assert page.locator(".strip .who").all_text_contents() == ["private", "plain"]
     cards = page.locator(".card")
@@ -256,7 +256,7 @@ def test_text_stands_out_from_its_ground(keyboard, scheme):
     assert min(found)[0] >= 4.5, sorted(found)[:5]
 
 
-def test_it_can_be_used_without_seeing_it_or_without_a_mouse(keyboard):
+def test_the_keyboard_page_works_without_a_mouse_and_with_a_screen_reader(keyboard):
     page = keyboard()
     for button in page.locator("button:not(:disabled)").all():
         assert button.get_attribute("aria-label") or button.inner_text().strip()

@@ -121,7 +121,7 @@ def test_the_wheel_scrolls_the_page_and_not_the_plot(show):
     assert sorted(labels(page)) == seen
 
 
-def test_it_works_with_a_keyboard_and_a_screen_reader(show):
+def test_the_report_works_with_a_keyboard_and_a_screen_reader(show):
     _, page = show(**DESKTOP)
     assert page.locator("h1").count() == 1
     assert page.locator("html").get_attribute("lang") == "en"

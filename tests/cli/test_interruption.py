@@ -146,7 +146,7 @@ def test_folders_under_temporary_names_are_deleted(tmp_path):
     assert (tmp_path / "whole").is_dir()
 
 
-def test_what_is_kept_follows_what_is_on_disk(tmp_path):
+def test_the_message_of_a_stop_describes_the_files_on_disk(tmp_path):
     out = tmp_path / "store"
     assert processes.store_kept(out) == processes.NOTHING_WRITTEN
     out.with_name("store.partial").mkdir()

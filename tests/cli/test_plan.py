@@ -57,7 +57,7 @@ def test_the_table_goes_by_powers_of_ten_and_says_hypothetical():
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
 @pytest.mark.parametrize(("users", "is_large"), [(65, True), (66, False)])
-def test_a_delta_that_promises_little_is_said_beside_the_plan(users, is_large, form):
+def test_a_large_delta_is_warned_of_beside_the_plan(users, is_large, form):
     """Below 66 users, users^-1.1 is above one in a hundred. On stderr: stdout is the answer alone."""
     done = run("--users", str(users), "--users-per-round", "10", "--noise-multiplier", "2", "--rounds", "10", *form)
     assert done.exit_code == 0
@@ -76,7 +76,7 @@ def test_delta_defaults_to_the_paper_s_choice():
 
 
 @pytest.mark.parametrize("left_out", ["--noise-multiplier", "--users-per-round", "--rounds"])
-def test_what_is_left_out_is_solved_for(left_out):
+def test_the_value_that_is_left_out_is_solved_for(left_out):
     at = PAPER.index(left_out)
     words = [*PAPER[:at], *PAPER[at + 2 :], "--epsilon", "4.2", "--accountant", "rdp"]
     told = json.loads(run(*words, "--json").stdout)
@@ -109,7 +109,7 @@ def test_without_noise_epsilon_is_infinity_in_strict_json():
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_cure(words, cure):
+def test_impossible_plans_are_refused_with_advice(words, cure):
     assert cure in refusal(*words)
 
 

@@ -113,7 +113,7 @@ def test_a_speed_of_ones_own_machine_comes_from_the_benchmarks_json(tmp_path):
         (["--gpu-hour-price", "-1"], "above 0"),
     ],
 )
-def test_what_cannot_be_is_refused(words, cure, tmp_path):
+def test_impossible_costs_are_refused(words, cure, tmp_path):
     other = tmp_path / "other.json"
     other.write_text('{"rounds": 3}')
     done = CliRunner().invoke(app, [*SMALL, *(str(other) if w == "FILE" else w for w in words)])

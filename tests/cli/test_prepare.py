@@ -220,7 +220,7 @@ def test_flags_that_do_not_fit_are_refused_with_the_cure(run, tmp_path, words, k
     assert not list(tmp_path.glob("store*"))  # no text of anybody lies about
 
 
-def test_a_store_that_training_will_refuse_is_told(run):
+def test_a_store_that_training_will_refuse_is_warned_of(run):
     few = run("prepare", "posts.jsonl", *FIELDS, "--out", "store")
     assert "no user is held out" in few.stderr
     enough = run("prepare", "posts.jsonl", *FIELDS, "--held-out", "0.5", "--out", "half")

@@ -94,7 +94,7 @@ def test_a_budget_on_the_store_stops_the_run_that_would_exceed_it(unheard, place
     assert "all runs on this population" in err
 
 
-def test_stores_of_the_same_people_share_a_ledger(unheard, place, store):
+def test_stores_of_the_same_users_share_a_ledger(unheard, place, store):
     write_store(
         place / "other",
         train=[store.train.tokens(0)] * 3,

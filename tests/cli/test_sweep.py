@@ -40,7 +40,7 @@ def test_every_combination_becomes_a_run_and_the_table_names_them(run_file, tmp_
     assert "was complete" in again.output
 
 
-def test_a_run_without_noise_among_them_is_said_before_the_first_round(run_file, tmp_path):
+def test_a_variant_without_noise_is_warned_of_before_the_first_round(run_file, tmp_path):
     sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary"]
     without = [*sweep, "noise.kind=none,gaussian", "--set", "training.rounds=1"]
     assert isinstance(CliRunner().invoke(app, without).exception, PrivacyError)
@@ -52,7 +52,7 @@ def test_a_run_without_noise_among_them_is_said_before_the_first_round(run_file,
     )
 
 
-def test_a_sweep_out_of_time_ends_its_turn_tells_of_every_run_and_goes_on(run_file, tmp_path):
+def test_a_sweep_that_is_out_of_time_saves_every_run_and_can_be_continued(run_file, tmp_path):
     sweep = ["sweep", str(run_file), "--out", str(tmp_path / "runs"), "--vary", "clip.norm=1,2,3"]
     stopped = CliRunner().invoke(app, [*sweep, "--stop-after", "0"], catch_exceptions=False).output
     assert "was complete" not in stopped
@@ -76,7 +76,7 @@ def test_time_is_up_also_when_the_last_run_has_fewer_rounds_or_was_complete():
 
 
 @pytest.mark.parametrize("bad", ["clip.norm", "norm=1,2", "clip.norm=", "clip.norm=1,1"])
-def test_what_cannot_be_varied_is_refused(bad):
+def test_malformed_variations_are_refused(bad):
     with pytest.raises(InvalidValue, match="--vary"):
         parse_vary([bad])
 

@@ -69,7 +69,7 @@ def run_file(run, tmp_path) -> Path:
     return path
 
 
-def test_the_whole_road(unheard, store, tmp_path):
+def test_init_train_statement_and_predict_work_together(unheard, store, tmp_path):
     unheard(
         "init",
         "mine.toml",
@@ -100,7 +100,7 @@ def test_the_whole_road(unheard, store, tmp_path):
         assert len(unheard(*human, cwd=tmp_path).stdout) > 50
 
 
-def test_a_delta_that_promises_little_is_said_before_training(unheard, run_file, tmp_path):
+def test_a_large_delta_is_warned_of_before_training(unheard, run_file, tmp_path):
     """60 declared users: their delta is above one in a hundred. Without noise there is no epsilon for it to go with."""
     once = ["train", run_file, "--set", "training.rounds=1"]
     assert "delta = 0.0111 is large" in unheard(*once, "--out", tmp_path / "a").stderr
@@ -228,7 +228,7 @@ def test_a_plain_kill_saves_what_was_done_as_ctrl_c_does(run_file, tmp_path):
     assert saved in (charged, charged - 1)  # the round in hand, if there was one, is lost
 
 
-def test_a_budget_ends_training_with_a_word_and_status_0(unheard, run_file, tmp_path):
+def test_a_budget_ends_training_with_a_message_and_status_0(unheard, run_file, tmp_path):
     done = unheard(
         "train",
         run_file,
@@ -324,7 +324,7 @@ def test_init_never_changes_what_was_asked(unheard, tmp_path):
     assert "users_per_round = 1234567 " in (tmp_path / "run.toml").read_text()
 
 
-def test_what_is_printed_holds_nothing_private(unheard, run_file, tmp_path):
+def test_output_holds_nothing_private(unheard, run_file, tmp_path):
     """No true count of users or of the cohort, no training loss: the store's 60 users were declared as 1,000."""
     done = unheard(
         "train", run_file, "--out", tmp_path / "r", "--set", "privacy.population=1000", "--set", "privacy.delta=1e-5"

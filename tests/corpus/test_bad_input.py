@@ -76,7 +76,7 @@ def test_a_csv_with_two_kinds_of_line_ends_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv", "x.jsonl.gz"])
-def test_an_empty_file_is_refused_alone_and_no_trouble_beside_others(tmp_path, name):
+def test_an_empty_file_is_refused_alone_and_accepted_beside_others(tmp_path, name):
     file = tmp_path / name
     if name.endswith(".gz"):
         gzip.open(file, "wb").close()

@@ -50,7 +50,7 @@ def test_bos_does_not_count_and_eos_does():
     assert stream(["a b", "c"], cap=99) == [BOS, A, B, EOS, BOS, C, EOS]
 
 
-def test_a_post_without_any_token_leaves_no_trace():
+def test_a_post_without_any_token_is_skipped():
     assert stream(["\u200b", "a", "\u200b \u200e", "b", "\u200b"]) == [BOS, A, EOS, BOS, B, EOS]
     assert stream(["\u200b"]) == []
     assert stream([]) == []
@@ -112,7 +112,7 @@ def test_chunks_that_want_one_slot_all_get_theirs(monkeypatch):
         assert encoder.encode([" ".join(words)])[0][1:-1].tolist() == vocabulary.encode_words(words).tolist()
 
 
-def test_chunks_of_every_length_are_told_apart():
+def test_chunks_of_every_length_are_distinguished():
     names = ["x" * n for n in range(1, 40)] + ["x" * n + "y" for n in range(1, 40)]
     vocabulary = Vocabulary.of(names)
     encoder = Encoder(WordTokenizer(), vocabulary)

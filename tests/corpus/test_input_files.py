@@ -129,7 +129,7 @@ def test_every_tear_is_seen_and_no_whole_file_is_called_torn(tmp_path):
     assert not zstd_is_truncated(str(packed))  # a frame that is skipped
 
 
-def test_an_unclosed_quote_is_told_with_its_line_and_the_rows_behind_the_next_quote_are_kept(tmp_path):
+def test_an_unclosed_quote_is_reported_with_its_line_and_rows_after_the_next_quote_are_kept(tmp_path):
     plain = "".join(f"u{i},a b,{i}\n" for i in range(30))
     opened = 'who,what,when\nann,a,1\nzed,"never closed,9\n' + plain
     (tmp_path / "x.csv").write_text(opened + 'bob,"b ""x""",2\n' + plain)
@@ -149,7 +149,7 @@ def test_an_unclosed_quote_is_told_with_its_line_and_the_rows_behind_the_next_qu
 
 @pytest.mark.parametrize(("name", "mark"), [("x.csv", ","), ("x.tsv", "\t")])
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_rows_inside_a_field_that_a_second_stray_quote_closes_are_told(tmp_path, name, mark, ending):
+def test_rows_inside_a_field_that_a_second_stray_quote_closes_are_reported(tmp_path, name, mark, ending):
     rows = "".join(f"u{i},a b,{i}\n" for i in range(30))
     text = f'who,what,when\nann,"a\nb\nc",1\nzed,"open,9\n{rows}bob,shut",2\n{rows}'
     (tmp_path / name).write_text(text.replace(",", mark).replace("\n", ending), newline="")
@@ -159,7 +159,7 @@ def test_rows_inside_a_field_that_a_second_stray_quote_closes_are_told(tmp_path,
     assert "32 lines from there were taken for one row, which was kept" in sentence
 
 
-def test_long_posts_in_quotes_are_no_news(tmp_path):
+def test_long_posts_in_quotes_are_not_reported(tmp_path):
     poem = "\n".join("roses are red, violets are blue" for _ in range(40))
     table = "\n".join("1,2,3,4" for _ in range(40))
     rows = [{"who": "ann", "what": poem, "when": 1}, {"who": "bob", "what": table, "when": 2}, ROWS[1]]

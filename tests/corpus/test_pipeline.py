@@ -422,7 +422,7 @@ def test_another_question_does_not_go_on_from_the_old_answer(tmp_path, monkeypat
     assert words_of(prepared(tmp_path, file).store) == ["<BOS> c c <EOS>", BOB]
 
 
-def test_what_may_travel_says_nothing_about_how_many_users_there_are(tmp_path):
+def test_files_that_may_be_copied_hold_no_count_of_users(tmp_path):
     rows = [{"who": f"u{i}", "what": "a", "when": 0} for i in range(30)]
     few = prepared(tmp_path, write_jsonl(tmp_path / "few.jsonl", rows[:3]), out="1/s")
     many = prepared(tmp_path, write_jsonl(tmp_path / "many.jsonl", rows * 20), out="2/s", shards=3)

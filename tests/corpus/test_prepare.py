@@ -32,7 +32,7 @@ def contents(store):
     return files
 
 
-def test_it_gives_the_store_that_the_command_makes_of_the_same_rows(tmp_path):
+def test_prepare_in_python_gives_the_store_that_the_command_makes(tmp_path):
     rows = [
         {"who": f"u{i % 30}", "what": f"Good morning number {i}, how are you?" if i % 7 else None, "when": 1000 - i}
         for i in range(300)

@@ -101,7 +101,7 @@ def test_only_what_is_strictly_above_the_threshold_passes():
     assert noisy.tolist() == [threshold - 1, threshold, threshold + 1]
 
 
-def test_both_prices_are_recorded_and_together_are_the_budget():
+def test_both_costs_are_recorded_and_sum_to_the_budget():
     mechanism = WordRelease.for_budget(1.5, 1e-6, 50)
     gaussian, failure = mechanism.events()
     assert gaussian == Gaussian(noise_multiplier=mechanism.noise_multiplier)
@@ -151,7 +151,7 @@ def test_a_user_who_is_held_out_has_no_vote(tmp_path):
     assert 0 < len(in_training) < 40
 
 
-def test_a_price_that_is_none_is_refused():
+def test_an_impossible_cost_of_a_vocabulary_is_refused():
     for values in (
         {"epsilon": 0.0, "delta": 1e-6},
         {"epsilon": 1.0, "delta": 0.0},

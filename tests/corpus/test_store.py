@@ -48,7 +48,7 @@ def test_a_cohort_comes_in_the_order_asked_for_even_with_a_user_twice(small):
     assert small.train.lengths(np.array([2, 0, 2])).tolist() == [5, 4, 5]
 
 
-def test_an_empty_cohort_is_no_trouble(small):
+def test_an_empty_cohort_can_be_read(small):
     assert small.train.users(np.array([], dtype=np.int64)) == []
     flat, lengths = small.train.concatenated(np.array([2, 0, 2]))
     assert flat.tolist() == [i for k in (2, 0, 2) for i in small.train.tokens(k).tolist()]

@@ -27,7 +27,7 @@ def test_every_user_has_exactly_the_tokens_asked_for(real, tmp_path):
         assert predicted_lengths(users).tolist() == [11] * users.num_users
 
 
-def test_it_is_marked_synthetic_for_ever_and_keeps_the_vocabularys_price(real, tmp_path):
+def test_a_synthetic_store_stays_marked_and_keeps_the_cost_of_its_vocabulary(real, tmp_path):
     store = TokenStore.open(synthesise(real, tmp_path / "s", users=3, tokens_per_user=4).path)
     assert store.info["synthetic"] is True
     assert store.info["fitted_to"] == "store"
@@ -76,7 +76,7 @@ def test_every_bos_is_at_a_beginning_and_every_beginning_has_one(real):
     assert (flat[follow] == BOS).all()
 
 
-def test_bos_is_put_in_by_hand():
+def test_with_bos_puts_bos_before_every_sequence():
     flat, lengths = with_bos(np.array([[3, EOS, 4], [EOS, EOS, 5]]))
     assert flat.tolist() == [BOS, 3, EOS, BOS, 4, BOS, EOS, BOS, EOS, BOS, 5]
     assert lengths.tolist() == [5, 6]

@@ -35,7 +35,7 @@ def test_words_are_what_a_reader_sees(text, words):
     assert WordTokenizer().split(text) == words
 
 
-def test_case_and_marks_are_a_choice():
+def test_keeping_case_and_marks_is_an_option():
     assert WordTokenizer(lowercase=False).split("Oh No!") == ["Oh", "No", "!"]
     assert WordTokenizer(punctuation="drop").split("Oh, no! 👍 it's 5") == ["oh", "no", "it's", "5"]
 

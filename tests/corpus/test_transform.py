@@ -41,7 +41,7 @@ def prepared(source, out, size) -> TokenStore:
     return build_store(find_sources([str(source)]), out, preparation).store
 
 
-def test_it_is_the_store_that_prepare_would_have_made_to_the_byte(tmp_path):
+def test_a_narrowed_store_equals_a_prepared_one_byte_for_byte(tmp_path):
     rows = [{"who": f"u{k % 17}", "what": SAID[k % 4] + f" {SAID[k % 3]}"} for k in range(60)]
     source = write_jsonl(tmp_path / "posts.jsonl", rows)
     large, small = (prepared(source, tmp_path / name / "posts", n) for name, n in (("large", 5_000), ("small", 800)))
@@ -70,7 +70,7 @@ def test_ids_become_narrower_on_disk_and_everybody_keeps_their_length(tmp_path):
     assert [user.tolist() for user in made.train.users(np.arange(2))] == [[0, 3, 2, 9, 1], [0, 4, 2, 1]]
 
 
-def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
+def test_a_narrowed_store_has_the_users_and_the_ledger_of_the_first(tmp_path):
     large = large_store(tmp_path / "large")
     event = PoissonGaussian(sampling_prob=0.1, noise_multiplier=1.0)
     open_population_ledger(large.path, large.name, []).charge("before", 0, event, 0)
@@ -80,7 +80,7 @@ def test_its_people_are_the_first_stores_and_have_one_ledger(tmp_path):
         assert PopulationLedger.read(store.path / "ledger.jsonl").events == [event, event]
 
 
-def test_killed_at_any_moment_it_leaves_no_store_with_a_ledger_of_its_own(tmp_path, monkeypatch):
+def test_a_kill_while_narrowing_leaves_no_store_with_its_own_ledger(tmp_path, monkeypatch):
     """A smaller store without a reference to the first store's ledger would be charged on its own."""
     large = large_store(tmp_path / "large")
 
@@ -109,7 +109,7 @@ def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
 
 
 @pytest.mark.parametrize("size", [3, 70_004])
-def test_a_size_that_is_none_is_refused(tmp_path, size):
+def test_an_impossible_size_is_refused(tmp_path, size):
     with pytest.raises(InvalidValue, match="Choose a size between"):
         shrink_vocabulary(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=size)
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_narrowed_by_rank_is_refused(tmp_path, info):
     assert not (tmp_path / "small").exists()
 
 
-def test_on_the_command_line(tmp_path):
+def test_corpus_narrow_writes_a_smaller_store(tmp_path):
     large_store(tmp_path / "large")
     asked = ["corpus", "narrow", str(tmp_path / "large"), "--vocab-size", "10", "--out", str(tmp_path / "small")]
     assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0

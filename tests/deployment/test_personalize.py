@@ -49,13 +49,13 @@ def made(released):
     return personalize(released, habits(200), PersonalSettings(learning_rate=1.0))
 
 
-def test_it_guesses_more_of_the_persons_later_words(made):
+def test_a_personal_model_predicts_more_of_the_persons_later_words(made):
     assert made.passes >= 1
     assert made.after["accuracy_top1"] > made.before["accuracy_top1"] + 0.2
     assert made.after["tokens"] == made.before["tokens"]
 
 
-def test_it_never_learns_from_the_later_text(released):
+def test_personalizing_never_learns_from_the_later_text(released):
     """Only the later fifth differs, so the models must be equal bit for bit."""
     how = PersonalSettings(learning_rate=1.0, passes=2)
     earlier, later = split_by_time(released, habits(200), how.later)
@@ -126,7 +126,7 @@ def test_an_empty_folder_that_others_could_read_becomes_the_owners_alone(release
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
 
 
-def test_it_opens_for_the_persons_own_keyboard(folder, made):
+def test_a_personal_model_opens_in_the_keyboard(folder, made):
     model = open_model(folder)
     assert model.kind == "personal"
     assert model.predict("w5")[0][0] == "w40"
@@ -153,7 +153,7 @@ def test_no_other_command_takes_it_for_a_run(folder, tmp_path, model, run):
 
 
 @pytest.mark.parametrize("inside", ["", "mine", "checkpoints/mine", "a/b/c"])
-def test_it_is_never_put_into_a_run_folder(run_folder, tmp_path, inside):
+def test_a_personal_model_is_never_written_into_a_run_folder(run_folder, tmp_path, inside):
     copy = tmp_path / "run"
     shutil.copytree(run_folder, copy)
     with pytest.raises(InvalidValue, match="shared"):
@@ -163,7 +163,7 @@ def test_it_is_never_put_into_a_run_folder(run_folder, tmp_path, inside):
         check_output_folder(tmp_path / "link" / "mine")
 
 
-def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
+def test_a_personal_model_is_never_written_into_an_export_or_a_corpus(store, tmp_path):
     with pytest.raises(InvalidValue, match="which is shared"):
         check_output_folder(store.path / "mine")
     (tmp_path / "export.json").write_text("{}")
@@ -171,7 +171,7 @@ def test_it_is_never_put_into_an_export_or_a_corpus(store, tmp_path):
         check_output_folder(tmp_path / "mine")
 
 
-def test_beside_a_run_file_is_no_shared_place(tmp_path):
+def test_a_personal_model_may_lie_beside_a_run_file(tmp_path):
     """`unheard init` writes run.toml into the current folder."""
     (tmp_path / "run.toml").write_text("")
     assert check_output_folder(tmp_path / "mine") == (tmp_path / "mine").resolve()

@@ -70,7 +70,7 @@ def test_a_text_gets_three_suggestions_of_each_model(server):
     ]
 
 
-def test_it_listens_on_the_loopback_address_only(server):
+def test_the_server_listens_on_the_loopback_address_only(server):
     assert server.socket.getsockname()[0] == "127.0.0.1"
 
 
@@ -138,11 +138,11 @@ def test_localhost_is_our_name_too(server):
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
-def test_another_page_may_not_ask(server, origin):
+def test_requests_of_another_page_are_refused(server, origin):
     assert ask(server, Origin=origin.format(port=server.server_port))[0] == 403
 
 
-def test_our_own_page_may_ask(server):
+def test_requests_of_our_own_page_are_answered(server):
     assert ask(server, Origin=f"http://127.0.0.1:{server.server_port}")[0] == 200
 
 
@@ -201,12 +201,12 @@ def test_head_has_no_body(server):
         (json.dumps({"text": "a\u0301" * 2_000}), 200),
     ],
 )
-def test_any_body_is_answered(server, body, status):
+def test_any_request_body_gets_an_answer(server, body, status):
     assert ask(server, body=body)[0] == status
     assert still_serves(server)
 
 
-def test_the_kind_and_length_of_a_body_must_be_said(server):
+def test_a_body_needs_a_type_and_a_length(server):
     assert ask(server, Content_Type="text/plain")[0] == 415
     head = (
         f"POST /suggest HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\n".encode()
@@ -242,7 +242,7 @@ def test_a_huge_body_is_refused_before_it_is_read(server):
         b"",
     ],
 )
-def test_what_is_no_request_is_refused(server, bytes_):
+def test_malformed_requests_are_refused(server, bytes_):
     answer = raw(server, bytes_)
     assert b" 200 " not in answer[:20]
     assert b"<html" not in answer

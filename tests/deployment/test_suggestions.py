@@ -110,7 +110,7 @@ def test_a_key_within_a_word_costs_no_step_and_a_finished_word_costs_one(countin
 @pytest.mark.parametrize(
     "text", ["", "t", "th", "Do", "how are ", "how are y", "how are you", "today, to", "don", "xq", "'", "a\n"]
 )
-def test_what_is_foreseen_for_a_key_is_what_is_suggested_after_it(two_models, text):
+def test_the_prefetched_suggestions_of_a_key_are_those_after_it(two_models, text):
     for model in two_models:
         foreseen = Suggester(model).suggest_ahead(text)
         for letter in "abcdefghijklmnopqrstuvwxyzé7":
@@ -121,7 +121,7 @@ def test_what_is_foreseen_for_a_key_is_what_is_suggested_after_it(two_models, te
             assert " " not in foreseen
 
 
-def test_what_is_remembered_is_bounded_and_carried_states_are_right(counting, two_models):
+def test_the_cache_of_states_is_bounded_and_correct(counting, two_models):
     suggester, _ = counting
     for i in range(3 * MAX_STATES):
         suggester.suggest(f"{'the ' * (i % 50)}{'to ' * (i // 50)}")

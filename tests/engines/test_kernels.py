@@ -111,7 +111,7 @@ def test_several_runs_share_a_chunk_and_nothing_else():
         row += len(run.users)
 
 
-def test_who_was_never_clipped_is_told():
+def test_the_kernels_report_users_who_were_never_clipped():
     model = unheard.TiedLSTM(**SMALL)
     wide, narrow = (cohort(model, unheard.FlatClip(norm=S)) for S in (1e3, 1e-3))
     # the last of each cohort took no step; the row behind them all is empty

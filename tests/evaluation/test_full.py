@@ -78,7 +78,7 @@ def close(x):
     return pytest.approx(x, rel=1e-5)
 
 
-def test_by_token(measures, rows):
+def test_accuracy_by_token(measures, rows):
     for k in (1, 3, 5):
         assert measures["tokens"][f"accuracy_top{k}"] == close(accuracy(rows, k))
     words = [row for row in rows if row[2] != EOS]
@@ -89,11 +89,11 @@ def test_by_token(measures, rows):
     assert measures["tokens"]["tokens"] == len(rows)
 
 
-def test_by_token_is_what_training_prints(what, measures):
+def test_accuracy_by_token_is_what_training_prints(what, measures):
     assert measures["tokens"] == close(evaluate(what.model, what.params_P, what.held_out, unroll=UNROLL))
 
 
-def test_by_user(measures, rows):
+def test_accuracy_by_user(measures, rows):
     per_user = [[row for row in rows if row[0] == u] for u in sorted({row[0] for row in rows})]
     assert len(per_user) == 6  # one of seven wrote a single token, which is nobody's target
     for k in (1, 3, 5):
@@ -107,7 +107,7 @@ def test_by_user(measures, rows):
     assert measures["users"]["perplexity"]["mean"] == close(sum(perplexities) / 6)
 
 
-def test_by_band(measures, rows):
+def test_accuracy_by_band(measures, rows):
     bands = measures["bands"]
     assert [band["band"] for band in bands] == [
         "end of sentence",
@@ -132,7 +132,7 @@ def test_by_band(measures, rows):
     assert bands[-1]["accuracy_top5"] == 0
 
 
-def test_head_words(measures, rows):
+def test_head_words_are_the_most_predicted_words(measures, rows):
     for head in (10, 50, 100):
         counted = Counter(
             sum(3 <= w < 3 + head for w in [w for w in order if w not in (BOS, UNK)][:10]) for *_, order, _ in rows
@@ -205,7 +205,7 @@ def test_no_held_out_text_is_refused(what):
         full_measures(replace(what, held_out=[User(np.array([BOS]))]), unheard.Evaluation())
 
 
-def test_what_is_written_says_nothing_of_how_many_users_there_are(measures):
+def test_written_measures_hold_no_count_of_users(measures):
     assert set(measures["users"]["accuracy_top1"]) == {"mean", "p5", "p25", "p50", "p75", "p95"}
     text = json.dumps(measures)
     assert "num_users" not in text

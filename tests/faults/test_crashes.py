@@ -199,7 +199,7 @@ for report in unheard.resume(sys.argv[1], rounds=100000, engine=unheard.EngineCh
 
 
 @pytest.mark.system
-def test_of_two_processes_on_one_folder_one_trains_and_one_is_told(small, place):
+def test_of_two_processes_on_one_folder_one_trains_and_one_is_refused(small, place):
     unheard.train(replace(small, corpus=place / "corpus"), place / "r", engine=ENGINE, allow_no_privacy=True).close()
     first = subprocess.Popen([sys.executable, "-c", TRAIN, place / "r"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert first.stdout is not None

@@ -145,7 +145,7 @@ def test_a_reply_that_flower_cannot_read_takes_no_other_with_it(identity):
         exchanged(unreachable)
 
 
-def test_a_message_without_the_records_of_unheard_is_no_answer():
+def test_a_message_without_the_records_of_unheard_is_ignored():
     for records in (
         {},
         {"unheard": ConfigRecord({"kind": "update"})},

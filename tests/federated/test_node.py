@@ -45,7 +45,7 @@ def test_devices_with_a_store_of_their_own_train_a_model_and_record_it(run, devi
     assert [one.folder.contributions for one in devices] == [2, 2, 2]
 
 
-def test_who_opted_out_takes_part_in_nothing(run, devices):
+def test_a_user_who_opted_out_takes_part_in_nothing(run, devices):
     devices[1].folder.opt_out()
     network = LocalNetwork(devices)
     engine = FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))

@@ -84,7 +84,7 @@ def sum_of(run: unheard.Run, numbers) -> CohortSum:
     return CENTRAL.build(run.model).sum_updates(run.model.initial(0), users, plan, Drawn(1))
 
 
-def test_who_does_not_answer_contributes_zero_and_the_charge_stays(run, tmp_path):
+def test_a_node_that_does_not_answer_contributes_zero_and_the_charge_stays(run, tmp_path):
     run = seeded(run, rounds=3)
     lost = LocalNetwork(
         divided(run.corpus, 7), lambda node, request, answer: answer if request.kind == "describe" else None

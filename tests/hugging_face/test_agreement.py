@@ -116,7 +116,7 @@ def test_the_sum_of_a_cohort_and_what_is_measured_after_it_are_those_of_a_plain_
 
 
 @pytest.mark.parametrize("train", ["all", "lora"])
-def test_what_one_user_adds_does_not_depend_on_who_else_is_there(train, base, corpus):
+def test_a_users_update_does_not_depend_on_other_users(train, base, corpus):
     """To the bit, though the frozen part of every user's products is shared."""
     model = model_of(base, train)
     plan = run_of(corpus, model).plan.at(0, model.layout)

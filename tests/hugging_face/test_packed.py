@@ -94,7 +94,7 @@ def test_per_layer_clips_and_counts_of_clipped_users_are_those_of_the_reference(
 
 
 @pytest.mark.parametrize("train", ["lora", "all"])
-def test_what_one_user_adds_is_the_same_beside_other_users(train, llama):
+def test_a_users_update_is_the_same_beside_other_users(train, llama):
     """Users take the places of others who have finished; nothing of those may be left there."""
     model = model_of(llama, train)
     users, params, plan = users_of(model, LENGTHS[:8]), start_of(model), plan_of(model)
@@ -151,7 +151,7 @@ def test_recomputed_activations_give_the_same_sum(llama):
     assert distance(packed(model).sum_updates(params, users, plan, 1), again.sum_updates(params, users, plan, 1)) < 1e-6
 
 
-def test_a_model_without_a_rule_trains_through_vmap_and_the_reason_is_said(tmp_path, base, monkeypatch):
+def test_a_model_without_a_rule_trains_through_vmap_with_a_warning(tmp_path, base, monkeypatch):
     """A sliding window of attention has no rule; and a model that scales its scores has other scores when packed."""
     window = model_of(other_base(tmp_path / "mistral", base, "mistral", sliding_window=4), "lora")
     with pytest.raises(CannotPack, match="sliding_window"):

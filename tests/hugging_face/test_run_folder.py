@@ -53,7 +53,7 @@ def test_lora_begins_where_the_base_is_and_all_begins_with_its_weights(base):
     assert torch.equal(lora.initial(3), lora.initial(3))
 
 
-def test_it_predicts_and_is_measured_from_its_folder(trained):
+def test_a_hugging_face_run_predicts_and_is_measured_from_its_folder(trained):
     from unheard.cli.main import app
 
     words = [word for word, _ in unheard.Released.open(trained / "run").predict("i like " * 40)]  # beyond its context
@@ -217,7 +217,7 @@ def test_code_in_a_folder_is_never_run(base, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_example_fine_tunes_whole_and_through_lora_and_tells_what_it_cost(example, base, corpus, tmp_path, capsys):
+def test_the_example_fine_tunes_whole_and_with_lora_and_prints_its_epsilon(example, base, corpus, tmp_path, capsys):
     rows = example.fine_tune(corpus, base, tmp_path, rounds=1, users_per_round=8)
     assert [row[0] for row in rows] == ["all", "lora"]
     assert all(0 < epsilon < 100 for *_, epsilon in rows)
@@ -237,7 +237,7 @@ class OneOther:
         raise Told(fields["model"])
 
 
-def test_every_rank_is_told_which_weights_are_meant(base):
+def test_every_rank_gets_the_digest_of_the_weights(base):
     model = model_of(base, "lora")
     with pytest.raises(Told) as told:
         build_engine(unheard.EngineChoice(device="cpu"), model, OneOther())

@@ -150,7 +150,7 @@ def test_an_update_beyond_the_bound_is_scaled_and_not_dropped():
 
 
 @given(hnp.arrays("float64", (1, 6), elements=st.floats(-1e3, 1e3)), st.integers(0, ONE))
-def test_the_door_leaves_what_it_was_given_as_it_was(delta, weight):
+def test_a_contribution_does_not_change_its_input(delta, weight):
     before = torch.from_numpy(delta.copy())
     contribution(FlatClip(norm=0.5)).of_users(torch.from_numpy(delta), np.array([weight]))
     assert torch.equal(torch.from_numpy(delta), before)

@@ -200,7 +200,7 @@ def test_every_figure_of_a_run_that_was_stopped_is_that_of_what_it_declared():
     assert record.epsilon == content["claimed"]["epsilon"]
 
 
-def test_stores_that_are_joined_have_every_charge_of_both_whoever_made_it(tmp_path):
+def test_joined_stores_have_every_charge_of_both(tmp_path):
     ledgers, events = [], []
     for number, name in enumerate(("one", "other")):
         (tmp_path / name).mkdir()

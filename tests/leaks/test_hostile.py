@@ -167,7 +167,7 @@ FACTS = [
 
 
 @pytest.mark.parametrize("change", FACTS, ids=range(len(FACTS)))
-def test_a_ledger_with_strange_facts_is_refused_or_told(folder, unheard_command, change):
+def test_a_ledger_with_strange_facts_is_refused_or_printed_safely(folder, unheard_command, change):
     file = folder / "r" / "ledger.jsonl"
     head, out = "", b""
     for number, line in enumerate(file.read_bytes().splitlines()):

@@ -53,7 +53,7 @@ def found_in(content: bytes, secrets: list[bytes]) -> list[bytes]:
     return [secret for secret in secrets if secret in content]
 
 
-def test_the_scan_would_find_them(folder, unheard_command):
+def test_the_scan_finds_planted_secrets(folder, unheard_command):
     """Where the secret must be, it is seen: in the input as text, in the store as numbers."""
     assert prepared(unheard_command).status == 0
     store = TokenStore.open(folder / "store")

@@ -46,7 +46,7 @@ def some_users(scales: list[float]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("balls", "is_noised"), [(FLAT, True), (LAYERS, True), (FLAT, False), ((), False)])
-def test_it_adds_what_the_plain_door_adds(balls, is_noised, dtype):
+def test_the_kernels_add_what_the_plain_contribution_adds(balls, is_noised, dtype):
     delta_UP = some_users([0.5, 2.0, 40.0, 0.0]).to(dtype)
     weights = np.array([ONE, ONE // 3, ONE, ONE // 2])
     door = contribution(balls, is_noised)
@@ -67,7 +67,7 @@ def test_no_user_passes_with_more_than_their_weight_times_s(balls):
 
 @pytest.mark.parametrize("is_noised", [True, False])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_who_is_not_finite_adds_exactly_nothing(bad, is_noised):
+def test_a_user_who_is_not_finite_adds_exactly_zero_in_kernels(bad, is_noised):
     door, weights = contribution(FLAT, is_noised), np.array([ONE, ONE, ONE])
     delta_UP = some_users([1.0, 3.0, 1.0])
     delta_UP[1, P - 1] = bad

@@ -40,7 +40,7 @@ def test_a_module_by_name_gives_its_own_logits():
     assert model.logits(model.layout.split(params_P), torch.tensor([[2]])).tolist() == [[[10, 11, 12, 13, 14]]]
 
 
-def test_its_initialisation_follows_the_seed():
+def test_the_initialisation_of_a_module_follows_the_seed():
     model = by_name()
     assert torch.equal(model.initial(1), model.initial(1))
     assert not torch.equal(model.initial(1), model.initial(2))

@@ -45,7 +45,7 @@ def test_two_threads_in_one_module_each_compute_with_their_own_parameters():
         assert list(pool.map(call, [2.0, 3.0])) == [20.0, 30.0]
 
 
-def test_a_shell_shares_tensors_and_copies_what_it_is_told_to():
+def test_a_shell_shares_all_tensors_but_the_named_ones():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     shell = shell_of(module, own={"1.weight"})
     mine, others = dict(module.named_parameters()), dict(shell.named_parameters())

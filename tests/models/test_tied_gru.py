@@ -31,7 +31,7 @@ def test_the_logits_are_those_of_torchs_gru(tied):
     torch.testing.assert_close(model.logits(params, tokens, None), expected.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_it_has_nine_layers_and_three_quarters_of_the_lstms_gates():
+def test_the_gru_has_nine_layers_and_three_quarters_of_the_lstms_gates():
     gru, lstm = unheard.TiedGRU(vocabulary_size=10_000).layout, unheard.TiedLSTM(vocabulary_size=10_000).layout
     assert len(gru) == 9
     assert lstm.total - gru.total == (96 + 256 + 1) * 256

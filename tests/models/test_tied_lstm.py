@@ -94,7 +94,7 @@ def test_the_server_puts_word_vectors_back_on_the_sphere_and_touches_nothing_els
     assert all(torch.equal(after[name], before[name]) for name in after if name != "embedding")
 
 
-def test_word_vectors_are_put_back_after_a_local_step_for_one_user_and_for_many(model):
+def test_word_vectors_are_normalised_after_a_local_step_for_one_user_and_for_many(model):
     model = replace(model, step_norm=True)
     moved_UP = torch.stack([model.initial(0) + 0.3, model.initial(1) - 0.2])
     together = model.project_local(moved_UP)
@@ -106,7 +106,7 @@ def test_word_vectors_are_put_back_after_a_local_step_for_one_user_and_for_many(
 
 
 @pytest.mark.parametrize("kind", [unheard.TiedLSTM, unheard.TiedGRU])
-def test_word_vectors_need_not_be_put_back(kind):
+def test_word_vectors_can_be_left_unnormalised(kind):
     moved = kind(vocabulary_size=20, embedding_size=5, hidden_size=7).initial(0) + 0.3
     for options in ({}, {"unit_norm": False}, {"unit_norm": False, "keep_norm": True}):
         model = kind(vocabulary_size=20, embedding_size=5, hidden_size=7, **options)

@@ -152,7 +152,7 @@ def test_heterogeneous_rounds_cost_between_the_cheaper_and_the_dearer_kind(accou
 
 
 @by_each
-def test_a_million_equal_rounds_are_counted_not_walked(accountant):
+def test_equal_rounds_can_be_given_as_one_event_and_a_number(accountant):
     event = PoissonGaussian(sampling_prob=0.001, noise_multiplier=3)
     listed = epsilon([event] * 10_000, 1e-6, accountant)
     assert listed == epsilon([(event, 10_000)], 1e-6, accountant)
@@ -305,7 +305,7 @@ def test_an_impossible_epsilon_is_refused(asked):
         delta_at([PAPER_ROUND], asked, "rdp")
 
 
-def test_an_event_cannot_happen_minus_once():
+def test_an_event_cannot_happen_a_negative_number_of_times():
     with pytest.raises(InvalidValue, match="whole number"):
         epsilon([(PAPER_ROUND, -1)], 1e-6, "rdp")
 

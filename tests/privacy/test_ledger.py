@@ -28,7 +28,7 @@ def lines_of(path):
     return path.read_bytes().splitlines(keepends=True)
 
 
-def test_what_was_charged_is_read_back(path):
+def test_a_charge_is_read_back(path):
     ledger = Ledger.open(path)
     assert len(ledger) == 5
     assert ledger.facts == {"population": 1000, "delta": 1e-4}
@@ -109,7 +109,7 @@ def test_a_last_line_that_lacks_only_its_newline_is_kept(path):
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"\n", b'{"round":5,"ev\n', b"\xff\xfe"])
-def test_what_a_power_loss_leaves_is_cut_off(path, tail):
+def test_the_rest_of_a_power_loss_is_cut_off(path, tail):
     whole = path.read_bytes()
     path.write_bytes(whole + tail)
     ledger = Ledger.open(path)
@@ -303,7 +303,7 @@ def test_a_failed_sync_refuses_the_round(path, monkeypatch):
         ledger.charge(ROUND, 5)
 
 
-def test_two_writers_are_seen(path):
+def test_a_second_writer_is_refused(path):
     first, second = Ledger.open(path), Ledger.open(path)
     first.charge(ROUND, 5)
     with pytest.raises(LedgerError, match="another process"):

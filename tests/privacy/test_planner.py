@@ -59,7 +59,7 @@ def test_the_search_says_when_it_ends_at_an_edge():
     assert solution.cheaper is None
 
 
-def test_progress_is_told():
+def test_progress_is_reported_before_each_trial():
     told = []
     plan(users=1000, users_per_round=10, rounds=10, epsilon=2, accountant="rdp", progress=told.append)
     assert len(told) > 5

@@ -92,7 +92,7 @@ def test_one_run_without_noise_voids_the_claim_over_all_runs_and_is_named(path, 
     assert "private" not in told["claim"]
 
 
-def test_a_seeded_run_is_said_loudly(path, tmp_path):
+def test_a_seeded_run_is_a_warning_of_the_total(path, tmp_path):
     population = opened(path)
     begun(tmp_path, population, randomness={"mode": "reproducible"}).charge(ROUND, 0)
     assert "REPRODUCIBLE" in render_all_runs(all_runs(population))
@@ -124,7 +124,7 @@ def test_a_run_that_comes_to_a_store_without_its_ledger_brings_its_charges(path,
     assert any("came here with 3 charges" in warning for warning in told["warnings"])
 
 
-def test_what_a_run_began_from_is_charged_once_on_its_own_store_and_brought_along_to_another(path, tmp_path):
+def test_the_cost_of_a_start_is_charged_once_on_its_own_store_and_copied_to_another(path, tmp_path):
     population = opened(path)
     parent = begun(tmp_path, population, "first", "one")
     parent.charge(ROUND, 0)
@@ -225,7 +225,7 @@ def test_several_processes_charge_one_ledger_and_every_line_is_there(path, tmp_p
     assert [len(member.events) for member in population.members.values()] == [60, 60, 60]
 
 
-def test_a_charge_waits_for_whoever_holds_the_ledger(path, tmp_path):
+def test_a_charge_waits_for_the_lock_of_the_ledger(path, tmp_path):
     account = begun(tmp_path, opened(path))
     charging = threading.Thread(target=account.charge, args=(ROUND, 0))
     with opened(path)._file.locked():

@@ -78,17 +78,17 @@ def test_a_run_without_noise_has_no_guarantee_and_says_why():
     assert "no guarantee: epsilon is infinite" in render(told)
 
 
-def test_a_known_seed_is_said_loudly():
+def test_a_known_seed_is_a_warning_of_the_statement():
     told = compute_statement({**FACTS, "randomness": {"mode": "reproducible", "generator": "AESCounter"}}, [ROUND])
     assert "DOES NOT HOLD against anyone who knows the seed" in told["warnings"][0]
     assert "!! REPRODUCIBLE NOISE" in render(told)
 
 
-def test_dropped_duplicates_are_said():
+def test_dropped_duplicates_are_a_warning_of_the_statement():
     assert "several users were dropped" in compute_statement({**FACTS, "drop_duplicates": True}, [ROUND])["warnings"][0]
 
 
-def test_a_delta_that_says_little_is_said():
+def test_a_large_delta_is_a_warning_of_the_statement():
     assert "not below 1/users" in compute_statement(FACTS, [ROUND], delta=1e-3)["warnings"][0]
 
 
@@ -102,7 +102,7 @@ def test_rounds_done_again_are_counted(tmp_path):
     assert "6, 2 of them for rounds charged before" in render(told)
 
 
-def test_the_vocabulary_s_cost_is_told_by_itself_and_included():
+def test_the_cost_of_the_vocabulary_is_stated_alone_and_included():
     paid = [Gaussian(noise_multiplier=5), FailureProbability(delta=1e-6)]
     told = compute_statement(FACTS, [*paid, ROUND])
     alone = epsilons(paid, 1e-5)["pld"]
@@ -112,7 +112,7 @@ def test_the_vocabulary_s_cost_is_told_by_itself_and_included():
     assert "nothing was charged" in render(compute_statement(FACTS, [ROUND]))
 
 
-def test_missing_facts_are_said_to_be_missing():
+def test_missing_facts_are_named_as_missing():
     told = compute_statement({"population": 10_000}, [ROUND])
     assert told["delta"] == pytest.approx(10_000**-1.1)
     assert told["weights"] == told["phases"] == "not declared"

@@ -323,7 +323,7 @@ def test_a_missing_audit_is_none_and_a_damaged_one_an_error(tmp_path):
             read_audit(tmp_path)
 
 
-def test_an_audit_that_refutes_the_claim_is_said_loudly(content):
+def test_an_audit_that_refutes_the_claim_is_prominent_in_every_format(content):
     refuted = {"one_run": {**AUDIT["one_run"], "holds": False}}
     assert "REFUTES THE CLAIM" in render(content, "report", audit=refuted)
     assert "REFUTED" in render(content, "nist", audit=refuted)

@@ -29,7 +29,7 @@ def flags_of(name: str) -> list[str]:
     return [flag for p in parameters for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")]
 
 
-def test_the_walk_finds_the_commands():
+def test_all_commands_are_found():
     expected = {"unheard train", "unheard plan", "unheard corpus show", "python -m reproduction run"}
     assert expected <= set(COMMANDS)
 

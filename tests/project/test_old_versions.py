@@ -30,13 +30,13 @@ def invoke(*words: str | Path) -> str:
     return done.output
 
 
-def test_the_store_opens(old):
+def test_a_store_of_version_0_1_opens(old):
     store = unheard.TokenStore.open(old / "store")
     assert (store.train.num_users, store.held_out.num_users, len(store.vocabulary)) == (52, 8, 13)
     assert "52" in invoke("corpus", "show", old / "store")
 
 
-def test_the_run_file_is_read(old):
+def test_a_run_file_of_version_0_1_is_read(old):
     run, _ = read_run_file(old / "run-file.toml")
     assert run.training.reproducible_seed == 5
     assert run.plan.clip == unheard.FlatClip(norm=2.0)
@@ -57,7 +57,7 @@ def test_the_run_folder_fits_together(old):
     assert "Everything that was checked fits" in invoke("verify", old / "run", "--corpus", old / "store")
 
 
-def test_the_run_goes_on(old):
+def test_a_run_of_version_0_1_resumes(old):
     reports = list(unheard.resume(old / "run", rounds=6, corpus=old / "store"))
     assert [report.round for report in reports] == [5, 6]
     before = json.loads((DATA / "run" / "statement.json").read_text())["epsilon"]["rdp"]

@@ -19,7 +19,7 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.s
 KINDS = {one["kind"]: one for one in yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())}
 
 
-def test_there_are_the_three_plans_that_people_ask_for():
+def test_the_page_has_three_plans():
     assert [row[0].split(":")[0] for row in ROWS] == ["the paper's run", "10⁸ users", "50,000 per round"]
 
 
@@ -63,7 +63,7 @@ def test_the_manifest_says_each_number_and_name_the_same_wherever_it_stands():
 
 
 @pytest.mark.parametrize("path", ["slurm.sh", "kubernetes.yaml"])
-def test_what_must_be_filled_in_is_said(path):
+def test_placeholders_of_an_example_are_explained(path):
     text = (ROOT / "examples" / path).read_text()
     assert "Fill in" in text
     assert text.count("FILL_IN") >= 1

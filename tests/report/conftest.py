@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import unheard
-from tests.report.making import make_runs
+from tests.report.builders import make_runs
 from unheard.report.comparison import Comparison
 
 

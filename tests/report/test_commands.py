@@ -114,7 +114,7 @@ def test_compare_shows_every_table_and_writes_plots_and_page(unheard, copies, tm
     assert (tmp_path / "html" / "index.html").exists()
 
 
-def test_compare_as_data(unheard, copies):
+def test_compare_prints_strict_json(unheard, copies):
     data = json.loads(unheard("compare", *copies, "--json", "--baseline", "private", "--accuracy", 0.0).stdout)
     assert data["baseline"] == "private"
     assert [run["epsilon"] == "infinity" for run in data["runs"]] == [True, False]
@@ -150,7 +150,7 @@ def test_watch_looks_once_and_leaves_a_finished_run(unheard, copies):
 
 
 @pytest.mark.parametrize("verb", [["compare"], ["watch"], ["report", "--out", "page"], ["evaluate", "--full"]])
-def test_a_folder_without_a_run_is_refused_with_a_word(unheard, tmp_path, verb):
+def test_a_folder_without_a_run_is_refused_with_a_message(unheard, tmp_path, verb):
     done = unheard(*verb, tmp_path, ok=False)
     assert done.returncode == 2
     assert "not a run folder" in done.stderr.replace("\n", " ")

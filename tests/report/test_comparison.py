@@ -2,7 +2,7 @@
 
 import shutil
 
-from tests.report.making import ROUNDS
+from tests.report.builders import ROUNDS
 from unheard.report.comparison import Comparison
 from unheard.report.page import render_page
 

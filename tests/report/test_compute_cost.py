@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.report.making import made_up_record
+from tests.report.builders import made_up_record
 from unheard.errors import InvalidValue
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 from unheard.report.comparison import choose_baseline, compute_costs

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.making import made_up_record
+from tests.report.builders import made_up_record
 from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import NonPrivate, PoissonGaussian

@@ -13,7 +13,7 @@ from importlib.resources import files
 
 import pytest
 
-from tests.report.making import with_statement
+from tests.report.builders import with_statement
 from unheard.errors import LedgerError
 from unheard.formatting import percent
 from unheard.privacy.ledger import Ledger
@@ -69,7 +69,7 @@ def test_a_hypothetical_epsilon_never_stands_alone(compared, page):
     assert compared.as_json()["hypothetical"][0]["note"].startswith("Hypothetical")
 
 
-def test_the_promise_stands_before_everything_else(page):
+def test_the_guarantee_is_the_first_part_of_the_page(page):
     seen = text_of(page)
     places = [seen.index(words) for words in ("What each person is promised", "How well it predicts", "What it cost")]
     assert places == sorted(places)

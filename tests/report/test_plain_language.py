@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import unheard
-from tests.report.making import with_statement
+from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
 from unheard.report.comparison import Comparison
 from unheard.report.page import render_page
@@ -29,7 +29,7 @@ from unheard.report.run_record import RunRecord
         (20.0, "weak", "promises little"),
     ],
 )
-def test_the_promise_in_words(compared, epsilon, grade, text):
+def test_the_guarantee_in_words(compared, epsilon, grade, text):
     private = replace(compared.records[1], population_ledger=None)
     statement = {**private.statement, "claimed": {"epsilon": epsilon, "accountant": "pld"}, "delta": 1e-4}
     words = describe_promise(with_statement(private, statement))
@@ -37,7 +37,7 @@ def test_the_promise_in_words(compared, epsilon, grade, text):
     assert text in " ".join(words.paragraphs)
 
 
-def test_a_seeded_run_promises_nothing_to_those_who_know_the_seed(compared):
+def test_a_seeded_run_has_no_guarantee_against_who_knows_the_seed(compared):
     private = replace(compared.records[1], population_ledger=None)
     statement = {**private.statement, "claimed": {"epsilon": 0.5, "accountant": "pld"}, "delta": 1e-4}
     seeded = {**statement, "warnings": ["REPRODUCIBLE NOISE: the noise was drawn from a known seed."]}
@@ -46,7 +46,7 @@ def test_a_seeded_run_promises_nothing_to_those_who_know_the_seed(compared):
     assert (words.grade, words.headline) == ("none", "An experiment: no guarantee against whoever knows the seed")
 
 
-def test_the_promise_counts_other_runs_on_the_same_people(compared):
+def test_the_guarantee_counts_other_runs_on_the_same_users(compared):
     """`plain` added no noise, so over all runs epsilon is infinite, as `unheard statement --all-runs` says."""
     private = compared.records[1]
     assert "plain" in private.other_runs
@@ -62,7 +62,7 @@ def test_the_promise_counts_other_runs_on_the_same_people(compared):
     assert words.headline in page
 
 
-def test_the_promise_over_private_runs_is_their_composition(run, tmp_path):
+def test_the_guarantee_over_private_runs_is_their_composition(run, tmp_path):
     run = replace(run, ledger=tmp_path / "people.jsonl")
     for name in ("first", "second"):
         for _ in unheard.train(run, tmp_path / name):
@@ -76,12 +76,12 @@ def test_the_promise_over_private_runs_is_their_composition(run, tmp_path):
     assert f"the ε of this run alone holds: {record.epsilon:.3g}"[:-1] in words.paragraphs[-1]
 
 
-def test_the_promise_of_a_run_by_itself_says_that_it_is_one(compared):
+def test_the_guarantee_of_a_single_run_says_that_it_is_for_one_run(compared):
     alone = replace(compared.records[1], population_ledger=None)
     assert "ledger of its store is not on this machine" in describe_promise(alone).paragraphs[-1]
 
 
-def test_runs_with_the_same_cohorts_have_no_promise_together(compared):
+def test_runs_with_the_same_cohorts_have_no_joint_guarantee(compared):
     copy = replace(compared.records[1])
 
     class Refusing(type(copy)):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.report.making import made_up_record
+from tests.report.builders import made_up_record
 from unheard.report.comparison import Comparison
 from unheard.report.plots import accuracy_by_round, share_scale, write_images, write_svg
 from unheard.report.style import DARK, LIGHT

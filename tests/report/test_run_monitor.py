@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.report.making import ROUNDS
+from tests.report.builders import ROUNDS
 from unheard.errors import LedgerError
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.ledger import Ledger
@@ -20,7 +20,7 @@ def folder(runs, tmp_path) -> RunFolder:
     return RunFolder(tmp_path / "private")
 
 
-def test_a_complete_run(folder):
+def test_the_status_of_a_complete_run(folder):
     status = RunMonitor(folder.path).status()
     assert status.state == "complete"
     assert (status.round, status.rounds) == (ROUNDS, ROUNDS)
@@ -78,7 +78,7 @@ def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
     assert RunMonitor(folder.path).status().round == ROUNDS - 1
 
 
-def test_a_run_that_its_budget_stopped_is_not_told_to_go_on(folder):
+def test_a_run_that_its_budget_stopped_is_not_advised_to_resume(folder):
     text, spent = folder.run_file.read_text(), RunMonitor(folder.path).status().epsilon
     folder.run_file.write_text(text.replace("[privacy]", f"[privacy]\nbudget_epsilon = {spent + 0.01}"))
     folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:4]))

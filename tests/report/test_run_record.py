@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.report.making import ROUNDS, made_up_record
+from tests.report.builders import ROUNDS, made_up_record
 from unheard.errors import InvalidValue
 from unheard.formatting import smoothed
 from unheard.privacy.accountants import epsilons
@@ -75,7 +75,7 @@ def test_a_run_without_privacy_has_no_curve_of_epsilon():
     assert epsilon_points(made_up_record("a", [], events=[NonPrivate(reason="no noise is added")])) == []
 
 
-def test_every_other_run_on_the_same_people_is_named_wherever_it_stands(tmp_path):
+def test_every_other_run_on_the_same_users_is_named(tmp_path):
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {})
     for name in "abcd":
         population.register(name, {"name": name}, held=0)

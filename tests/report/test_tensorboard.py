@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.report.making import ROUNDS
+from tests.report.builders import ROUNDS
 from unheard.report.tracking import EVENT_FILE, update_event_file
 from unheard.run_folder import RunFolder
 from unheard.storage import locked

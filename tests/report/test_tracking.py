@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.report.making import ROUNDS
+from tests.report.builders import ROUNDS
 from unheard.errors import InvalidValue
 from unheard.report import tracking
 from unheard.report.tracking import Tracking

@@ -4,7 +4,7 @@ import pytest
 from reproduction.results import ResultSet
 
 from reproduction import printed as recomputed
-from tests.reproduction.making import world
+from tests.reproduction.builders import world
 from unheard.privacy.accountants import Bound, epsilon
 
 

@@ -138,7 +138,7 @@ def test_large_files_are_left_out(clone, tmp_path, monkeypatch):
     assert _rows(tmp_path / "scotus.jsonl.gz") == []
 
 
-def test_dates_and_text_of_the_sources():
+def test_dates_and_text_of_the_sources_are_parsed():
     assert blog_date("14,May,2004") == "2004-05-14"
     assert blog_date("14,mai,2004") is None
     assert review_date("Apr 3, 2009") == "2009-04-03"

@@ -224,7 +224,7 @@ def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(st
         (("prepare", "x.jsonl", "--out", "o"), "--user-field"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_cure(store, words, said):
+def test_impossible_requests_are_refused_with_advice(store, words, said):
     assert said in refused(*(word.replace("STORE", str(store.path)) for word in words))
 
 

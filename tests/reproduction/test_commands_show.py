@@ -7,7 +7,7 @@ import pytest
 from reproduction.cli.main import app
 
 from reproduction import results as results_module
-from tests.reproduction.making import world
+from tests.reproduction.builders import world
 from unheard.cli.main import run_app
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -73,7 +73,7 @@ def test_show_says_which_results_it_shows_and_what_others_there_are(unheard, fol
     assert "Run on" not in unheard("show", "clipping", "--results", folder / "empty").out
 
 
-def test_a_mistyped_folder_of_results_is_told(unheard, tmp_path):
+def test_a_mistyped_folder_of_results_is_reported(unheard, tmp_path):
     (tmp_path / "nine").mkdir()
     for how in ([], ["--json"]):
         assert f"Did you mean {tmp_path / 'nine'}?" in unheard("list", "--results", tmp_path / "nin", *how).err
@@ -92,7 +92,7 @@ def test_no_terminal_is_too_narrow_for_a_figure_or_a_word(unheard, tmp_path, mon
     assert "The runs" not in said
 
 
-def test_an_unknown_name_is_refused_and_all_names_are_said(unheard, tmp_path):
+def test_an_unknown_name_is_refused_with_all_known_names(unheard, tmp_path):
     said = unheard("show", "noise-vs-baseline", "--results", tmp_path, status=2).err
     assert "Did you mean 'noised-vs-baseline'?" in said
     assert "table-rounds" in said

@@ -11,7 +11,7 @@ from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, append
 from typer.testing import CliRunner
 
-from tests.reproduction.making import changed, moved, world
+from tests.reproduction.builders import changed, moved, world
 from unheard.errors import CorpusMissing
 
 pytestmark = pytest.mark.usefixtures("quick")

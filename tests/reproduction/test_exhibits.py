@@ -13,7 +13,7 @@ from reproduction.printed import TABLE_1, moments
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, read_results
 
-from tests.reproduction.making import RUNS, changed, moved, world
+from tests.reproduction.builders import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
 from unheard.formatting import percent
 
@@ -62,7 +62,7 @@ def test_every_recipe_has_an_exhibit_and_no_exhibit_is_without_one():
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
-def test_in_a_world_like_the_papers_it_holds(name, everything):
+def test_a_conclusion_holds_for_results_like_the_papers(name, everything):
     made = exhibit(name, everything)
     assert made.verdict.outcome == "held", made.verdict.sentence
     assert made.verdict.rule
@@ -70,13 +70,13 @@ def test_in_a_world_like_the_papers_it_holds(name, everything):
 
 
 @pytest.mark.parametrize("name", BY_RUNS)
-def test_in_another_world_it_does_not_hold(name, everything):
+def test_a_conclusion_does_not_hold_for_contrary_results(name, everything):
     made = exhibit(name, broken(name, everything))
     assert made.verdict.outcome == "did not hold", made.verdict.sentence
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
-def test_with_no_results_it_cannot_be_told_and_every_cell_says_not_run(name):
+def test_without_results_the_outcome_is_cannot_tell_and_every_cell_says_not_run(name):
     made = exhibit(name, ResultSet())
     if name in NOT_BY_RUNS:
         assert made.verdict.outcome == "held"
@@ -96,7 +96,7 @@ def test_after_a_few_rounds_it_is_too_early_to_tell(name):
 
 
 @pytest.mark.parametrize("name", [name for name in BY_RUNS if name not in ("cost", "private-for-real", "head-words")])
-def test_with_one_needed_run_missing_it_cannot_be_told_and_names_it(name, everything):
+def test_with_one_missing_run_the_outcome_is_cannot_tell_and_names_the_run(name, everything):
     gone = next(iter(BROKEN[name]))
     left = ResultSet(everything.corpus, {k: run for k, run in everything.runs.items() if k != gone})
     made = exhibit(name, left)
@@ -112,7 +112,7 @@ def test_a_partial_run_says_after_how_many_rounds_and_where_it_stopped(name):
     assert any("Stopped at 1,000 of" in note for note in made.notes)
 
 
-def test_differences_within_the_seeds_are_said_and_decide_nothing(everything):
+def test_differences_within_the_spread_of_seeds_are_shown_and_decide_nothing(everything):
     close = moved(everything, {"then-flat-S20-sigma0.012": 0.75})  # the two end less than 0.2 points apart
     assert exhibit("trade-offs-adjusted", close).verdict.outcome == "cannot tell"
     apart = moved(everything, {"baseline-seed3": 4.0})  # seeds four points apart: nothing smaller counts
@@ -210,7 +210,7 @@ def test_a_run_that_was_made_is_not_called_not_run(everything):
     assert exhibit("another-corpus", late).tables[0].rows[0][1] != "not run"
 
 
-def test_what_was_not_trained_for_real_is_said(everything):
+def test_runs_that_were_not_made_are_named_in_the_verdict(everything):
     without = ResultSet(everything.corpus, {n: run for n, run in everything.runs.items() if not n.endswith("-C5000")})
     assert "5,000 users per round were not run." in exhibit("private-for-real", without).verdict.sentence
 
@@ -283,12 +283,12 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         exhibit("cliping", ResultSet())
 
 
-def test_an_estimate_that_was_far_too_careful_was_no_estimate():
+def test_an_estimate_far_below_the_result_is_no_good_estimate():
     better = moved(world(), {"flat-S15-sigma0.003-C5000": 1.5})
     assert exhibit("private-for-real", better).verdict.outcome == "did not hold"
 
 
-def test_a_real_run_of_a_few_rounds_is_told_and_decides_nothing():
+def test_a_run_of_a_few_rounds_is_marked_and_decides_nothing():
     """5,000 users per round got to 40 rounds, far from their estimate; 1,250 went all the way, near theirs."""
     name = "flat-S15-sigma0.003-C5000"
     short = ResultSet("made-up", {**world().runs, name: world(rounds=40).runs[name]})
@@ -321,7 +321,7 @@ def test_the_main_comparison_is_over_the_same_rounds_of_all_seeds():
     assert verdict.sentence.startswith("After 4,900 rounds")
 
 
-def test_the_main_comparison_is_read_where_it_got_to_though_the_loudest_run_stopped_earlier():
+def test_the_main_comparison_uses_the_last_common_round_although_the_noisiest_run_stopped_earlier():
     loud = "flat-S15-sigma0.012"
     results = ResultSet("made-up", {**world().runs, loud: world(rounds=1000).runs[loud]})
     verdict = exhibit("noised-vs-baseline", results).verdict
@@ -372,7 +372,7 @@ def level(results: ResultSet, names, accuracy: float) -> ResultSet:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_RUNS if name != "cost"])
-def test_where_nothing_was_learned_nothing_can_be_told(name, everything):
+def test_without_learning_the_outcome_is_cannot_tell(name, everything):
     """All differences are 0 then, and 0 is at most anything."""
     assert exhibit(name, level(everything, everything.runs, 0.0001)).verdict.outcome == "cannot tell"
 
@@ -400,7 +400,7 @@ def test_a_run_that_went_astray_is_no_measure_for_others(name, gone_astray, ever
     assert (gone_astray or "flat-S") in made.verdict.sentence
 
 
-def test_a_change_that_came_earlier_than_the_papers_is_told_with_its_verdict(everything):
+def test_a_change_that_came_earlier_than_the_papers_is_named_in_the_verdict(everything):
     start = {"training": {"init_from": "flat-S20-sigma0.012 after 1500 rounds"}}
     made = exhibit("trade-offs-adjusted", changed(everything, "then-flat-S6.3-sigma0.00378", settings=start))
     assert "came after 1,500 (in the paper 6,000 and 4,885)" in made.verdict.sentence
@@ -413,7 +413,7 @@ def test_runs_begun_from_different_models_are_not_compared(everything):
     assert "different models" in made.verdict.sentence
 
 
-def test_both_ends_of_the_papers_range_are_told_and_what_chance_does(everything):
+def test_both_ends_of_the_papers_range_and_the_effect_of_chance_are_stated(everything):
     sentence = exhibit("trade-offs", everything).verdict.sentence
     assert all(words in sentence for words in ("S = 10 has", "S = 12.6 has", "Two seeds of one run"))
 
@@ -422,7 +422,7 @@ def test_the_papers_range_of_clips_does_not_hold_if_one_end_of_it_is_far_behind(
     assert exhibit("trade-offs", moved(everything, {"flat-S10-sigma0.006": -1.0})).verdict.outcome == "did not hold"
 
 
-def test_a_clip_that_follows_the_users_is_held_against_the_best_of_the_whole_sweep(everything):
+def test_an_adaptive_clip_is_compared_with_the_best_of_the_whole_sweep(everything):
     made = exhibit("adaptive-clipping", moved(everything, {"flat-S20-sigma0.012": 3.0}))
     assert made.verdict.outcome == "did not hold"
     assert "S = 20" in made.verdict.sentence
@@ -442,7 +442,7 @@ def test_a_clip_is_judged_where_its_runs_got_to_though_others_stopped_before(eve
     assert "3,000 rounds" in made.verdict.sentence
 
 
-def test_what_fedavg_would_have_reached_had_it_gone_on_nobody_knows(everything):
+def test_fedavg_that_stopped_early_decides_nothing(everything):
     """FedSGD has 3,000 rounds, FedAvg stopped after 500 of the 1,500 that it had time for."""
     ahead = level(everything, ["fedsgd-flat-S2"], 0.21)
     stopped = ResultSet("made-up", {**ahead.runs, "flat-S20": world(rounds=500).runs["flat-S20"]})
@@ -465,7 +465,7 @@ def test_half_a_point_cannot_be_seen_between_runs_that_swing_by_six(name, swings
     assert "uncertain by" in made.verdict.sentence
 
 
-def test_runs_that_swing_together_can_be_told_apart(everything):
+def test_runs_that_vary_together_can_be_distinguished(everything):
     """With one seed both draw the same users: what a round does to one it does to the other."""
     names = [name for name in everything.runs if name.startswith("fedsgd-flat")]
     results = everything
@@ -507,7 +507,7 @@ def test_runs_never_evaluated_at_the_same_rounds_are_not_compared(everything):
             assert "fewer than two evaluations at the same rounds" in made.sentence
 
 
-def test_one_seed_of_fedsgd_tells_no_more_than_seeds_agree(everything):
+def test_one_seed_of_fedsgd_decides_no_difference_within_the_spread_of_seeds(everything):
     """0.4 points at every evaluation are certain of these two runs, and not of FedSGD."""
     quiet = everything.runs["fedsgd-flat-S20"].evaluations
     for cost, outcome in ((0.25, "held"), (0.40, "cannot tell"), (0.60, "cannot tell"), (0.75, "did not hold")):
@@ -528,7 +528,7 @@ def test_where_single_runs_are_compared_a_curve_is_of_one_seed(everything):
 
 
 @pytest.mark.parametrize("name", BY_RUNS)
-def test_what_says_that_it_shows_the_first_seed_does(name, everything):
+def test_exhibits_of_the_first_seed_say_so(name, everything):
     """And what does not say so shows all of them, where there are several."""
     told = "Of a run with several seeds the first is shown here, beside others of that seed."
     others = {run: 0.5 for run in everything.runs if "-seed" in run}
@@ -581,7 +581,7 @@ def test_an_s_that_swings_might_be_the_best_where_2_was_seen_to_be(everything):
     assert made.verdict.outcome == "cannot tell"
 
 
-def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
+def test_models_after_different_numbers_of_rounds_are_not_compared(everything):
     """The other corpus's model was tried at its end: that must be where the others are read off."""
     short = world(rounds=600).runs
     runs = {
@@ -595,7 +595,7 @@ def test_a_model_of_more_rounds_is_not_held_against_one_of_fewer(everything):
     assert any("1,500 rounds" in row[0] for row in made.tables[0].rows)
 
 
-def test_users_a_round_that_change_head_words_break_the_papers_word_on_them(everything):
+def test_changed_head_words_contradict_the_papers_conclusion(everything):
     """Accuracy as before: only what 1,250 users per round suggest is another."""
     name = "flat-S15-sigma0.012-C1250"
     counts = everything.runs[name].head_words["100"]

@@ -15,7 +15,7 @@ from reproduction.plots import legend_styles, plot_of
 from reproduction.results import ResultSet, read_results, result_sets
 
 from reproduction import results as results_module
-from tests.reproduction.making import RUNS, changed, world
+from tests.reproduction.builders import RUNS, changed, world
 from unheard.report.plots import write_png, write_svg
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -45,7 +45,7 @@ def test_no_name_is_given_twice(page):
     assert len(names) == len(set(names))
 
 
-def test_it_fetches_nothing(page):
+def test_the_page_loads_nothing_from_the_network(page):
     body = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r'(?:src|href)="(?!#|data:)', body)
     assert "not run" not in body
@@ -78,7 +78,7 @@ def test_runs_that_were_evaluated_once_are_seen_as_dots():
     assert dots(2) == []
 
 
-def test_what_a_result_says_is_escaped(everything):
+def test_text_of_results_is_escaped(everything):
     hostile = changed(everything, "baseline", device="<script>alert(1)</script>")
     text = write_to_text(hostile)
     assert "<script>alert(1)" not in text

@@ -11,7 +11,7 @@ import unheard
 from reproduction import printed
 
 
-def test_nothing_is_missing():
+def test_the_printed_tables_are_complete():
     assert [len(row) for row in TABLE_1] == [7] * 6
     assert len(TABLE_2) == 7
     assert [cell.digits for cell in IN_TEXT] == ["4.6", "1.2", "4.6", "1.97", "3.81", "8.92"]
@@ -52,7 +52,7 @@ def test_every_row_has_a_run_among_the_recipes():
     assert {row.run for row in TABLE_2} == {run.name for run in RECIPES["table-accuracy"].runs}
 
 
-def test_what_is_claimed_today_is_smaller_than_what_the_paper_could_claim():
+def test_claims_of_today_are_smaller_than_those_of_the_paper():
     for row in (TABLE_2[1], TABLE_2[4]):
         assert row.epsilon is not None
         assert 0 < today(row.epsilon) < moments(row.epsilon)

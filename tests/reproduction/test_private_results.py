@@ -108,7 +108,7 @@ def test_rounds_of_the_private_run(tmp_path, end, expected):
 
 
 @pytest.mark.parametrize(("apart", "expected"), [(0.0, "held"), (1.5, "did not hold")])
-def test_estimates_and_figure_7(tmp_path, apart, expected):
+def test_estimates_are_compared_with_figure_7(tmp_path, apart, expected):
     make_run(tmp_path / "private", flat(25))
     for seed in (1, 2, 3):
         make_run(tmp_path / f"estimate-seed{seed}", flat(25 + apart))

@@ -206,7 +206,7 @@ def test_a_schedule_says_order_rounds_runs_and_time(tmp_path):
         ("[[step", "not valid TOML"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(tmp_path, text, said):
+def test_a_malformed_schedule_is_refused(tmp_path, text, said):
     file = tmp_path / "schedule.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=said):
@@ -251,7 +251,7 @@ def test_a_corpus_is_a_store_a_folder_of_roles_or_named(store, tmp_path):
         ([], ["many"], "whole number"),
     ],
 )
-def test_what_is_no_corpus_is_refused(given, populations, said):
+def test_a_folder_that_is_no_corpus_is_refused(given, populations, said):
     with pytest.raises((CorpusError, ConfigError), match=said):
         find_corpora(given, populations)
 

@@ -74,7 +74,7 @@ def test_every_recipe_runs_and_every_run_once(everything):
     assert len(groups) < len(made) / 2  # side by side
 
 
-def test_what_is_done_is_not_done_again(everything):
+def test_finished_runs_are_not_repeated(everything):
     place, _ = everything
     before = lines(place)
     assert list(run_steps(place, steps_by_rank(["all"]))) == []
@@ -196,7 +196,7 @@ def test_stopped_by_the_clock_it_says_how_far_it_got_and_goes_on_later(store, tm
     assert read_runs(place.results)["baseline"].seconds > stopped.seconds
 
 
-def test_left_by_its_caller_it_records_what_was_done(store, tmp_path):
+def test_a_caller_that_leaves_early_gets_a_record_of_finished_rounds(store, tmp_path):
     place = workplace(store, tmp_path)
     going = run_steps(place, [TWO_RUNS])
     for happening in going:
@@ -229,7 +229,7 @@ for happening in run_steps(workplace(TokenStore.open(sys.argv[1]), Path(sys.argv
 """
 
 
-def test_killed_in_the_middle_the_same_call_goes_on(store, tmp_path):
+def test_the_same_call_continues_after_a_kill(store, tmp_path):
     ended = subprocess.run([sys.executable, "-c", KILLED, store.path, tmp_path], cwd=Path(__file__).parents[2])
     assert ended.returncode == 9
     place = workplace(store, tmp_path)
@@ -303,7 +303,7 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
     assert [line["name"] for line in lines(place)] == [first.runs[0], first.runs[0], "then-flat-S10-sigma0.006"]
 
 
-def test_a_run_that_began_from_an_earlier_state_of_another_is_told(store, tmp_path):
+def test_a_run_that_began_from_an_earlier_state_of_another_is_named(store, tmp_path):
     """Three rounds to try it, then a thousand: it would go on from the model after three, and its name does not say so."""
     place = workplace(store, tmp_path)
     step = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012", "then-flat-S10*"))
@@ -324,7 +324,7 @@ def test_a_run_whose_parent_is_not_there_yet_waits(store, tmp_path):
     assert not any(isinstance(one, GroupBegan) and "then-flat-S10-sigma0.006" in one.names for one in happened)
 
 
-def test_what_cannot_be_run_here_is_skipped_with_its_reason(store, tmp_path):
+def test_runs_that_are_not_possible_here_are_skipped_with_a_reason(store, tmp_path):
     place = workplace(store, tmp_path, replace(SMOKE, users_divided_by=1))
     step = Step(recipes=("users-per-round",), runs=("baseline-C1000", "baseline-C10"))
     skipped = {one.name: one.why for one in run_steps(place, [step]) if isinstance(one, Skipped)}
@@ -415,7 +415,7 @@ def test_a_results_folder_that_cannot_be_written_loses_nothing(store, tmp_path, 
         append(tmp_path / "results", read_runs(whole.results).values())
 
 
-def test_what_the_device_still_does_of_the_first_turn_is_not_counted_towards_the_second():
+def test_pending_work_of_the_first_turn_is_not_counted_in_the_second():
     now = [0.0]
     pace = Throughput(lambda: now[0])
     pace.begin()

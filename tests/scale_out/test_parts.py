@@ -215,7 +215,7 @@ def test_a_part_alone_is_not_trained_on(seeded, parts, tmp_path):
         parts[0].train.users(np.arange(60))
 
 
-def test_a_process_that_is_alone_has_no_use_for_a_place_of_parts(seeded, model, whole, parts, tmp_path):
+def test_a_single_process_refuses_a_corpus_part(seeded, model, whole, parts, tmp_path):
     """It was taken no notice of. A run that began on parts goes on alone where the whole store is named."""
     engine = EngineChoice(device="cpu", corpus_part=str(tmp_path / "part-{rank}"))
     with pytest.raises(InvalidValue, match=r"engine\.corpus_part = '.*part-\{rank\}' .* this process is alone"):
@@ -266,7 +266,7 @@ def test_the_owners_files_stay_with_the_whole_store(whole, tmp_path):
     assert part.counts == {}
 
 
-def test_what_else_lies_in_the_stores_folder_goes_nowhere(whole, tmp_path):
+def test_other_files_in_the_stores_folder_are_not_copied(whole, tmp_path):
     """Who is which number, a run, a copy of the raw text: whatever its owner has put there is not the store's."""
     for name in ("users.json", "train/users.csv", "runs/first/run.toml", ".ledger.jsonl.lock", "ledger.jsonl.bak"):
         (whole.path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -305,7 +305,7 @@ def test_the_command_makes_a_part_and_never_a_part_of_one(whole, tmp_path):
 
 
 @pytest.mark.parametrize("template", ["/p/{host}", "/p/{}", "/p/{rank", "/p/{rank.real.x}", "/p/{node[0]}"])
-def test_a_place_of_parts_that_cannot_be_filled_in_is_refused(template):
+def test_a_corpus_part_with_an_unknown_placeholder_is_refused(template):
     ranks = SimpleNamespace(rank=1, local_rank=0, node=2)
     with pytest.raises(InvalidValue, match="can be filled in"):
         StoreReplicas(ranks, template).here("/corpora/chat")  # pyright: ignore[reportArgumentType]

@@ -141,7 +141,7 @@ def test_a_model_with_features_is_measured_and_trained_on_ranks_too(store, tmp_p
     assert told(tmp_path / "two") == told(tmp_path / "alone")
 
 
-def test_an_audit_among_people_on_ranks_sums_what_one_process_sums(seeded, store, model, tmp_path):
+def test_an_audit_with_users_on_ranks_sums_what_one_process_sums(seeded, store, model, tmp_path):
     def sums(ranks) -> np.ndarray:
         built = worker.build_engine(CPU, model, ranks)
         worker.check_all_users_reachable(built, store)

@@ -52,7 +52,7 @@ def test_one_rank_does_nothing_but_its_users(simulator, parts):
     assert (one.compute, one.seconds) == (16.0, 16.0)
 
 
-def test_four_ranks_share_the_users_and_pay_the_way(simulator, parts):
+def test_four_ranks_share_the_users_and_pay_for_communication(simulator, parts):
     """8 users on 4 ranks: 4 s. Parameters, 2,000 bytes, and the sum, 4,000: 2 s and 4 s. A tree of 4: 4 hops each; a ring: 3."""
     tree = seconds(simulator, parts, 4, 8)
     assert (tree.compute, tree.hand_out, tree.add_up) == (4.0, 6.0, 8.0)

@@ -143,7 +143,7 @@ def test_a_rank_that_sums_others_than_it_was_asked_for_is_found_out(store, model
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_plan_travels_whole(model, plan, name):
+def test_a_plan_survives_its_message(model, plan, name):
     made = PLANS[name](plan).at(0, model.layout)
     again = plan_from_table(plan_table(made), model.layout)
     assert again == made

@@ -58,7 +58,7 @@ def test_each_run_is_what_it_would_be_alone(runs, model, tmp_path):
         assert (ours / "metrics.jsonl").read_text() == (alone / "metrics.jsonl").read_text()
 
 
-def test_left_in_the_middle_all_are_saved_and_go_on(runs, model, tmp_path):
+def test_runs_that_are_left_in_the_middle_are_saved_and_resume(runs, model, tmp_path):
     places = [(run, tmp_path / f"parts-{k}") for k, run in enumerate(runs)]
     for _, report in (going := train_together(places, allow_no_privacy=True)):
         if report.round == 2:
@@ -120,7 +120,7 @@ def test_two_runs_in_one_folder_are_refused(runs, tmp_path):
         train_together([(runs[0], tmp_path / "a"), (runs[1], tmp_path / "a")], allow_no_privacy=True)
 
 
-def test_nothing_to_train_is_said(tmp_path):
+def test_training_no_runs_is_an_error(tmp_path):
     with pytest.raises(InvalidValue, match="no runs"):
         train_together([])
 

@@ -43,7 +43,7 @@ def run_on(store, user_features):
 
 
 @pytest.mark.parametrize("engine", ["reference", "vectorised"])
-def test_a_model_with_features_tells_the_users_apart_and_one_without_cannot(two_kinds, tmp_path, engine):
+def test_only_a_model_with_features_distinguishes_the_users(two_kinds, tmp_path, engine):
     choice = unheard.EngineChoice(kind=engine)
     knowing = list(unheard.train(run_on(two_kinds, 2), tmp_path / "knowing", engine=choice, allow_no_privacy=True))[
         -1

@@ -42,7 +42,7 @@ def final_model(folder: Path, run: unheard.Run) -> torch.Tensor:
     return load_model(RunFolder(folder).model, run.model)
 
 
-def test_a_run_leaves_everything_that_its_folder_promises(run, tmp_path):
+def test_a_run_folder_has_every_documented_file(run, tmp_path):
     reports = list(unheard.train(run, tmp_path / "r"))
     assert [r.round for r in reports] == [1, 2, 3, 4, 5, 6]
     assert [r.metrics is not None for r in reports] == [False, False, True, False, False, True]
@@ -284,7 +284,7 @@ def test_an_edited_run_file_is_refused(run, tmp_path):
         unheard.resume(tmp_path / "r")
 
 
-def test_a_run_from_before_a_key_came_goes_on_as_it_was_and_another_with_its_name_is_told_how(run, tmp_path):
+def test_a_run_without_a_newer_key_resumes_unchanged_and_another_run_of_that_name_is_refused(run, tmp_path):
     """Its run file does not have keep_norm; then vectors were put back, and the hash was of what was written."""
     begun = replace(run, model=replace(run.model, keep_norm=True))
     list(unheard.train(begun, tmp_path / "r"))
@@ -342,7 +342,7 @@ def test_equal_models_are_equal_files(run, tmp_path):
     assert len({(tmp_path / name / "model.safetensors").read_bytes() for name in "abcd"}) == 1
 
 
-def test_what_these_people_were_charged_for_is_not_public_for_them(run, tmp_path):
+def test_a_model_that_was_charged_to_the_users_is_not_public_for_them(run, tmp_path):
     list(unheard.train(run, tmp_path / "first"))
     public = unheard.Training(rounds=2, init_from=str(tmp_path / "first"), init_is_public=True)
     with pytest.raises(UnprovenCombination, match="these very people"):
@@ -424,7 +424,7 @@ def test_a_run_cannot_begin_from_one_whose_ledger_was_shortened(run, tmp_path):
     assert not (tmp_path / "second").exists()
 
 
-def test_a_seeded_parent_or_a_model_declared_public_is_said_in_the_childs_statement(run, tmp_path):
+def test_a_statement_names_a_seeded_parent_and_a_model_declared_public(run, tmp_path):
     list(unheard.train(reproducible(run), tmp_path / "first"))
     list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))
     child = replace(run, training=unheard.Training(rounds=1, init_from=str(tmp_path / "first")))
@@ -436,7 +436,7 @@ def test_a_seeded_parent_or_a_model_declared_public_is_said_in_the_childs_statem
         assert said in json.loads((tmp_path / name / "statement.json").read_text())["warnings"][0]
 
 
-def test_what_was_said_of_the_first_run_is_said_of_every_run_after_it(run, tmp_path):
+def test_warnings_of_the_first_run_are_in_the_statements_of_later_runs(run, tmp_path):
     """Its noise, and its origin, are in all their models."""
     list(unheard.train(reproducible(run), tmp_path / "seeded"))
     list(unheard.train(replace(run, ledger=tmp_path / "others.jsonl"), tmp_path / "of-others"))

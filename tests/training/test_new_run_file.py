@@ -67,7 +67,7 @@ def test_a_comparison_of_kinds_of_noise_chooses_correlated_noise(new_file, monke
         ({"base": "nowhere"}, "no config.json"),
     ],
 )
-def test_values_that_cannot_be_are_refused(new_file, tmp_path, options, message):
+def test_impossible_values_of_a_new_run_are_refused(new_file, tmp_path, options, message):
     options = {**options, "base": tmp_path / options["base"]} if "base" in options else options
     with pytest.raises(InvalidValue, match=message):
         new_file(**options)

@@ -61,7 +61,7 @@ def finished(run, folder) -> dict:
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_a_public_start_helps_costs_nothing_and_is_said(run, public_run, tmp_path):
+def test_a_public_start_improves_the_model_costs_nothing_and_is_in_the_statement(run, public_run, tmp_path):
     start = unheard.Training(rounds=3, init_from=str(public_run), init_is_public=True)
     begun = finished(replace(run, training=start), tmp_path / "from-public")
     alone = finished(replace(run, training=unheard.Training(rounds=3)), tmp_path / "from-seed")

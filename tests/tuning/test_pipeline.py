@@ -57,7 +57,7 @@ def tune(*words):
     return CliRunner().invoke(app, ["tune", *map(str, words), "--yes"], catch_exceptions=False)
 
 
-def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, store, tmp_path):
+def test_tune_trains_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, store, tmp_path):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
     asked += ["--set", "engine.corpus_part=/parts/{node}"]
     done = tune(*asked)
@@ -100,7 +100,7 @@ def test_it_tunes_on_a_proxy_and_plans_for_the_private_corpus(run_file, proxy, s
 SMALL = ["--set", "privacy.population=60", "--set", "privacy.delta=1e-3"]
 
 
-def test_on_the_runs_own_people_it_says_that_they_have_no_guarantee_left(run_file, tmp_path):
+def test_tuning_on_the_runs_own_users_says_that_they_have_no_guarantee(run_file, tmp_path):
     done = tune(run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.05", *SMALL)
     assert done.exit_code == 0
     warned = f"over all runs on the users of {tmp_path / 'private'}, for good"  # while it can still be stopped
@@ -191,7 +191,7 @@ def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
         tune(run_file, "--out", tmp_path / "t", "--corpus", tmp_path / "private", "--population", 60)
 
 
-def test_the_same_people_under_another_name_are_no_proxy(run_file, proxy, tmp_path):
+def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
     """A copy of their text; and a store that was declared to hold them, or made from theirs."""
     asked = [run_file, "--out", tmp_path / "t", "--population", 60, *QUICK, "--corpus"]
     shutil.copytree(tmp_path / "private", tmp_path / "copy")
@@ -234,7 +234,7 @@ def test_seeds_of_one_setting_differ_where_the_run_file_has_a_seed(run, tmp_path
     assert [trial.run.training.reproducible_seed for trial in trials] == [5, 6, 7]
 
 
-def test_a_proxys_trials_are_charged_to_its_own_people_whatever_ledger_the_run_names(run, tmp_path):
+def test_trials_on_a_proxy_are_charged_to_the_proxys_own_ledger(run, tmp_path):
     named = replace(run, ledger=tmp_path / "people.jsonl", budget=unheard.Budget(epsilon=1.0, delta=1e-3), delta=1e-3)
     tried = on_proxy(named, tmp_path / "proxy", 1000)
     assert (tried.ledger, tried.budget, tried.delta) == (None, None, None)

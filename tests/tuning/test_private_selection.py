@@ -73,7 +73,7 @@ def test_one_charge_for_all_trials_in_both_ledgers_and_the_folder_fits_together(
         assert any("best of a secret number of runs" in warning for warning in warnings)
 
 
-def test_the_people_are_charged_before_anybody_is_read(candidates, tmp_path, monkeypatch):
+def test_the_users_are_charged_before_any_text_is_read(candidates, tmp_path, monkeypatch):
     seen = []
 
     def no_training(runs, **_):
@@ -144,7 +144,7 @@ selecting.select([read_run_file(Path(sys.argv[1]))[0]], sys.argv[2], TrialCount(
 """
 
 
-def test_what_a_killed_selection_left_is_deleted_by_the_next_one(candidates, tmp_path):
+def test_the_next_selection_deletes_the_rest_of_a_killed_one(candidates, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(run_toml(candidates[1]))
     done = subprocess.run([sys.executable, "-c", KILLED, str(file), str(tmp_path / "best")], check=False)
@@ -254,14 +254,14 @@ def test_what_has_no_proof_is_refused_before_anything_is_charged(candidates, tmp
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
-def test_a_place_of_parts_is_refused_before_anything_is_charged(candidates, tmp_path):
+def test_a_corpus_part_is_refused_before_anything_is_charged(candidates, tmp_path):
     with pytest.raises(InvalidValue, match="this process is alone"):
         select(candidates, tmp_path / "best", TrialCount(mean=2), engine=EngineChoice(corpus_part="/parts/{node}"))
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("what", ["device", "start", "origin"])
-def test_what_no_trial_could_begin_with_is_refused_before_anything_is_charged(candidates, tmp_path, what):
+def test_a_run_that_no_trial_could_start_is_refused_before_anything_is_charged(candidates, tmp_path, what):
     """A slip in the run file must not cost the people a whole selection."""
     engine = EngineChoice(device="tpu") if what == "device" else EngineChoice()
     start = {"start": tmp_path / "nowhere", "origin": tmp_path / "model.safetensors"}.get(what)
@@ -273,9 +273,7 @@ def test_what_no_trial_could_begin_with_is_refused_before_anything_is_charged(ca
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
-def test_several_processes_are_refused_whoever_ends_first_would_have_had_fewer_trials(
-    candidates, tmp_path, monkeypatch
-):
+def test_selection_on_several_processes_is_refused(candidates, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UnprovenCombination, match="one process"):
         select(candidates, tmp_path / "best", TrialCount(mean=2))
@@ -295,7 +293,7 @@ def test_a_budget_is_asked_before_the_first_trial(candidates, tmp_path):
     assert not people(candidates).events
 
 
-def test_the_command_tells_the_best_its_cost_and_nothing_of_the_others(candidates, tmp_path):
+def test_the_command_prints_the_best_and_its_cost_and_nothing_of_the_others(candidates, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(run_toml(candidates[0]))
     asked = ["tune", str(file), "--out", str(tmp_path / "best"), "--select", "--trials", "2"]

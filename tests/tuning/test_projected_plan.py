@@ -62,7 +62,7 @@ def test_the_plan_has_the_asked_z_and_no_more_noise_than_was_tried(paper, norm, 
         assert std >= noise_std * (1 - 1 / users) * (1 - 1e-4 * clipped) * (1 - 1e-9)
 
 
-def test_a_population_too_small_for_the_noise_is_told_so_with_the_z_that_it_could_have(paper):
+def test_a_population_too_small_for_the_noise_is_refused_with_the_largest_possible_z(paper):
     small = replace(paper, plan=replace(paper.plan, population=2500), delta=1e-5)
     with pytest.raises(InvalidValue, match=r"need 5,000 users per round.*z would be 0\.5"):
         project_plan(small, 15, 0.003, 1.0)

@@ -37,7 +37,7 @@ def test_the_same_windows_as_one_by_one(update, longest):
 
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 @pytest.mark.parametrize("lengths", [(), (0,), (1, 1)])
-def test_nobody_and_people_without_a_target_have_no_batches(update, lengths):
+def test_an_empty_cohort_and_users_without_a_target_have_no_batches(update, lengths):
     users = [User(np.full(n, 7), None, k) for k, n in enumerate(lengths)]
     windows_USBW, num_steps_U = stacked_batches(update, users, 5)
     assert len(windows_USBW) == len(lengths)

@@ -13,7 +13,7 @@ def drawn(store) -> StoredUsers:
     return StoredUsers(store.train, np.array([41, 3, 17, 55]), with_features=False)
 
 
-def test_they_are_the_users_asked_for_in_the_order_asked_for(store, drawn):
+def test_stored_users_come_in_the_requested_order(store, drawn):
     assert [user.number for user in drawn] == [41, 3, 17, 55]
     assert np.array_equal(drawn[2].tokens, store.train.tokens(17))
     assert drawn.lengths().tolist() == [len(user.tokens) for user in drawn]
@@ -21,7 +21,7 @@ def test_they_are_the_users_asked_for_in_the_order_asked_for(store, drawn):
     assert [user.number for user in drawn.chosen(np.array([True, False, False, True]))] == [41, 55]
 
 
-def test_nobody_is_read_before_somebody_looks(store, drawn, monkeypatch):
+def test_no_text_is_read_before_it_is_used(store, drawn, monkeypatch):
     read = []
     monkeypatch.setattr(
         "unheard.updates.user_update.read_users", lambda *args: read.append(args[1].tolist()) or [None] * 9

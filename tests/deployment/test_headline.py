@@ -14,7 +14,7 @@ def description(model: LoadedModel, epsilon, delta=1e-6, **more) -> dict:
     )
 
 
-def test_epsilon_in_words(two_models):
+def test_epsilon_is_described_in_words(two_models):
     model = two_models[0]
     assert description(model, "infinity")["grade"] == "none"
     assert "without protection" in description(model, "infinity")["sentences"][0]
@@ -31,7 +31,7 @@ def test_epsilon_in_words(two_models):
     assert description(model, 1.0, warnings=["seeded"])["warnings"] == ["Seeded"]
 
 
-def test_a_model_of_seeded_noise_has_no_headline_of_a_guarantee(two_models):
+def test_the_headline_of_a_seeded_model_states_no_guarantee(two_models):
     """A small epsilon, and a seed that somebody knows: the page may not call that a strong guarantee."""
     seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."
     shown = description(two_models[0], 0.5, warnings=[seeded])
@@ -41,7 +41,7 @@ def test_a_model_of_seeded_noise_has_no_headline_of_a_guarantee(two_models):
     assert shown["warnings"] == [seeded]
 
 
-def test_a_personal_model_says_so_before_anything_else(two_models):
+def test_the_headline_of_a_personal_model_says_that_it_is_personal(two_models):
     shown = description(replace(two_models[0], kind="personal"), 0.5)
     assert shown["headline"] == "A personal model"
     assert shown["sentences"][0].startswith("It has learned from one person's own text")

@@ -58,7 +58,7 @@ def test_a_slow_rank_is_named_after_the_time_it_was_given(longer, tmp_path, monk
     assert charged_and_saved(tmp_path / "r") == (3, 2)  # the round that was lost is paid for, those before are kept
 
 
-def test_a_rank_that_stands_still_before_it_has_heard_is_named(longer, tmp_path, monkeypatch):
+def test_a_rank_that_stops_before_it_receives_a_request_is_named(longer, tmp_path, monkeypatch):
     real, rounds = distributed.DistributedEngine._assign, [0]
 
     def assign(self, *args):
@@ -84,7 +84,7 @@ def test_a_rank_that_was_killed_is_named(longer, tmp_path, monkeypatch):
     assert charged_and_saved(tmp_path / "r") == (2, 1)
 
 
-def test_what_goes_wrong_on_a_rank_is_told_by_the_leader(longer, tmp_path, monkeypatch):
+def test_the_leader_reports_an_error_of_a_rank(longer, tmp_path, monkeypatch):
     def damage() -> None:
         raise CorpusError("its disk is gone.")
 
@@ -94,7 +94,7 @@ def test_what_goes_wrong_on_a_rank_is_told_by_the_leader(longer, tmp_path, monke
     assert charged_and_saved(tmp_path / "r") == (2, 1)
 
 
-def test_a_bug_on_a_rank_is_told_by_its_kind_and_never_by_its_numbers(longer, tmp_path, monkeypatch):
+def test_a_bug_on_a_rank_is_reported_by_its_type_without_numbers(longer, tmp_path, monkeypatch):
     def bug() -> None:
         raise IndexError("index 123456 is out of bounds")
 
@@ -118,7 +118,7 @@ def test_a_device_that_a_rank_does_not_have_is_refused_by_name(longer, tmp_path,
     assert not (tmp_path / "r").exists()
 
 
-def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
+def test_ranks_print_nothing_about_users(model, plan):
     from unheard.engines.distributed.process_group import Message, Reply
 
     said = repr(Message("sum", {"counts": [123456789]}, [123456789])) + repr(Reply([123456789], 7.25))
@@ -127,7 +127,7 @@ def test_ranks_keep_nothing_of_people_in_what_they_print(model, plan):
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("inf")])
-def test_a_timeout_must_be_some_time(timeout):
+def test_a_timeout_must_be_above_zero(timeout):
     with pytest.raises(unheard.errors.InvalidValue, match="rank_timeout"):
         EngineChoice(rank_timeout=timeout)
 
