@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from reproduction.private_run import SMOOTHED_OVER, content_digest, facts
+from reproduction.private_measures import content_digest, facts
+from reproduction.private_run import SMOOTHED_OVER
 
 POPULATION, DELTA = 750_000, 3.4e-7
 MULTIPLIERS = {

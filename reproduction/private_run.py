@@ -7,7 +7,7 @@ result files. Every command continues where an earlier call stopped.
     python -m reproduction.private_run run choose-S --work WORK                    choose S on blogs
     python -m reproduction.private_run run private --work WORK --stop-after 580    a step of reproduction/schedule.toml
     python -m reproduction.private_run all --work WORK --stop-after 1500           all steps in order, until the time is over
-    python -m reproduction.private_run batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500    a batch of it
+    python -m reproduction.batch A --work WORK --bundle OUT/a.tar.gz --stop-after 1500     a batch of it, several at once
     python -m reproduction.private_run measure WORK/runs/private                   hits of each held-out user
     python -m reproduction.private_run digest WORK/reviews_81                      SHA-256 of the content of a store
     python -m reproduction.private_run counted WORK/reviews_81 --out counted.json  unigram and bigram, without privacy
@@ -21,17 +21,11 @@ paper estimated with 100 users per round. `private_results.py` applies the regis
 """
 
 import argparse
-import hashlib
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
@@ -40,7 +34,9 @@ from typing import Any
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
+from reproduction.bundles import bundle, collect, restore, unpack
+from reproduction.private_measures import content_digest, counted, facts, measure
+
 WORDS = 64
 """Words in one segment of blogs_64: as many as reviews_81 keeps of a reviewer."""
 CANDIDATES = (2, 4, 8, 12, 16)
@@ -66,25 +62,6 @@ TRADES_PER_LAYER = (7.9, 12.6, 20)
 TABLE_2 = ((15, 0.003), (10, 0.006), (15, 0.012))
 """S and sigma of the rows of Table 2."""
 SEEDS = (1, 2, 3)
-TEST_TOKENS = 75_122
-"""Size of the paper's kind of test set: random posts of held-out users with this many predicted tokens."""
-PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Breakfast was", "Next time I will")
-"""Beginnings of sentences of our own. What a model suggests after them is recorded with its measures."""
-SMALL_FILES = (
-    "run.toml",
-    "ledger.jsonl",
-    "metrics.jsonl",
-    "statement.json",
-    "per_user.npz",
-    "per_post.npz",
-    "sittings.jsonl",
-    "facts.json",
-)
-"""Files of a run folder that `collect` copies. None of them holds text."""
-KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*")
-"""Runs whose model and ledgers stay in a bundle when they are complete."""
-PART, LIMIT = 15 * 2**20, 60 * 2**20
-"""Bytes in one file of a bundle, and in all of its checkpoints and models together."""
 
 
 # ------------------------------------------------------------------------------------------------------------------- stores
@@ -391,308 +368,7 @@ def is_measured(folder: Path, rounds: int) -> bool:
     return read_metrics(folder)[-1]["round"] >= rounds
 
 
-def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[tuple[str, int]]:
-    """The steps of a batch in order, each with the number of its repetition.
-
-    Args:
-        name: Name of a `[[batch]]`.
-        schedule: The schedule file. A step is written `private`, or `private:2` for its second repetition.
-    """
-    batches = {batch["name"]: batch for batch in tomllib.loads(schedule.read_text(encoding="utf-8"))["batch"]}
-    if name not in batches:
-        raise SystemExit(f"There is no batch {name}: choose from {', '.join(batches)}.")
-    steps = [written.partition(":") for written in batches[name]["steps"]]
-    return [(step, int(repetition or 1)) for step, _, repetition in steps]
-
-
-def run_batch(arguments: argparse.Namespace) -> None:
-    """Run the steps of a batch until the time is over, and collect the results after each."""
-    work, until = arguments.work.resolve(), None
-    if arguments.stop_after is not None:
-        until = time.monotonic() + arguments.stop_after
-    if not (work / "chosen_S.json").exists():  # S was chosen once, on blogs
-        shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
-    for step, repetition in read_batch(arguments.name):
-        left = None if until is None else until - time.monotonic()
-        if left is not None and left <= 0:
-            print(f"{step}: no time left; the same command goes on here", flush=True)
-            break
-        run_step(step, work, device=arguments.device, stop_after=left, scale=arguments.scale, repetition=repetition)
-        _collect(arguments)
-
-
-def facts(device: str) -> dict[str, Any]:
-    """What a result states about its origin: commit, device, version of torch, date."""
-    import torch
-
-    return {
-        "commit": commit(),
-        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def commit() -> str:
-    """The commit of this code, from reproduction/COMMIT if there is no git repository; `-dirty` if files were changed."""
-    if (HERE / "COMMIT").exists():
-        return (HERE / "COMMIT").read_text().strip()
-    git = ["git", "-C", str(HERE)]
-    name = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    if not name:
-        raise SystemExit(f"There is no git repository here: write the commit into {HERE / 'COMMIT'}.")
-    is_dirty = subprocess.run(
-        [*git, "status", "--porcelain"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    return f"{name}-dirty" if is_dirty else name
-
-
-# ------------------------------------------------------------------------------------------------------------------ measures
-
-
-def measure(folder: Path, device: str) -> None:
-    """Measure the last model of a run.
-
-    Writes `per_user.npz`: for each held-out user the number of targets and of hits, with and without sentence ends and
-    punctuation; `per_post.npz`: the same for each post of the paper's kind of test set; and `facts.json`: commit,
-    digest of the store, size of the model, and what it suggests after `PROMPTS`.
-    """
-    from unheard import Released, TokenStore
-    from unheard.corpus.grouping import SplitRule
-    from unheard.corpus.pipeline import draw_test_posts
-
-    released = Released.open(folder)
-    store = TokenStore.open(released.run.corpus)
-    # The posts that `unheard prepare --test-tokens` would draw, without another store.
-    posts = draw_test_posts(store.held_out, TEST_TOKENS, SplitRule().salt)
-    counts = hits_of(released, store.held_out.users(np.arange(store.held_out.num_users)), device)
-    of_posts = hits_of(released, posts, device)
-    np.savez_compressed(folder / "per_user.npz", **counts)  # pyright: ignore[reportArgumentType]
-    np.savez_compressed(folder / "per_post.npz", **of_posts)  # pyright: ignore[reportArgumentType]
-    total = {name: int(value.sum()) for name, value in counts.items()}
-    described = {
-        "commit": commit(),
-        "store": store.name,
-        "store_content": content_digest(Path(released.run.corpus)),
-        "held_out_users": len(counts["targets"]),
-        "parameters": int(released.params_P.numel()),
-        "accuracy_top1": total["hits"] / total["targets"],
-        "accuracy_top1_without_ends": total["word_hits"] / total["words"],
-        "accuracy_top1_without_ends_and_punctuation": total["plain_hits"] / total["plain"],
-        "test_posts": len(posts),
-        "test_tokens": int(of_posts["targets"].sum()),
-        "accuracy_top1_test_posts": int(of_posts["hits"].sum()) / int(of_posts["targets"].sum()),
-        "suggestions": {text: [word for word, _ in released.predict(text, 3)] for text in PROMPTS},
-    }
-    (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
-
-
-def counted(store_path: Path, out: Path) -> None:
-    """Write the accuracy of a unigram and a bigram model with the counts of all training users to `out`. The counts are
-    exact, so this is for a public corpus only."""
-    from unheard import TokenStore
-    from unheard.corpus.vocabulary import BOS
-    from unheard.evaluation.full import Counts, score_bigram, score_unigram
-
-    store = TokenStore.open(store_path)
-    counts = Counts.of(store.train.users(np.arange(store.train.num_users)), len(store.vocabulary.words))
-    texts = store.held_out.users(np.arange(store.held_out.num_users))
-    before_N = np.concatenate([tokens[:-1] for tokens in texts]).astype(np.int64)
-    target_N = np.concatenate([tokens[1:] for tokens in texts]).astype(np.int64)
-    before_N, target_N = before_N[target_N != BOS], target_N[target_N != BOS]
-    shares = {}
-    for name, score in (("unigram", score_unigram), ("bigram", score_bigram)):
-        rank_N, _ = score(counts, before_N, target_N)
-        shares[name] = round(100 * float(np.mean(rank_N == 0)), 4)
-    described = {"accuracy_top1": shares, "targets": len(target_N), "store_content": content_digest(store_path)}
-    out.write_text(json.dumps(described, indent=1) + "\n")
-
-
-def content_digest(store: Path) -> str:
-    """SHA-256 over the vocabulary and all shards. The name of a store only says how it was prepared, not from which
-    text."""
-    digest = hashlib.sha256()
-    for file in sorted([store / "vocabulary.txt", *store.glob("*/*.offsets"), *store.glob("*/*.tokens")]):
-        digest.update(f"{file.relative_to(store)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def hits_of(
-    released: Any, texts: Sequence[np.ndarray], device: str, unroll: int = 80, texts_at_once: int = 500
-) -> dict[str, np.ndarray]:
-    """Targets and hits in each text (the tokens of a user or of a post), counted like AccuracyTop1.
-
-    Args:
-        released: The model.
-        texts: Tokens of each text.
-        device: Where to compute.
-        unroll: Tokens of context, as in the evaluations of a run.
-        texts_at_once: Texts in one batch.
-
-    Returns:
-        For each text the number of `targets` and `hits`; `words` and `word_hits` without sentence ends; `plain` and
-        `plain_hits` also without punctuation.
-    """
-    import torch
-
-    from unheard.corpus.vocabulary import EOS, UNK
-    from unheard.evaluation.next_word import target_rank
-    from unheard.models.model import window_targets
-    from unheard.updates.user_update import windows_of
-
-    model = released.run.model
-    params = model.layout.split(released.params_P.to(device))
-    # BOS, EOS and UNK count as words here; EOS is left out where a rule says so.
-    words = [str(word) for word in released.vocabulary.words]
-    is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
-    names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
-    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in names}
-    for start in range(0, len(texts), texts_at_once):
-        windows = [windows_of(tokens, unroll) for tokens in texts[start : start + texts_at_once]]
-        owner_B = start + np.repeat(np.arange(len(windows)), [len(window) for window in windows])
-        with torch.no_grad():
-            input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(np.concatenate(windows), device=device))
-            logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
-            rank_BT = target_rank(logits_NV, target_BT.flatten()).view(target_BT.shape)
-            hit_BT = counts_BT & (target_BT != UNK) & (rank_BT == 1)
-            word_BT = counts_BT & (target_BT != EOS)
-            plain_BT = word_BT & ~is_mark_V[target_BT]
-            columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT)
-            for name, column_BT in zip(names, columns, strict=True):
-                np.add.at(counts[name], owner_B, column_BT.sum(dim=1).cpu().numpy())
-    return counts
-
-
-# ------------------------------------------------------------------------------------------------------------------- results
-
-
-def collect(work: Path, out: Path, *, models: bool) -> None:
-    """Copy the small result files of every run to `out`, and with `models` also the final models. No text is copied."""
-    out.mkdir(parents=True, exist_ok=True)
-    for folder in sorted((work / "runs").iterdir()):
-        if folder.name.startswith("."):
-            continue
-        target_folder = out / folder.name
-        target_folder.mkdir(parents=True, exist_ok=True)
-        for name in (*SMALL_FILES, *(("model.safetensors",) if models else ())):
-            if (folder / name).exists():
-                shutil.copyfile(folder / name, target_folder / name)
-        if (target_folder / "run.toml").exists():  # without the paths of the machine
-            text = (target_folder / "run.toml").read_text(encoding="utf-8")
-            (target_folder / "run.toml").write_text(text.replace(f"{work.resolve()}/", ""), encoding="utf-8")
-    if (work / "chosen_S.json").exists():
-        shutil.copyfile(work / "chosen_S.json", out / "chosen_S.json")
-
-
-def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> list[Path]:
-    """Pack the results of every run into one tar file, cut into parts if it is large.
-
-    A run in progress comes with its ledgers and its newest checkpoint, so that `restore` can continue it elsewhere; a
-    complete run with its ledgers and its final model if `KEPT_WHOLE` names it, otherwise with its small files. If the
-    limit is too small for all, final models are left out first, then runs in progress with the highest seeds.
-
-    Args:
-        work: Folder of stores, ledgers and run folders.
-        target: The file to write. Parts have the endings `.00`, `.01`, …
-        part: Largest number of bytes of one file.
-        limit: Largest number of bytes of checkpoints and models together.
-
-    Returns:
-        The files. Parts of an earlier bundle of this name are removed.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for old in parts_of(target):
-        old.unlink()
-    with tempfile.TemporaryDirectory(dir=work) as scratch:
-        copied, packed = Path(scratch) / "runs", Path(scratch) / "packed"
-        collect(work, copied, models=False)
-        (copied / "chosen_S.json").unlink(missing_ok=True)  # a result of blogs_64
-        folders = [path for path in copied.iterdir() if path.is_dir()]
-        for folder in sorted(folders, key=lambda path: ((path / "facts.json").exists(), path.name.split("-")[::-1])):
-            limit -= _add_state(work, folder, limit)
-        with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
-            archive.add(copied, arcname=".")
-        size = packed.stat().st_size
-        if size <= part:
-            shutil.copyfile(packed, target)
-            return [target]
-        with open(packed, "rb") as file:
-            for number in range(-(-size // part)):
-                target.with_name(f"{target.name}.{number:02d}").write_bytes(file.read(part))
-    return parts_of(target)
-
-
-def _add_state(work: Path, folder: Path, limit: int) -> int:
-    """Add to a folder of a bundle what continues the run, or its ledgers and model; remove the ledger of other complete
-    runs. Returns the bytes of the checkpoint or model."""
-    source, is_complete = work / "runs" / folder.name, (folder / "facts.json").exists()
-    if is_complete and not any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
-        (folder / "ledger.jsonl").unlink(missing_ok=True)
-        return 0
-    kept = [source / "model.safetensors"] if is_complete else sorted((source / "checkpoints").glob("round-*"))[-1:]
-    files = [file for file in kept if file.exists()]
-    size = sum(file.stat().st_size for file in files)
-    if size > limit or not files:
-        print(f"{folder.name}: {'its model' if is_complete else 'the run in progress'} is left out", flush=True)
-        if not is_complete:
-            shutil.rmtree(folder)
-        return 0
-    shutil.copyfile(work / "ledgers" / f"{folder.name}.jsonl", folder / "population_ledger.jsonl")
-    shutil.copyfile(source / "tokens.json", folder / "tokens.json")
-    target = folder if is_complete else folder / "checkpoints"
-    target.mkdir(exist_ok=True)
-    shutil.copyfile(files[0], target / files[0].name)
-    return size
-
-
-def parts_of(target: Path) -> list[Path]:
-    """The files of a bundle in order: the file itself, or its parts."""
-    if target.exists():
-        return [target]
-    return sorted(target.parent.glob(f"{target.name}.[0-9][0-9]"))
-
-
-def unpack(files: Sequence[Path], out: Path) -> list[Path]:
-    """Unpack a bundle, given as its file or its parts, and return the folders of its runs."""
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile() as joined_parts:
-        for file in sorted(files):
-            joined_parts.write(file.read_bytes())
-        joined_parts.seek(0)
-        with tarfile.open(fileobj=joined_parts, mode="r:gz") as archive:
-            names = {Path(name).parts[0] for name in archive.getnames() if len(Path(name).parts) > 1}
-            archive.extractall(out, filter="data")
-    return [out / name for name in sorted(names)]
-
-
-def restore(kept: Sequence[Path], work: Path) -> None:
-    """Copy runs back into the work folder, so that `run` continues those in progress and passes over the others.
-
-    Args:
-        kept: Result folders with `checkpoints/`, or the files of a bundle.
-        work: Folder with the stores.
-    """
-    folders = [path for path in kept if path.is_dir()]
-    with tempfile.TemporaryDirectory() as scratch:
-        if files := [path for path in kept if not path.is_dir()]:
-            folders += unpack(files, Path(scratch))
-        for folder in folders:
-            _restore_run(folder, work)
-    shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
-
-
-def _restore_run(kept: Path, work: Path) -> None:
-    """Copy one run back, with the paths of this machine."""
-    folder = work / "runs" / kept.name
-    shutil.copytree(kept, folder)
-    text = (folder / "run.toml").read_text(encoding="utf-8")
-    for name in ("reviews_81", "ledgers/"):  # `collect` removed the path of the work folder
-        text = text.replace(f'"{name}', f'"{work.resolve()}/{name}')
-    (folder / "run.toml").write_text(text, encoding="utf-8")
-    shutil.copyfile(work / "reviews_81" / "vocabulary.txt", folder / "vocabulary.txt")
-    (work / "ledgers").mkdir(parents=True, exist_ok=True)
-    if (folder / "population_ledger.jsonl").exists():
-        shutil.move(folder / "population_ledger.jsonl", work / "ledgers" / f"{kept.name}.jsonl")
+# ------------------------------------------------------------------------------------------------------------- command line
 
 
 def main() -> None:
@@ -717,19 +393,16 @@ def main() -> None:
     stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve()))
     stores.add_argument("--data", type=Path, required=True)
     stores.add_argument("--work", type=Path, required=True)
-    for name in ("run", "all", "batch"):
-        run = verb(name, run_batch if name == "batch" else _run)
-        if name == "batch":
-            run.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
-            _add_targets(run)
+    for name in ("run", "all"):
+        run = verb(name, _run)
         if name == "run":
             run.add_argument("steps", nargs="+", choices=(*STEPS, *MORE_STEPS))
             run.add_argument("--only", nargs="+", default=["*"], help="names of runs, such as '*-seed1'")
         run.add_argument("--work", type=Path, required=True)
         run.add_argument("--device", default="cuda")
         run.add_argument("--stop-after", type=float, help="seconds")
-        if name != "batch":
-            run.add_argument("--repetition", type=int, default=1)
+        run.add_argument("--stop-at", type=float, help="the same as a time, in seconds since 1970")
+        run.add_argument("--repetition", type=int, default=1)
         run.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
     read = verb("measure", _measure)
     read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")
@@ -739,7 +412,11 @@ def main() -> None:
     back.add_argument("--work", type=Path, required=True)
     got = verb("collect", _collect)
     got.add_argument("--work", type=Path, required=True)
-    _add_targets(got)
+    either = got.add_mutually_exclusive_group(required=True)
+    either.add_argument("--out", type=Path, help="result files are copied to this folder")
+    either.add_argument(
+        "--bundle", type=Path, help="result files and the state go into FILE.tar.gz, in parts of 15 MiB"
+    )
     got.add_argument("--models", action="store_true")
     open_ = verb("unpack", lambda arguments: print(*unpack(arguments.files, arguments.out), sep="\n"))
     open_.add_argument("files", type=Path, nargs="+")
@@ -748,20 +425,11 @@ def main() -> None:
     arguments.work_on(arguments)
 
 
-def _add_targets(command: argparse.ArgumentParser) -> None:
-    """The options that say where results go: a folder or a bundle."""
-    either = command.add_mutually_exclusive_group(required=True)
-    either.add_argument("--out", type=Path, help="result files are copied to this folder, after each step of a batch")
-    either.add_argument(
-        "--bundle", type=Path, help="result files and the state go into FILE.tar.gz, in parts of 15 MiB"
-    )
-
-
 def _collect(arguments: argparse.Namespace) -> None:
     """Write the results to where the options say."""
     work = arguments.work.resolve()
     if arguments.bundle is None:
-        collect(work, arguments.out, models=getattr(arguments, "models", True))
+        collect(work, arguments.out, models=arguments.models)
     else:
         for file in bundle(work, arguments.bundle):
             print(f"{file}: {file.stat().st_size:,} bytes", flush=True)
@@ -775,9 +443,9 @@ def _measure(arguments: argparse.Namespace) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     """Run the given steps, or all of them, within the time limit."""
-    until = None if arguments.stop_after is None else time.monotonic() + arguments.stop_after
+    until = arguments.stop_at if arguments.stop_after is None else time.time() + arguments.stop_after
     for step in getattr(arguments, "steps", STEPS):
-        left = None if until is None else until - time.monotonic()
+        left = None if until is None else until - time.time()
         if left is not None and left <= 0:
             break
         run_step(

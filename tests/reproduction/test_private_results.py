@@ -1,16 +1,16 @@
 """Verdicts of the private run and of Table 2 on made-up results: each rule can hold, fail and stay open."""
 
 import json
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from reproduction.bootstrap import difference_interval, half_width, load
-from reproduction.private_run import choose_norm, hits_of, is_measured, read_batch, runs_of, smoothed
+from reproduction.private_measures import counted, hits_of
+from reproduction.private_run import choose_norm, is_measured, runs_of, smoothed
 
-from reproduction import private_report, private_results, private_run
+from reproduction import private_measures, private_report, private_results, private_run
 from unheard import TiedLSTM
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -205,7 +205,7 @@ def test_the_bigram_is_counted_on_all_training_users(tmp_path):
         vocabulary=words,
         info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "a test's own words"}},
     )
-    private_run.counted(tmp_path / "store", tmp_path / "counted.json")
+    counted(tmp_path / "store", tmp_path / "counted.json")
     content = json.loads((tmp_path / "counted.json").read_text())
     assert content["targets"] == 4
     # After BOS comes a, after a comes b, after b the end; c was never seen.
@@ -240,22 +240,6 @@ def test_random_posts_stand_beside_the_users_with_an_interval():
     assert "75,122" in table.note
 
 
-def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
-    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    batches = tomllib.loads((Path(private_run.__file__).parent / "schedule.toml").read_text())["batch"]
-    names = []
-    for batch in batches:
-        for step, repetition in read_batch(batch["name"]):
-            names += runs_of(step, tmp_path, repetition=repetition)
-    assert len(names) == len(set(names))
-    seeded = {f"{name}-seed{k}" for k in (1, 2, 3) for name in ("baseline", "S15-sigma0.012-C1250", "trade-S20")}
-    assert seeded | {"private-repetition3", "z1-C1667", "baseline-C1250-seed2", "then-S7.9-per-layer-seed3"} < set(
-        names
-    )
-    with pytest.raises(SystemExit, match="no batch Z: choose from A"):
-        read_batch("Z")
-
-
 def test_private_runs_of_a_batch_have_z_1_and_secure_noise(tmp_path):
     for users, norm in ((1667, 10.0), (1250, 15.0)):
         (run,) = runs_of(f"z1-C{users}", tmp_path).values()
@@ -265,69 +249,6 @@ def test_private_runs_of_a_batch_have_z_1_and_secure_noise(tmp_path):
     adjusted = runs_of("trade-offs-adjusted", tmp_path)["then-S7.9-seed2"]
     assert adjusted["noise"]["noise_std"] == 0.00474
     assert adjusted["training"]["init_from"].endswith("runs/trade-S20-seed2")
-
-
-def test_a_batch_collects_after_each_step_and_stops_by_the_clock(tmp_path, monkeypatch):
-    clock, done = [0.0], []
-    monkeypatch.setattr(private_run.time, "monotonic", lambda: clock[0])
-
-    def run_step(step, work, *, stop_after, repetition, **more):
-        done.append((step, repetition, stop_after))
-        clock[0] += 100.0
-
-    monkeypatch.setattr(private_run, "run_step", run_step)
-    monkeypatch.setattr(private_run, "collect", lambda work, out, models: done.append(("collect", out, models)))
-    arguments = SimpleNamespace(
-        name="B", work=tmp_path, out=tmp_path / "out", bundle=None, device="cpu", scale=1.0, stop_after=150.0
-    )
-    private_run.run_batch(arguments)  # pyright: ignore[reportArgumentType]
-    collected = ("collect", tmp_path / "out", True)
-    assert done == [("private", 2, 150.0), collected, ("baseline-C5000", 2, 50.0), collected]
-    assert (tmp_path / "chosen_S.json").exists()
-
-
-def make_work(work: Path, names: dict[str, bool]) -> None:
-    """A work folder with runs that are complete (True) or in progress."""
-    (work / "reviews_81").mkdir(parents=True)
-    (work / "reviews_81" / "vocabulary.txt").write_text("a\n")
-    (work / "ledgers").mkdir()
-    for name, is_complete in names.items():
-        folder = work / "runs" / name
-        make_run(folder, flat(20), rounds=300)
-        (folder / "run.toml").write_text(f'path = "{work}/reviews_81"\nledger = "{work}/ledgers/{name}.jsonl"\n')
-        (folder / "ledger.jsonl").write_text("charges")
-        (folder / "tokens.json").write_text("{}")
-        (folder / "vocabulary.txt").write_text("a\n")
-        (folder / "model.safetensors").write_bytes(np.random.default_rng(1).bytes(3000))
-        (folder / "checkpoints").mkdir()
-        for at in (200, 300):
-            (folder / "checkpoints" / f"round-{at:08d}.safetensors").write_bytes(np.random.default_rng(at).bytes(3000))
-        if is_complete:
-            (folder / "facts.json").write_text("{}")
-        (work / "ledgers" / f"{name}.jsonl").write_text("charges of the population")
-
-
-def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path, capsys):
-    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
-    make_work(work, {"z1-C1250": True, "baseline-seed1": True, "estimate-seed1": False, "estimate-seed2": False})
-    make_work(elsewhere, {})
-    assert private_run.bundle(work, tmp_path / "all.tar.gz") == [tmp_path / "all.tar.gz"]
-    files = private_run.bundle(work, tmp_path / "out" / "a.tar.gz", part=5000, limit=7000)
-    assert [file.name for file in files[:2]] == ["a.tar.gz.00", "a.tar.gz.01"]
-    assert all(file.stat().st_size <= 5000 for file in files)
-    assert "z1-C1250: its model is left out" in capsys.readouterr().out  # both runs in progress come first
-    private_run.restore([tmp_path / "all.tar.gz"], elsewhere)
-    whole, small, going = (elsewhere / "runs" / name for name in ("z1-C1250", "baseline-seed1", "estimate-seed1"))
-    assert (whole / "model.safetensors").read_bytes() == (work / "runs" / "z1-C1250" / "model.safetensors").read_bytes()
-    assert not (small / "model.safetensors").exists()
-    assert not (small / "ledger.jsonl").exists()
-    assert is_measured(small, 300)
-    assert [path.name for path in (going / "checkpoints").iterdir()] == ["round-00000300.safetensors"]
-    assert f'"{elsewhere}/reviews_81"' in (going / "run.toml").read_text()
-    assert (elsewhere / "ledgers" / "estimate-seed2.jsonl").read_text() == "charges of the population"
-    private_run.bundle(elsewhere, tmp_path / "again.tar.gz")  # complete runs without a model are no error
-    with pytest.raises(FileExistsError):
-        private_run.restore([tmp_path / "all.tar.gz"], elsewhere)
 
 
 def test_only_the_runs_that_are_not_complete_are_trained(tmp_path, monkeypatch):
@@ -352,11 +273,11 @@ def test_only_the_runs_that_are_not_complete_are_trained(tmp_path, monkeypatch):
 
 def test_without_a_commit_nothing_is_trained(tmp_path, monkeypatch):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    monkeypatch.setattr(private_run, "HERE", tmp_path)  # not in a repository
+    monkeypatch.setattr(private_measures, "HERE", tmp_path)  # not in a repository
     with pytest.raises(SystemExit, match="write the commit into"):
         private_run.run_step("table-2", tmp_path, device="cpu", stop_after=None, scale=0.01, repetition=1)
     (tmp_path / "COMMIT").write_text("abc\n")
-    assert private_run.commit() == "abc"
+    assert private_measures.commit() == "abc"
 
 
 def test_a_run_is_complete_if_it_has_all_rounds_and_was_measured(tmp_path):

@@ -1,0 +1,185 @@
+"""Run the steps of a batch of `schedule.toml`, two or more at the same time, until the time is over.
+
+The input is the work folder of `private_run.py` with its stores. Each step is a process of its own. The results and the
+state of all runs are bundled after each step and once a minute, so that a machine that is taken away costs at most the
+rounds since the newest checkpoint. The same command continues where an earlier call stopped; `private_run restore`
+continues on another machine.
+
+    python -m reproduction.batch B --work WORK --bundle OUT/b.tar.gz --stop-after 1500
+    python -m reproduction.batch B --work WORK --bundle OUT/b.tar.gz --stop-after 540 --processes 2
+
+A step of a batch is written `private`, `private:2` for its second repetition, or `trade-offs *-seed1` for some of its
+runs.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from reproduction.bundles import bundle, collect
+from reproduction.private_run import is_measured, runs_of
+
+HERE = Path(__file__).resolve().parent
+SHORTEST = 30.0
+"""Seconds that must be left for a step to be started."""
+BUNDLE_EVERY = 60.0
+"""Seconds between bundles while steps run."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a batch.
+
+    Attributes:
+        name: One of `private_run.STEPS` and `MORE_STEPS`.
+        repetition: The number of the repetition.
+        only: A pattern of the names of its runs.
+    """
+
+    name: str
+    repetition: int = 1
+    only: str = "*"
+
+    @classmethod
+    def parse(cls, written: str) -> "Step":
+        """The step of a text such as `private:2` or `trade-offs *-seed1`."""
+        what, _, only = written.partition(" ")
+        name, _, repetition = what.partition(":")
+        return cls(name, int(repetition or 1), only or "*")
+
+    def __str__(self) -> str:
+        repetition = "" if self.repetition == 1 else f":{self.repetition}"
+        return f"{self.name}{repetition}" + ("" if self.only == "*" else f" {self.only}")
+
+    def runs(self, work: Path, scale: float) -> dict[str, dict[str, Any]]:
+        """The tables of the step's runs, by name."""
+        named = runs_of(self.name, work, repetition=self.repetition, scale=scale)
+        return {name: tables for name, tables in named.items() if fnmatchcase(name, self.only)}
+
+    def is_complete(self, work: Path, scale: float) -> bool:
+        """Whether all runs of the step have their rounds and were measured."""
+        runs = self.runs(work, scale)
+        return all(is_measured(work / "runs" / name, run["training"]["rounds"]) for name, run in runs.items())
+
+    def is_ready(self, work: Path, scale: float) -> bool:
+        """Whether the runs that its runs begin from are complete."""
+        starts = {run["training"].get("init_from") for run in self.runs(work, scale).values()} - {None}
+        return all((Path(start) / "facts.json").exists() for start in starts)
+
+
+def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[Step]:
+    """The steps of a batch in order.
+
+    Args:
+        name: Name of a `[[batch]]`.
+        schedule: The schedule file.
+    """
+    batches = {batch["name"]: batch for batch in tomllib.loads(schedule.read_text(encoding="utf-8"))["batch"]}
+    if name not in batches:
+        raise SystemExit(f"There is no batch {name}: choose from {', '.join(batches)}.")
+    return [Step.parse(written) for written in batches[name]["steps"]]
+
+
+def run_batch(
+    steps: list[Step],
+    work: Path,
+    *,
+    out: Path | None = None,
+    bundled: Path | None = None,
+    device: str = "cuda",
+    stop_after: float | None = None,
+    processes: int = 1,
+    scale: float = 1.0,
+) -> None:
+    """Run steps in their order, several at the same time, and write the results after each.
+
+    Args:
+        steps: The steps, the most valuable first.
+        work: Folder of stores, ledgers and run folders.
+        out: Folder for result files; or
+        bundled: the bundle for results and state.
+        device: Device of the engines.
+        stop_after: Seconds after which runs stop and are saved; what is complete is still measured then.
+        processes: Steps at the same time.
+        scale: Factor on rounds and users; below 1 for tests only.
+    """
+    until = None if stop_after is None else time.time() + stop_after
+    if not (work / "chosen_S.json").exists():  # S was chosen once, on blogs
+        shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
+    waiting = [step for step in steps if not step.is_complete(work, scale)]
+    running: dict[Step, subprocess.Popen[bytes]] = {}
+    bundled_at = time.time()
+    while waiting or running:
+        is_late = until is not None and until - time.time() < SHORTEST
+        ready = [step for step in waiting if not is_late and step.is_ready(work, scale)]
+        for step in ready[: processes - len(running)]:
+            waiting.remove(step)
+            print(f"{step}: begins", flush=True)
+            running[step] = subprocess.Popen(_command(step, work, device, until, scale), cwd=HERE.parent)
+        if not running:
+            break
+        time.sleep(0.2)
+        ended = [step for step, process in running.items() if process.poll() is not None]
+        for step in ended:
+            status = running.pop(step).returncode
+            print(f"{step}: {'ended' if status == 0 else f'failed with exit status {status}'}", flush=True)
+        if ended or time.time() - bundled_at > BUNDLE_EVERY:
+            _write(work, out, bundled)
+            bundled_at = time.time()
+    for step in waiting:
+        print(f"{step}: not begun; the same command goes on here", flush=True)
+
+
+def _command(step: Step, work: Path, device: str, until: float | None, scale: float) -> list[str]:
+    command = [sys.executable, "-m", "reproduction.private_run", "run", step.name, "--work", str(work)]
+    command += ["--repetition", str(step.repetition), "--only", step.only, "--device", device, "--scale", str(scale)]
+    return command + ([] if until is None else ["--stop-at", str(until)])
+
+
+def _write(work: Path, out: Path | None, bundled: Path | None) -> None:
+    """Write the results to where the options say."""
+    if not (work / "runs").exists():
+        return
+    if out is not None:
+        collect(work, out, models=True)
+    if bundled is not None:
+        files = bundle(work, bundled)
+        print(f"bundled: {', '.join(file.name for file in files)}", flush=True)
+
+
+def main() -> None:
+    """The command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
+    parser.add_argument("--steps", nargs="+", help="these steps instead of those of the batch, such as private:2")
+    parser.add_argument("--work", type=Path, required=True)
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--out", type=Path, help="folder for the result files")
+    either.add_argument("--bundle", type=Path, help="FILE.tar.gz for results and state, in parts of 15 MiB")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--stop-after", type=float, help="seconds")
+    parser.add_argument("--processes", type=int, default=1, help="steps at the same time")
+    parser.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
+    arguments = parser.parse_args()
+    steps = read_batch(arguments.name) if arguments.steps is None else [Step.parse(one) for one in arguments.steps]
+    run_batch(
+        steps,
+        arguments.work.resolve(),
+        out=arguments.out,
+        bundled=arguments.bundle,
+        device=arguments.device,
+        stop_after=arguments.stop_after,
+        processes=arguments.processes,
+        scale=arguments.scale,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Batches run several steps at the same time by the clock, and bundles carry results and runs in progress elsewhere."""
+
+import shutil
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from reproduction.batch import Step, read_batch, run_batch
+from reproduction.bundles import bundle, restore
+from reproduction.private_run import is_measured
+
+import unheard
+from reproduction import batch as batch_module
+from tests.reproduction.test_private_results import flat, make_run
+from unheard.privacy.ledger import Ledger
+
+
+def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    batches = tomllib.loads((Path(batch_module.__file__).parent / "schedule.toml").read_text())["batch"]
+    names = []
+    for batch in batches:
+        for step in read_batch(batch["name"]):
+            names += step.runs(tmp_path, 1.0)
+    assert len(names) == len(set(names))
+    seeded = {f"{name}-seed{k}" for k in (1, 2, 3) for name in ("baseline", "S15-sigma0.012-C1250", "trade-S20")}
+    assert seeded | {"private-repetition3", "z1-C1667", "baseline-C1250-seed2", "then-S7.9-per-layer-seed3"} < set(
+        names
+    )
+    with pytest.raises(SystemExit, match="no batch Z: choose from A"):
+        read_batch("Z")
+
+
+def make_work(work: Path, names: dict[str, bool]) -> None:
+    """A work folder with runs that are complete (True) or in progress."""
+    (work / "reviews_81").mkdir(parents=True)
+    (work / "reviews_81" / "vocabulary.txt").write_text("a\n")
+    (work / "ledgers").mkdir()
+    for name, is_complete in names.items():
+        folder = work / "runs" / name
+        make_run(folder, flat(20), rounds=300)
+        (folder / "run.toml").write_text(f'path = "{work}/reviews_81"\nledger = "{work}/ledgers/{name}.jsonl"\n')
+        (folder / "ledger.jsonl").write_text("charges")
+        (folder / "tokens.json").write_text("{}")
+        (folder / "vocabulary.txt").write_text("a\n")
+        (folder / "model.safetensors").write_bytes(np.random.default_rng(1).bytes(3000))
+        (folder / "checkpoints").mkdir()
+        for at in (200, 300):
+            (folder / "checkpoints" / f"round-{at:08d}.safetensors").write_bytes(np.random.default_rng(at).bytes(3000))
+        if is_complete:
+            (folder / "facts.json").write_text("{}")
+        (work / "ledgers" / f"{name}.jsonl").write_text("charges of the population")
+
+
+def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path, capsys):
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    make_work(work, {"z1-C1250": True, "baseline-seed1": True, "estimate-seed1": False, "estimate-seed2": False})
+    make_work(elsewhere, {})
+    assert bundle(work, tmp_path / "all.tar.gz") == [tmp_path / "all.tar.gz"]
+    files = bundle(work, tmp_path / "out" / "a.tar.gz", part=5000, limit=7000)
+    assert [file.name for file in files[:2]] == ["a.tar.gz.00", "a.tar.gz.01"]
+    assert all(file.stat().st_size <= 5000 for file in files)
+    assert "z1-C1250: its model is left out" in capsys.readouterr().out  # both runs in progress come first
+    restore([tmp_path / "all.tar.gz"], elsewhere)
+    whole, small, going = (elsewhere / "runs" / name for name in ("z1-C1250", "baseline-seed1", "estimate-seed1"))
+    assert (whole / "model.safetensors").read_bytes() == (work / "runs" / "z1-C1250" / "model.safetensors").read_bytes()
+    assert not (small / "model.safetensors").exists()
+    assert not (small / "ledger.jsonl").exists()
+    assert is_measured(small, 300)
+    assert [path.name for path in (going / "checkpoints").iterdir()] == ["round-00000300.safetensors"]
+    assert f'"{elsewhere}/reviews_81"' in (going / "run.toml").read_text()
+    assert (elsewhere / "ledgers" / "estimate-seed2.jsonl").read_text() == "charges of the population"
+    bundle(elsewhere, tmp_path / "again.tar.gz")  # complete runs without a model are no error
+    with pytest.raises(FileExistsError):
+        restore([tmp_path / "all.tar.gz"], elsewhere)
+
+
+def test_a_bundle_of_a_run_that_trains_can_be_restored_and_goes_on(run, tmp_path):
+    """As if the machine were taken away after the bundle: rounds since the newest checkpoint are charged again."""
+    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
+    for place in (work, elsewhere):
+        (place / "ledgers").mkdir(parents=True)
+        shutil.copytree(run.corpus, place / "reviews_81")
+    run = replace(run, corpus=work / "reviews_81", ledger=work / "ledgers" / "private.jsonl")
+    reports = unheard.train(run, work / "runs" / "private")
+    assert [next(reports).round for _ in range(3)] == [1, 2, 3]  # the checkpoint is of round 2
+    bundle(work, tmp_path / "live.tar.gz")
+    restore([tmp_path / "live.tar.gz"], elsewhere)
+    assert [report.round for report in unheard.resume(elsewhere / "runs" / "private")] == [3, 4, 5, 6]
+    rounds = [entry.round for entry in Ledger.read(elsewhere / "runs" / "private" / "ledger.jsonl").entries]
+    assert rounds == [0, 1, 2, 2, 3, 4, 5]
+    assert [report.round for report in reports] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("written", ["private", "private:2", "trade-offs *-seed1", "z1-C1250:3 z1*"])
+def test_a_step_is_written_as_it_is_read(written):
+    assert str(Step.parse(written)) == written
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """Steps whose process writes down its name when it ends. One called "until-NAME" waits until NAME has ended."""
+    log = tmp_path / "log"
+    log.touch()
+    program = (
+        "import sys, time, pathlib\n"
+        "name, log = sys.argv[1], pathlib.Path(sys.argv[2])\n"
+        "while name.startswith('until-') and name[6:] not in log.read_text().split():\n"
+        "    time.sleep(0.05)\n"
+        "print(name, file=open(log, 'a'))"
+    )
+
+    def command(step, *given):
+        script = "raise SystemExit(3)" if step.name == "fails" else program
+        return [sys.executable, "-c", script, step.name, str(log)]
+
+    monkeypatch.setattr(batch_module, "_command", command)
+    monkeypatch.setattr(Step, "runs", lambda *given: {"run": {"training": {"rounds": 5}}})
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    return log
+
+
+def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_path, monkeypatch, processes, capsys):
+    ended = []
+    monkeypatch.setattr(batch_module, "_write", lambda *given: ended.append(processes.read_text().split()))
+    steps = [Step("until-third"), Step("fails"), Step("second"), Step("third"), Step("last")]
+    run_batch(steps, tmp_path, out=tmp_path, processes=2)  # with one at a time it would not end
+    assert processes.read_text().split()[:2] == ["second", "third"]
+    assert sorted(processes.read_text().split()[2:]) == ["last", "until-third"]
+    assert ["second"] in ended
+    assert len(ended[-1]) == 4
+    assert "fails: failed with exit status 3" in capsys.readouterr().out
+
+
+def test_no_step_begins_when_the_time_is_over_and_complete_steps_are_passed_over(
+    tmp_path, monkeypatch, processes, capsys
+):
+    monkeypatch.setattr(Step, "is_complete", lambda step, *given: step.name == "complete")
+    steps = [Step("complete"), Step("first"), Step("late")]
+    clock = iter([0.0, 0.0, 10.0])
+    monkeypatch.setattr(batch_module, "time", SimpleNamespace(time=lambda: next(clock, 75.0), sleep=time.sleep))
+    run_batch(steps, tmp_path, out=tmp_path / "out", stop_after=100.0)  # at 75 s less than SHORTEST is left
+    assert processes.read_text().split() == ["first"]
+    assert "late: not begun" in capsys.readouterr().out
+
+
+def test_a_step_waits_for_the_runs_that_it_begins_from(tmp_path):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    step = Step.parse("trade-offs-adjusted *-seed1")
+    assert not step.is_ready(tmp_path, 1.0)
+    make_run(tmp_path / "runs" / "trade-S20-seed1", flat(20))
+    (tmp_path / "runs" / "trade-S20-seed1" / "facts.json").write_text("{}")
+    assert step.is_ready(tmp_path, 1.0)
+    assert not Step.parse("trade-offs-adjusted *-seed2").is_ready(tmp_path, 1.0)
+    assert Step.parse("trade-offs *-seed2").is_ready(tmp_path, 1.0)
+
+
+def test_the_command_of_a_step_says_which_runs_and_until_when():
+    command = batch_module._command(Step.parse("private:2"), Path("work"), "cpu", 1234.5, 1.0)
+    assert command[1:6] == ["-m", "reproduction.private_run", "run", "private", "--work"]
+    assert command[command.index("--repetition") + 1] == "2"
+    assert command[command.index("--stop-at") + 1] == "1234.5"
