@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unheard.corpus.pipeline import prepare_chitchat
+import unheard
 from unheard.corpus.store import TokenStore
 from unheard.corpus.synthetic import synthesise
 from unheard.mechanism.sampling import PoissonSampling
@@ -33,7 +33,7 @@ def milliseconds(action, times: int) -> tuple[float, object]:
 
 def main(folder: Path, users: int, tokens: int) -> None:
     like = folder / "chitchat"
-    store = TokenStore.open(like) if like.exists() else prepare_chitchat(like).store
+    store = TokenStore.open(like) if like.exists() else unheard.prepare("chitchat", like)
     if not (folder / "load").exists():
         began = time.perf_counter()
         synthesise(store, folder / "load", users=users, tokens_per_user=tokens)

@@ -109,16 +109,14 @@ def prepare(
     command continues after a stop.
     """
     from unheard.cli.display import say
-    from unheard.corpus.conversion import find_chitchat
-    from unheard.corpus.sources import find_sources
+    from unheard.corpus.sources import find_sources, is_demo_corpus
     from unheard.errors import InvalidValue
 
     if "other" in (only or ()) and not corpus.other:
         raise InvalidValue("--only other needs the other corpus: --other INPUT.")
     roles = [role for role in (only or ROLES) if corpus.other or role != "other"]
-    is_chitchat = inputs == ["chitchat"] and not Path("chitchat").exists()
-    preparation = _preparation(corpus, text, corpus.name or _stem(inputs[0]), is_chitchat=is_chitchat)
-    sources = [find_chitchat()] if is_chitchat else find_sources(inputs, corpus.format_)
+    preparation = _preparation(corpus, text, corpus.name or _stem(inputs[0]), is_chitchat=is_demo_corpus(inputs))
+    sources = find_sources(inputs, corpus.format_)
     _make_words(sources, out, preparation, [role for role in WORDS if role in roles], text.language)
     if "characters" in roles:
         _make_characters(sources, out / "characters", preparation, text.language)
@@ -135,11 +133,10 @@ def _preparation(corpus: CorpusOptions, text: TextOptions, name: str, *, is_chit
     Raises:
         InputError: The columns are not named.
     """
-    from unheard.corpus.conversion import CHITCHAT_FIELDS
     from unheard.corpus.encode import EncodingOptions
     from unheard.corpus.grouping import SplitRule
     from unheard.corpus.pipeline import Preparation
-    from unheard.corpus.sources import Fields
+    from unheard.corpus.sources import CHITCHAT_FIELDS, Fields
     from unheard.errors import InputError
 
     if not is_chitchat and (corpus.user_field is None or corpus.text_field is None):

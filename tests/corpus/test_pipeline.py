@@ -9,6 +9,7 @@ import duckdb
 import numpy as np
 import pytest
 
+import unheard
 from tests.corpus.inputs import (
     ANN,
     BOB,
@@ -25,7 +26,7 @@ from tests.corpus.inputs import (
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.pipeline import draw_test_posts, prepare_chitchat
+from unheard.corpus.pipeline import draw_test_posts
 from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.tokenizers import CharacterTokenizer
@@ -440,11 +441,11 @@ def test_a_local_hugging_face_dataset_is_an_input(tmp_path):
 
 def test_the_default_corpus_is_the_installed_package_through_the_same_pipeline(tmp_path):
     pytest.importorskip("chitchat_dataset", reason="the extra `demo` is not installed")
-    done = prepare_chitchat(tmp_path / "chitchat")
+    store = unheard.prepare("chitchat", tmp_path / "chitchat")
     # the package: 1,315 senders; counted apart from this code with json and a dictionary
-    assert done.counts["users"]["users_seen"] == 1315
-    assert done.counts["rows"]["rows"] == 258145
-    lengths = np.array([np.count_nonzero(done.store.train.tokens(k) != BOS) for k in range(done.store.train.num_users)])
+    assert store.counts["users"]["users_seen"] == 1315
+    assert store.counts["rows"]["rows"] == 258145
+    lengths = np.array([np.count_nonzero(store.train.tokens(k) != BOS) for k in range(store.train.num_users)])
     assert lengths.min() >= 100
     assert lengths.max() == 1600
     assert word_list(tmp_path).path  # the folder is still writable: nothing was left locked

@@ -14,10 +14,10 @@ import pytest
 import unheard
 from tests.faults.inject import Steps, disk_full, every, in_a_child, install, kill, output_of_a_child, read_only
 from unheard.audit.verification import verify
-from unheard.corpus.store import write_store
+from unheard.corpus.store import write_private_json, write_store
 from unheard.errors import UnheardError
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import PopulationLedger, begin_record
+from unheard.privacy.population_ledger import NO_LEDGERS, RECORD, PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
 from unheard.training.run_file import read_run_file
@@ -121,7 +121,7 @@ def test_kill_9_at_every_step_and_inside_every_write(small, place, tmp_path_fact
             shutil.rmtree(old, ignore_errors=True)
         for old in (place / "corpus").glob("*ledger*"):
             old.unlink()
-        begin_record(place / "corpus")
+        write_private_json(place / "corpus" / RECORD, NO_LEDGERS)
 
         def work(at=at, half=half) -> None:
             install(Steps(at, kill, half=half))
@@ -144,7 +144,7 @@ def test_a_full_or_read_only_disk_at_any_write_is_one_clear_message_and_no_loss(
             shutil.rmtree(old, ignore_errors=True)
         for old in (place / "corpus").glob("*ledger*"):
             old.unlink()
-        begin_record(place / "corpus")
+        write_private_json(place / "corpus" / RECORD, NO_LEDGERS)
 
         def work(at=at) -> str:
             steps = Steps(at, fault, writes_only=True)

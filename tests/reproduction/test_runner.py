@@ -23,7 +23,7 @@ from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import accountants
 from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import PopulationLedger, begin_record
+from unheard.privacy.population_ledger import NO_LEDGERS, RECORD, PopulationLedger
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
 from unheard.training.loop import train_together
 
@@ -296,8 +296,8 @@ def test_a_lost_work_folder_is_made_again_where_others_begin_from_it(store, tmp_
     first = Step(recipes=("trade-offs-adjusted",), runs=("flat-S20-sigma0.012",))
     list(run_steps(place, [first]))
     shutil.rmtree(place.work)
-    (store.path / "ledgers.json").unlink()  # the store remembers the ledgers of the experiments, which are gone too
-    begin_record(store.path)
+    # The store remembers the ledgers of the experiments, which are gone too.
+    (store.path / RECORD).write_text(json.dumps(NO_LEDGERS))
     assert list(run_steps(place, [first])) == []
     list(run_steps(place, [Step(recipes=("trade-offs-adjusted",), runs=("then-flat-S10*",))]))
     assert [line["name"] for line in lines(place)] == [first.runs[0], first.runs[0], "then-flat-S10-sigma0.006"]

@@ -68,8 +68,8 @@ def demo(
 def _prepare(corpus: Path) -> None:
     """Prepares the corpus that comes with the demo, with a small vocabulary and short users."""
     from unheard.cli.display import notes, step_bars
-    from unheard.corpus.conversion import find_chitchat
     from unheard.corpus.pipeline import build_store
+    from unheard.corpus.sources import find_chitchat
 
     if (corpus / "corpus.json").exists():
         return

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from unheard.config import parse_json, require
+from unheard.config import parse_json, part_from_table, require
 from unheard.corpus.encode import truncate_stream
 from unheard.corpus.private_vocabulary import MAX_WORD_CHARS
 from unheard.corpus.store import Shard, ShardWriter, token_dtype
@@ -192,6 +192,22 @@ def draw_canaries(
         for users in carriers
         for _ in range(each)
     ]
+
+
+def read_canary_file(path: Path) -> tuple[Canary, ...]:
+    """Reads the phrases that `unheard canaries` wrote: JSON lines with text, users and repeats.
+
+    Raises:
+        InputError: The file cannot be read, or a line is not JSON.
+        UnknownKey: A line has another key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return tuple(part_from_table(Canary, parse_json(line), "canary") for line in lines if line.strip())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Cannot read --canaries {path}: {error}. Give JSON lines with text, users, repeats."
+        ) from None
 
 
 def has_canaries(store: Path) -> bool:

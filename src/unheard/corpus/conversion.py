@@ -5,15 +5,17 @@
     the demo corpus            JSON lines; it is a file of the PyPI package `chitchat-dataset`
     Python objects             JSON lines or Parquet: rows (dicts), pandas and Arrow tables, `datasets.Dataset`
 
-Only the needed columns are converted. `convert_source` is called by the pipeline for each source; `write_rows` by the
-public function `unheard.prepare`.
+Only the needed columns are converted. `convert_source` is called by the pipeline for each source; `opened_sources` by
+the public function `unheard.prepare`.
 """
 
-import importlib.util
+import contextlib
 import json
 import math
+import os
+import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,9 @@ from typing import Any
 from unheard import storage
 from unheard.config import nearest
 from unheard.corpus.readers import choose_table, column_name, quoted
-from unheard.corpus.sources import Fields, Source
-from unheard.errors import CorpusMissing, InputError
-
-CHITCHAT_FIELDS = Fields(user="sender", text="text", time="timestamp")
+from unheard.corpus.sources import Fields, Source, find_sources
+from unheard.corpus.store import StoreWriter
+from unheard.errors import InputError
 
 _MALFORMED = "not a row\n"
 """A line that is not JSON: the scan counts it as a malformed row."""
@@ -55,19 +56,28 @@ def convert_source(source: Source, number: int, work: Path, fields: Fields) -> l
     return [replace(source, path=str(target), format="jsonl", compression="none")]
 
 
-def find_chitchat() -> Source:
-    """Return the demo corpus, a file of the installed package `chitchat-dataset`. The code of the package is not run.
+@contextlib.contextmanager
+def opened_sources(source: Any, out: str | os.PathLike[str], fields: Fields) -> Iterator[Sequence[Source]]:
+    """Find the sources that `unheard.prepare` was given.
 
-    Raises:
-        CorpusMissing: The package is not installed.
+    Python objects are written to a temporary folder beside `out`, which is deleted at the end of the block.
+
+    Args:
+        source: A path, a glob, a folder, "hub:NAME", "chitchat" or a list of these; or Python objects (`write_rows`).
+        out: The folder of the store; it must be missing or empty.
+        fields: The columns to keep of Python objects.
     """
-    package = importlib.util.find_spec("chitchat_dataset")
-    path = (
-        Path(package.origin).with_name("dataset.json") if package is not None and package.origin is not None else None
-    )
-    if path is None or not path.is_file():
-        raise CorpusMissing("The default corpus is not installed: pip install 'unheard[demo]'.")
-    return Source(path=str(path), format="chitchat")
+    if isinstance(source, str | os.PathLike):
+        source = [source]
+    if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
+        yield find_sources([os.fspath(item) for item in source])
+        return
+    StoreWriter.check_path(out)  # before the rows are written
+    folder = storage.new_folder_beside(Path(out))
+    try:
+        yield write_rows(source, folder, fields)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_rows(rows: Any, folder: Path, fields: Fields) -> list[Source]:

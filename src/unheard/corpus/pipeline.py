@@ -14,12 +14,11 @@ runs (backend, memory, processes) does not change the store. The steps, each of 
     4. encode    each shard: the streams of its users (`encode`)
     5. finish    canaries, test posts, the map of user ids; then the store is moved to its path
 
-`unheard.prepare` (`prepare`) and the command `unheard prepare` (`cli/prepare.py`) are built on this module.
+`unheard.prepare` (`prepare`) and the command `unheard prepare` (`cli/prepare.py`) are built on this module:
+`make_preparation` and `choose_vocabulary` turn their options into a `Preparation`.
 """
 
-import csv
 import hashlib
-import io
 import json
 import logging
 import math
@@ -36,15 +35,15 @@ import duckdb
 import numpy as np
 
 from unheard import storage
-from unheard.config import require, table_from_part
+from unheard.config import nearest, require, table_from_part
 from unheard.corpus import Progress, no_progress
 from unheard.corpus.canaries import Canary, check_canary_words, plant_canaries
-from unheard.corpus.conversion import CHITCHAT_FIELDS, convert_source, find_chitchat
-from unheard.corpus.encode import EncodeShard, EncodingOptions, GroupedText, unknown_rate
+from unheard.corpus.conversion import convert_source
+from unheard.corpus.encode import EncodeShard, EncodingOptions, GroupedText, SequenceUnit, unknown_rate
 from unheard.corpus.grouping import DuckDBBackend, Grouping, GroupingBackend, SplitRule, read_work_file
 from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
-from unheard.corpus.readers import open_database, quoted, sql_list
-from unheard.corpus.sources import Fields, Source, make_batches
+from unheard.corpus.readers import open_database, sql_list
+from unheard.corpus.sources import CHITCHAT_FIELDS, Fields, Source, make_batches
 from unheard.corpus.store import (
     Shard,
     StoreWriter,
@@ -54,7 +53,8 @@ from unheard.corpus.store import (
     write_private_json,
     write_shard,
 )
-from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
+from unheard.corpus.tokenizers import HuggingFaceTokenizer, Tokenizer, WordTokenizer, tokenizer_to_table, unspaced_share
+from unheard.corpus.user_map import check_user_map, write_user_map
 from unheard.corpus.vocabulary import (
     BOS,
     FileVocabulary,
@@ -66,14 +66,12 @@ from unheard.corpus.vocabulary import (
     VocabularySource,
     likely_language,
 )
-from unheard.errors import ConfigError, CorpusError, InputError
+from unheard.errors import ConfigError, CorpusError, InputError, InvalidValue
 from unheard.privacy.population_ledger import continue_ledger
 
 # Steps and public choices only: counts of private users are for the owner's terminal.
 logger = logging.getLogger("unheard.corpus")
 
-USER_MAP_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet")
-"""Names of files for the map of user ids end in one of these, which is also the format."""
 _SHARD_BYTES = 64 << 20
 _SAMPLED_POSTS = 1000
 MANY_UNKNOWN = 0.15
@@ -176,6 +174,125 @@ It has 1,315 users, two of whom wrote 18 % of the words: users with at least 100
 """
 
 
+def make_preparation(
+    fields: Fields,
+    *,
+    is_demo: bool = False,
+    tokens_per_user: int | None = None,
+    min_tokens: int | None = None,
+    sequence: SequenceUnit = "post",
+    strip_quotes: bool = False,
+    held_out: float | None = None,
+    public: float = 0.0,
+    salt: str = "unheard",
+    name: str = "",
+    **choices: Any,
+) -> Preparation:
+    """Make a `Preparation` of the options of `unheard prepare`, and fill in the defaults that depend on each other.
+
+    Args:
+        fields: The columns to read; ignored for the demo corpus, which has its own.
+        is_demo: Whether the input is the demo corpus: what is not given is then as in `CHITCHAT`.
+        tokens_per_user: The cap of each user; None cuts nothing.
+        min_tokens: Users with fewer tokens are left out; None means `tokens_per_user`, or 1 without a cap.
+        sequence, strip_quotes: See `EncodingOptions`.
+        held_out: The fraction of held-out users; None means 0.05.
+        public, salt: See `SplitRule`.
+        name: The name of the corpus.
+        choices: Other fields of `Preparation`.
+
+    Raises:
+        InputError: A column is not named, or user and text have the same column.
+        InvalidValue: An option has a value that is not allowed.
+    """
+    if is_demo:
+        fields, name = CHITCHAT.fields, name or CHITCHAT.name
+        tokens_per_user = tokens_per_user or CHITCHAT.encoding.tokens_per_user
+        min_tokens = min_tokens or min(CHITCHAT.encoding.min_tokens, tokens_per_user or 1)
+        held_out = CHITCHAT.splits.held_out if held_out is None else held_out
+    if not fields.user or not fields.text:
+        raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
+    if fields.user == fields.text:
+        raise InputError(f"The user and the text are both '{fields.user}': every post would be a user of its own.")
+    return Preparation(
+        fields=fields,
+        encoding=EncodingOptions(
+            sequence=sequence,
+            min_tokens=min_tokens or tokens_per_user or 1,
+            tokens_per_user=tokens_per_user,
+            strip_quotes=strip_quotes,
+        ),
+        splits=SplitRule(held_out=0.05 if held_out is None else held_out, public=public, salt=salt),
+        name=name,
+        **choices,
+    )
+
+
+def choose_vocabulary(
+    given: str | os.PathLike[str] | VocabularySource,
+    tokenizer: Tokenizer,
+    *,
+    size: int = 10_000,
+    language: str = "en",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    words_per_user: int = 100,
+    corpus: str | None = None,
+) -> VocabularySource:
+    """Return the source of a vocabulary that a user of `prepare` names.
+
+    Args:
+        given: "public", "private", "from-corpus", "tokenizer", the path of a word list or of a store, or a source,
+            which is returned as it is.
+        tokenizer: The tokenizer of the store. With a tokenizer.json, "public" means its own tokens.
+        size: The number of words, including BOS, EOS and UNK.
+        language: The language of a public list.
+        epsilon, delta: The cost of a private vocabulary.
+        words_per_user: With "private": how many words each user votes for.
+        corpus: With "from-corpus": another, public corpus.
+
+    Raises:
+        InvalidValue: The options do not fit together, or there is no such file.
+    """
+    if given == "private":
+        if epsilon is None or delta is None:
+            raise InvalidValue(
+                "A private vocabulary needs its cost: --vocab-epsilon and --vocab-delta (in Python vocabulary_epsilon "
+                "and vocabulary_delta)."
+            )
+        return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size, words_per_user=words_per_user)
+    if epsilon is not None or delta is not None:
+        raise InvalidValue(
+            "--vocab-epsilon and --vocab-delta (in Python vocabulary_epsilon and vocabulary_delta) go with --vocab "
+            "private; a public vocabulary costs nothing."
+        )
+    if (given == "from-corpus") != (corpus is not None):
+        raise InvalidValue("--vocab from-corpus and --vocab-corpus OTHER go together.")
+    if not isinstance(given, str | os.PathLike):
+        return given
+    if given == "tokenizer" or (given == "public" and isinstance(tokenizer, HuggingFaceTokenizer)):
+        return TokenizerVocabulary()
+    if given == "public":
+        return PublicVocabulary(size=size, language=language)
+    path = Path(corpus or given)
+    if corpus is not None or (path / "corpus.json").is_file():
+        return CorpusVocabulary(path=str(corpus or path), size=size)
+    if not path.is_file():  # checked before the text is read, which may take hours
+        kinds = ("public", "private", "from-corpus", "tokenizer")
+        raise InvalidValue(
+            f"--vocab {given} is no word list file, no store, nor one of these.{nearest(str(given), kinds)}"
+        )
+    return FileVocabulary(path=str(path), size=size)
+
+
+def read_user_ids(path: Path) -> tuple[str, ...]:
+    """Read the ids of users who opted out or asked to be erased, one per line."""
+    try:
+        return tuple(line for line in path.read_text(encoding="utf-8").split("\n") if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"Cannot read --exclude-users {path}: {error}. Nothing was prepared.") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedStore:
     """A finished store and its exact counts, which are for the owner of the data only.
@@ -208,7 +325,7 @@ def build_store(
         backend: Where the rows are grouped; by default on this machine with one process per core.
         memory_bytes: The memory for the grouping.
         user_map: A file outside the store for the map from user ids to numbers, in the format that its name ends in
-            (`USER_MAP_SUFFIXES`); by default no map is written.
+            (`user_map.SUFFIXES`); by default no map is written.
         continues: An earlier store with (some of) the same users. Its charges and its budget become those of the new
             store.
         progress: Called with the name of each step and its finished fraction.
@@ -218,10 +335,10 @@ def build_store(
         CorpusError: `out` is not empty, the disk is full, or `continues` is no store.
         LedgerError: The ledger of `continues` is damaged or missing.
     """
-    if user_map is not None and Path(user_map).suffix.lower() not in USER_MAP_SUFFIXES:
-        raise InputError(
-            f"The map of users {user_map} must end in {', '.join(USER_MAP_SUFFIXES)}, which is its format."
-        )
+    if user_map is not None:
+        check_user_map(Path(user_map), Path(out))
+    if isinstance(preparation.vocabulary, CorpusVocabulary):
+        preparation.vocabulary.check_is_public(sources)
     earlier = None if continues is None else _ledger_of(TokenStore.open(continues))
     writer = StoreWriter(out, keep_partial=True)
     try:
@@ -299,9 +416,11 @@ def _run_steps(
     )
     if isinstance(preparation.tokenizer, WordTokenizer):
         _check_has_spaces(grouping)
-    check_canary_words(preparation.canaries, preparation.tokenizer, vocabulary=None)
+    if preparation.canaries:  # before the draw of a private vocabulary
+        check_canary_words(preparation.canaries, preparation.tokenizer, vocabulary=None)
     result = preparation.vocabulary.build(text)
-    check_canary_words(preparation.canaries, preparation.tokenizer, result.vocabulary)
+    if preparation.canaries:  # before the users are encoded, which may take hours
+        check_canary_words(preparation.canaries, preparation.tokenizer, result.vocabulary)
     # DP: the store pays for every draw on its users, also for those of calls that failed or had other choices.
     events = [*result.events, *releases.events()]
     task = EncodeShard(
@@ -319,7 +438,7 @@ def _run_steps(
     is_guessed = isinstance(preparation.vocabulary, PublicVocabulary) and unknown_rate(counts["users"]) > MANY_UNKNOWN
     language = likely_language(_sampled_posts(grouping)) if is_guessed else None
     if user_map is not None:
-        _write_user_map(Path(user_map), work, grouping.shards)
+        write_user_map(Path(user_map), work, grouping.shards)
     # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
     storage.move_into_place(work, writer.partial / "gone")
     shutil.rmtree(writer.partial / "gone")
@@ -441,47 +560,6 @@ def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np
     return posts
 
 
-def _write_user_map(path: Path, work: Path, shards: int) -> None:
-    """Write the number of each user id to a file outside the store that only its owner can read.
-
-    The suffix of its name says the format: `USER_MAP_SUFFIXES`.
-    """
-    entries: list[dict[str, Any]] = []
-    numbers: Counter[str] = Counter()
-    for shard in range(shards):
-        for split, users in read_work_file(work / "names" / f"{shard:05d}.json", dict).items():
-            entries += [{"split": split, "number": numbers[split] + i, "user": user} for i, user in enumerate(users)]
-            numbers[split] += len(users)
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        content = _parquet(entries, work)
-    elif suffix == ".csv":
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, ["split", "number", "user"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(entries)
-        content = text.getvalue().encode()
-    elif suffix == ".jsonl":
-        content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries).encode()
-    else:
-        write_private_json(path, entries)
-        return
-    path.unlink(missing_ok=True)
-    storage.create_file(path, content)
-
-
-def _parquet(entries: list[dict[str, Any]], work: Path) -> bytes:
-    """The entries as a Parquet file with the columns split, number and user."""
-    lines, table = work / "user_map.jsonl", work / "user_map.parquet"
-    lines.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-    database = open_database(1 << 28, 1, str(work / "temp"))
-    columns = "{split: 'VARCHAR', number: 'BIGINT', user: 'VARCHAR'}"
-    rows = f"SELECT * FROM read_json({quoted(str(lines))}, format = 'newline_delimited', columns = {columns})"
-    database.execute(f"COPY ({rows}) TO {quoted(str(table))} (FORMAT parquet)")
-    database.close()
-    return table.read_bytes()
-
-
 def _check_has_spaces(grouping: Grouping) -> None:
     """Raise `InputError` if most of the text is in a script that does not separate words by spaces."""
     posts = _sampled_posts(grouping)
@@ -534,8 +612,3 @@ def _size(source: Source) -> int:
 
 def _modified(source: Source) -> int:
     return os.stat(source.path).st_mtime_ns if os.path.isfile(source.path) else 0
-
-
-def prepare_chitchat(out: str | os.PathLike[str], progress: Progress = no_progress) -> PreparedStore:
-    """Make a store of the demo corpus at `out`, in a few seconds."""
-    return build_store([find_chitchat()], out, CHITCHAT, progress=progress)

@@ -9,26 +9,18 @@ It gives the same store as the command `unheard prepare` on the same rows. Pytho
 temporary file beside the store; for text that does not fit in memory, give paths.
 """
 
-import contextlib
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from unheard import storage
-from unheard.config import nearest
 from unheard.corpus import Progress, no_progress
-from unheard.corpus.conversion import find_chitchat, write_rows
-from unheard.corpus.encode import EncodingOptions
-from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.pipeline import CHITCHAT, Preparation, build_store
-from unheard.corpus.private_vocabulary import CorpusVocabulary, PrivateVocabulary
-from unheard.corpus.sources import Fields, Source, find_sources
-from unheard.corpus.store import StoreWriter, TokenStore
-from unheard.corpus.tokenizers import CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, WordTokenizer
-from unheard.corpus.vocabulary import FileVocabulary, PublicVocabulary, TokenizerVocabulary, VocabularySource
-from unheard.errors import InputError, InvalidValue
+from unheard.corpus.conversion import opened_sources
+from unheard.corpus.grouping import DuckDBBackend
+from unheard.corpus.pipeline import build_store, choose_vocabulary, make_preparation
+from unheard.corpus.sources import Fields, is_demo_corpus
+from unheard.corpus.store import TokenStore
+from unheard.corpus.tokenizers import Tokenizer, choose_tokenizer
+from unheard.corpus.vocabulary import VocabularySource
 
 
 def prepare(
@@ -116,88 +108,31 @@ def prepare(
         100 users
         ['<BOS>', 'good', 'morning', '<EOS>']
     """
-    if user == text:
-        raise InputError(f"user and text are both '{user}': every post would be a user of its own.")
-    fields = Fields(user=user, text=text, time=time, time_format=time_format, table=table)
-    is_chitchat = isinstance(source, str) and source == "chitchat" and not Path("chitchat").exists()
-    if is_chitchat:
-        fields, name = CHITCHAT.fields, name or CHITCHAT.name
-        tokens_per_user = tokens_per_user or CHITCHAT.encoding.tokens_per_user
-        min_tokens = min_tokens or min(CHITCHAT.encoding.min_tokens, tokens_per_user or 1)
-        held_out = CHITCHAT.splits.held_out if held_out is None else held_out
-    chosen = _choose_tokenizer(tokenizer)
-    cost = (vocabulary_epsilon, vocabulary_delta)
-    preparation = Preparation(
-        fields=fields,
+    chosen = choose_tokenizer(tokenizer)
+    preparation = make_preparation(
+        Fields(user=user, text=text, time=time, time_format=time_format, table=table),
+        is_demo=is_demo_corpus(source),
         tokenizer=chosen,
-        vocabulary=_choose_vocabulary(vocabulary, chosen, vocabulary_size, language, cost),
-        encoding=EncodingOptions(
-            sequence=sequence,
-            min_tokens=min_tokens or tokens_per_user or 1,
-            tokens_per_user=tokens_per_user,
-            strip_quotes=strip_quotes,
+        vocabulary=choose_vocabulary(
+            vocabulary,
+            chosen,
+            size=vocabulary_size,
+            language=language,
+            epsilon=vocabulary_epsilon,
+            delta=vocabulary_delta,
         ),
-        splits=SplitRule(held_out=0.05 if held_out is None else held_out, public=public, salt=salt),
+        tokens_per_user=tokens_per_user,
+        min_tokens=min_tokens,
+        sequence=sequence,
+        strip_quotes=strip_quotes,
+        held_out=held_out,
+        public=public,
+        salt=salt,
+        test_tokens=test_tokens,
         excluded=tuple(exclude_users),
         drop_duplicates=drop_duplicates,
-        test_tokens=test_tokens,
         name=name,
     )
-    with contextlib.nullcontext([find_chitchat()]) if is_chitchat else _opened(source, out, fields) as sources:
+    with opened_sources(source, out, preparation.fields) as sources:
         backend = DuckDBBackend(workers=workers)
         return build_store(sources, out, preparation, backend=backend, continues=continues, progress=progress).store
-
-
-@contextlib.contextmanager
-def _opened(source: Any, out: str | os.PathLike[str], fields: Fields) -> Iterator[Sequence[Source]]:
-    """Find the sources; write Python objects to a temporary folder beside `out`, which is deleted at the end."""
-    if isinstance(source, str | os.PathLike):
-        source = [source]
-    if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
-        yield find_sources([os.fspath(item) for item in source])
-        return
-    StoreWriter.check_path(out)  # before the rows are written
-    folder = storage.new_folder_beside(Path(out))
-    try:
-        yield write_rows(source, folder, fields)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _choose_tokenizer(given: str | os.PathLike[str] | Tokenizer) -> Tokenizer:
-    if not isinstance(given, str | os.PathLike):
-        return given
-    if given == "words":
-        return WordTokenizer()
-    return CharacterTokenizer() if given == "characters" else HuggingFaceTokenizer.read(Path(given))
-
-
-def _choose_vocabulary(
-    given: str | os.PathLike[str] | VocabularySource,
-    tokenizer: Tokenizer,
-    size: int,
-    language: str,
-    cost: tuple[float | None, float | None],
-) -> VocabularySource:
-    epsilon, delta = cost
-    if given == "private":
-        if epsilon is None or delta is None:
-            raise InvalidValue('vocabulary="private" needs its cost: vocabulary_epsilon and vocabulary_delta.')
-        return PrivateVocabulary(epsilon=epsilon, delta=delta, size=size)
-    if epsilon is not None or delta is not None:
-        raise InvalidValue('vocabulary_epsilon and vocabulary_delta are for vocabulary="private"; others have no cost.')
-    if not isinstance(given, str | os.PathLike):
-        return given
-    if given == "tokenizer" or (given == "public" and isinstance(tokenizer, HuggingFaceTokenizer)):
-        return TokenizerVocabulary()
-    if given == "public":
-        return PublicVocabulary(size=size, language=language)
-    path = Path(given)
-    if (path / "corpus.json").is_file():
-        return CorpusVocabulary(path=str(path), size=size)
-    if not path.is_file():
-        kinds = ("public", "private", "tokenizer")
-        raise InvalidValue(
-            f"vocabulary='{given}' is no word list, no store and none of these.{nearest(str(given), kinds)}"
-        )
-    return FileVocabulary(path=str(path), size=size)

@@ -28,7 +28,7 @@ import itertools
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,11 @@ from unheard.config import require
 from unheard.corpus.encode import EncodingOptions, GroupedText
 from unheard.corpus.grouping import Grouping, Rows, SplitRule, by_user
 from unheard.corpus.readers import open_database, quoted, scan_error, scan_sql
-from unheard.corpus.sources import Fields, find_sources, make_batches
+from unheard.corpus.sources import Fields, Source, find_sources, make_batches
 from unheard.corpus.store import TokenStore
 from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import SPECIALS, Vocabulary, VocabularyResult
-from unheard.errors import InputError
+from unheard.errors import InputError, PrivacyError
 from unheard.privacy.events import Event, FailureProbability, Gaussian, to_record
 from unheard.randomness import secure_generator
 
@@ -214,6 +214,20 @@ class CorpusVocabulary:
     path: str
     size: int = 10_000
     text_field: str | None = None
+
+    def check_is_public(self, inputs: Sequence[Source]) -> None:
+        """Raise `PrivacyError` if the "public" corpus is the users' own text.
+
+        Args:
+            inputs: The text of the users.
+        """
+        if (Path(self.path) / "corpus.json").is_file() or not Path(self.path).exists() or self.path.endswith(".txt"):
+            return
+        own = {Path(source.path).resolve() for source in inputs if source.format != "hub"}
+        if own & {Path(source.path).resolve() for source in find_sources([self.path]) if source.format != "hub"}:
+            raise PrivacyError(
+                f"{self.path} is the users' own text: its words are not public. Use --vocab private, which pays for them."
+            )
 
     def build(self, text: GroupedText) -> VocabularyResult:
         """See `VocabularySource`."""

@@ -23,6 +23,7 @@ detect both; `unpack_gzip` recovers what can be read of the latter. The formats 
 import codecs
 import datetime
 import glob
+import importlib.util
 import io
 import itertools
 import os
@@ -35,7 +36,7 @@ from typing import Any, Literal
 from fsspec.spec import AbstractFileSystem
 
 from unheard.config import nearest
-from unheard.errors import CorpusError, InputError
+from unheard.errors import CorpusError, CorpusMissing, InputError
 
 SCHEME = "range://"
 MAX_RECORD_BYTES = 16 << 20
@@ -311,6 +312,10 @@ class Fields:
         return [name for name in (self.user, self.text, self.time) if name is not None]
 
 
+CHITCHAT_FIELDS = Fields(user="sender", text="text", time="timestamp")
+"""The columns of the demo corpus."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One file, table or dataset; with `byte_range`, only these bytes of a file."""
@@ -377,15 +382,39 @@ class FileBatch:
         return replace(self, sources=tuple(sources)), warnings
 
 
+def is_demo_corpus(inputs: Any) -> bool:
+    """Whether the input is the word "chitchat", for the demo corpus, and no file of that name is there."""
+    names = [inputs] if isinstance(inputs, str) else inputs
+    is_named = isinstance(names, list) and len(names) == 1 and isinstance(names[0], str) and names[0] == "chitchat"
+    return is_named and not Path("chitchat").exists()
+
+
+def find_chitchat() -> Source:
+    """Return the demo corpus, a file of the installed package `chitchat-dataset`. The code of the package is not run.
+
+    Raises:
+        CorpusMissing: The package is not installed.
+    """
+    package = importlib.util.find_spec("chitchat_dataset")
+    path = (
+        Path(package.origin).with_name("dataset.json") if package is not None and package.origin is not None else None
+    )
+    if path is None or not path.is_file():
+        raise CorpusMissing("The default corpus is not installed: pip install 'unheard[demo]'.")
+    return Source(path=str(path), format="chitchat")
+
+
 def find_sources(inputs: Sequence[str], given: str | None = None) -> list[Source]:
     """List every source that the inputs name, each once, sorted by path within an input.
 
     Args:
-        inputs: Paths, globs, folders, or "hub:NAME" for a dataset of the Hugging Face hub.
+        inputs: Paths, globs, folders, "hub:NAME" for a dataset of the Hugging Face hub, or "chitchat" for the demo
+            corpus.
         given: The format, for files whose names do not tell it.
 
     Raises:
         InputError: An input does not exist or its format is unknown.
+        CorpusMissing: The demo corpus is not installed.
     """
     if given is not None and given not in _FORMATS.values():
         raise InputError(f"Unknown --format '{given}'.{nearest(given, set(_FORMATS.values()))}")
@@ -438,6 +467,8 @@ def _sources_of(text: str, given: str | None) -> list[Source]:
     if text.startswith("hub:"):
         return [Source(path=text.removeprefix("hub:"), format="hub")]
     path = Path(text)
+    if text == "chitchat" and not path.exists():
+        return [find_chitchat()]
     if path.is_dir() and ((path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file()):
         return [Source(path=text, format="hub")]  # a Hugging Face dataset saved to disk
     if path.is_dir():

@@ -43,7 +43,7 @@ import numpy as np
 from unheard import storage
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
-from unheard.privacy.population_ledger import DIGESTS, RECORD, begin_record
+from unheard.privacy.population_ledger import DIGESTS, NO_LEDGERS, RECORD
 
 OFFSET_BYTES = 8
 REMEDY = "The store was damaged after it was written: prepare it again, or bring back an undamaged copy."
@@ -584,7 +584,7 @@ class StoreWriter:
         content = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
         storage.replace_file(self.partial / "corpus.json", content.encode())
         if not (self.partial / RECORD).exists():  # else it names the ledger that this store continues
-            begin_record(self.partial)
+            write_private_json(self.partial / RECORD, NO_LEDGERS)
         write_digests(self.partial)
         return TokenStore.open(self.partial)
 

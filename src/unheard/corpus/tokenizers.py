@@ -10,6 +10,7 @@ Hugging Face library `tokenizers`. The paper uses words "after normalization".
 To add a tokenizer, implement `Tokenizer` and list the class in `TOKENIZER_KINDS`.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -267,6 +268,25 @@ TOKENIZER_KINDS: dict[str, type] = {
     "characters": CharacterTokenizer,
     "tokenizer": HuggingFaceTokenizer,
 }
+
+
+def choose_tokenizer(
+    given: str | os.PathLike[str] | Tokenizer, punctuation: Literal["tokens", "drop"] = "tokens"
+) -> Tokenizer:
+    """Return the tokenizer that a user of `prepare` names.
+
+    Args:
+        given: "words", "characters", the path of a tokenizer.json, or a tokenizer, which is returned as it is.
+        punctuation: With "words": whether punctuation marks are tokens or are dropped.
+
+    Raises:
+        InputError: The file cannot be read, or is not a tokenizer.json.
+    """
+    if not isinstance(given, str | os.PathLike):
+        return given
+    if given == "words":
+        return WordTokenizer(punctuation=punctuation)
+    return CharacterTokenizer() if given == "characters" else HuggingFaceTokenizer.read(Path(given))
 
 
 def tokenizer_from_table(table: Mapping[str, Any]) -> Tokenizer:

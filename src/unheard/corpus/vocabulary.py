@@ -25,7 +25,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -365,6 +365,43 @@ def likely_language(texts: Iterable[str]) -> str | None:
     }
     best = max(covered, key=lambda language: covered[language])
     return best if 10 * covered[best] > words.total() else None
+
+
+def vocabulary_unit(info: Mapping[str, Any]) -> str:
+    """What the vocabulary of a store lists, by its record (corpus.json): "words" or "characters"."""
+    return "characters" if info["tokens"]["kind"] == "characters" else "words"
+
+
+def advice_on_unknown_words(info: Mapping[str, Any], language: str | None) -> str:
+    """Say what helps if many words are not in the vocabulary, and was not done already.
+
+    Args:
+        info: The record of the store.
+        language: The language that the text seems to be in; None if that is not known.
+    """
+    vocabulary, unit = info["vocabulary"], vocabulary_unit(info)
+    tokens = "the tokenizer.json of a model (--tokens FILE)"
+    tokens += "" if unit == "characters" else " or --tokens characters"
+    if vocabulary["kind"] == "private":
+        return (
+            f"A larger --vocab-epsilon, or more users, release more {unit}. A public list costs nothing: --vocab public with "
+            f"--vocab-language. Or use {tokens}."
+        )
+    if vocabulary["kind"] != "public":
+        return f"Use a list of such text, the users' own {unit} (--vocab private), or {tokens}."
+    listed = f"The list is that of the language '{vocabulary['language']}'"
+    if language is None:
+        listed += ". If the text is in another language, name it (--vocab-language CODE); otherwise"
+    elif language == vocabulary["language"]:
+        listed += ", in which the text seems to be:"
+    else:
+        listed += f", but the text seems to be in '{language}': use --vocab-language {language}; otherwise"
+    if unit == "characters":
+        return f"{listed} use the users' own characters (--vocab private) or a list of them (--vocab FILE)."
+    return (
+        f"{listed} ask for more words (--vocab-size {3 * vocabulary['size']}), or use the users' own words (--vocab "
+        f"private), a word list of such text (--vocab FILE), {tokens}."
+    )
 
 
 def _frequencies(language: str) -> dict[str, float]:

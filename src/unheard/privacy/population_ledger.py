@@ -55,7 +55,8 @@ FILE = "ledger.jsonl"
 MAX_MOVES = 8
 RECORD = "ledgers.json"
 DIGESTS = "digests.json"
-_NOTHING_KNOWN: dict[str, Any] = {"known": {}, "continues": None, "at": None}
+NO_LEDGERS: dict[str, Any] = {"known": {}, "continues": None, "at": None}
+"""The record of a new store (`RECORD`), which was charged in no ledger yet."""
 
 
 @dataclass
@@ -484,11 +485,6 @@ def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
     return population
 
 
-def begin_record(store: Path) -> None:
-    """Write the record of a new store: it was charged in no ledger yet."""
-    storage.create_file(store / RECORD, (json.dumps(_NOTHING_KNOWN, indent=2) + "\n").encode())
-
-
 def read_corpus_record(store: Path) -> dict[str, Any]:
     """Read corpus.json, which names what the vocabulary has cost.
 
@@ -625,7 +621,7 @@ def _read_record(store: Path) -> dict[str, Any]:
                     "nobody can say whether the ledger is whole. If it is lost, prepare the store again with `unheard "
                     "prepare --continues`, which keeps the charges."
                 )
-            return dict(_NOTHING_KNOWN)
+            return dict(NO_LEDGERS)
         record = parse_json(path.read_text(encoding="utf-8"))
         known, continues, at = record["known"], record.get("continues"), record.get("at")
         is_place = at is None or {*at} == {"path", "inode"}
