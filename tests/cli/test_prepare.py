@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from unheard.cli import corpus, prepare
+from unheard.cli import prepare
+from unheard.cli.main import app, as_typer_command
 from unheard.corpus.store import TokenStore
 from unheard.errors import InputError, InvalidValue, PrivacyError, UnknownKey
 
@@ -23,9 +23,6 @@ POSTS = [{"author": f"a{i % 5}", "body": "the cat sat on the mat " * 3, "created
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "posts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*POSTS, "x"]))
-    app = typer.Typer()
-    app.command("prepare", epilog=prepare.EXAMPLES)(prepare.prepare)
-    app.add_typer(corpus.app, name="corpus")
 
     def call(*words):
         return CliRunner().invoke(app, list(words), catch_exceptions=True)
@@ -241,7 +238,7 @@ def test_every_option_says_what_it_is_for(run):
         assert "Examples" in text
     import inspect
 
-    for name, parameter in inspect.signature(prepare.prepare).parameters.items():
+    for name, parameter in inspect.signature(as_typer_command(prepare.prepare)).parameters.items():
         assert parameter.annotation.__metadata__[0].help, name
 
 

@@ -4,6 +4,7 @@ The command turns its options into a `Preparation` and calls `build_store` (`cor
 """
 
 import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ import typer
 from unheard.cli.options import MACHINE, Workers
 
 if TYPE_CHECKING:
-    from unheard.corpus.pipeline import PreparedStore
+    from unheard.corpus.pipeline import Preparation, PreparedStore
 
 EXAMPLES = """Examples:
 
@@ -27,76 +28,92 @@ EXAMPLES = """Examples:
   unheard prepare mail.db --table messages --user-field sender --text-field body --strip-quotes --out corpora/mail
 """
 
-# One function per panel of the help. Arguments are those of `typer.Option`.
+# What makes an option, by the panel of the help that lists it. Arguments are those of `typer.Option`.
 _input = functools.partial(typer.Option, rich_help_panel="Input")
+_column = functools.partial(_input, metavar="COLUMN")
 _users = functools.partial(typer.Option, rich_help_panel="Users and splits")
 _tokens = functools.partial(typer.Option, rich_help_panel="Tokenizer")
 _words = functools.partial(typer.Option, rich_help_panel="Vocabulary")
 _privacy = functools.partial(typer.Option, rich_help_panel="Privacy and audits")
 _machine = functools.partial(typer.Option, rich_help_panel=MACHINE)
-_column = functools.partial(_input, metavar="COLUMN")
 _REQUIRED = "none; required for all inputs but chitchat"
 
 
-def prepare(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="INPUT...", help="Files, globs, folders, databases, hub:NAME, or the word chitchat."),
-    ],
-    out: Annotated[Path, typer.Option(help="The store to create.")],
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How the input is read."""
+
     user_field: Annotated[
         str | None, _column(help="The column that names the user who wrote the text.", show_default=_REQUIRED)
-    ] = None,
-    text_field: Annotated[str | None, _column(help="The column with the text.", show_default=_REQUIRED)] = None,
+    ] = None
+    text_field: Annotated[str | None, _column(help="The column with the text.", show_default=_REQUIRED)] = None
     time_field: Annotated[
         str | None, _column(help="The column that orders the posts of a user.", show_default="the order of the input")
-    ] = None,
+    ] = None
     time_format: Annotated[
         str | None,
         _input(help="The format of times, as in strptime.", metavar="FORMAT", show_default="numbers or ISO 8601"),
-    ] = None,
+    ] = None
     table: Annotated[
         str | None, _input(help="The table of a database.", metavar="NAME", show_default="the only one")
-    ] = None,
+    ] = None
     format_: Annotated[
         Literal["jsonl", "json", "csv", "tsv", "parquet", "duckdb", "sqlite"] | None,
         _input("--format", help="The format of the input.", show_default="by the file's name"),
-    ] = None,
-    strip_quotes: Annotated[bool, _input("--strip-quotes", help="Remove quoted and forwarded text.")] = False,
+    ] = None
+    strip_quotes: Annotated[bool, _input("--strip-quotes", help="Remove quoted and forwarded text.")] = False
     drop_duplicates: Annotated[
         bool, _input("--drop-duplicates", help="Drop posts that several users posted word for word.")
-    ] = False,
+    ] = False
     duplicate_chars: Annotated[
         int, _input(min=1, metavar="N", help="The shortest post that counts as such a duplicate.")
-    ] = 100,
+    ] = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserOptions:
+    """Which users are in the store, how much of their text, and in which split."""
+
     tokens_per_user: Annotated[
         int | None,
         _users(min=1, metavar="N", help="Keep exactly the first N tokens of each user.", show_default="no limit"),
-    ] = None,
+    ] = None
     min_tokens: Annotated[
         int | None,
         _users(min=1, metavar="N", help="Leave out users with fewer tokens.", show_default="--tokens-per-user, or 1"),
-    ] = None,
+    ] = None
     held_out: Annotated[
         float | None, _users(help="The fraction of users that is held out for evaluation.", show_default="0.05")
-    ] = None,
-    public: Annotated[float, _users(help="The fraction of users whose text is public.")] = 0.0,
-    salt: Annotated[str, _users(help="Decides which user is in which split.")] = "unheard",
+    ] = None
+    public: Annotated[float, _users(help="The fraction of users whose text is public.")] = 0.0
+    salt: Annotated[str, _users(help="Decides which user is in which split.")] = "unheard"
     test_tokens: Annotated[
         int,
         _users(min=0, metavar="N", help="Also a test set of random held-out posts with so many tokens (paper: 75122)."),
-    ] = 0,
+    ] = 0
     exclude_users: Annotated[
         Path | None, _users(help="A file of users to leave out, one id per line.", show_default="nobody")
-    ] = None,
-    tokens: Annotated[str, _tokens(help="words, characters, or the path of a tokenizer.json.")] = "words",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    """How text is split into tokens and sequences."""
+
+    tokens: Annotated[str, _tokens(help="words, characters, or the path of a tokenizer.json.")] = "words"
     punctuation: Annotated[
         Literal["tokens", "drop"], _tokens(help="Whether punctuation marks are tokens or are dropped.")
-    ] = "tokens",
-    sequence: Annotated[Literal["post", "sentence"], _tokens(help="What BOS and EOS enclose.")] = "post",
+    ] = "tokens"
+    sequence: Annotated[Literal["post", "sentence"], _tokens(help="What BOS and EOS enclose.")] = "post"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyOptions:
+    """Where the words of the vocabulary come from, and what they cost."""
+
     vocab: Annotated[
         str, _words(help="public, private, from-corpus, tokenizer, or the path of a word list or of a store.")
-    ] = "public",
+    ] = "public"
     vocab_corpus: Annotated[
         str | None,
         _words(
@@ -104,24 +121,30 @@ def prepare(
             metavar="INPUT",
             show_default="none",
         ),
-    ] = None,
+    ] = None
     vocab_size: Annotated[
         int, _words(min=4, metavar="N", help="Words in the vocabulary, including BOS, EOS and UNK.")
-    ] = 10_000,
-    vocab_language: Annotated[str, _words(help="Language of the public word list.")] = "en",
+    ] = 10_000
+    vocab_language: Annotated[str, _words(help="Language of the public word list.")] = "en"
     vocab_epsilon: Annotated[
         float | None, _privacy(help="The epsilon of a private vocabulary.", show_default="none")
-    ] = None,
-    vocab_delta: Annotated[
-        float | None, _privacy(help="The delta of a private vocabulary.", show_default="none")
-    ] = None,
+    ] = None
+    vocab_delta: Annotated[float | None, _privacy(help="The delta of a private vocabulary.", show_default="none")] = (
+        None
+    )
     vocab_words_per_user: Annotated[
         int, _privacy(min=1, metavar="N", help="With a private vocabulary: how many words each user votes for.")
-    ] = 100,
+    ] = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerOptions:
+    """Canaries, the map of user ids, and the ledger of an earlier store."""
+
     canaries: Annotated[
         Path | None,
         _privacy(help="Phrases to plant for an audit: JSON lines with text, users, repeats.", show_default="none"),
-    ] = None,
+    ] = None
     user_map: Annotated[
         Path | None,
         _privacy(
@@ -129,7 +152,7 @@ def prepare(
             ".parquet.",
             show_default="not written",
         ),
-    ] = None,
+    ] = None
     continues: Annotated[
         Path | None,
         _privacy(
@@ -138,73 +161,115 @@ def prepare(
             metavar="STORE",
             show_default="none: a new population",
         ),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupingOptions:
+    """Where the posts are grouped by user. The content of the store does not depend on it."""
+
     engine: Annotated[
         Literal["duckdb", "spark"],
         _machine(help="What groups the posts by user; spark needs the extra `spark`."),
-    ] = "duckdb",
-    master: Annotated[str, _machine(help="With spark: the address of its master.")] = "local[*]",
-    memory: Annotated[float, _machine(min=0.1, metavar="GIB", help="Memory for the grouping, in GiB.")] = 1.0,
-    workers: Workers = 0,
-    shards: Annotated[
-        int, _machine(min=0, metavar="N", help="Shards of the store; 0 chooses by the input's size.")
-    ] = 0,
+    ] = "duckdb"
+    master: Annotated[str, _machine(help="With spark: the address of its master.")] = "local[*]"
+    memory: Annotated[float, _machine(min=0.1, metavar="GIB", help="Memory for the grouping, in GiB.")] = 1.0
+    workers: Workers = 0
+    shards: Annotated[int, _machine(min=0, metavar="N", help="Shards of the store; 0 chooses by the input's size.")] = 0
+
+
+def prepare(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Files, globs, folders, databases, hub:NAME, or the word chitchat."),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="The store to create.")],
+    text: InputOptions,
+    users: UserOptions,
+    tokens: TokenOptions,
+    words: VocabularyOptions,
+    owner: OwnerOptions,
+    machine: GroupingOptions,
 ) -> None:
     """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
     from unheard.cli.processes import set_kept, store_kept
 
     set_kept(lambda: store_kept(out))
     from unheard.cli.display import note, step_bars
-    from unheard.corpus.canaries import read_canary_file
     from unheard.corpus.grouping import DuckDBBackend
-    from unheard.corpus.pipeline import build_store, choose_vocabulary, make_preparation, read_user_ids
-    from unheard.corpus.sources import Fields, find_sources, is_demo_corpus
+    from unheard.corpus.pipeline import build_store
+    from unheard.corpus.sources import find_sources
     from unheard.corpus.spark import SparkBackend
-    from unheard.corpus.tokenizers import choose_tokenizer
 
-    tokenizer = choose_tokenizer(tokens, punctuation)
-    preparation = make_preparation(
-        Fields(user=user_field or "", text=text_field or "", time=time_field, time_format=time_format, table=table),
-        is_demo=is_demo_corpus(inputs),
-        tokenizer=tokenizer,
-        vocabulary=choose_vocabulary(
-            vocab,
-            tokenizer,
-            size=vocab_size,
-            language=vocab_language,
-            epsilon=vocab_epsilon,
-            delta=vocab_delta,
-            words_per_user=vocab_words_per_user,
-            corpus=vocab_corpus,
-        ),
-        tokens_per_user=tokens_per_user,
-        min_tokens=min_tokens,
-        sequence=sequence,
-        strip_quotes=strip_quotes,
-        held_out=held_out,
-        public=public,
-        salt=salt,
-        test_tokens=test_tokens,
-        excluded=read_user_ids(exclude_users) if exclude_users else (),
-        drop_duplicates=drop_duplicates,
-        duplicate_chars=duplicate_chars,
-        canaries=read_canary_file(canaries) if canaries else (),
-        shards=shards,
-    )
+    preparation = _preparation(inputs, text, users, tokens, words, owner, machine)
+    is_spark = machine.engine == "spark"
     with step_bars() as progress:
         prepared = build_store(
-            find_sources(inputs, format_),
+            find_sources(inputs, text.format_),
             out,
             preparation,
-            backend=SparkBackend(master=master) if engine == "spark" else DuckDBBackend(workers=workers),
-            memory_bytes=int(memory * (1 << 30)),
-            user_map=user_map,
-            continues=continues,
+            backend=SparkBackend(master=machine.master) if is_spark else DuckDBBackend(workers=machine.workers),
+            memory_bytes=int(machine.memory * (1 << 30)),
+            user_map=owner.user_map,
+            continues=owner.continues,
             progress=progress,
         )
     print_counts(prepared)
-    if continues is not None:
-        note(f"{out} continues the ledger of {continues}: every run on either is charged to {out}.")
+    if owner.continues is not None:
+        note(f"{out} continues the ledger of {owner.continues}: every run on either is charged to {out}.")
+
+
+def _preparation(
+    inputs: list[str],
+    text: InputOptions,
+    users: UserOptions,
+    tokens: TokenOptions,
+    words: VocabularyOptions,
+    owner: OwnerOptions,
+    machine: GroupingOptions,
+) -> "Preparation":
+    """Return what the options ask for. Files that they name are read here, before any text."""
+    from unheard.corpus.canaries import read_canary_file
+    from unheard.corpus.pipeline import choose_vocabulary, make_preparation, read_user_ids
+    from unheard.corpus.sources import Fields, is_demo_corpus
+    from unheard.corpus.tokenizers import choose_tokenizer
+
+    tokenizer = choose_tokenizer(tokens.tokens, tokens.punctuation)
+    return make_preparation(
+        Fields(
+            user=text.user_field or "",
+            text=text.text_field or "",
+            time=text.time_field,
+            time_format=text.time_format,
+            table=text.table,
+        ),
+        is_demo=is_demo_corpus(inputs),
+        tokenizer=tokenizer,
+        vocabulary=choose_vocabulary(
+            words.vocab,
+            tokenizer,
+            size=words.vocab_size,
+            language=words.vocab_language,
+            epsilon=words.vocab_epsilon,
+            delta=words.vocab_delta,
+            words_per_user=words.vocab_words_per_user,
+            corpus=words.vocab_corpus,
+        ),
+        tokens_per_user=users.tokens_per_user,
+        min_tokens=users.min_tokens,
+        sequence=tokens.sequence,
+        strip_quotes=text.strip_quotes,
+        held_out=users.held_out,
+        public=users.public,
+        salt=users.salt,
+        test_tokens=users.test_tokens,
+        excluded=read_user_ids(users.exclude_users) if users.exclude_users else (),
+        drop_duplicates=text.drop_duplicates,
+        duplicate_chars=text.duplicate_chars,
+        canaries=read_canary_file(owner.canaries) if owner.canaries else (),
+        shards=machine.shards,
+    )
 
 
 def print_counts(prepared: "PreparedStore") -> None:

@@ -20,6 +20,7 @@ data).
 The paper's corpus (appendix, "Dataset") is one such store: 763,430 users with exactly 1,600 tokens each.
 """
 
+import os
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
@@ -28,3 +29,7 @@ Progress = Callable[[str, float], None]
 
 def no_progress(step: str, fraction: float) -> None:
     """The default `Progress`: reports nothing."""
+
+
+AVAILABLE_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""The number of CPU cores that this process may use."""

@@ -30,7 +30,6 @@ import hashlib
 import itertools
 import json
 import multiprocessing
-import os
 import shutil
 import signal
 import threading
@@ -47,7 +46,7 @@ import duckdb
 
 from unheard import storage
 from unheard.config import parse_json, require
-from unheard.corpus import Progress
+from unheard.corpus import AVAILABLE_CORES, Progress
 from unheard.corpus.readers import (
     UNUSABLE,
     ScanSummary,
@@ -184,7 +183,7 @@ def count_rows(grouping: Grouping) -> Counter[str]:
     counts: Counter[str] = Counter(dict.fromkeys(reasons, 0))
     for file in sorted(grouping.rows.glob("[0-9]*/rejected.json")):
         counts.update(read_work_file(file, dict))
-    database = open_database(grouping.memory_bytes, available_cores(), str(grouping.work / "temp"))
+    database = open_database(grouping.memory_bytes, AVAILABLE_CORES, str(grouping.work / "temp"))
     for shard in range(UNUSABLE, grouping.shards):
         if files := grouping.shard_files(shard):
             query = (
@@ -280,11 +279,6 @@ def encode_labels(*labels: str) -> bytes:
     return message
 
 
-def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class DuckDBBackend:
     """Groups on this machine.
@@ -319,7 +313,7 @@ class DuckDBBackend:
         files = [file for shard in range(grouping.shards) for file in grouping.shard_files(shard)]
         if not files:
             return 0
-        database = open_database(grouping.memory_bytes, available_cores(), str(grouping.work / "temp"))
+        database = open_database(grouping.memory_bytes, AVAILABLE_CORES, str(grouping.work / "temp"))
         target = quoted(str(grouping.duplicates))
         hashes = f'SELECT text_hash, "user" FROM read_parquet({sql_list(files)}) WHERE text_hash IS NOT NULL'
         # Few posts occur twice. They are found by their hashes alone, and only then their users are compared.
@@ -343,7 +337,7 @@ class DuckDBBackend:
         self, function: Callable[..., Any], grouping: Grouping, items: Sequence[Any], *more: Any
     ) -> Iterator[Any]:
         """Yield (item, function(grouping, item, processes, *more)) as they finish; the processes share the memory."""
-        workers = min(self.workers or available_cores(), len(items))
+        workers = min(self.workers or AVAILABLE_CORES, len(items))
         if workers <= 1:
             for item in items:
                 yield item, function(grouping, item, 1, *more)
@@ -417,7 +411,7 @@ def _scan_into(
     for old in folder.iterdir():  # of a first attempt on a truncated file
         shutil.rmtree(old)
     temp = str(grouping.work / "temp" / f"batch-{batch.number}")
-    threads = max(1, available_cores() // processes)
+    threads = max(1, AVAILABLE_CORES // processes)
     database = open_database(grouping.memory_bytes // processes, threads, temp, grouping.excluded)
     # Rows wait in memory until a shard has this many. Their product with the number of shards must stay small.
     database.execute(f"SET partitioned_write_flush_threshold={max(2048, 262_144 // grouping.shards)}")
@@ -442,7 +436,7 @@ def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
     if not files:
         return
     temp = str(grouping.work / "temp" / f"shard-{shard}")
-    database = open_database(grouping.memory_bytes // processes, max(1, available_cores() // processes), temp)
+    database = open_database(grouping.memory_bytes // processes, max(1, AVAILABLE_CORES // processes), temp)
     unwanted = ""
     if grouping.drop_duplicates:
         unwanted = (

@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from unheard.config import require
-from unheard.corpus import Progress, no_progress
-from unheard.corpus.grouping import available_cores
+from unheard.corpus import AVAILABLE_CORES, Progress, no_progress
 from unheard.corpus.store import ShardWriter, StoreWriter, TokenStore, token_dtype
 from unheard.corpus.vocabulary import BOS, EOS
 from unheard.randomness import reproducible_generator
@@ -248,7 +247,7 @@ def _pieces(split: str, users: int, shards: int) -> list[tuple[str, int, int]]:
 
 
 def _run_all(task: WriteSynthetic, pieces: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
-    workers = min(workers or available_cores(), len(pieces))
+    workers = min(workers or AVAILABLE_CORES, len(pieces))
     if workers <= 1 or sum(n for _, _, n in pieces) < _USERS_AT_ONCE:
         for piece in pieces:
             yield task(*piece)
