@@ -283,7 +283,7 @@ def parts(args: argparse.Namespace, model: Any, params_P: torch.Tensor, lengths:
     engine = VectorisedEngine(model, torch.device("cuda"))
     result = measure(engine, model, params_P, lengths, plan, args.rounds)
     packed = engine._compiled["packed"]
-    step = packed._step_for(plan, params_P)
+    step = packed._step_for(plan)
     stream_of(packed, step, plan, model.vocabulary_size)
     size = step.packed.size
     say(**result, stream=size.tokens, places=size.users, stream_ms=milliseconds(step.graph.replay))

@@ -12,6 +12,7 @@ from unheard.engines import packed as engine
 from unheard.engines.engine import Drawn
 from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
+from unheard.errors import ModelError
 from unheard.models.packed import CannotPack
 from unheard.updates.user_update import User
 
@@ -125,22 +126,83 @@ def test_a_user_who_is_not_finite_adds_exactly_zero_and_moves_nobody(train, llam
     assert distance(rest, given) < 1e-5
 
 
-def test_out_of_memory_in_the_middle_of_a_round_halves_the_stream_and_loses_nothing(llama, monkeypatch):
+class Memory:
+    """Makes memory run out at the n-th call of a method of the step."""
+
+    def __init__(self, monkeypatch, method, at):
+        self.sizes, self.at, real = [], at, getattr(engine._Step, method)
+
+        def failing(step, *args):
+            real(step, *args)
+            self.sizes.append(step.packed.size.tokens)
+            if len(self.sizes) in self.at:
+                raise torch.OutOfMemoryError("made by a test")
+
+        monkeypatch.setattr(engine._Step, method, failing)
+
+
+@pytest.mark.parametrize("train", ["lora", "all"])
+@pytest.mark.parametrize("update", [STEPS, ONE_STEP])
+def test_out_of_memory_in_the_middle_of_a_round_halves_the_stream_and_loses_nothing(train, update, llama, monkeypatch):
+    """The error comes after the step has changed deltas and gradients: a step that is taken twice would be seen."""
+    model = model_of(llama, train)
+    users, params, plan = users_of(model), start_of(model), plan_of(model, update)
+    expected = packed(model).sum_updates(params, users, plan, 1)
+    memory = Memory(monkeypatch, "run", at=(2,))
+    with pytest.warns(UserWarning, match="Memory ran out with 9?8?[06] tokens at once. The computation continues with"):
+        given = packed(model).sum_updates(params, users, plan, 1)
+    assert distance(expected, given) < 1e-5
+    assert given.weight == expected.weight
+    assert memory.sizes[0] == pytest.approx(2 * memory.sizes[-1], abs=16)
+
+
+def test_out_of_memory_while_a_sum_is_computed_counts_nobody_twice(llama, monkeypatch):
     model = model_of(llama, "lora")
     users, params, plan = users_of(model), start_of(model), plan_of(model)
     expected = packed(model).sum_updates(params, users, plan, 1)
-    sizes, real = [], engine._Step.run
+    real, calls = PackedCohorts._contribution, []
 
-    def run(self, stream):
-        sizes.append(self.packed.size.tokens)
-        if len(sizes) == 3:
+    def failing(self, *args):
+        calls.append(0)
+        total = real(self, *args)
+        if len(calls) == 2:
             raise torch.OutOfMemoryError("made by a test")
-        real(self, stream)
+        return total
 
-    monkeypatch.setattr(engine._Step, "run", run)
-    given = packed(model).sum_updates(params, users, plan, 1)
+    monkeypatch.setattr(PackedCohorts, "_contribution", failing)
+    with pytest.warns(UserWarning, match="Memory ran out"):
+        given = packed(model).sum_updates(params, users, plan, 1)
     assert distance(expected, given) < 1e-5
-    assert sizes[0] == 2 * sizes[-1]
+    assert given.weight == expected.weight
+
+
+def test_a_window_that_does_not_fit_is_an_error_with_the_cure(llama, monkeypatch):
+    model = model_of(llama, "lora")
+    Memory(monkeypatch, "run", at=range(1, 99))
+    with pytest.warns(UserWarning, match="Memory ran out") as said, pytest.raises(ModelError, match=r"update\.unroll"):
+        packed(model).sum_updates(start_of(model), users_of(model), plan_of(model), 1)
+    assert "computed again" in str(said[-1].message)
+
+
+def test_without_a_clip_the_sum_is_that_of_the_reference(llama):
+    """The baseline without noise."""
+    model = model_of(llama, "lora")
+    users, params = users_of(model), start_of(model)
+    plan = plan_of(model, clip=unheard.NoClip(), noise=unheard.NoNoise())
+    expected = ReferenceEngine(model).sum_updates(params, users, plan, Drawn(1))
+    assert distance(expected, packed(model).sum_updates(params, users, plan, 1)) < 1e-4
+
+
+def test_drawn_examples_add_one_clipped_gradient_each(llama):
+    """More examples than places, several of one user among them."""
+    model = model_of(llama, "lora")
+    sampling = unheard.ExampleSampling(examples_per_user=4, examples_per_round=12, total_examples=200)
+    plan = plan_of(model, ONE_STEP, sampling=sampling)
+    examples = [User(user.tokens[start : start + 6]) for user in users_of(model) for start in (0, 5, 10)]
+    expected = ReferenceEngine(model).sum_updates(start_of(model), examples, plan, Drawn(1))
+    given = packed(model, users=None).sum_updates(start_of(model), examples, plan, 1)
+    assert distance(expected, given) < 1e-4
+    assert given.weight == len(examples)
 
 
 def test_recomputed_activations_give_the_same_sum(llama):

@@ -5,17 +5,19 @@ and then the next user takes the place, so that streams stay full whatever users
 fit into the rest of a stream continues in the next; the gradient of its parts is added before the local step is taken.
 
 Every step has the same shapes (`StreamSize`), so it is compiled once, and on CUDA recorded as one graph. The number of
-tokens of a stream comes from a measurement of memory; if memory runs out nevertheless, it is halved and the step is
-computed again. A step changes the users' deltas in its last operation only, so nothing is lost or counted twice.
+tokens of a stream comes from a measurement of memory. If memory runs out nevertheless, it is halved, and the users who
+had not finished begin again from the parameters of the round: nothing is lost, and nobody is counted twice.
 
     packed = PackedCohorts(model, device, torch.bfloat16)
     total = packed.sum_updates(params_P, users, plan, seed)
 """
 
 import gc
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unheard.errors import ModelError
 from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
+from unheard.mechanism.sampling import ExampleSampling
 from unheard.models.model import BOS, PAD
 from unheard.models.packed import CannotPack, PackedModel, Stream, StreamSize, fast_score_gradient
 from unheard.parameters import host_memory, to_device
@@ -40,6 +44,8 @@ LARGEST_DIFFERENCE = 0.1
 """The largest relative difference of scores between the packed computation in bfloat16 and the model in float32."""
 SMALLEST_STREAM = 2048
 """Below this number of tokens, activations are computed again in the backward pass instead of being kept."""
+BLOCKS = (64, 32, 16)
+"""Sizes of a block of LoRA, in tokens. The first that leaves little of a full batch's last block empty is used."""
 
 
 @dataclass
@@ -299,32 +305,46 @@ class PackedCohorts:
         # Users with much text first: at the end of a cohort, places that nobody needs are idle for few steps. A user's
         # batches are cut when the user takes a place, while the GPU computes the streams before.
         waiting = sorted(range(len(users)), key=lambda k: len(users[k].tokens))
-        step = self._step_for(plan, params_P)
-        step.theta0_P.copy_(params_P)
-        step.delta_CP.zero_()
-        step.gradient_CP.zero_()
-        step.was_clipped_C.zero_()
+        step = self._started(plan, params_P)
         places: list[_Work | None] = [None] * step.packed.size.users
         while waiting or any(places):
             for place, work in enumerate(places):
                 if work is None and waiting:
                     k = waiting.pop()
                     places[place] = _Work(k, list(plan.update.batches(users[k], seed)))
-            host = step.next_host()
-            taken = self._fill(host, places, plan, is_end=not waiting)
+            total: CohortSum | None = None
             try:
+                host = step.next_host()
+                taken = self._fill(host, places, plan, is_end=not waiting)
                 step.run(host)
+                self._advance(places, taken)
+                done = [place for place, work in enumerate(places) if work is not None and work.is_finished]
+                if done:
+                    total = self._contribution(step, done, [places[p].user for p in done], users, plan)  # pyright: ignore
             except torch.OutOfMemoryError:
-                step = self._smaller(step, plan)
-                extra = len(places) - step.packed.size.users
-                assert extra <= 0, "the number of places does not change"
+                done = None
+            if done is None:  # outside of `except`, where the error would keep the activations in memory
+                size = step.packed.size
+                del step
+                self._halve(size, plan)
+                step = self._started(plan, params_P)
+                # Their deltas and gradients may be half changed: they begin again.
+                waiting += [work.user for work in places if work is not None]
+                places = [None] * step.packed.size.users
                 continue
-            self._advance(places, taken)
-            done = [place for place, work in enumerate(places) if work is not None and work.is_finished]
-            if done:
-                yield self._contribution(step, done, [places[p].user for p in done], users, plan)  # pyright: ignore
-                for place in done:
-                    places[place] = None
+            if total is not None:
+                yield total
+            for place in done:
+                places[place] = None
+
+    def _started(self, plan: RoundPlan, params_P: Tensor) -> _Step:
+        """The step for this plan, with empty places and the parameters of the round."""
+        step = self._step_for(plan)
+        step.theta0_P.copy_(params_P)
+        step.delta_CP.zero_()
+        step.gradient_CP.zero_()
+        step.was_clipped_C.zero_()
+        return step
 
     def _contribution(
         self, step: _Step, done: list[int], who: list[int], users: Sequence[User], plan: RoundPlan
@@ -332,12 +352,13 @@ class PackedCohorts:
         done_D = to_device(np.array(done, dtype=np.int64), self.device)
         delta_UP = step.delta_CP.index_select(0, done_D)
         unclipped_U = ~step.was_clipped_C.index_select(0, done_D) if plan.adaptive_clip else None
+        weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in who]))
+        total = plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)
         # DP: a place is empty before the next user takes it; nothing of one user is in the delta of another.
         step.delta_CP.index_fill_(0, done_D, 0.0)
         step.gradient_CP.index_fill_(0, done_D, 0.0)
         step.was_clipped_C.index_fill_(0, done_D, False)
-        weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in who]))
-        return plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)
+        return total
 
     # ------------------------------------------------------------------------------------------ a stream
 
@@ -360,9 +381,9 @@ class PackedCohorts:
         size, parts = host.size, host.parts
         for name in ("row_N", "position_N", "target_N", "weight_N", "user_K", "is_complete_C"):
             parts[name].fill(0)
-        balls = plan.contribution.balls
         eta = plan.update.learning_rate
-        parts["settings"][:] = [eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]
+        radii = [ball.radius for ball in plan.contribution.balls] or [math.inf]
+        parts["settings"][:] = [eta, 1 - eta * plan.update.update_penalty, *radii]
         taken: dict[int, tuple[int, int, bool]] = {}
         ends, cursor = [0], 0
         order = list(enumerate(places))
@@ -417,11 +438,11 @@ class PackedCohorts:
 
     # --------------------------------------------------------------------------------- shapes and compilation
 
-    def _step_for(self, plan: RoundPlan, params_P: Tensor) -> _Step:
+    def _step_for(self, plan: RoundPlan) -> _Step:
         """The step for the shapes of this plan, compiled at its first use."""
         self.model.check_length(plan.update.unroll)
         balls = tuple((b.where.start, b.where.stop) for b in plan.contribution.balls) or ((0, self.model.layout.total),)
-        key = (plan.update.unroll, plan.update.batch_size, balls)
+        key = (plan.update.unroll, _windows_per_batch(plan), balls)
         if key not in self._steps:
             self._steps.clear()
             self._steps[key] = self._built(plan, balls)
@@ -430,24 +451,14 @@ class PackedCohorts:
     def _built(self, plan: RoundPlan, balls: tuple[tuple[int, int], ...]) -> _Step:
         begun = time.perf_counter()
         if self._limit is None:
-            try:
-                self._limit = self._measured_limit(plan)
-            except torch.OutOfMemoryError:
-                self._release()
-                self._limit, self.is_recomputed = max(plan.update.unroll, 512), True
-        while True:
+            self._limit = self._measured_limit(plan)
+        step = None
+        while step is None:
             size = self._size(plan, self._limit)
-            try:
+            with suppress(torch.OutOfMemoryError):
                 step = self._compiled(size, balls)
-                break
-            except torch.OutOfMemoryError:
-                self._release()
-                if self._limit > 2 * plan.update.unroll:
-                    self._limit //= 2
-                elif not self.is_recomputed:
-                    self.is_recomputed = True
-                else:
-                    raise
+            if step is None:
+                self._halve(size, plan)
         if self.is_compiled:
             self.say(f"compiled for {size.tokens:,} tokens at once in {time.perf_counter() - begun:.0f} s")
         return step
@@ -477,17 +488,18 @@ class PackedCohorts:
 
     def _size(self, plan: RoundPlan, limit: int) -> StreamSize:
         """The shapes for streams of at most `limit` tokens."""
-        T, B = plan.update.unroll, plan.update.batch_size
+        T, B = plan.update.unroll, _windows_per_batch(plan)
         is_shared = self.model.train == "lora"
         if is_shared:
             block = _block(T * (B or 1))
             tokens = max(limit // block, -(-T // block)) * block
             per_step = max(1, tokens // (-(-T * (B or 8) // block) * block))
-            # More places than full batches fit, because many users write less; at least 32.
-            users = self.users_at_once or max(4 * per_step, 64)
+            # More places than full batches fit, because many users write less; of examples, few are not full.
+            places = max((2 if isinstance(plan.sampling, ExampleSampling) else 4) * per_step, 64)
+            users = self.users_at_once or places
         else:
             block = -(-min(T * (B or 8), max(limit, T)) // 16) * 16
-            users = self.users_at_once or max(1, limit // block)
+            users = min(max(1, limit // block), self.users_at_once or limit)
             tokens = users * block
         longest = T + block if is_shared else max(T, 1)
         # Full windows, a shorter one of each user, and padding.
@@ -498,44 +510,55 @@ class PackedCohorts:
 
     def _measured_limit(self, plan: RoundPlan) -> int:
         """How many tokens fit, from the memory that one short stream takes without compilation."""
-        if self.device.type != "cuda":
-            return 512
         T = plan.update.unroll
+        if self.device.type != "cuda":
+            return max(512, T)
         size = self._size(plan, max(SMALLEST_STREAM, T))
+        each = None
+        with suppress(torch.OutOfMemoryError):
+            each = self._bytes_per_token(size)
+        self._release()
+        if each is None:
+            self.is_recomputed = True
+            return max(512, T)
+        fixed = 0.0 if size.is_shared else 4 * self.model.layout.total * 4 / size.block
+        free, _ = torch.cuda.mem_get_info(self.device)
+        limit = int(min(TOKENS_AT_ONCE, SHARE_OF_MEMORY * free / (each + fixed)))
+        if limit < SMALLEST_STREAM:
+            self.is_recomputed = True
+        step = 8192 if limit >= 16384 else 512
+        return max(limit // step * step, T)
+
+    def _bytes_per_token(self, size: StreamSize) -> float:
+        """The memory that the activations of a stream take on the GPU, per token."""
         torch.cuda.reset_peak_memory_stats(self.device)
         packed = PackedModel(self.model.store_module, self.model.layout, size, self.device, self.dtype)
         step = _Step(packed, ((0, self.model.layout.total),), is_compiled=False)
         before = torch.cuda.memory_allocated(self.device)
         step.run(step.next_host())
-        each = (torch.cuda.max_memory_allocated(self.device) - before) / size.tokens
-        fixed = 0.0 if size.is_shared else 4 * self.model.layout.total * 4 / size.block
-        del packed, step
-        self._release()
-        free, _ = torch.cuda.mem_get_info(self.device)
-        limit = int(min(TOKENS_AT_ONCE, SHARE_OF_MEMORY * free / (each + fixed)))
-        if limit < SMALLEST_STREAM and not self.is_recomputed:
-            self.is_recomputed = True
-            limit = max(limit, T)
-        step = 8192 if limit >= 16384 else 512
-        return max(limit // step * step, T)
+        return (torch.cuda.max_memory_allocated(self.device) - before) / size.tokens
 
-    def _smaller(self, step: _Step, plan: RoundPlan) -> _Step:
-        """A step with half the tokens and the same places, after memory ran out; the deltas are carried over."""
-        size = step.packed.size
-        if not size.is_shared or size.tokens <= 2 * plan.update.unroll:
-            raise torch.OutOfMemoryError("One window of one user does not fit into memory. Lower update.unroll.")
-        kept = [t.cpu() for t in (step.theta0_P, step.delta_CP, step.gradient_CP, step.was_clipped_C)]
-        balls, users = step.balls, size.users
-        del step
+    def _halve(self, size: StreamSize, plan: RoundPlan) -> None:
+        """Halves the number of tokens of a stream after memory ran out. The last resort, for streams of about one
+        window, is to compute activations again in the backward pass.
+
+        Raises:
+            ModelError: if one window does not fit.
+        """
         self._steps.clear()
         self._release()
-        self._limit = max(size.tokens // 2, plan.update.unroll)
-        self.users_at_once = users
-        new = self._step_for(plan, kept[0])
-        assert new.balls == balls
-        for target, value in zip((new.theta0_P, new.delta_CP, new.gradient_CP, new.was_clipped_C), kept, strict=True):
-            target.copy_(value)
-        return new
+        before = f"Memory ran out with {size.tokens:,} tokens at once"
+        if (tokens := self._size(plan, size.tokens // 2).tokens) < size.tokens:
+            self._limit = size.tokens // 2
+            warnings.warn(f"{before}. The computation continues with {tokens:,}.", stacklevel=2)
+        elif not self.is_recomputed:
+            self.is_recomputed = True
+            warnings.warn(f"{before}. Activations are computed again in the backward pass.", stacklevel=2)
+        else:
+            raise ModelError(
+                f"A window of {plan.update.unroll} tokens of one user does not fit into the memory of {self.device}. "
+                "Lower update.unroll, or train through LoRA of a lower rank."
+            )
 
     def _release(self) -> None:
         gc.collect()
@@ -569,7 +592,12 @@ def _padding_windows(start: int, size: StreamSize) -> int:
 def _block(tokens: int) -> int:
     """The size of a block for batches of this many tokens: the largest that leaves little of a full batch's last block
     empty."""
-    return next((b for b in (64, 32) if -(-tokens // b) * b <= 1.02 * tokens), 16)
+    return next((b for b in BLOCKS if -(-tokens // b) * b <= 1.02 * tokens), BLOCKS[-1])
+
+
+def _windows_per_batch(plan: RoundPlan) -> int | None:
+    """The number of windows of a full batch; None: as many as a user has."""
+    return 1 if isinstance(plan.sampling, ExampleSampling) else plan.update.batch_size
 
 
 __all__ = ["CannotPack", "PackedCohorts"]
