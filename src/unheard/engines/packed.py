@@ -460,7 +460,7 @@ class PackedCohorts:
             if step is None:
                 self._halve(size, plan)
         if self.is_compiled:
-            self.say(f"compiled for {size.tokens:,} tokens at once in {time.perf_counter() - begun:.0f} s")
+            self.say(f"compiled for {step.packed.size.tokens:,} tokens at once in {time.perf_counter() - begun:.0f} s")
         return step
 
     def _compiled(self, size: StreamSize, balls: tuple[tuple[int, int], ...]) -> _Step:
