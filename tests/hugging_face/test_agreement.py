@@ -1,5 +1,7 @@
 """The library's update of a Hugging Face model against a plain loop over users: transformers and autograd, no vmap."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,12 @@ import torch.nn.functional as nnf
 
 import unheard
 from unheard.corpus.vocabulary import BOS, EOS
+from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.evaluation.next_word import evaluate
 from unheard.randomness import reproducible_generator
-from unheard.updates.user_update import users_in_turn
+from unheard.updates.user_update import User, users_in_turn
 
 from ..conftest import ManyAtOnce
 from .conftest import model_of, run_of
@@ -23,14 +26,21 @@ class Plain:
     def __init__(self, base, model, dtype):
         from peft import LoraConfig, get_peft_model
         from tokenizers import Tokenizer
-        from transformers import GPT2LMHeadModel
+        from transformers import AutoModelForCausalLM
 
         self.tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-        self.module = GPT2LMHeadModel.from_pretrained(base, attn_implementation="eager").eval()
+        self.module = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager").eval()
         if model.train == "lora":
-            config = LoraConfig(r=2, lora_alpha=16.0, target_modules=["c_attn"], fan_in_fan_out=True)
+            is_gpt2 = self.module.config.model_type == "gpt2"
+            config = LoraConfig(r=2, lora_alpha=16.0, target_modules=list(model.lora_layers), fan_in_fan_out=is_gpt2)
             self.module = get_peft_model(self.module, config).eval()
         self.module = self.module.to(dtype)
+        if model.lora_freeze_a:
+            drawn = dict(model.store_module.base.named_parameters())
+            for name, p in self.module.named_parameters():
+                if "lora_A" in name:
+                    p.data.copy_(drawn[name])
+                    p.requires_grad_(False)
         self.trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self.end, self.dtype = self.tokenizer.token_to_id("<|endoftext|>"), dtype
 
@@ -61,9 +71,12 @@ class Plain:
     def delta(self, start, ids, begins, update, S):
         windows = list(self.windows(ids, begins, update.unroll))
         now = {name: t.clone() for name, t in start.items()}
-        for first in range(0, len(windows), update.batch_size):
+        size = update.batch_size or max(len(windows), 1)
+        for first in range(0, len(windows), size):
             self.set(now)
-            loss = self.loss(windows[first : first + update.batch_size])
+            loss = self.loss(windows[first : first + size])
+            if not loss.requires_grad:  # a batch without a target
+                continue
             gradients = torch.autograd.grad(loss, list(self.trained.values()))
             moved = {
                 n: now[n] - update.learning_rate * g - start[n] for n, g in zip(self.trained, gradients, strict=True)
@@ -113,6 +126,37 @@ def test_the_sum_of_a_cohort_and_what_is_measured_after_it_are_those_of_a_plain_
     assert told["loss"] == pytest.approx(loss / count, rel=1e-5)
     before = evaluate(model, params, held_out, unroll=16)
     assert told["loss"] < before["loss"]  # and the step was one worth taking
+
+
+WAYS = {"all": {}, "lora": {"lora_layers": ("q_proj", "v_proj", "down_proj")}}
+WAYS["lora with A frozen"] = {**WAYS["lora"], "lora_freeze_a": True}
+
+
+@pytest.mark.parametrize(
+    "update", [unheard.FedAvg(batch_size=2, unroll=7, learning_rate=0.3), unheard.FedSGD(unroll=9)]
+)
+@pytest.mark.parametrize("way", list(WAYS))
+def test_the_packed_sum_of_twelve_users_is_that_of_a_plain_loop_of_transformers_and_peft(way, update, llama, corpus):
+    """In float64, with users of 1 to 60 tokens, in streams that hold a part of one user's batch."""
+    model = model_of(llama, way[:4].strip(), **WAYS[way])
+    store = unheard.TokenStore.open(corpus)
+    plan = replace(run_of(corpus, model).plan, update=update).at(0, model.layout)
+    users = list(users_in_turn(store.train, model))[:12]
+    users = [User(user.tokens[: (1, 2, 9, 30)[k] if k < 4 else 60], None, k) for k, user in enumerate(users)]
+    params = model.initial(5)
+    params = (params + 0.05 * torch.randn(params.shape, generator=torch.Generator().manual_seed(1))).double()
+    streams = PackedCohorts(model, torch.device("cpu"), torch.float64, tokens_at_once=96, users_at_once=5)
+    total = streams.sum_updates(params, users, plan, 1)
+
+    plain = Plain(llama, model, torch.float64)
+    start = {name: layer.clone() for name, layer in model.layout.split(params).items()}
+    assert set(start) == set(plain.trained)
+    summed = torch.zeros(model.layout.total, dtype=torch.float64)
+    for user in users:
+        ids, begins = plain.own_numbers(user.tokens, store.vocabulary)
+        summed += model.layout.join(plain.delta(start, ids, begins, update, 0.4)).double()
+    assert (total.units_P.double() * total.grid - summed).abs().max() <= len(users) * total.grid
+    assert total.weight == 12
 
 
 @pytest.mark.parametrize("train", ["all", "lora"])

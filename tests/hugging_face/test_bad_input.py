@@ -17,7 +17,7 @@ from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
 from unheard.errors import ModelError
 from unheard.models import hugging_face
-from unheard.updates.users import User
+from unheard.updates.user_update import User
 
 from ..conftest import ManyAtOnce
 from .conftest import model_of, other_base, run_of

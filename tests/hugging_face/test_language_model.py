@@ -59,6 +59,33 @@ def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
     assert json.loads((tmp_path / "merged" / "statement.json").read_text())["claimed"]
 
 
+def test_an_adapter_with_frozen_a_holds_both_matrices_and_every_format_has_the_same_scores(llama, corpus, tmp_path):
+    """A is no part of the run folder: it is drawn anew, and peft alone must find it in the adapter."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(corpus, tmp_path / "corpus")
+    model = model_of(llama, "lora", lora_freeze_a=True)
+    for _ in unheard.train(run_of(tmp_path / "corpus", model), tmp_path / "run"):
+        pass
+    released = unheard.Released.open(tmp_path / "run")
+    assert released.params_P.norm() > 0
+    module = model.store_module
+    rows = module.get_buffer("row_V")[torch.arange(5, 25)][None]
+    expected = model.logits(model.layout.split(released.params_P), torch.arange(5, 25)[None])[0, :, 3:]
+    for to in ("adapter", "merged", "gguf"):
+        written = write_language_model(tmp_path / "run", tmp_path / to, to)
+        assert written.difference < (1e-2 if to == "gguf" else 1e-5)
+    adapter = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(llama), tmp_path / "adapter").eval()
+    gguf = AutoModelForCausalLM.from_pretrained(tmp_path / "gguf", gguf_file="model.gguf", dtype=torch.float32)
+    for other, limit in ((adapter, 1e-5), (read_base(tmp_path / "merged"), 1e-5), (gguf, 1e-2)):
+        with torch.no_grad():
+            given = other(rows, use_cache=False).logits[0][:, module.get_buffer("row_V")[3:]]
+        is_said_V = module.get_buffer("is_said_V")[3:]
+        error = (given - expected)[:, is_said_V].norm() / expected[:, is_said_V].norm()
+        assert error < limit
+
+
 def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
