@@ -8,6 +8,7 @@ import pytest
 
 from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, Vocabulary
+from unheard.deployment.keyboard.pieces import suggester_for
 from unheard.deployment.keyboard.suggestions import MAX_STATES, WINDOW, Suggester, split_at_cursor
 from unheard.deployment.model import probabilities
 from unheard.errors import ModelError
@@ -170,8 +171,12 @@ def test_many_threads_get_the_same_answers(two_models):
 
 
 def test_a_model_of_characters_is_refused_with_the_cure(two_models):
+    characters = replace(two_models[0], tokenizer=CharacterTokenizer())
     with pytest.raises(ModelError, match="--tokens words"):
-        Suggester(replace(two_models[0], tokenizer=CharacterTokenizer()))
+        suggester_for(characters)
+    with pytest.raises(ModelError, match="PieceSuggester"):
+        Suggester(characters)
+    assert isinstance(suggester_for(two_models[0]), Suggester)
 
 
 def test_words_that_differ_only_in_case_are_all_found(two_models):

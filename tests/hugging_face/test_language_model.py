@@ -38,7 +38,7 @@ def logits_of(model):
 
 def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from unheard.cli.main import app
 
@@ -57,6 +57,9 @@ def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
     assert merged.difference < 1e-5
     assert torch.allclose(logits_of(read_base(tmp_path / "merged")), after, atol=1e-5)
     assert json.loads((tmp_path / "merged" / "statement.json").read_text())["claimed"]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer.eos_token_id == json.loads((llama / "config.json").read_text())["eos_token_id"]
+    assert tokenizer.tokenize("i like tea") == unheard.Released.open(trained).tokens.split("i like tea")
 
 
 def test_an_adapter_with_frozen_a_holds_both_matrices_and_every_format_has_the_same_scores(llama, corpus, tmp_path):
@@ -86,10 +89,12 @@ def test_an_adapter_with_frozen_a_holds_both_matrices_and_every_format_has_the_s
         assert error < limit
 
 
-def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path):
+def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    capsys.readouterr()
     written = write_language_model(trained, tmp_path / "gguf", "gguf")
+    assert not capsys.readouterr().err  # no progress bars of other libraries
     assert written.difference < 1e-2
     assert "model.gguf" in written.files
     merged = write_language_model(trained, tmp_path / "merged", "merged")

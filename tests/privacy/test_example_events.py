@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
@@ -39,6 +40,49 @@ def test_one_round_is_bounded_by_the_integral_of_its_densities(eps):
     exact, given = exact_delta(ROUND, eps), delta_at([ROUND], eps, "pld")
     assert exact <= given * (1 + 1e-6)
     assert given <= exact * 1.02 + 1e-9
+
+
+def composed_epsilons(event: ExampleGaussian, rounds: int, delta: float, step: float = 5e-4) -> tuple[float, float]:
+    """Bounds from below and above on epsilon, without dp-accounting: the loss of a round by its densities, on a grid, with
+    losses rounded down and up, and the distribution of the sum of all rounds by one Fourier transform."""
+    z, G = event.noise_multiplier, event.examples_per_user
+    edges = np.linspace(-14 * z, G + 14 * z, 400_001)
+    middle = (edges[1:] + edges[:-1]) / 2
+    shares = binom.pmf(range(G + 1), G, event.sampling_prob)
+    ratio = np.log(sum(p * np.exp((i * middle - i * i / 2) / z**2) for i, p in enumerate(shares)))
+    with_user = sum(p * np.diff(norm.cdf(edges, i, z)) for i, p in enumerate(shares))
+    without = np.diff(norm.cdf(edges, 0, z))
+    bounds = []
+    for rounding in (np.floor, np.ceil):
+        found = []
+        for mass, loss in ((with_user, ratio), (without, -ratio)):
+            cell = rounding(loss / step).astype(int)
+            one = np.bincount(cell - cell.min(), weights=mass)
+            size = 2 ** math.ceil(math.log2(rounds * len(one)))
+            whole = np.maximum(np.fft.irfft(np.fft.rfft(one, size) ** rounds, size), 0)
+            losses = (np.arange(size) + rounds * cell.min()) * step
+
+            def excess(eps, whole=whole, losses=losses):
+                return float((whole * np.maximum(0, -np.expm1(np.minimum(eps - losses, 0)))).sum()) - delta
+
+            found.append(brentq(excess, 0, 60))
+        bounds.append(max(found))
+    return bounds[0], bounds[1]
+
+
+@pytest.mark.parametrize(
+    ("event", "rounds", "delta"),
+    [
+        (ExampleGaussian(sampling_prob=0.1, examples_per_user=4, noise_multiplier=1.6), 15, 2e-4),
+        (ExampleGaussian(sampling_prob=0.025, examples_per_user=8, noise_multiplier=2.5), 25, 4e-5),
+        (ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=0.9), 8, 1e-3),
+    ],
+)
+def test_many_rounds_are_bounded_by_the_convolution_of_their_losses(event, rounds, delta):
+    low, high = composed_epsilons(event, rounds, delta)
+    given = epsilon([(event, rounds)], delta, "pld")
+    assert low <= given <= high * 1.002
+    assert high < 1.01 * low
 
 
 def test_one_example_per_user_is_sampling_of_users():

@@ -1,10 +1,13 @@
 """Sampling of examples with a guarantee for users: who is drawn, what is added, what is charged, what is refused."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from dp_accounting.pld import PLDAccountant
 
 import unheard
 from unheard.engines.engine import Drawn
@@ -80,6 +83,15 @@ def test_a_run_charges_its_event_and_the_statement_says_what_is_left_out(store, 
     statement = json.loads((tmp_path / "run" / "statement.json").read_text())
     assert statement["claimed"]["accountant"] == "pld"
     assert any("at most 3 examples of each user" in line for line in statement["warnings"])
+    # The same by dp-accounting itself, from nothing but the text of the ledger.
+    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    charged = [line["event"] for line in lines if "event" in line]
+    assert charged == [charged[0]] * 3
+    G, q = charged[0]["examples_per_user"], charged[0]["sampling_prob"]
+    shares = [math.comb(G, i) * q**i * (1 - q) ** (G - i) for i in range(G + 1)]
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(MixtureOfGaussiansDpEvent(charged[0]["noise_multiplier"], list(range(G + 1)), shares), 3)
+    assert statement["claimed"]["epsilon"] == pytest.approx(accountant.get_epsilon(statement["delta"]), rel=2e-3)
     event = run.plan.at(0, unheard.TiedLSTM(vocabulary_size=5, embedding_size=2, hidden_size=2).layout).event()
     assert event == ExampleGaussian(sampling_prob=12 / 150, examples_per_user=3, noise_multiplier=1.0)
 

@@ -165,15 +165,23 @@ def predict(
     from rich.table import Table
 
     from unheard.cli.display import console
+    from unheard.corpus.vocabulary import SPECIALS
+    from unheard.deployment.model import LoadedModel
     from unheard.formatting import shown_word
 
-    words = _open(folder).predict(text.encode("utf-8", "replace").decode("utf-8"), top)
+    model = _open(folder)
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    words = model.predict(text, top)
     if as_json:
         print(json.dumps([{"word": word, "probability": probability} for word, probability in words]))
         return
-    table = Table("next word", "probability")
+    tokens = model.tokenizer if isinstance(model, LoadedModel) else model.tokens
+    # A piece of a word says little by itself ("Ġcan", "'re"): it is shown with the text before it.
+    table = Table("text with the next token" if tokens.is_subword else "next word", "probability")
     for word, probability in words:
-        table.add_row(escape(shown_word(word)), f"{100 * probability:.1f} %")
+        is_piece = tokens.is_subword and word not in SPECIALS
+        shown = tokens.join([*tokens.split(text), word])[-40:] if is_piece else shown_word(word)
+        table.add_row(escape(shown), f"{100 * probability:.1f} %")
     console.print(table)
 
 
@@ -223,13 +231,13 @@ def keyboard(
 
     from unheard.cli.display import console, notes
     from unheard.cli.processes import let_unwind
+    from unheard.deployment.keyboard.pieces import suggester_for
     from unheard.deployment.keyboard.server import KeyboardServer
-    from unheard.deployment.keyboard.suggestions import Suggester
     from unheard.deployment.loading import open_models
 
     with notes.status("Opening the models and computing their privacy statements"):
         models = open_models([folder] if other is None else [folder, other])
-        server = KeyboardServer([Suggester(model) for model in models], port)
+        server = KeyboardServer([suggester_for(model) for model in models], port)
     let_unwind()
     console.print(f"The keyboard is at {server.address} for this machine only. Ctrl-C ends it.", highlight=False)
     if open_browser:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from unheard.deployment.loading import run_statement
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.base import record_of
-from unheard.models.hugging_face import INSTALL, HuggingFaceModel, quietly
+from unheard.models.hugging_face import INSTALL, HuggingFaceModel, quietly, read_tokenizer
 from unheard.run_folder import RunFolder
 from unheard.storage import staged_folder
 from unheard.training.released import Released
@@ -140,6 +140,14 @@ def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
 def _write_merged(merged: Any, model: HuggingFaceModel, stage: Path) -> None:
     merged.save_pretrained(stage)
     (stage / "tokenizer.json").write_bytes((Path(model.path) / "tokenizer.json").read_bytes())
+    # Without this file transformers reads the tokenizer, and does not know where a text ends.
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name in ("bos_token", "eos_token"):
+        number = getattr(merged.config, f"{name}_id")
+        number = number[0] if isinstance(number, list) else number
+        if number is not None:
+            settings[name] = read_tokenizer(Path(model.path)).tokenizer.id_to_token(number)
+    (stage / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_merged(stage: Path) -> nn.Module:

@@ -7,9 +7,9 @@ one step of the model:
     state, scores_V = model.stepper.read(state, word_id)         # after each further word
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,15 @@ class Stepper(Protocol):
         Returns:
             The state after the word, and a score for each word of the vocabulary as the next one.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsAtOnce(Protocol):
+    """A stepper that reads a whole text in one step."""
+
+    def read_all(self, words: Sequence[int]) -> np.ndarray:
+        """A score for each word of the vocabulary as the next one after `words`."""
         ...
 
 
@@ -66,13 +75,21 @@ class LoadedModel:
         Returns:
             The most likely next words with their probabilities, without UNK and BOS.
         """
-        state, scores_V = self.stepper.read(None, BOS)
-        for word in self.vocabulary.encode_words(self.tokenizer.split(text)).tolist():
-            state, scores_V = self.stepper.read(state, word)
-        probs_V = probabilities(scores_V)
+        words = self.vocabulary.encode_words(self.tokenizer.split(text)).tolist()
+        probs_V = probabilities(scores_after(self.stepper, words))
         probs_V[[BOS, UNK]] = 0.0
         best = np.argsort(-probs_V, kind="stable")[: max(top, 0)]
         return [(self.vocabulary.word(i), float(probs_V[i])) for i in best.tolist()]
+
+
+def scores_after(stepper: Stepper, words: Sequence[int]) -> np.ndarray:
+    """The scores of the next word after a text of words, which begins with BOS."""
+    if isinstance(stepper, ReadsAtOnce):
+        return stepper.read_all((BOS, *words))
+    state, scores_V = stepper.read(None, BOS)
+    for word in words:
+        state, scores_V = stepper.read(state, word)
+    return scores_V
 
 
 def probabilities(scores_V: np.ndarray) -> np.ndarray:

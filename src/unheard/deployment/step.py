@@ -121,9 +121,15 @@ class ReplayStepper:
     def read(self, state: Sequence[int] | None, word: int) -> tuple[Any, np.ndarray]:
         """Read one more word (see `Stepper.read`)."""
         words = (*(state or ()), word)[-self.context :]
+        return words, self.read_all(words)
+
+    @torch.no_grad()
+    def read_all(self, words: Sequence[int]) -> np.ndarray:
+        """Read a text (see `ReadsAtOnce.read_all`)."""
+        words = list(words)[-self.context :]
         features_F = torch.zeros(self.model.user_features) if self.model.user_features else None
         logits_1TV = self.model.logits(self.model.layout.split(self.params_P), torch.tensor([words]), features_F)
-        return words, logits_1TV[0, -1].float().numpy()
+        return logits_1TV[0, -1].float().numpy()
 
 
 def stepper_for(model: LanguageModel, params_P: Tensor, context: int) -> Stepper:

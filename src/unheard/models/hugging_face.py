@@ -19,10 +19,11 @@ Reference: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR
 """
 
 import hashlib
+import io
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -187,7 +188,8 @@ def quietly() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
+        # Some progress bars of transformers have no switch; they are all that writes to standard error here.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

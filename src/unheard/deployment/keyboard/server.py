@@ -30,6 +30,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
+from unheard.deployment.keyboard.pieces import PieceSuggester
 from unheard.deployment.keyboard.suggestions import Suggester, Suggestion
 from unheard.deployment.model import LoadedModel
 from unheard.errors import InvalidValue
@@ -184,7 +185,8 @@ class KeyboardHandler(BaseHTTPRequestHandler):
             return None
         now = [_plain(suggester.suggest(text)) for suggester in self.server.suggesters]
         ahead = [
-            {k: _plain(v) for k, v in suggester.suggest_ahead(text).items()} for suggester in self.server.suggesters
+            None if known is None else {key: _plain(suggestions) for key, suggestions in known.items()}
+            for known in (suggester.suggest_ahead(text) for suggester in self.server.suggesters)
         ]
         answer = json.dumps({"suggestions": now, "ahead": ahead}).encode()
         return self._answer(200, answer, "application/json")
@@ -276,7 +278,7 @@ class KeyboardServer(ThreadingHTTPServer):
     request_queue_size = 1024
     allow_reuse_address = True
 
-    def __init__(self, suggesters: Sequence[Suggester], port: int = 0) -> None:
+    def __init__(self, suggesters: Sequence[Suggester | PieceSuggester], port: int = 0) -> None:
         self.suggesters = suggesters
         folder = files("unheard.deployment.keyboard") / "page"
         # Read once at the start, so that no request names a file.

@@ -8,12 +8,15 @@ The dictionary supplies the candidates and the model ranks them. A word at the c
 space after it, if the model finds it at least as likely as all longer words that begin with it. The model's state after
 each word is cached in memory, so a key costs one step of the model or none; `suggest_ahead`, which lets the page show
 suggestions without waiting for the server, costs one more for each letter that finishes a word.
+
+Models with tokens smaller than words have a suggester of their own (keyboard/pieces.py).
 """
 
 import bisect
 import threading
 import unicodedata
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +45,30 @@ class Suggestion:
     """Whether it comes after the word at the cursor, with a space between; else it completes that word."""
 
 
+class Dictionary:
+    """Words by their spelling, to find those that begin with some letters.
+
+    Args:
+        words: The words by their id.
+    """
+
+    def __init__(self, words: Mapping[int, str]) -> None:
+        by_spelling = sorted((folded(word), i) for i, word in words.items())
+        self.spellings = [spelling for spelling, _ in by_spelling]
+        self._ids_by_spelling = np.array([i for _, i in by_spelling], dtype=np.int64)
+        self.ids = np.array(sorted(words), dtype=np.int64)
+
+    def beginning_with(self, begun: str) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of words that are what was typed, and the ids of longer words that begin with it."""
+        front = folded(begun)
+        first = bisect.bisect_left(self.spellings, front)
+        last = bisect.bisect_left(self.spellings, front + "\U0010ffff", lo=first)
+        longer = first
+        while longer < last and self.spellings[longer] == front:
+            longer += 1
+        return self._ids_by_spelling[first:longer], self._ids_by_spelling[longer:last]
+
+
 class Suggester:
     """The suggestions of one model. Several threads may use it; they take turns.
 
@@ -55,19 +82,15 @@ class Suggester:
     def __init__(self, model: LoadedModel) -> None:
         if model.tokenizer.is_subword:
             raise ModelError(
-                f"{model.name} reads pieces smaller than words, and this keyboard suggests whole words. "
-                "Prepare the corpus with --tokens words for a model to type on."
+                f"{model.name} reads pieces smaller than words, and this suggester whole words. Use `PieceSuggester`."
             )
         self.model = model
         self._states: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray]] = OrderedDict()
         self._lock = threading.Lock()
-        words = model.vocabulary.words
-        usable = [i for i in range(len(SPECIALS), len(words)) if any(c.isalnum() for c in words[i])]
-        by_spelling = sorted((_folded(words[i]), i) for i in usable)
-        self._spellings = [spelling for spelling, _ in by_spelling]
-        self._ids_by_spelling = np.array([i for _, i in by_spelling], dtype=np.int64)
-        self._usable = np.array(usable, dtype=np.int64)
-        self._letters = sorted({letter for spelling in self._spellings for letter in spelling})
+        words = enumerate(model.vocabulary.words)
+        usable = {i: word for i, word in words if i >= len(SPECIALS) and any(c.isalnum() for c in word)}
+        self._dictionary = Dictionary(usable)
+        self._letters = sorted({letter for spelling in self._dictionary.spellings for letter in spelling})
 
     def suggest(self, text: str, top: int = 3) -> list[Suggestion]:
         """The best words at the end of a text.
@@ -89,17 +112,17 @@ class Suggester:
         before, begun = split_at_cursor(text)
         by_key = {letter: self._at(before, begun + letter, top) for letter in self._letters}
         if begun:
-            by_key[" "] = self._best(self._usable, self._after(f"{before}{begun} "), top)
+            by_key[" "] = self._best(self._dictionary.ids, self._after(f"{before}{begun} "), top)
         return {key: suggestions for key, suggestions in by_key.items() if suggestions}
 
     def _at(self, before: str, begun: str, top: int) -> list[Suggestion]:
         """The best words after whole words and a word that is begun, which may be empty."""
         probs_V = self._after(before)
         if not begun:
-            return self._best(self._usable, probs_V, top)
-        typed, longer = self._beginning_with(begun)
+            return self._best(self._dictionary.ids, probs_V, top)
+        typed, longer = self._dictionary.beginning_with(begun)
         if len(typed) and probs_V[typed].sum() >= probs_V[longer].sum():
-            return self._best(self._usable, self._after(f"{before}{begun} "), top, follows=True)
+            return self._best(self._dictionary.ids, self._after(f"{before}{begun} "), top, follows=True)
         return self._best(longer, probs_V, top)
 
     def _best(
@@ -118,16 +141,6 @@ class Suggester:
             Suggestion(word=self.model.vocabulary.word(i), share=float(probs_V[i]) / total, follows=follows)
             for i in best.tolist()
         ]
-
-    def _beginning_with(self, begun: str) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of words that are what was typed, and the ids of longer words that begin with it."""
-        front = _folded(begun)
-        first = bisect.bisect_left(self._spellings, front)
-        last = bisect.bisect_left(self._spellings, front + "\U0010ffff", lo=first)
-        longer = first
-        while longer < last and self._spellings[longer] == front:
-            longer += 1
-        return self._ids_by_spelling[first:longer], self._ids_by_spelling[longer:last]
 
     def _after(self, before: str) -> np.ndarray:
         """The probability of each word after a text of whole words, from its longest prefix with a cached state."""
@@ -172,5 +185,6 @@ def split_at_cursor(text: str) -> tuple[str, str]:
     return message[: len(message) - len(begun)], begun
 
 
-def _folded(word: str) -> str:
+def folded(word: str) -> str:
+    """The spelling by which words are compared: in small letters, with one kind of apostrophe."""
     return unicodedata.normalize("NFC", word).lower().translate(_APOSTROPHES)

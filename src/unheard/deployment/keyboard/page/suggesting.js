@@ -26,6 +26,7 @@ export function changed() {
 
 /** If the last answer foresaw this key, its suggestions are known. */
 function foresee(left) {
+  if (ahead.keys.includes(null)) return; // a model too slow to answer before it is asked
   const key = left.slice(-1).toLowerCase();
   if (left.slice(0, -1) !== ahead.text || !/[\p{L}\p{N} ]/u.test(key)) return;
   if (key === " " && !ahead.keys.every((keys) => keys[" "])) return; // a second space
