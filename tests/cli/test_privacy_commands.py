@@ -104,7 +104,7 @@ def test_stores_of_the_same_users_share_a_ledger(unheard, place, store):
     )
     unheard("train", place / "run.toml", "--out", place / "a")
     unheard("train", place / "run.toml", "--out", place / "b", "--set", f'corpus.path="{place / "other"}"')
-    assert unheard("budget", place / "corpus", "--same-people", place / "other")[0] == 0
+    assert unheard("budget", place / "corpus", "--same-users", place / "other")[0] == 0
     assert json.loads(unheard("statement", place / "b", "--all-runs", "--json")[1])["charges"] == 4
     assert unheard("resume", place / "b", "--rounds", 3)[0] == 0
     assert json.loads(unheard("statement", place / "a", "--all-runs", "--json")[1])["charges"] == 5

@@ -124,7 +124,7 @@ BUDGET_EXAMPLES = """Examples:
 
   unheard budget corpora/chat --epsilon 8 --delta 1e-7
 
-  unheard budget corpora/chat --same-people corpora/chat-may    (two stores with the same users share one ledger)
+  unheard budget corpora/chat --same-users corpora/chat-may    (two stores with the same users share one ledger)
 """
 
 
@@ -143,10 +143,14 @@ class BudgetOptions:
     accountant: Annotated[Literal["rdp", "moments"], typer.Option(help="The accountant that checks the budget.")] = (
         "rdp"
     )
-    same_people: Annotated[
+    same_users: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Another store with (some of) the same users. May be repeated.", metavar="STORE", show_default="none"
+            "--same-users",
+            "--same-people",  # the name in version 0.1
+            help="Another store with (some of) the same users. May be repeated.",
+            metavar="STORE",
+            show_default="none",
         ),
     ] = None
     ledger: Annotated[
@@ -170,7 +174,7 @@ def budget(
     from unheard.privacy.population_statement import all_runs, render_all_runs
 
     population = _population_ledger(store, options.ledger)
-    for other in options.same_people or []:
+    for other in options.same_users or []:
         population.join(_population_ledger(other))
         note(f"{other} and {store} are one population from now on: {population.path}")
     if options.epsilon is not None:

@@ -301,7 +301,7 @@ def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
         if member.facts.get("came_with"):
             warnings.append(
                 f"run '{name}' came here with {member.facts['came_with']} charges from another ledger: whatever else that one "
-                "holds is not counted here. Declare the two stores one population (unheard budget STORE --same-people OTHER)."
+                "holds is not counted here. Declare the two stores one population (unheard budget STORE --same-users OTHER)."
             )
     return warnings
 
