@@ -55,7 +55,7 @@ def specification(root: Path = REVIEWS) -> dict[str, Any]:
                 "field": "run",
                 "type": "nominal",
                 "scale": colours,
-                "legend": {"title": None, "orient": "bottom"},
+                "legend": {"title": None, "orient": "bottom", "columnPadding": 40},
             },
         },
     }

@@ -84,6 +84,7 @@ def command_section(name: str) -> str:
 
 
 def _parameter_row(parameter: Any) -> str:
+    """The row of one argument or option: its names, its help with the choices, and its default."""
     if parameter.param_type_name == "argument":
         names = f"`{parameter.metavar or parameter.name}`"
     else:
@@ -94,6 +95,8 @@ def _parameter_row(parameter: Any) -> str:
     repeated = " May be repeated." if parameter.multiple and "repeated" not in (parameter.help or "") else ""
     if parameter.required:
         default = "required"
+    elif isinstance(parameter.show_default, str):  # what happens without the option, in words
+        default = _plain(parameter.show_default)
     elif parameter.default in (None, (), []) or callable(parameter.default):
         default = ""
     elif isinstance(parameter.default, bool):
