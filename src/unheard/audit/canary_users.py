@@ -135,7 +135,13 @@ class CanaryUsers:
         return np.where(self.owner_P >= 0, delta_P, 0.0)
 
     def cohort(self, drawn: np.ndarray, units_P: Tensor, plan: RoundPlan) -> CohortSum:
-        """Sums the contributions of the drawn canaries. Their coordinates do not overlap, so the sum is a selection."""
+        """Sum the contributions of the drawn canaries. Their coordinates do not overlap, so the sum is a selection.
+
+        Args:
+            drawn: The numbers of the canaries that take part.
+            units_P: The contributions of all canaries (`units`).
+            plan: The plan of the round.
+        """
         is_drawn = np.append(np.isin(np.arange(self.count), drawn), False)  # the last entry serves the owner -1
         selected_P = torch.where(torch.from_numpy(is_drawn[self.owner_P]), units_P, 0)
         contribution = plan.contribution
@@ -148,7 +154,13 @@ class CanaryUsers:
         return np.sqrt(self._sum_by_owner(units_P.double().numpy() ** 2))
 
     def projections(self, average_P: np.ndarray, units_P: Tensor, norm_M: np.ndarray) -> np.ndarray:
-        """Returns the component of an average along the direction of each canary, [M]."""
+        """Return the component of an average along the direction of each canary, [M].
+
+        Args:
+            average_P: The released noisy average.
+            units_P: The contributions of all canaries (`units`).
+            norm_M: Their norms (`norms`).
+        """
         return self._sum_by_owner(units_P.numpy() * average_P) / np.maximum(norm_M, 1e-300)
 
     def _sum_by_owner(self, value_P: np.ndarray) -> np.ndarray:

@@ -110,7 +110,14 @@ def exposures(
 def log_probability(
     model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, spread: ParallelMap = sequential_map
 ) -> np.ndarray:
-    """Returns log P(phrase | beginning of a post) in nats for N phrases of L words each, [N]."""
+    """Return log P(phrase | beginning of a post) in nats for N phrases of L words each, [N].
+
+    Args:
+        model: The model.
+        params_P: Its parameters.
+        words_NL: The token ids of the phrases.
+        spread: Computes the batches here or on all ranks.
+    """
     features_F = np.zeros(model.user_features, dtype=np.float32) if model.user_features else None
     batches = [
         TokenBatch(words_NL[start : start + PHRASES_PER_BATCH], features_F)
@@ -122,9 +129,15 @@ def log_probability(
 def phrases(
     model: LanguageModel, params: Mapping[str, Tensor], target_BT: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """Returns the log probability of each phrase of one batch, [B].
+    """Return the log probability of each phrase of one batch, [B].
 
     This is the job that `log_probability` gives to other ranks, which know it by the name of this function.
+
+    Args:
+        model: The model.
+        params: Its parameters by layer.
+        target_BT: The token ids of the phrases of the batch.
+        features_F: The features of the user who types them, if the model takes features.
     """
     begin_B1 = torch.full((len(target_BT), 1), BOS, device=target_BT.device)
     logits_BTV = model.logits(params, torch.cat([begin_B1, target_BT[:, :-1]], dim=1), features_F)

@@ -217,6 +217,12 @@ def refutes(score_M: np.ndarray, included_M: np.ndarray, events: Iterable[Event]
     """Whether so many correct guesses have probability below `level` under the trade-off curve of the events.
 
     This needs no family of curves: the claim is that the mechanism is at least as private as this curve.
+
+    Args:
+        score_M: The score of each canary; a high score is evidence that it was included.
+        included_M: Which canaries were included.
+        events: The events of the audited rounds, as charged.
+        level: The probability below which the claim is refuted.
     """
     counted = Counter(events)
     if any(isinstance(event, NonPrivate) for event in counted):
@@ -226,7 +232,12 @@ def refutes(score_M: np.ndarray, included_M: np.ndarray, events: Iterable[Event]
 
 
 def scaled_noise(events: Counter[Event], factor: float) -> list[tuple[PoissonGaussian | Gaussian, int]]:
-    """Returns the events with the noise multiplier of each divided by a factor."""
+    """Return the events with the noise multiplier of each divided by a factor.
+
+    Args:
+        events: Counted events. If one of them has no noise, the result is one Gaussian event.
+        factor: The factor; above 1 for less noise.
+    """
     if any(isinstance(event, NonPrivate) for event in events):
         return [(Gaussian(noise_multiplier=1 / factor), 1)]
     return [
@@ -281,6 +292,12 @@ class AttackCurve:
         the values below for i = `correct`, and at least the values of the recursion for every smaller i, since h at i is
         at least the false-positive rate that belongs to r at i + 1. At i = 0 the two sum up to c / m. A larger sum is a
         contradiction.
+
+        Args:
+            canaries: m, the number of canaries.
+            guesses: c, the number of guesses; the auditor abstains for the other canaries.
+            correct: How many guesses are correct.
+            probability: The probability to compare with.
         """
         if not guesses or not correct:
             return False
@@ -329,7 +346,8 @@ class ParametricBound:
 
     Attributes:
         epsilon: The lower bound on epsilon; NaN if there is none.
-        factor: The largest s that is ruled out: the signal is at least so many times what the plan foresees.
+        factor: The largest s that is ruled out. The true signal of a canary is at least s times the signal that the plan
+            implies.
         reason: Why there is no bound; empty if there is one.
     """
 
@@ -361,7 +379,14 @@ def parametric_bound(
 def ruled_out_factor(
     score_M: np.ndarray, included_M: np.ndarray, signals: Signals, confidence: float = CONFIDENCE
 ) -> tuple[float, str]:
-    """Returns the largest factor s that is ruled out, and an empty string; or NaN and the reason why there is none."""
+    """Return the largest factor s that is ruled out, and an empty string; or NaN and the reason why there is none.
+
+    Args:
+        score_M: The sum over rounds of the log likelihood ratio of each canary.
+        included_M: Which canaries were included.
+        signals: The sampling probability and the expected signal of each round.
+        confidence: The probability that a factor that is ruled out is not the true one.
+    """
     included, excluded = score_M[included_M], score_M[~included_M]
     if not signals:
         return math.nan, "it is for independent noise in each round; this run adds correlated noise or none"

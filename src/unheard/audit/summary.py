@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """Shows nothing."""
+    """Ignore the progress: the default of `audit_run`."""
 
 
 @dataclass(frozen=True, kw_only=True)

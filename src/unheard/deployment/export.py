@@ -217,7 +217,11 @@ class DeviceFiles:
 
 
 def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> DeviceFiles:
-    """Make the files of an export and compare them with PyTorch; as `export`, but nothing is written.
+    """Make the files of an export and compare them with PyTorch. Nothing is written; `export` writes them.
+
+    Args:
+        run: The run folder.
+        progress: Called with the number of compared contexts and their total.
 
     Raises:
         ModelError: As `export`.

@@ -88,6 +88,12 @@ def model_card(run: str | Path, *, license: str | None = None, usage: str = USE_
 def write_card(run: str | Path, out: str | Path, *, license: str | None = None, force: bool = False) -> Path:
     """Write the model card of a run to a file.
 
+    Args:
+        run: The run folder.
+        out: The file to write.
+        license: The licence for the front matter, as the Hugging Face hub names it; None to leave it out.
+        force: Whether to overwrite a file that exists.
+
     Raises:
         InvalidValue: The file exists and `force` is not set, or cannot be written.
     """

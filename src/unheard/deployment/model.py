@@ -83,7 +83,12 @@ class LoadedModel:
 
 
 def scores_after(stepper: Stepper, words: Sequence[int]) -> np.ndarray:
-    """The scores of the next word after a text of words, which begins with BOS."""
+    """The scores of the next word after a text of words, which begins with BOS.
+
+    Args:
+        stepper: The model, one word at a time.
+        words: The ids of the words of the text, without BOS.
+    """
     if isinstance(stepper, ReadsAtOnce):
         return stepper.read_all((BOS, *words))
     state, scores_V = stepper.read(None, BOS)
@@ -104,6 +109,11 @@ def probabilities(scores_V: np.ndarray) -> np.ndarray:
 
 def check_rows(rows: int, vocabulary: Vocabulary, where: str) -> None:
     """Check that a model scores exactly the words of its vocabulary; otherwise it would suggest the wrong words.
+
+    Args:
+        rows: The number of scores of the model.
+        vocabulary: The words.
+        where: The file or folder, for the message.
 
     Raises:
         ModelError: The numbers differ.

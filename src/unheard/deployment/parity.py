@@ -125,6 +125,12 @@ class ParityCheck:
 def draw_texts(steps: OnnxStepper, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
     """Sample texts from a model, each starting with BOS.
 
+    Args:
+        steps: The model, one word at a time for many texts.
+        number: N, the number of texts.
+        length: T, the number of words of each, BOS included.
+        generator: The random draws.
+
     Returns:
         Word ids, [N, T].
     """

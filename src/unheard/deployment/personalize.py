@@ -127,7 +127,15 @@ def personalize(
 
 
 def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_rate: float, unroll: int) -> Tensor:
-    """One pass over the text: the local steps of FedAvg without the clip."""
+    """Train for one pass over the text: the local steps of FedAvg without the clip. Returns the new parameters.
+
+    Args:
+        released: The run whose update gives the batch size.
+        params_P: The parameters before the pass.
+        tokens: The token ids of the text.
+        learning_rate: The learning rate of each step.
+        unroll: Tokens of a window.
+    """
     model, batch_size = released.run.model, released.run.plan.update.batch_size or 8
     features_F = torch.zeros(model.user_features) if model.user_features else None
     for batch_BW in batches_of(windows_of(tokens, unroll), batch_size):
@@ -140,6 +148,11 @@ def one_pass(released: Released, params_P: Tensor, tokens: np.ndarray, learning_
 
 def split_by_time(released: Released, text: str, later: float) -> tuple[np.ndarray, np.ndarray]:
     """Encode a user's text and cut it between two messages.
+
+    Args:
+        released: The run whose tokenizer and vocabulary encode the text.
+        text: The text: one message per line, the oldest first.
+        later: The share of the later part.
 
     Returns:
         The token ids of the earlier part, and of the later part, which is about a share `later` of the text.

@@ -59,6 +59,10 @@ class StepArrays:
 def step_arrays(model: LanguageModel, params_P: Tensor) -> StepArrays:
     """Arrange the parameters of an LSTM or GRU for one step.
 
+    Args:
+        model: An LSTM or GRU.
+        params_P: Its parameters.
+
     Raises:
         ModelError: The model is of another kind, which has no step.
     """

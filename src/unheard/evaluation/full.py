@@ -63,7 +63,12 @@ class Counts:
 
     @classmethod
     def of(cls, texts: Sequence[np.ndarray], size: int) -> "Counts":
-        """Count texts of token ids below `size`."""
+        """Count the words and the pairs of words of texts.
+
+        Args:
+            texts: One array of token ids for each user.
+            size: The number of token ids of the vocabulary.
+        """
         empty = [np.empty(0, dtype=np.int64)]
         before = np.concatenate([text[:-1].astype(np.int64) for text in texts] or empty)
         word = np.concatenate([text[1:].astype(np.int64) for text in texts] or empty)
@@ -92,14 +97,26 @@ class Counts:
 
 
 def score_unigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks and losses of a model that always predicts the most frequent words."""
+    """Return ranks and losses of a model that always predicts the most frequent words.
+
+    Args:
+        counts: Counts of words and of pairs.
+        before_N: The word before each target.
+        target_N: The targets.
+    """
     rank_V = np.full(len(counts.unigram_V), GUESSES)
     rank_V[counts.order[:GUESSES]] = np.arange(len(counts.order[:GUESSES]))
     return rank_V[target_N], -np.log(counts.probs_V[target_N])
 
 
 def score_bigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ranks and losses of a bigram model that backs off to unigrams (absolute discounting)."""
+    """Return ranks and losses of a bigram model that backs off to unigrams (absolute discounting).
+
+    Args:
+        counts: Counts of words and of pairs.
+        before_N: The word before each target.
+        target_N: The targets.
+    """
     rank_N, loss_N = np.full(len(target_N), GUESSES), np.zeros(len(target_N))
     for previous in np.unique(before_N):
         rows = np.flatnonzero(before_N == previous)
@@ -111,7 +128,12 @@ def score_bigram(counts: Counts, before_N: np.ndarray, target_N: np.ndarray) -> 
 
 
 def bigram(counts: Counts, previous: int) -> tuple[np.ndarray, np.ndarray]:
-    """P(word | previous) for every word, and the ten most likely words."""
+    """Return P(word | previous) for every word, and the ten most likely words.
+
+    Args:
+        counts: Counts of words and of pairs.
+        previous: The id of the word before.
+    """
     seen, times = counts.after(previous)
     unseen_mass = 1.0 - counts.probs_V[seen].sum()
     probs_V = counts.probs_V.copy()
@@ -236,7 +258,12 @@ def full_measures(
 
 
 def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
-    """Write measures.json, with the digest of the model that it describes."""
+    """Write measures.json, with the digest of the model that it describes.
+
+    Args:
+        folder: The run folder.
+        measures: The result of `full_measures`.
+    """
     content = {**measures, "model_sha256": folder.model_digest()}
     replace_file(folder.measures, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     logger.info("%s: measures.json written", folder.path.name)

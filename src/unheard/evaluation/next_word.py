@@ -107,14 +107,28 @@ class Totals:
 def count_batch(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """The sums of one batch: targets, words among them, loss, words predicted right, and targets among the top k."""
+    """Return the sums of one batch: targets, words among them, loss, words predicted right, and targets among the top k.
+
+    Args:
+        model: The model.
+        params: Its parameters by layer.
+        windows_BW: Windows of token ids, all with the same features of the user.
+        features_F: The features of the user, if the model takes them.
+    """
     return batch_sums(model, params, windows_BW, features_F).cpu().numpy()
 
 
 def batch_sums(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> Tensor:
-    """The same as float64 numbers on the device; on a GPU this function does not wait for them."""
+    """Return the same as float64 numbers on the device; on a GPU this function does not wait for them.
+
+    Args:
+        model: The model.
+        params: Its parameters by layer.
+        windows_BW: Windows of token ids, all with the same features of the user.
+        features_F: The features of the user, if the model takes them.
+    """
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
     # Positions that do not count are scored too and left out of the sums: copying the other scores would cost more.
     logits_NV, target_N = model.logits(params, input_BT, features_F).flatten(0, -2), target_BT.flatten()
@@ -133,18 +147,33 @@ def batch_sums(
 
 
 def target_rank(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """The rank of each target among all words, from 1, after words with the same score; 0 where its score is NaN."""
+    """Return the rank of each target among all words, from 1, after words with the same score; 0 where its score is NaN.
+
+    Args:
+        logits_NV: Scores of all words.
+        target_N: The ids of the targets.
+    """
     # Counted, not sorted: on a GPU comparing all of 10,000 scores is much faster than sorting out the first five.
     return (logits_NV >= logits_NV.gather(1, target_N[:, None])).sum(dim=1, dtype=torch.int32)
 
 
 def losses(logits_NV: Tensor, target_N: Tensor) -> Tensor:
-    """The cross-entropy of each target, in nats. Returned in float64, so that sums are computed in it."""
+    """Return the cross-entropy of each target in nats, in float64, so that sums are computed in it.
+
+    Args:
+        logits_NV: Scores of all words.
+        target_N: The ids of the targets.
+    """
     return nnf.cross_entropy(logits_NV, target_N, reduction="none").double()
 
 
 def tokens_at_once(model: LanguageModel, device: torch.device) -> int:
-    """Positions to score at a time on a device: as many as make it faster, if their scores fit into memory."""
+    """Return how many positions to score at a time: as many as make a device faster, if their scores fit into memory.
+
+    Args:
+        model: The model.
+        device: The device.
+    """
     most = TOKENS_AT_ONCE[device.type]
     if device.type != "cuda":
         return most

@@ -124,7 +124,14 @@ def score(
 def score_batch(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> np.ndarray:
-    """The row of one batch: the rank of every target, then their losses, then a histogram for each of HEADS."""
+    """Return the row of one batch: the rank of every target, then their losses, then a histogram for each of HEADS.
+
+    Args:
+        model: The model.
+        params: Its parameters by layer.
+        windows_BW: Windows of token ids, all with the same features of the user.
+        features_F: The features of the user, if the model takes them.
+    """
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
     logits_NV = model.logits(params, input_BT, features_F)[counts_BT]
     rank_N, loss_N, top_NK = _ranks(logits_NV, target_BT[counts_BT])
@@ -187,7 +194,12 @@ def by_user(scores: Scores) -> dict[str, dict[str, float]]:
 
 
 def by_band(scores: Scores, vocabulary_size: int) -> list[dict[str, Any]]:
-    """Accuracies on the targets of each band of word frequency; `share` is its fraction of all targets."""
+    """Accuracies on the targets of each band of word frequency; `share` is its fraction of all targets.
+
+    Args:
+        scores: The scores of all targets.
+        vocabulary_size: The number of words; the last band ends there.
+    """
     last_word = vocabulary_size - FIRST_WORD
     bands = [_band(scores, "end of sentence", scores.target_N == EOS)]
     first = 1

@@ -251,7 +251,12 @@ def _main(grid: Grid, context: Context) -> None:
 
 
 def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
-    """Wait until so many nodes are connected.
+    """Wait until enough nodes are connected.
+
+    Args:
+        network: The nodes.
+        count: How many must be connected.
+        seconds: How long to wait.
 
     Raises:
         NodeError: Fewer are connected after `seconds`.
@@ -264,9 +269,20 @@ def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
 
 
 def send_model(network: Network, out: Path, timeout: float) -> int:
-    """Send the newest released model to every node that keeps one; returns how many have it.
+    """Send the newest released model to every node.
 
     Everything that is sent is public: the run file, the ledger, the noisy model, its words.
+
+    Args:
+        network: The nodes.
+        out: The run folder.
+        timeout: Seconds to wait for the answers.
+
+    Returns:
+        The number of nodes that saved the model.
+
+    Raises:
+        RunFolderMissing: The run has released no model yet.
     """
     folder = RunFolder.open(out)
     if not folder.model.exists():

@@ -53,7 +53,12 @@ class Packet:
 
     @classmethod
     def from_json(cls, kind: str, text: str, arrays: Mapping[str, np.ndarray]) -> "Packet":
-        """A packet from what another machine sent.
+        """Make a packet from what another machine sent.
+
+        Args:
+            kind: The kind that the message states.
+            text: The JSON text of its fields.
+            arrays: Its arrays by name.
 
         Raises:
             NodeError: The text is not a JSON object.
@@ -70,7 +75,12 @@ class Packet:
 
 
 def refused(request: Packet, reason: str) -> Packet:
-    """The answer of a node that does not do what it was asked."""
+    """Make the answer of a node that refuses a request.
+
+    Args:
+        request: The request.
+        reason: Why the node refuses it, for the log of the server.
+    """
     return Packet("refused", {"session": request.fields.get("session"), "reason": reason})
 
 
@@ -82,5 +92,10 @@ class Network(Protocol):
         ...
 
     def exchange(self, requests: Mapping[int, Packet], timeout: float) -> dict[int, Packet]:
-        """Send one request to each node, and wait for the answers. Nodes that are late or gone are left out."""
+        """Send one request to each node, and wait for the answers.
+
+        Args:
+            requests: The request for each node, by its id.
+            timeout: Seconds to wait.
+        """
         ...

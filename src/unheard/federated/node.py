@@ -150,7 +150,11 @@ class NodeData:
         require(0 <= self.part < self.parts, f"part must be from 0 to parts - 1, not {self.part} of {self.parts}.")
 
     def numbers(self, num_users: int) -> range:
-        """The users of the store that are this node's."""
+        """Return the numbers of the users of the store that belong to this node.
+
+        Args:
+            num_users: The number of training users of the store.
+        """
         # DP: every user is on one node, once.
         return range(self.part * num_users // self.parts, (self.part + 1) * num_users // self.parts)
 

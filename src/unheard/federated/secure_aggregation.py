@@ -78,13 +78,18 @@ def modulus_bits(
 
 
 def folded(residues: np.ndarray, bits: int) -> np.ndarray:
-    """The integers, int64, that residues modulo 2^bits stand for: those in [-2^(bits-2), 2^(bits-2)] for themselves.
+    """Map residues modulo 2^bits to integers, int64.
 
-    Honest sums are in that range. A hostile party can bring a sum to any residue. From the end of the range on the
-    integers go back again, so two sums that differ by n, modulo 2^bits, give integers that differ by at most n.
+    A residue in [-2^(bits-2), 2^(bits-2)] is mapped to itself. Honest sums are in that range. A hostile party can bring a
+    sum to any residue. Outside the range the integers decrease again towards zero, so that two sums that differ by n modulo
+    2^bits are mapped to integers that differ by at most n.
 
     >>> folded(np.array([5, 2**32 - 5, 2**30 + 1, 2**31 - 1, 2**31], np.uint32), 32).tolist()
     [5, -5, 1073741823, 1, 0]
+
+    Args:
+        residues: Unsigned integers.
+        bits: 32 or 64.
     """
     units = residues.view(f"<i{bits // 8}").astype(np.int64)
     end, last = np.int64(2 ** (bits - 2)), np.int64(2 ** (bits - 1) - 1)
@@ -100,7 +105,18 @@ def threshold(holders: int) -> int:
 
 
 def mask(secret: bytes, session: str, bits: int, count: int, extras: int) -> tuple[np.ndarray, np.ndarray]:
-    """The mask that follows from a secret in a session: `count` coordinates, and `extras` numbers of 64 bits."""
+    """Derive the mask of a session from a secret.
+
+    Args:
+        secret: The seed of a self mask, or the secret that two parties share.
+        session: The name of the session.
+        bits: The size of the modulus, 32 or 64.
+        count: The number of coordinates.
+        extras: The number of additional values of 64 bits.
+
+    Returns:
+        The mask of the coordinates, and that of the additional values.
+    """
     # DP: the session is in the key, so that no two vectors ever have one mask.
     key = hashlib.sha256(b"unheard mask" + session.encode() + b"\0" + secret).digest()
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
@@ -202,10 +218,15 @@ def _factors(indices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def create_shares(secret: bytes, t: int, holders: int) -> list[bytes]:
-    """Shamir shares as Flower's `create_shares` makes them: any t of them give the secret, fewer give nothing.
+    """Split a secret into Shamir shares: any t of them give the secret, fewer give nothing.
 
-    Flower evaluates a polynomial for each block of 16 bytes in Python; here one evaluation takes all blocks. It took
-    most of the time of a session.
+    The shares have the form of Flower's `create_shares`, which evaluates a polynomial for each block of 16 bytes in Python.
+    Here one evaluation takes all blocks, since it took most of the time of a session.
+
+    Args:
+        secret: The secret.
+        t: The number of shares that give the secret.
+        holders: The number of shares to make.
     """
     padded = pad(secret, 16)
     blocks = len(padded) // 16
@@ -342,7 +363,16 @@ class Party:
         return units_P, extra_E
 
     def reveal(self, session: str, survivors: Iterable[int], dropped: Iterable[int]) -> dict[str, dict[str, str]]:
-        """One share for each party that shared: of its self mask if it finished, of its pairwise key if not."""
+        """Reveal one share of each party that shared: of its self mask if it finished, of its pairwise key if not.
+
+        Args:
+            session: The name of the session.
+            survivors: The parties whose vectors arrived, as the server says.
+            dropped: The other parties.
+
+        Returns:
+            The shares, by the kind of secret and the party.
+        """
         self._enter(session, "masked", "done")
         try:
             return self._revealed(session, {str(n) for n in survivors}, {str(n) for n in dropped})
@@ -434,7 +464,15 @@ class Session:
     suspects: set[int] = field(default_factory=set)
 
     def add_keys(self, party: int, fields: Mapping[str, Any]) -> None:
-        """Take over the public keys of a party."""
+        """Add the public keys of a party.
+
+        Args:
+            party: The number of the party.
+            fields: The fields of its answer.
+
+        Raises:
+            NodeError: A key is malformed.
+        """
         keys = {name: str(fields.get(name)) for name in ("encryption", "pairwise")}
         for text in keys.values():
             _public_key(_data(text))
@@ -457,7 +495,15 @@ class Session:
         return {"own": party, "peers": {str(n): self.keys[n] for n in peers}, "threshold": threshold(len(peers))}
 
     def add_shares(self, party: int, fields: Mapping[str, Any]) -> None:
-        """Take over the encrypted shares of a party."""
+        """Add the encrypted shares of a party.
+
+        Args:
+            party: The number of the party.
+            fields: The fields of its answer.
+
+        Raises:
+            NodeError: The shares are not for exactly the neighbours of the party.
+        """
         shares, wanted = fields.get("shares"), {str(n) for n in self.neighbours(party) if n != party}
         if not isinstance(shares, Mapping) or set(shares) != wanted:
             raise NodeError("A node sent shares for other parties than its neighbours.")
@@ -470,7 +516,16 @@ class Session:
         return {"received": {str(n): self.shares[n][str(party)] for n in senders}, "bits": self.bits}
 
     def add_vector(self, party: int, units: np.ndarray | None, extra: np.ndarray | None) -> None:
-        """Take over a masked vector."""
+        """Add the masked vector of a party.
+
+        Args:
+            party: The number of the party.
+            units: Its masked integers; None if the answer has none.
+            extra: Its masked additional values; None if the answer has none.
+
+        Raises:
+            NodeError: A vector is missing, or has another type or length.
+        """
         if (
             not isinstance(units, np.ndarray)
             or not isinstance(extra, np.ndarray)
@@ -491,7 +546,15 @@ class Session:
         }
 
     def add_revealed(self, party: int, fields: Mapping[str, Any]) -> None:
-        """Take over the shares that a party reveals."""
+        """Add the shares that a party reveals.
+
+        Args:
+            party: The number of the party.
+            fields: The fields of its answer.
+
+        Raises:
+            NodeError: The shares are of other parties than requested.
+        """
         request = self.reveal_request(party)
         for kind, wanted in (("self", request["survivors"]), ("pairwise", request["dropped"])):
             shares = fields.get(kind)

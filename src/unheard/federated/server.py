@@ -69,7 +69,13 @@ class RegisteredUsers(UserTokens):
 
 @dataclass(frozen=True)
 class RegisteredNode:
-    """One node: the number of its first user, and how many users it has."""
+    """One node and its users, who have consecutive numbers.
+
+    Attributes:
+        node: The id of the node.
+        first: The number of its first user.
+        users: How many users it has.
+    """
 
     node: int
     first: int

@@ -227,6 +227,12 @@ def limits(model: LanguageModel, device: Machine, bytes_per_number: int = 4, *, 
 
     At every local step each parameter is read twice and written once, and takes part in three products with each of the
     80 positions of a batch (the embedding in the output layer, every other parameter once).
+
+    Args:
+        model: The model.
+        device: The measured limits of the machine.
+        bytes_per_number: 2 for bfloat16, 4 for float32.
+        tokens: Tokens of each user.
     """
     steps, positions = tokens / 80, 80
     moved = 3 * model.layout.total * bytes_per_number * steps
@@ -320,7 +326,12 @@ def _is_coarse(choice: EngineChoice) -> bool:
 
 
 def benchmark_plan(users_per_round: int, population: int | None = None) -> Plan:
-    """The paper's plan for a cohort of this size: FedAvg, a flat clip of 15, noise with z = 1."""
+    """The paper's plan for a cohort of this size: FedAvg, a flat clip of 15, noise with z = 1.
+
+    Args:
+        users_per_round: Expected users per round.
+        population: The declared population; None for ten times as many.
+    """
     return Plan(
         population=population or 10 * users_per_round,
         sampling=PoissonSampling(users_per_round=users_per_round),
@@ -331,7 +342,13 @@ def benchmark_plan(users_per_round: int, population: int | None = None) -> Plan:
 
 
 def synthetic_users(vocabulary_size: int, count: int, tokens: int) -> Iterator[User]:
-    """Users with words by Zipf's law. Their first token is BOS, so that each has exactly `tokens` targets."""
+    """Yield users with words by Zipf's law. Their first token is BOS, so that each has exactly `tokens` targets.
+
+    Args:
+        vocabulary_size: The number of token ids, BOS, EOS and UNK included.
+        count: The number of users.
+        tokens: Targets of each user.
+    """
     rng = np.random.default_rng(0)
     share = 1 / np.arange(1, vocabulary_size - 2)
     edges = np.cumsum(share / share.sum())

@@ -218,6 +218,10 @@ def nearest_rounds(speeds: Sequence[Speed], users_per_round: float) -> list[Spee
     """For each device and engine the speed that was measured with the most similar cohort size, fastest first.
 
     The most similar size is the largest that is not larger than `users_per_round`; if there is none, the smallest.
+
+    Args:
+        speeds: Measured speeds.
+        users_per_round: The expected users per round of a plan.
     """
     chosen: dict[tuple[str, str, str], Speed] = {}
     for speed in sorted(speeds, key=lambda s: s.users_per_round):

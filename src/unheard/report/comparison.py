@@ -58,7 +58,11 @@ class ComputeCost:
 
 
 def choose_baseline(records: Sequence[RunRecord], name: str | None = None) -> RunRecord:
-    """The run with the given name or folder; by default the first run without privacy, else the first run.
+    """Return the run that the others are compared with: by default the first without privacy, else the first.
+
+    Args:
+        records: The compared runs.
+        name: The name or folder of a run; None for the default.
 
     Raises:
         InvalidValue: No run has the name.

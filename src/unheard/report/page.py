@@ -87,7 +87,12 @@ def write_page(compared: Comparison, out: str | Path, *, title: str | None = Non
 
 
 def check_page_folder(out: str | Path, *, force: bool) -> None:
-    """Raise `InvalidValue` unless `write_page` may write here: a command checks it before it measures for minutes."""
+    """Raise `InvalidValue` unless `write_page` may write here: a command checks it before it measures for minutes.
+
+    Args:
+        out: The folder for the page.
+        force: Whether a page that is there may be overwritten.
+    """
     path = Path(out)
     if path.exists() and not path.is_dir():
         raise InvalidValue(f"{out} is a file, and the page needs a folder: choose another name.")
@@ -96,7 +101,12 @@ def check_page_folder(out: str | Path, *, force: bool) -> None:
 
 
 def render_page(compared: Comparison, *, title: str | None = None) -> str:
-    """Return the report on the compared runs as HTML text."""
+    """Return the report on the compared runs as HTML text.
+
+    Args:
+        compared: The runs.
+        title: The heading; None for the names of the runs.
+    """
     records, measured = compared.records, compared.measured
     names = [record.name for record in records]
     differ, same = tables.configuration(compared)

@@ -395,7 +395,13 @@ def write_images(compared: Comparison, out: str | Path, *, scale: float = 2.0) -
 
 
 def write_png(plot: Plot, folder: Path, *, scale: float = 2.0) -> Path:
-    """Write one plot as `folder/NAME.png` and return the path."""
+    """Write one plot as `folder/NAME.png` and return the path.
+
+    Args:
+        plot: The plot.
+        folder: The folder.
+        scale: Pixels per unit of the plot.
+    """
     import vl_convert
 
     content = vl_convert.vegalite_to_png(json.dumps(_spec_for_file(plot)), vl_version=VEGALITE, scale=scale)
@@ -403,7 +409,12 @@ def write_png(plot: Plot, folder: Path, *, scale: float = 2.0) -> Path:
 
 
 def write_svg(plot: Plot, folder: Path) -> Path:
-    """Write one plot as `folder/NAME.svg` and return the path."""
+    """Write one plot as `folder/NAME.svg` and return the path.
+
+    Args:
+        plot: The plot.
+        folder: The folder.
+    """
     import vl_convert
 
     content = vl_convert.vegalite_to_svg(json.dumps(_spec_for_file(plot)), vl_version=VEGALITE)

@@ -181,12 +181,21 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
 
 
 def latest(record: RunRecord, measure: str) -> float | None:
-    """A figure of the last evaluation, that is, of the newest model; None before the first evaluation."""
+    """A figure of the last evaluation, that is, of the newest model; None before the first evaluation.
+
+    Args:
+        record: The run.
+        measure: The key of a figure in metrics.jsonl.
+    """
     return record.metrics[-1].get(measure) if record.metrics else None
 
 
 def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[dict[str, Any]]:
     """A figure by round, as data for a plot.
+
+    Args:
+        record: The run.
+        measure: The key of a figure in metrics.jsonl.
 
     Returns:
         For each evaluation a dictionary with `run`, `round`, `value`, and `smoothed`: the mean over this evaluation and
@@ -201,7 +210,12 @@ def accuracy_points(record: RunRecord, measure: str = "accuracy_top1") -> list[d
 
 
 def final_accuracy(record: RunRecord, measure: str = "accuracy_top1") -> float | None:
-    """The last smoothed figure; None before the first evaluation."""
+    """The last smoothed figure; None before the first evaluation.
+
+    Args:
+        record: The run.
+        measure: The key of a figure in metrics.jsonl.
+    """
     points = accuracy_points(record, measure)
     return points[-1]["smoothed"] if points else None
 

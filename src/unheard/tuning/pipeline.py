@@ -95,8 +95,14 @@ def choose_norm(baseline: Result, clipped: Sequence[Result], allowed: float, mar
 
 
 def choose_noise(baseline: Result, noised: Sequence[Result], allowed: float, margin: Margin) -> Choice:
-    """Chooses the largest sigma that loses less than `allowed` points against the baseline; arguments as in
-    `choose_norm`."""
+    """Choose the largest sigma that loses less than `allowed` points against the baseline.
+
+    Args:
+        baseline: The trial without clip and noise.
+        noised: The trials with noise, at one S.
+        allowed: Points of AccuracyTop1 that clip and noise together may cost.
+        margin: The difference that chance explains.
+    """
     return _first_allowed(sorted(noised, key=lambda result: -result.noise_std), baseline, allowed, margin, _NOISE)
 
 

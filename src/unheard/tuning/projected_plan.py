@@ -114,8 +114,12 @@ def project_plan(run: Run, norm: float, noise_std: float, noise_multiplier: floa
 
 
 def check_can_be_private(run: Run, grid: Grid, noise_multiplier: float) -> None:
-    """Checks, before anything is trained, that the population suffices at least for the smallest S and the largest
-    sigma.
+    """Check, before anything is trained, that the population suffices at least for the smallest S and the largest sigma.
+
+    Args:
+        run: The run to plan.
+        grid: The values of S and sigma to try.
+        noise_multiplier: z of the planned run.
 
     Raises:
         InvalidValue: It does not, so no choice from these grids could be trained privately.
@@ -136,8 +140,14 @@ def check_can_be_private(run: Run, grid: Grid, noise_multiplier: float) -> None:
 
 
 def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) -> int:
-    """Returns the users per round for qW = z S / sigma, rounded up, so that the noise is never more than what was
-    tried."""
+    """Return the users per round for qW = z S / sigma, rounded up, so that the noise is never more than what was tried.
+
+    Args:
+        run: The run to plan; its weights and estimator determine W.
+        norm: S.
+        noise_std: sigma.
+        noise_multiplier: z.
+    """
     everybody = private_run(run, norm, run.plan.population, noise_multiplier)
     sensitivity = everybody.plan.at(0, run.model.layout).sensitivity  # at q = 1; in proportion to 1 / q
     needed = run.plan.population * noise_multiplier * sensitivity / noise_std
@@ -151,7 +161,14 @@ def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) 
 
 
 def private_run(run: Run, norm: float, users_per_round: int, noise_multiplier: float) -> Run:
-    """Returns the run with this S, users per round and z."""
+    """Return the run with this S, users per round and z.
+
+    Args:
+        run: The run to plan.
+        norm: S.
+        users_per_round: The expected users per round.
+        noise_multiplier: z.
+    """
     plan = replace(
         run.plan,
         sampling=PoissonSampling(users_per_round=float(users_per_round)),
@@ -257,6 +274,10 @@ def check_other_population(run: Run, proxy: Path) -> None:
     """Raises `InvalidValue` if a proxy is the run's own corpus, a copy of it, or charged to the same ledger.
 
     Nothing can be checked for a corpus that is not on this machine.
+
+    Args:
+        run: The run that is tuned.
+        proxy: The folder of the proxy corpus.
     """
     own = Path(run.corpus)
     is_same = proxy.resolve() == own.resolve()

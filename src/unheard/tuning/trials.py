@@ -115,9 +115,14 @@ def check_can_be_tuned(run: Run) -> None:
 
 
 def on_proxy(run: Run, corpus: Path, population: int) -> Run:
-    """Returns the run on a proxy corpus, with weights and denominators scaled to the population of the proxy.
+    """Return the run on a proxy corpus, with weights and denominators scaled to the population of the proxy.
 
     The ledger, delta and budget of the private run are dropped: the trials are charged to the users of the proxy.
+
+    Args:
+        run: The run that is tuned.
+        corpus: The folder of the proxy corpus.
+        population: The declared population of the proxy.
     """
     share = population / run.plan.population
     weights, estimator = run.plan.weights, run.plan.estimator
@@ -137,7 +142,13 @@ def on_proxy(run: Run, corpus: Path, population: int) -> Run:
 
 
 def baseline_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
-    """Returns the non-private baseline: a fixed number of users, the true average, no clip, no noise."""
+    """Return the trials of the non-private baseline: a fixed number of users, the true average, no clip, no noise.
+
+    Args:
+        run: The run that the trials are variants of.
+        grid: The values to try, the users per round and the number of seeds.
+        out: The folder for the trials.
+    """
     plan = replace(
         run.plan,
         sampling=FixedSizeSampling(users_per_round=grid.users_per_round),
@@ -149,7 +160,13 @@ def baseline_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
 
 
 def clip_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
-    """Returns one trial for each S of the grid: Poisson sampling, the private estimator, no noise."""
+    """Return one trial for each S of the grid and each seed: Poisson sampling, the private estimator, no noise.
+
+    Args:
+        run: The run that the trials are variants of.
+        grid: The values to try, the users per round and the number of seeds.
+        out: The folder for the trials.
+    """
     trials = []
     for norm in grid.norms:
         plan = replace(_poisson_plan(run, grid), clip=clip_at(run.plan.clip, norm), noise=NoNoise())
@@ -158,7 +175,14 @@ def clip_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
 
 
 def noise_trials(run: Run, grid: Grid, out: Path, norm: float) -> list[Trial]:
-    """Returns one trial for each sigma of the grid, at one S."""
+    """Return one trial for each sigma of the grid and each seed, at one S.
+
+    Args:
+        run: The run that the trials are variants of.
+        grid: The values to try, the users per round and the number of seeds.
+        out: The folder for the trials.
+        norm: The chosen S.
+    """
     trials = []
     for std in grid.noise_stds:
         plan = replace(_poisson_plan(run, grid), clip=clip_at(run.plan.clip, norm), noise=GaussianNoise(noise_std=std))
@@ -167,7 +191,12 @@ def noise_trials(run: Run, grid: Grid, out: Path, norm: float) -> list[Trial]:
 
 
 def clip_at(clip: Clip | AdaptiveClip, norm: float) -> Clip:
-    """Returns the clip of a run at another S; a flat clip if the run has none."""
+    """Return the clip of a run at another S; a flat clip if the run has none.
+
+    Args:
+        clip: The clip of the run.
+        norm: S.
+    """
     return FlatClip(norm=norm) if isinstance(clip, NoClip | AdaptiveClip) else clip.at_norm(norm)
 
 

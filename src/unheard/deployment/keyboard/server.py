@@ -323,7 +323,12 @@ class KeyboardServer(ThreadingHTTPServer):
             self._free.release()
 
     def expect(self, connection: socket.socket, seconds: float) -> None:
-        """Set the time by which the current part of a request must be complete."""
+        """Set the time by which the current part of a request must be complete.
+
+        Args:
+            connection: The socket of the request.
+            seconds: The time from now. A connection that is late is closed.
+        """
         self._deadlines[connection] = time.monotonic() + seconds
 
     def service_actions(self) -> None:

@@ -106,6 +106,10 @@ class Suggester:
     def suggest_ahead(self, text: str, top: int = 3) -> dict[str, list[Suggestion]]:
         """The suggestions for the text and one more key.
 
+        Args:
+            text: The text before the cursor.
+            top: The number of suggestions for each key.
+
         Returns:
             Suggestions by key: each letter with which some word continues, and the space after a word.
         """
