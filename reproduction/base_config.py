@@ -66,7 +66,12 @@ def _take_all_data(update: dict[str, Any], corpus: Corpus) -> None:
 
 
 def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:
-    """The tables of a run file that all runs share. S and sigma are set by each run."""
+    """Return the tables of a run file that all runs share. Each run sets S and sigma.
+
+    Args:
+        corpus: The corpus, with its declared population.
+        scale: The size of the runs.
+    """
     return {
         "corpus": {"path": str(corpus.path)},
         "privacy": {"population": corpus.population},
@@ -84,7 +89,12 @@ def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:
 
 
 def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
-    """The complete run file as tables without paths, for a result. `after` names the run that it started from."""
+    """Return the complete run file as tables without paths, for a result.
+
+    Args:
+        run: The run.
+        after: The name of the run that it started from; None if there is none.
+    """
     tables = tables_from_run(run)
     for table, key in (("corpus", "path"), ("privacy", "ledger"), ("training", "init_from")):
         tables[table].pop(key, None)

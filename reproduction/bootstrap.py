@@ -26,7 +26,12 @@ USERS, POSTS = "per_user.npz", "per_post.npz"
 
 
 def load(folder: Path, file_name: str = USERS) -> dict[str, np.ndarray]:
-    """Counts of each held-out user (or post) of a run, by the name of the count."""
+    """Return the counts of each held-out user (or post) of a run, by the name of the count.
+
+    Args:
+        folder: The results of one run.
+        file_name: `USERS` or `POSTS`.
+    """
     with np.load(folder / file_name) as file:
         return {name: file[name] for name in file.files}
 
@@ -56,7 +61,12 @@ def interval(values_R: np.ndarray) -> tuple[float, float]:
 
 
 def accuracy_interval(folders: Sequence[Path], file_name: str = USERS) -> tuple[float, float]:
-    """Interval of the mean accuracy of some runs."""
+    """Return the 95 % interval of the mean accuracy of some runs.
+
+    Args:
+        folders: The results of some runs.
+        file_name: `USERS` or `POSTS`.
+    """
     return interval(resampled_accuracy([load(folder, file_name) for folder in folders]))
 
 
@@ -66,13 +76,25 @@ def difference_interval(
     file_name: str = USERS,
     kind: tuple[str, str] = ("targets", "hits"),
 ) -> tuple[float, float]:
-    """Interval of the mean accuracy of the first runs minus that of the second, on the same users (or posts)."""
+    """Return the 95 % interval of the mean accuracy of the first runs minus that of the second.
+
+    Args:
+        first: The results of some runs.
+        second: The results of other runs, on the same users (or posts).
+        file_name: `USERS` or `POSTS`.
+        kind: Names of the counts of targets and of hits.
+    """
     sides = [resampled_accuracy([load(folder, file_name) for folder in side], kind) for side in (first, second)]
     return interval(sides[0] - sides[1])
 
 
 def half_width(first: Sequence[Path], second: Sequence[Path]) -> float | None:
-    """Half the length of the interval of the difference; None if the counts of a run are missing."""
+    """Return half the length of the interval of the difference; None if the counts of a run are missing.
+
+    Args:
+        first: The results of some runs.
+        second: The results of other runs, on the same users.
+    """
     if not first or not second or any(not (folder / "per_user.npz").exists() for folder in (*first, *second)):
         return None
     low, high = difference_interval(first, second)

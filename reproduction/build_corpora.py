@@ -99,7 +99,12 @@ def files(clone: Path, source: Source) -> Iterator[tuple[str, bytes]]:
 
 
 def first_words(rows: Iterable[Row], words: int) -> Iterator[Row]:
-    """The rows of one user up to `words` words in total. The last row is cut."""
+    """Return the rows of one user up to `words` words in total. The last row is cut.
+
+    Args:
+        rows: The rows of one user, in order.
+        words: The most words in total.
+    """
     left = words
     for row in rows:
         if left <= 0:
@@ -241,8 +246,15 @@ def review_date(text: str) -> str:
 
 
 def reviews(words: int, users: int | None = None) -> Callable[[Iterator[tuple[str, bytes]]], Iterator[Row]]:
-    """Rows of the first `words` words of each reviewer, of the first `users` reviewers. Reviewers are ordered by a hash of
-    their key, which is a screen name, or for a display name with a space the name and the stated town."""
+    """Return a reader of the hotel reviews: rows of the first words of each reviewer.
+
+    Reviewers are ordered by a hash of their key, which is a screen name, or for a display name with a space the name and the
+    stated town.
+
+    Args:
+        words: The most words of one reviewer.
+        users: The number of reviewers; None for all.
+    """
 
     def rows(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
         """Read the archives and yield the rows of the chosen reviewers."""

@@ -20,7 +20,12 @@ SEEDS = re.compile(r"-?seeds\+\d+")
 
 
 def comparison_tables(first: ResultSet, second: ResultSet) -> tuple[Table, Table]:
-    """The outcomes in both sets, and the accuracy of each run in both sets."""
+    """Return two tables: the outcomes in both sets, and the accuracy of each run in both sets.
+
+    Args:
+        first: A set of results.
+        second: The set to compare with.
+    """
     return _conclusions(first, second), _runs(first, second)
 
 

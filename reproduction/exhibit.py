@@ -89,13 +89,23 @@ class Exhibit:
 
 
 def exhibit_runs(recipe: Recipe, compared_with: Iterable[str] = ()) -> list[PaperRun]:
-    """The runs of a recipe, then the runs of other recipes that it is compared with, each once."""
+    """Return the runs of a recipe, then the runs of other recipes that it is compared with, each once.
+
+    Args:
+        recipe: The recipe.
+        compared_with: Names of runs of other recipes.
+    """
     known = {run.name: run for run in distinct(RECIPES.values())}
     return list(({run.name: run for run in recipe.runs} | {name: known[name] for name in compared_with}).values())
 
 
 def gap_notes(runs: Sequence[PaperRun], results: ResultSet) -> list[str]:
-    """Notes on runs that are missing, that stopped early, or that were smoke tests."""
+    """Return notes on runs that are missing, that stopped early, or that were smoke tests.
+
+    Args:
+        runs: The runs of an exhibit.
+        results: The results of one corpus.
+    """
     absent = [run.name for run in runs if run.name not in results]
     wanted = {run.name: _wanted_rounds(run, results) for run in runs if run.name in results}
     stopped = [name for name, rounds in wanted.items() if results.runs[name].rounds < rounds]
@@ -125,7 +135,12 @@ def _is_tiny(run: PaperRun, results: ResultSet) -> bool:
 
 
 def run_table(runs: Sequence[PaperRun], results: ResultSet) -> Table:
-    """A table with one row per run, including runs without a result."""
+    """Return a table with one row per run, including runs without a result.
+
+    Args:
+        runs: The runs of an exhibit.
+        results: The results of one corpus.
+    """
     rows = []
     for run in runs:
         result = results.runs.get(run.name)
@@ -263,8 +278,15 @@ def curves_by_round(
 
 
 def drawn_rounds(results: ResultSet, names: Iterable[str]) -> tuple[int, ...]:
-    """The rounds at which a sweep is drawn: 100, 500 and 3,000. If most runs stopped before one of them, it is replaced
-    by the number that all runs completed, or by the number that most completed if the former adds nothing."""
+    """Return the rounds at which a sweep is drawn: 100, 500 and 3,000.
+
+    If most runs stopped before one of them, it is replaced by the number of rounds that all runs completed, or, if that adds
+    nothing, by the number that most runs completed.
+
+    Args:
+        results: The results of one corpus.
+        names: The runs of the sweep.
+    """
     ends = sorted(results.runs[name].rounds for name in names if results.curve(name))
     if not ends:
         return CHECKPOINTS
@@ -278,7 +300,16 @@ def drawn_rounds(results: ResultSet, names: Iterable[str]) -> tuple[int, ...]:
 def sweep_line(
     results: ResultSet, runs: Mapping[float, str], at: int, *, name: str, tint: str = "", dashed: bool = False
 ) -> Line:
-    """Accuracy after `at` rounds over the value of a setting. `runs` maps the value to the name of its run."""
+    """Return a line of the accuracy after `at` rounds over the values of a setting.
+
+    Args:
+        results: The results of one corpus.
+        runs: The name of the run by the value of the setting.
+        at: The number of rounds.
+        name: The name of the line.
+        tint: The colour group; empty for a colour of its own.
+        dashed: Whether the line is dashed.
+    """
     known = ((x, results.accuracy(run, at)) for x, run in sorted(runs.items()))
     return Line(name=name, points=tuple((x, y) for x, y in known if y is not None), tint=tint or name, is_dashed=dashed)
 
@@ -301,36 +332,62 @@ def clip_lines(
         layered: The same for per-layer clipping.
         without: Label and name of the reference run (no clip, or no noise).
     """
-    gap_notes, run = without
+    label, run = without
     lines = []
     for mark in marks:
         name = f"after {plural(mark)}"
         lines.append(sweep_line(results, flat, mark, name=f"{name}, flat", tint=name))
         lines.append(sweep_line(results, layered, mark, name=f"{name}, per layer", tint=name, dashed=True))
-        lines += level_line(results, run, mark, name=f"{name}, {gap_notes}", tint=name)
+        lines += level_line(results, run, mark, name=f"{name}, {label}", tint=name)
     return tuple(lines)
 
 
 def level_line(results: ResultSet, run: str, at: int, *, name: str, tint: str = "") -> tuple[Line, ...]:
-    """The accuracy of one run as a horizontal line; nothing if it did not complete `at` rounds."""
+    """Return the accuracy of one run as a horizontal line; nothing if it did not complete `at` rounds.
+
+    Args:
+        results: The results of one corpus.
+        run: The name of the run.
+        at: The number of rounds.
+        name: The name of the line.
+        tint: The colour group; empty for a colour of its own.
+    """
     value = results.accuracy(run, at)
     return () if value is None else (Line(name=name, points=((0.0, value),), tint=tint or name, is_level=True),)
 
 
 def rounds_table(results: ResultSet, labels: Mapping[str, str], marks: Sequence[int]) -> Table:
-    """AccuracyTop1 of each run (name to label) after each number of rounds."""
+    """Return a table of the AccuracyTop1 of each run after each number of rounds.
+
+    Args:
+        results: The results of one corpus.
+        labels: The label of each row, by the name of its run.
+        marks: The numbers of rounds, one for each column.
+    """
     rows = [[label, *(cell(results, name, mark) for mark in marks)] for name, label in labels.items()]
     return Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
 
 
 def cell(results: ResultSet, run: str, at: int | None = None) -> str:
-    """AccuracyTop1 as a table cell, or the reason why there is no value."""
+    """Return AccuracyTop1 as a table cell, or the reason why there is no value.
+
+    Args:
+        results: The results of one corpus.
+        run: The name of the run.
+        at: The number of rounds; None for the end of the run.
+    """
     value = results.accuracy(run, at)
     return reason_missing(results, run, at) if value is None else percent(value)
 
 
 def reason_missing(results: ResultSet, run: str, at: int | None = None) -> str:
-    """Why a run has no value after `at` rounds: not run, stopped, or not evaluated."""
+    """Return why a run has no value after `at` rounds: not run, stopped, or not evaluated.
+
+    Args:
+        results: The results of one corpus.
+        run: The name of the run.
+        at: The number of rounds; None for the end of the run.
+    """
     if run not in results:
         return NOT_RUN
     rounds = results.runs[run].rounds

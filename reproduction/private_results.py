@@ -52,15 +52,24 @@ class Verdict:
 
 
 def folders_of(name: str, root: Path = REVIEWS) -> list[Path]:
-    """The folders of a run and its repetitions, or of its seeds if the name ends in `-seed`."""
+    """Return the folders of a run and its repetitions, or of its seeds if the name ends in `-seed`.
+
+    Args:
+        name: The name of a run in `rules.toml`.
+        root: The folder of the results of a corpus.
+    """
     if name.endswith("-seed"):
         return sorted(path for path in root.glob(f"{name}[0-9]") if (path / "metrics.jsonl").exists())
     return sorted(path for path in root.glob(f"{name}*") if (path / "metrics.jsonl").exists() and path.is_dir())
 
 
 def accuracy(folders: Sequence[Path], at: int) -> list[float]:
-    """Accuracy in percent of each run at a round, as the rules define it. Runs without an evaluation at that round are
-    left out."""
+    """Return the accuracy in percent of each run at a round, as the rules define it.
+
+    Args:
+        folders: The results of the runs. Runs without an evaluation at the round are left out.
+        at: The round.
+    """
     curves = [smoothed(read_metrics(folder)) for folder in folders]
     return [100 * curve[at] for curve in curves if at in curve]
 
@@ -96,8 +105,14 @@ class Measured:
 
 
 def missing(rounds: dict[str, int], root: Path) -> str | None:
-    """Why a rule cannot be applied: runs that did not reach the round at which they are read, or whose model was not
-    kept. None if it can."""
+    """Return why a rule cannot be applied, or None if it can.
+
+    A rule needs runs that reached the round at which they are read, and whose last model was measured.
+
+    Args:
+        rounds: The round at which each run is read, by the name of the run.
+        root: The folder of the results of a corpus.
+    """
     absent = [
         f"{n.removesuffix('-seed')} at round {at:,}"
         for n, at in rounds.items()
@@ -132,7 +147,14 @@ def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path
 
 
 def cost(name: str, baseline: str, at: int, root: Path) -> str | None:
-    """Accuracy of a baseline minus that of a run in points, with its 95 % interval; None if it cannot be computed."""
+    """Return the accuracy of a baseline minus that of a run in points, with its 95 % interval; None if it is unknown.
+
+    Args:
+        name: The name of a run.
+        baseline: The name of its baseline.
+        at: The round.
+        root: The folder of the results of a corpus.
+    """
     if missing({name: at, baseline: at}, root):
         return None
     apart = difference("table-2-cost", baseline, name, [at], root)
@@ -148,15 +170,31 @@ def joined(parts: Sequence[tuple[bool | None, str]]) -> Verdict:
 
 
 def is_so(seen: str, wanted: str) -> bool | None:
-    """Whether an outcome is the wanted one; None for `cannot tell`."""
+    """Return whether an outcome is the wanted one; None for `cannot tell`.
+
+    Args:
+        seen: `above`, `below` or `cannot tell` (`Measured.against`).
+        wanted: The outcome that the rule asks for.
+    """
     return None if seen == "cannot tell" else seen == wanted
 
 
 def within(
     rule: str, first: str, second: str, limit: float, root: Path, *, both: bool = False
 ) -> tuple[bool | None, str]:
-    """Whether the first run is at most `limit` points below the second (with `both`, also not above) at the last round
-    of the rule; and the numbers in words."""
+    """Return whether the first run is at most `limit` points below the second at the last round of a rule.
+
+    Args:
+        rule: The name of the rule.
+        first: The name of a run.
+        second: The name of the run that it is compared with.
+        limit: Points of AccuracyTop1.
+        root: The folder of the results of a corpus.
+        both: Whether the first run must also be at most `limit` points above the second.
+
+    Returns:
+        The answer, None if it cannot be decided, and the numbers in words.
+    """
     measured = difference(rule, first, second, RULES[rule]["read_at"], root)
     lower = is_so(measured.against(-limit), "above")
     upper = is_so(measured.against(limit), "below") if both else True
@@ -188,7 +226,12 @@ def private_run(root: Path) -> Verdict:
 
 
 def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
-    """Rounds at which all repetitions were evaluated, and their mean accuracy there."""
+    """Return the rounds at which all repetitions were evaluated, and their mean accuracy there, in percent.
+
+    Args:
+        name: The name of a run.
+        root: The folder of the results of a corpus.
+    """
     curves = [smoothed(read_metrics(folder)) for folder in folders_of(name, root)]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, [100 * float(np.mean([curve[r] for curve in curves])) for r in rounds]

@@ -124,19 +124,33 @@ class Scale:
         return replace(self, changes=(*self.changes, *changes))
 
     def rounds(self, run: PaperRun, cap: int | None = None) -> int:
-        """Number of rounds of a run at this scale; `cap` is an additional limit by the user."""
+        """Return the number of rounds of a run at this scale.
+
+        Args:
+            run: The run.
+            cap: A limit that the user sets; None for no limit.
+        """
         return min(limit for limit in (run.rounds, self.most_rounds, cap) if limit is not None)
 
     def users(self, run: PaperRun, population: int | None = None) -> int:
-        """Users per round. The smoke scale takes at most what a small corpus has; the full scale uses exactly the stated
-        number."""
+        """Return the users per round of a run. The smoke scale takes no more than a small corpus has.
+
+        Args:
+            run: The run.
+            population: The declared population of the corpus; None if it is not known yet.
+        """
         if self.users_divided_by == 1:
             return run.users
         least, most = self.users_from_to
         return max(1, min(max(run.users // self.users_divided_by, least), most, population or most))
 
     def updates(self, run: PaperRun, rounds: int) -> int:
-        """User updates of so many rounds: the unit in which time is estimated."""
+        """Return the user updates of some rounds of a run: the unit in which time is estimated.
+
+        Args:
+            run: The run.
+            rounds: The number of rounds.
+        """
         return rounds * self.users(run)
 
 

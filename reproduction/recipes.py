@@ -25,7 +25,12 @@ TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
 
 
 def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
-    """The non-private baseline: fixed-size sample, true average, no clip, no noise."""
+    """Return the non-private baseline: fixed-size sample, true average, no clip, no noise.
+
+    Args:
+        users: Users per round.
+        rounds: Rounds of the run.
+    """
     name = "baseline" if users == 100 else f"baseline-C{users}"
     changes = (
         "sampling.kind=fixed_size",
@@ -38,12 +43,26 @@ def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
 
 
 def clipped(norm: float, kind: str = "flat", rounds: int = SWEEP) -> PaperRun:
-    """A clip without noise, with a variable sample and the fixed denominator."""
+    """Return a run with a clip and without noise, with a variable sample and the fixed denominator.
+
+    Args:
+        norm: S.
+        kind: `flat` or `per_layer`.
+        rounds: Rounds of the run.
+    """
     return PaperRun(name=f"{_dashed(kind)}-S{norm:g}", changes=(*_clip(kind, norm), "noise.kind=none"), rounds=rounds)
 
 
 def noised(norm: float, sigma: float, kind: str = "flat", users: int = 100, rounds: int = SWEEP) -> PaperRun:
-    """A clip and noise with standard deviation `sigma` on the average."""
+    """Return a run with a clip and noise.
+
+    Args:
+        norm: S.
+        sigma: The standard deviation of the noise on the average.
+        kind: `flat` or `per_layer`.
+        users: Users per round.
+        rounds: Rounds of the run.
+    """
     name = f"{_dashed(kind)}-S{norm:g}-sigma{sigma:g}" + ("" if users == 100 else f"-C{users}")
     changes = (*_clip(kind, norm), f"noise.noise_std={sigma:g}")
     if users != 100:
@@ -52,8 +71,13 @@ def noised(norm: float, sigma: float, kind: str = "flat", users: int = 100, roun
 
 
 def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRun:
-    """S and sigma in a fixed ratio: z = 0.06 with 100 users per round, which is z = 1 with 1,667. With `after`, the run
-    starts from the last model of that run."""
+    """Return a run with S and sigma in a fixed ratio: z = 0.06 with 100 users per round, which is z = 1 with 1,667.
+
+    Args:
+        norm: S.
+        kind: `flat` or `per_layer`.
+        after: The name of the run whose last model this run starts from; None to start from scratch.
+    """
     sigma = round(norm * 0.06 / 100, 6)
     run = noised(norm, sigma, kind, rounds=ROUNDS_BEFORE if after is None else ROUNDS_AFTER)
     if after is None:
@@ -62,7 +86,14 @@ def traded(norm: float, kind: str = "flat", after: str | None = None) -> PaperRu
 
 
 def variant(name: str, run: PaperRun, *changes: str, corpus: str = "main") -> PaperRun:
-    """The same run with another model or on another corpus; `name` becomes the prefix of its name."""
+    """Return the same run with another model or on another corpus.
+
+    Args:
+        name: The prefix of the name of the new run.
+        run: The run.
+        *changes: Changes to the run file, as `table.key=value`; those of the run come after them.
+        corpus: The role of the corpus.
+    """
     return replace(run, name=f"{name}-{run.name}", changes=(*changes, *run.changes), corpus=corpus)
 
 

@@ -147,13 +147,23 @@ def _complete_lines(path: Path) -> bytes:
 
 
 def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
-    """Round and smoothed value of every evaluation of one measure."""
+    """Return round and smoothed value of every evaluation of one measure.
+
+    Args:
+        result: The run.
+        measure: The key of a figure of its evaluations.
+    """
     rows = _evaluations(result, measure)
     return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))
 
 
 def last_quarter(result: RunResult, at: int) -> Points:
-    """Round and AccuracyTop1, not smoothed, of the evaluations in the last quarter of the first `at` rounds."""
+    """Return round and AccuracyTop1, not smoothed, of the evaluations in the last quarter of the first `at` rounds.
+
+    Args:
+        result: The run.
+        at: A number of rounds.
+    """
     rows = _evaluations(result, "accuracy_top1")
     return tuple((row["round"], row["accuracy_top1"]) for row in rows if 3 * at < 4 * row["round"] <= 4 * at)
 
@@ -206,7 +216,12 @@ class ResultSet:
         return name in self.runs
 
     def curve(self, name: str, measure: str = "accuracy_top1") -> Points:
-        """Smoothed value by round; empty if there is no result."""
+        """Return the smoothed value by round; empty if there is no result.
+
+        Args:
+            name: The name of the run.
+            measure: The key of a figure of its evaluations.
+        """
         if name not in self.runs:
             return ()
         if (name, measure) not in self._curves:  # exhibits ask for the same curve hundreds of times
@@ -246,28 +261,51 @@ class ResultSet:
         return sorted(run for run in self.runs if SEED_SUFFIX.sub("", run) == name)
 
     def mean(self, name: str, at: int | None = None) -> float | None:
-        """Mean accuracy over the seeds that completed `at` rounds; None if there is none."""
+        """Return the mean accuracy over the seeds that completed `at` rounds; None if there is none.
+
+        Args:
+            name: The name of the run, without the suffix of a seed.
+            at: A number of rounds; None for the end of each seed.
+        """
         values = [value for run in self.seeds(name) if (value := self.accuracy(run, at)) is not None]
         return sum(values) / len(values) if values else None
 
     def run_difference(self, first: str, second: str, at: int | None) -> float | None:
-        """Like `difference`, of these two runs alone instead of the means over their seeds."""
+        """Return the accuracy of one run minus that of another: like `difference`, without an average over seeds.
+
+        Args:
+            first: The name of a run.
+            second: The name of another run.
+            at: The number of rounds after which both are read.
+        """
         mine, other = self.accuracy(first, at), self.accuracy(second, at)
         return None if at is None or mine is None or other is None else mine - other
 
     def difference(self, first: str, second: str, at: int | None) -> float | None:
-        """Accuracy of the first run minus the second after `at` rounds, each averaged over its seeds. None if one of
-        them did not get there."""
+        """Return the accuracy of the first run minus that of the second, each averaged over its seeds.
+
+        Args:
+            first: The name of a run.
+            second: The name of another run.
+            at: The number of rounds after which both are read.
+
+        Returns:
+            The difference as a fraction, or None if one of them did not complete `at` rounds.
+        """
         mine, its = self.mean(first, at), self.mean(second, at)
         return None if at is None or mine is None or its is None else mine - its
 
     def mean_lead(self, first: str, second: str, at: int) -> tuple[float, float] | None:
-        """Mean difference (first minus second) over the last quarter of `at` rounds, and its uncertainty of two standard
-        errors.
+        """Return the mean difference (first minus second) over the last quarter of `at` rounds, and two standard errors of it.
 
         This is for runs whose accuracy varies more than smoothing over five evaluations removes (FedSGD). The
         differences are taken evaluation by evaluation: if both runs drew the same cohorts, most of the variation
         cancels.
+
+        Args:
+            first: The name of a run.
+            second: The name of another run.
+            at: The number of rounds whose last quarter is compared.
 
         Returns:
             The mean difference and its uncertainty, or None if the runs share fewer than two evaluations.
@@ -280,17 +318,36 @@ class ResultSet:
         return less, 2 * error
 
     def first_round_at(self, name: str, target: float) -> int | None:
-        """The first evaluated round at which the smoothed accuracy is at least `target`, or None."""
+        """Return the first evaluated round at which the smoothed accuracy is at least `target`, or None.
+
+        Args:
+            name: The name of the run.
+            target: An accuracy, as a fraction.
+        """
         return next((int(round_) for round_, value in self.curve(name) if value >= target), None)
 
     def distances(self, first: str, second: str, after: int = 0) -> list[tuple[int, float]]:
-        """Round and difference (first minus second) at every round from `after` on at which both runs were evaluated."""
+        """Return round and difference (first minus second) at every round at which both runs were evaluated.
+
+        Args:
+            first: The name of a run.
+            second: The name of another run.
+            after: The first round to compare.
+        """
         others = dict(self.curve(second))
         return [(int(r), value - others[r]) for r, value in self.curve(first) if r in others and r >= after]
 
     def seed_distance(self, at: int | None = None) -> float | None:
-        """The largest distance between two seeds of any run, at round `at` or at the last round that its seeds share.
-        This estimates how much chance alone can change an accuracy. None if no run has several seeds."""
+        """Return the largest distance between two seeds of any run.
+
+        This estimates how much chance alone can change an accuracy.
+
+        Args:
+            at: The round at which seeds are compared; None for the last round that the seeds of a run share.
+
+        Returns:
+            The distance as a fraction, or None if no run has several seeds.
+        """
         distances = []
         for name in {SEED_SUFFIX.sub("", run) for run in self.runs}:
             seeds = self.seeds(name)

@@ -151,7 +151,12 @@ class PendingJob:
 
 
 def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = lambda job: True) -> list[PendingJob]:
-    """The first job that is ready, and the following jobs that can train side by side with it. Empty if none is ready."""
+    """Return the first job that is ready, and the following jobs that can train side by side with it; empty if none is.
+
+    Args:
+        waiting: Jobs in the order in which they are wanted.
+        is_ready: Whether a job can start now.
+    """
     ready = [pending for pending in waiting if is_ready(pending.job)]
     if not ready:
         return []
@@ -194,7 +199,12 @@ class Throughput:
         self._updates = {"first turn": 0, "later": 0}
 
     def count(self, number: int, updates: int) -> None:
-        """Run `number` of the group has completed a round. Runs report in order, so a smaller number starts a new turn."""
+        """Record that a run of the group has completed a round.
+
+        Args:
+            number: The number of the run in its group. Runs report in order, so a smaller number starts a new turn.
+            updates: The user updates of the round.
+        """
         if number <= self._last or not self._turns:
             self._turns += 1
         self._last, self._ended = number, self._clock()
@@ -223,5 +233,10 @@ class Throughput:
         self._closing = (self._clock() - self._ended) / max(runs, 1)
 
     def is_over(self, until: float | None, runs: int) -> bool:
-        """Whether `runs` runs must be closed now to finish before `until`."""
+        """Return whether the runs must be closed now to finish before `until`.
+
+        Args:
+            until: The time by which everything must be saved, by the clock of this object; None for no limit.
+            runs: How many runs must be saved.
+        """
         return until is not None and self._clock() + runs * self._closing >= until

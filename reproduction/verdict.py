@@ -36,7 +36,13 @@ Outcome = Literal["held", "did not hold", "cannot tell"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The outcome, a sentence with the numbers, and the rule that decided."""
+    """Whether a conclusion held in our runs.
+
+    Attributes:
+        outcome: One of three words.
+        sentence: The measured numbers in words.
+        rule: The rule that decided, in words.
+    """
 
     outcome: Outcome
     sentence: str
@@ -84,8 +90,16 @@ def missing(
 
 
 def imprecise(results: ResultSet, names: Sequence[str], rule: str) -> Verdict | None:
-    """A verdict "cannot tell" if the held-out text is so short that the standard error of an accuracy exceeds `NEARLY`;
-    otherwise None."""
+    """Check that the held-out text is long enough: the standard error of an accuracy is at most `NEARLY`.
+
+    Args:
+        results: The results of one corpus.
+        names: The runs that a rule needs.
+        rule: The rule, which the verdict quotes.
+
+    Returns:
+        A verdict "cannot tell", or None if the text is long enough.
+    """
     for name in names:
         accuracy, targets = results.accuracy(name) or 0.0, results.targets(name)
         error = math.sqrt(accuracy * (1 - accuracy) / targets) if targets else 0.0
@@ -96,7 +110,17 @@ def imprecise(results: ResultSet, names: Sequence[str], rule: str) -> Verdict | 
 
 
 def untrained(results: ResultSet, names: Sequence[str], rule: str, at: int | None) -> Verdict | None:
-    """A verdict "cannot tell" if one of these runs has learned nothing by round `at`; otherwise None."""
+    """Check that runs have learned something.
+
+    Args:
+        results: The results of one corpus.
+        names: The runs that others are compared with.
+        rule: The rule, which the verdict quotes.
+        at: The round at which they are compared.
+
+    Returns:
+        A verdict "cannot tell" if a run is below the accuracy `LEARNED`, or None.
+    """
     for name in names:
         accuracy = results.accuracy(name, at) or 0.0
         if accuracy < LEARNED:
@@ -106,13 +130,23 @@ def untrained(results: ResultSet, names: Sequence[str], rule: str, at: int | Non
 
 
 def margin(results: ResultSet, at: int | None = None) -> float:
-    """How far two single runs must lie apart to differ: `UNCERTAIN`, or the distance between two seeds if that is
-    larger."""
+    """Return how far apart two single runs must be to differ: `UNCERTAIN`, or the distance between seeds if it is larger.
+
+    Args:
+        results: The results of one corpus.
+        at: The round at which seeds are compared (`ResultSet.seed_distance`).
+    """
     return max(UNCERTAIN, results.seed_distance(at) or 0.0)
 
 
 def about_seeds(results: ResultSet, differences: Sequence[float], at: int | None = None) -> str:
-    """A sentence on the variation between seeds, and on whether it could explain the given differences."""
+    """Return a sentence on the variation between seeds, and on whether it could explain the given differences.
+
+    Args:
+        results: The results of one corpus.
+        differences: Differences of accuracies, as fractions.
+        at: The round at which seeds are compared (`ResultSet.seed_distance`).
+    """
     distance = results.seed_distance(at)
     if distance is None:
         return "One seed each: chance alone can move a figure by a few tenths of a point."

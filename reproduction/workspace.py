@@ -80,8 +80,12 @@ class Workspace:
         return replace(self.scale, checkpoint_every=min(every, ROUNDS_LOST_ON_A_CPU) if is_slow else every)
 
     def reason_not_runnable(self, job: Job, others: Mapping[str, Job]) -> str | None:
-        """Why a job cannot run here, as the end of a sentence; None if it can. `others` are the jobs that it may start
-        from."""
+        """Return why a job cannot run here, as the end of a sentence; None if it can.
+
+        Args:
+            job: The job.
+            others: The jobs that it may start from, by the name of their run.
+        """
         corpus = self.corpora.get(job.run.corpus)
         if corpus is None:
             maker = "unheard corpus synth" if job.run.corpus == "synthetic" else "python -m reproduction prepare"
@@ -121,7 +125,12 @@ class Workspace:
         return pending
 
     def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
-        """Whether the run that a job starts from is complete, or the job itself has started."""
+        """Return whether the run that a job starts from is complete, or the job itself has started.
+
+        Args:
+            job: The job.
+            others: The jobs that it may start from, by the name of their run.
+        """
         if job.run.after is None or self.folder(job.run.name).run_file.exists():
             return True
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
