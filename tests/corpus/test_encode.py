@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unheard.corpus import encode
 from unheard.corpus.encode import (
     Encoder,
     EncodeShard,
@@ -17,6 +18,7 @@ from unheard.corpus.encode import (
     truncate_stream,
 )
 from unheard.corpus.grouping import SplitRule
+from unheard.corpus.private_vocabulary import CachedSplitter
 from unheard.corpus.store import Shard
 from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
@@ -215,3 +217,12 @@ def test_a_rule_that_nobody_can_meet_is_refused():
         EncodingOptions(tokens_per_user=5, min_tokens=6)
     with pytest.raises(InvalidValue):
         EncodingOptions(min_tokens=0)
+
+
+def test_a_very_long_text_is_encoded_in_pieces_without_a_difference(monkeypatch):
+    encoder = Encoder(WordTokenizer(), Vocabulary.of(["a", "b", "!"]))
+    texts = ["a b! " * 40, "", "b\tb\na", "a" * 300 + " b"]
+    whole = [part.tolist() for part in encoder.encode(texts)]
+    monkeypatch.setattr(encode, "BATCH_CHARS", 7)
+    assert [part.tolist() for part in encoder.encode(texts)] == whole
+    assert CachedSplitter(WordTokenizer())("a b! " * 40) == ["a", "b", "!"] * 40

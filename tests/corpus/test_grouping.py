@@ -1,10 +1,12 @@
-"""Every user is in one split, by salt and id alone."""
+"""All posts of a user are together and in order, and each user is in one split by salt and id alone."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 
-from unheard.corpus.grouping import SplitRule, unit_hash
+from tests.corpus.inputs import FIELDS, prepared, words_of, write_jsonl
+from unheard.corpus.grouping import DuckDBBackend, SplitRule, unit_hash
 from unheard.errors import InvalidValue
 
 
@@ -38,3 +40,70 @@ def test_fractions_come_out_as_asked():
 def test_fractions_that_leave_nobody_are_refused(values):
     with pytest.raises(InvalidValue):
         SplitRule(**values)
+
+
+def test_without_a_time_the_order_of_the_input_stands(tmp_path):
+    rows = [{"who": "ann", "what": w} for w in "cabcab"]
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), fields=replace(FIELDS, time=None))
+    assert words_of(done.store)[0].split()[1::3] == list("cabcab")
+
+
+def test_ties_of_time_stand_in_the_order_of_the_input_across_files(tmp_path):
+    for i, letters in enumerate(["ab", "ca", "bc"]):
+        write_jsonl(tmp_path / f"{i}.jsonl", [{"who": "ann", "what": w, "when": "2002-11-18"} for w in letters])
+    done = prepared(tmp_path, str(tmp_path / "*.jsonl"))
+    assert words_of(done.store)[0].split()[1::3] == list("abcabc")
+
+
+def test_users_are_split_by_their_ids_whatever_else_is_in_the_input(tmp_path):
+    rule = SplitRule(held_out=0.3, public=0.2)
+    rows = [{"who": f"u{i}", "what": "a", "when": 0} for i in range(60)]
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), splits=rule, shards=2)
+    wanted = [rule.split_of(r["who"]) for r in rows]
+    assert done.store.train.num_users == wanted.count("train")
+    assert done.store.held_out.num_users == wanted.count("held_out")
+    assert done.store.public.num_users == wanted.count("public")
+
+
+def test_posts_under_several_users_are_counted_and_dropped_on_request(tmp_path):
+    rows = [
+        {"who": "ann", "what": "a b a b", "when": 0},
+        {"who": "bob", "what": "a b a b", "when": 0},
+        {"who": "bob", "what": "c c c c", "when": 1},
+    ]
+    rows += [{"who": "ann", "what": "c", "when": 2}, {"who": "bob", "what": "c", "when": 2}, rows[2]]
+    file = write_jsonl(tmp_path / "x.jsonl", rows)
+    kept = prepared(tmp_path, file, duplicate_chars=5)
+    assert kept.counts["duplicate_posts"] == 2
+    assert "a b a b" in words_of(kept.store)[0]
+    dropped = prepared(tmp_path, file, out="dropped", duplicate_chars=5, drop_duplicates=True)
+    # one's own repetition stays, and so does what is too short to be a copy
+    assert words_of(dropped.store) == ["<BOS> c <EOS>", "<BOS> c c c c <EOS> <BOS> c c c c <EOS> <BOS> c <EOS>"]
+    assert dropped.store.info["drop_duplicates"] is True
+
+
+def test_any_number_of_shards_and_workers_gives_the_same_users(tmp_path):
+    rows = [{"who": f"u{i % 50}", "what": "a " * (i % 7 + 1), "when": i} for i in range(400)]
+    file = write_jsonl(tmp_path / "x.jsonl", rows)
+    one = prepared(tmp_path, file, out="one", shards=1)
+    five = prepared(tmp_path, file, out="five", shards=5, backend=DuckDBBackend(workers=2))
+    assert sorted(words_of(one.store)) == sorted(words_of(five.store))
+    assert one.counts == five.counts
+
+
+def test_one_user_with_half_the_data_is_one_user(tmp_path, monkeypatch):
+    monkeypatch.setattr("unheard.corpus.encode.BATCH_CHARS", 40)  # so that the user arrives in many pieces
+    rows = [{"who": "giant", "what": "a b c", "when": i} for i in range(300)] + [
+        {"who": f"u{i}", "what": "a", "when": 0} for i in range(20)
+    ]
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=2)
+    longest = max(words_of(done.store), key=len)
+    assert longest == " ".join(["<BOS> a b c <EOS>"] * 300)
+    assert done.store.train.num_users == 21
+
+
+def test_thousands_of_users_with_one_word_each_are_all_kept(tmp_path):
+    rows = [{"who": f"u{i}", "what": "a", "when": 0} for i in range(20_000)]
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=4)
+    assert done.store.train.num_users == 20_000
+    assert done.store.train.num_tokens == 60_000

@@ -1,4 +1,4 @@
-"""The private vocabulary: votes have norm at most 1; a word of one user alone is released with probability delta."""
+"""Votes have norm at most 1, a word of one user is released with probability delta, and each draw is paid once."""
 
 import math
 
@@ -9,11 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
-from unheard.corpus.encode import EncodingOptions
+from tests.corpus.inputs import POSTS, prepared, write_jsonl
+from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import SplitRule
-from unheard.corpus.private_vocabulary import UNIT, CachedSplitter, CountVotes, PrivateVocabulary, WordRelease
+from unheard.corpus.private_vocabulary import (
+    UNIT,
+    CachedSplitter,
+    CorpusVocabulary,
+    CountVotes,
+    PrivateVocabulary,
+    WordRelease,
+)
+from unheard.corpus.store import write_store
 from unheard.corpus.tokenizers import WordTokenizer
-from unheard.errors import InvalidValue
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.errors import InputError, InvalidValue
 from unheard.privacy.events import FailureProbability, Gaussian
 from unheard.randomness import reproducible_generator
 
@@ -159,3 +169,101 @@ def test_an_impossible_cost_of_a_vocabulary_is_refused():
     ):
         with pytest.raises(InvalidValue):
             PrivateVocabulary(**values)
+
+
+def test_words_of_another_public_text_or_store_can_be_taken(tmp_path):
+    other = write_jsonl(tmp_path / "other.jsonl", [{"what": "b b b a a zz"}])
+    data = write_jsonl(tmp_path / "x.jsonl", POSTS)
+    raw = prepared(tmp_path, data, out="raw", vocabulary=CorpusVocabulary(path=str(other)))
+    assert raw.store.vocabulary.words[3:] == ("b", "a")
+    (tmp_path / "lines.txt").write_text("c c\nb b b\n")
+    lines = prepared(tmp_path, data, out="lines", vocabulary=CorpusVocabulary(path=str(tmp_path / "lines.txt"), size=4))
+    assert lines.store.vocabulary.words[3:] == ("b",)
+    same = prepared(tmp_path, data, out="same", vocabulary=CorpusVocabulary(path=str(raw.store.path)))
+    assert same.store.vocabulary == raw.store.vocabulary
+
+
+@pytest.mark.parametrize("line", ['"a word alone"', "[1, 2]", "5"])
+def test_a_public_text_with_a_line_that_is_no_row_keeps_the_words_of_the_others(tmp_path, line):
+    other = write_jsonl(tmp_path / "other.jsonl", [{"what": "b b b a a zz"}])
+    other.write_text(other.read_text() + line + "\n")
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=CorpusVocabulary(path=str(other)))
+    assert done.store.vocabulary.words[3:] == ("b", "a")
+
+
+def test_the_price_of_another_stores_private_words_is_inherited(tmp_path):
+    events = [{"kind": "gaussian", "noise_multiplier": 2.0}]
+    info = {"vocabulary": {"kind": "private", "events": events}}
+    write_store(tmp_path / "paid", train=[], held_out=[], vocabulary=Vocabulary.of("abc"), info=info)
+    done = prepared(
+        tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=CorpusVocabulary(path=str(tmp_path / "paid"))
+    )
+    assert done.store.vocabulary_events == events
+
+
+def test_a_private_vocabulary_has_common_words_only_and_its_events_in_the_store(tmp_path):
+    rule = SplitRule(held_out=0.1)
+    rows = [{"who": f"u{i}", "what": f"common words own{i}", "when": 0} for i in range(3000)]
+    # every held-out user writes one word more: if they had votes, some 300 / 2 of them would carry it over the threshold
+    rows += [{"who": r["who"], "what": "elsewhere", "when": 1} for r in rows if rule.split_of(r["who"]) == "held_out"]
+    choice = PrivateVocabulary(epsilon=2.0, delta=1e-10)  # 2,700 users with a word of their own: none slips through
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), vocabulary=choice, shards=3, splits=rule)
+    # votes: 2,700 / sqrt(3) = 1,559 against a threshold far below: released but for a chance below e^-1000
+    assert sorted(done.store.vocabulary.words[3:]) == ["common", "words"]
+    kinds = [event["kind"] for event in done.store.vocabulary_events]
+    assert kinds == ["gaussian", "failure_probability"]
+    assert done.store.info["vocabulary"]["threshold_delta"] == 5e-11
+    assert done.store.vocabulary_events[1] == {"kind": "failure_probability", "delta": 5e-11}
+
+
+def test_a_private_vocabulary_without_enough_users_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No word has enough users"):
+        prepared(
+            tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=PrivateVocabulary(epsilon=1.0, delta=1e-6)
+        )
+
+
+def test_a_private_vocabulary_is_drawn_once_even_if_prepare_is_stopped_after_it(tmp_path, monkeypatch):
+    rows = [{"who": f"u{i}", "what": " ".join(f"w{j}" for j in range(30)), "when": 0} for i in range(300)]
+    file = write_jsonl(tmp_path / "x.jsonl", rows)
+    choice = PrivateVocabulary(epsilon=4.0, delta=1e-9)
+    with monkeypatch.context() as patch:
+        patch.setattr(EncodeShard, "__call__", lambda self, shard, rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepared(tmp_path, file, vocabulary=choice)
+    (saved,) = (tmp_path / "store.partial").glob("released-*.txt")
+    drawn = Vocabulary.load(saved)
+    assert len(drawn) > 3
+    done = prepared(tmp_path, file, vocabulary=choice)
+    assert done.store.vocabulary == drawn
+    assert len(done.store.vocabulary_events) == 2
+    assert not [*done.store.path.glob("release*")]
+
+
+def private_words(tmp_path, **choices):
+    rows = [{"who": f"u{i}", "what": " ".join(f"w{j}" for j in range(30)), "when": 0} for i in range(300)]
+    file = tmp_path / "x.jsonl"
+    if not file.exists():
+        write_jsonl(file, rows)
+    return prepared(tmp_path, file, **{"vocabulary": PrivateVocabulary(epsilon=4.0, delta=1e-9), **choices})
+
+
+def test_a_draw_is_charged_before_its_noise_is_drawn(tmp_path, monkeypatch):
+    from unheard.corpus import private_vocabulary
+
+    with monkeypatch.context() as patch:
+        patch.setattr(private_vocabulary, "secure_generator", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            private_words(tmp_path)
+    assert len(private_words(tmp_path).store.vocabulary_events) == 4
+
+
+def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_path, monkeypatch):
+    class Loud:
+        def standard_normal(self, n):
+            return np.full(n, 1e6)  # so much that every word passes
+
+    monkeypatch.setattr("unheard.corpus.private_vocabulary.secure_generator", Loud)
+    choice = PrivateVocabulary(epsilon=1.0, delta=1e-6)
+    done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=choice)
+    assert {"a", "b", "c"} <= set(done.store.vocabulary.words)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from unheard.corpus.store import TokenStore, write_store
-from unheard.corpus.store_stats import cap_effect, histogram, predicted_lengths, split_statistics
+from unheard.corpus.store_stats import predicted_lengths
 from unheard.corpus.synthetic import fit, generate, synthesise, with_bos
-from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
+from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.randomness import reproducible_generator
 
 WORDS = Vocabulary.of("abcdef")
@@ -80,23 +80,3 @@ def test_with_bos_puts_bos_before_every_sequence():
     flat, lengths = with_bos(np.array([[3, EOS, 4], [EOS, EOS, 5]]))
     assert flat.tolist() == [BOS, 3, EOS, BOS, 4, BOS, EOS, BOS, EOS, BOS, 5]
     assert lengths.tolist() == [5, 6]
-
-
-def test_statistics_are_what_one_counts_by_hand(tmp_path):
-    users = [np.array([BOS, 3, UNK, EOS, BOS, 4, EOS]), np.array([BOS, 3, EOS])]
-    store = write_store(tmp_path / "s", train=users, held_out=[], vocabulary=WORDS)
-    found = split_statistics(store.train)
-    assert (found.users, found.tokens, found.posts) == (2, 7, 3)
-    assert found.out_of_dictionary == 0.25
-    assert (found.percentiles[0], found.percentiles[-1]) == (2, 5)
-    assert found.largest_user_share == 5 / 7
-    assert found.histogram == ((1, 1, 0), (2, 3, 1), (4, 7, 1))
-    effect = cap_effect(store, 4)
-    assert (effect.users_at_cap, effect.total_weight, effect.mean_weight) == (0.5, 1.5, 0.75)
-    assert split_statistics(store.held_out).users == 0
-
-
-def test_a_histogram_counts_everybody_once():
-    lengths = np.array([1, 2, 3, 500, 100_000, 7, 7])
-    assert sum(n for _, _, n in histogram(lengths, 5)) == 7
-    assert sum(n for _, _, n in histogram(lengths, 50)) == 7

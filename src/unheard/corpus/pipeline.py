@@ -381,10 +381,12 @@ def _run_steps(
     """The five steps of the module docstring, in order."""
     work, with_map = writer.partial / "work", user_map is not None
     _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, with_map])
+    # 1. Convert.
     readable: list[Source] = []
     for number, source in enumerate(sources):
         is_readable = not source.needs_conversion
         readable += [source] if is_readable else convert_source(source, number, work, preparation.fields)
+    # 2. Scan.
     grouping = Grouping(
         work=work,
         fields=preparation.fields,
@@ -399,11 +401,12 @@ def _run_steps(
     if not rows["kept"]:
         raise InputError(_no_usable_row(rows, grouping.warnings()))
     counts: dict[str, Any] = {
-        "inputs": [{"path": s.path, "bytes": _size(s)} for s in sources],
+        "inputs": [{"path": source.path, "bytes": size} for source, size, _ in _file_states(sources)],
         "rows": dict(sorted(rows.items())),
         "noticed": grouping.warnings(),
         "duplicate_posts": backend.find_duplicates(grouping),
     }
+    # 3. Build the vocabulary.
     releases = ReleaseLog(folder=writer.partial, request=_release_request(sources, preparation))
     text = GroupedText(
         tokenizer=preparation.tokenizer,
@@ -423,6 +426,8 @@ def _run_steps(
         check_canary_words(preparation.canaries, preparation.tokenizer, result.vocabulary)
     # DP: the store pays for every draw on its users, also for those of calls that failed or had other choices.
     events = [*result.events, *releases.events()]
+    logger.info("vocabulary: %d words (%s)", len(result.vocabulary), type(preparation.vocabulary).__name__)
+    # 4. Encode.
     task = EncodeShard(
         folder=writer.partial,
         tokenizer=preparation.tokenizer,
@@ -431,12 +436,12 @@ def _run_steps(
         splits=preparation.splits,
         user_ids=work / "names" if with_map else None,
     )
-    logger.info("vocabulary: %d words (%s)", len(result.vocabulary), type(preparation.vocabulary).__name__)
     counts["users"] = _encode_shards(backend, grouping, task, progress)
     if not counts["users"].get("train_users"):
         raise InputError(_no_user_left(preparation, counts["users"]))
     is_guessed = isinstance(preparation.vocabulary, PublicVocabulary) and unknown_rate(counts["users"]) > MANY_UNKNOWN
     language = likely_language(_sampled_posts(grouping)) if is_guessed else None
+    # 5. Finish.
     if user_map is not None:
         write_user_map(Path(user_map), work, grouping.shards)
     # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
@@ -464,7 +469,7 @@ def choose_shards(sources: Sequence[Source]) -> int:
 
 def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) -> None:
     """Keep the files of an interrupted call with exactly the same input and choices; delete those of any other call."""
-    request = repr([*choices, version("unheard"), [(s, _size(s), _modified(s)) for s in sources]])
+    request = repr([*choices, version("unheard"), _file_states(sources)])
     plan = {"question": hashlib.sha256(request.encode("utf-8", "surrogatepass")).hexdigest()}
     file = work / "plan.json"
     if not file.is_file() or read_work_file(file, dict) != plan:
@@ -492,7 +497,7 @@ def _release_request(sources: Sequence[Source], preparation: Preparation) -> str
     """A hash of everything that decides which votes a private vocabulary counts, and of its mechanism."""
     chosen = preparation
     choices = [chosen.fields, chosen.tokenizer, chosen.vocabulary, chosen.encoding, chosen.splits, chosen.excluded]
-    choices += [chosen.drop_duplicates, chosen.duplicate_chars, [(s, _size(s), _modified(s)) for s in sources]]
+    choices += [chosen.drop_duplicates, chosen.duplicate_chars, _file_states(sources)]
     return hashlib.sha256(repr(choices).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -606,9 +611,10 @@ def _no_user_left(preparation: Preparation, users: dict[str, int]) -> str:
     return "No user is left to train on: all are held out or public. Lower --held-out or --public."
 
 
-def _size(source: Source) -> int:
-    return os.path.getsize(source.path) if os.path.isfile(source.path) else 0
-
-
-def _modified(source: Source) -> int:
-    return os.stat(source.path).st_mtime_ns if os.path.isfile(source.path) else 0
+def _file_states(sources: Sequence[Source]) -> list[tuple[Source, int, int]]:
+    """Each source with the size of its file in bytes and the time of its last change; zeros if it is no file."""
+    states = []
+    for source in sources:
+        state = os.stat(source.path) if os.path.isfile(source.path) else None
+        states.append((source, state.st_size if state else 0, state.st_mtime_ns if state else 0))
+    return states

@@ -1,14 +1,17 @@
-"""Byte ranges of large files, truncated compressed files, and quotes in CSV files that are not closed."""
+"""Which files an input names, byte ranges of large files, truncated compressed files, and lines that are too long."""
 
 import gzip
 import itertools
 import json
+import resource
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.corpus.inputs import prepared, words_of, write_csv, write_jsonl
+from tests.corpus.inputs import POSTS, prepared, words_of, write_csv, write_jsonl
 from unheard.corpus.sources import (
     FileRange,
     find_sources,
@@ -16,6 +19,7 @@ from unheard.corpus.sources import (
     line_boundaries,
     make_batches,
     zstd_is_truncated,
+    zstd_window,
 )
 from unheard.errors import InputError
 
@@ -129,44 +133,70 @@ def test_every_tear_is_seen_and_no_whole_file_is_called_torn(tmp_path):
     assert not zstd_is_truncated(str(packed))  # a frame that is skipped
 
 
-def test_an_unclosed_quote_is_reported_with_its_line_and_rows_after_the_next_quote_are_kept(tmp_path):
-    plain = "".join(f"u{i},a b,{i}\n" for i in range(30))
-    opened = 'who,what,when\nann,a,1\nzed,"never closed,9\n' + plain
-    (tmp_path / "x.csv").write_text(opened + 'bob,"b ""x""",2\n' + plain)
-    done = prepared(tmp_path, tmp_path / "x.csv", out="one")
-    (sentence,) = done.counts["noticed"]
-    assert f"{tmp_path / 'x.csv'}, line 3: a quote opens" in sentence
-    assert "32 lines from there were taken for one row, broken and left out" in sentence
-    assert (done.counts["rows"]["kept"], done.counts["rows"]["malformed"]) == (31, 1)
-    (tmp_path / "x.csv").write_text(opened)
-    done = prepared(tmp_path, tmp_path / "x.csv", out="two")
-    assert "line 3: a quote opens" in done.counts["noticed"][0]
-    assert "31 lines" in done.counts["noticed"][0]
-    (tmp_path / "x.csv").write_text(opened.replace("ann,a,1\n", ""))
-    with pytest.raises(InputError, match=r"No usable row.*line 2: a quote opens"):
-        prepared(tmp_path, tmp_path / "x.csv", out="three")
+GOOD = {"who": "ann", "what": "a", "when": 1}
 
 
-@pytest.mark.parametrize(("name", "mark"), [("x.csv", ","), ("x.tsv", "\t")])
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
-def test_rows_inside_a_field_that_a_second_stray_quote_closes_are_reported(tmp_path, name, mark, ending):
-    rows = "".join(f"u{i},a b,{i}\n" for i in range(30))
-    text = f'who,what,when\nann,"a\nb\nc",1\nzed,"open,9\n{rows}bob,shut",2\n{rows}'
-    (tmp_path / name).write_text(text.replace(",", mark).replace("\n", ending), newline="")
-    done = prepared(tmp_path, tmp_path / name)
-    (sentence,) = done.counts["noticed"]
-    assert "line 5: a quote opens" in sentence
-    assert "32 lines from there were taken for one row, which was kept" in sentence
+def test_a_zstd_window_above_27_bits_is_refused_with_the_cure(tmp_path):
+    file = tmp_path / "x.jsonl.zst"
+    # a frame header (RFC 8878): magic, no single segment, window descriptor with exponent 21: 2^31 bytes
+    file.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + bytes(10))
+    assert zstd_window(file) == 1 << 31
+    with pytest.raises(InputError, match=r"2048 MiB.*zstd --long=27"):
+        find_sources([str(file)])
 
 
-def test_long_posts_in_quotes_are_not_reported(tmp_path):
-    poem = "\n".join("roses are red, violets are blue" for _ in range(40))
-    table = "\n".join("1,2,3,4" for _ in range(40))
-    rows = [{"who": "ann", "what": poem, "when": 1}, {"who": "bob", "what": table, "when": 2}, ROWS[1]]
-    file = write_csv(tmp_path / "x.csv", rows)
-    with open(file, "ab") as more:
-        more.write(b'eve,"a\xff' + b"\nb" * 40 + b'",3\r\n')  # malformed, for its bytes
-    done = prepared(tmp_path, file)
-    assert done.counts["noticed"] == []
-    assert done.counts["rows"]["malformed"] == 1
-    assert len(words_of(done.store)) == 3
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="the zstd program is not installed")
+def test_zstd_windows_of_27_and_31_bits_as_the_program_writes_them(tmp_path):
+    write_jsonl(tmp_path / "x.jsonl", [{**GOOD, "what": "a " * 50}] * 20)
+    for bits in (27, 31):
+        command = f"cat x.jsonl | zstd -q --ultra --long={bits} -o {bits}.jsonl.zst"
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    assert prepared(tmp_path, tmp_path / "27.jsonl.zst").counts["rows"]["kept"] == 20
+    with pytest.raises(InputError, match="zstd window"):
+        prepared(tmp_path, tmp_path / "31.jsonl.zst", out="other")
+
+
+def test_inputs_that_are_not_there_or_not_known_are_refused(tmp_path):
+    write_jsonl(tmp_path / "posts.jsonl", POSTS)
+    (tmp_path / "notes.md").write_text("x")
+    (tmp_path / "fake.db").write_text("x" * 40)
+    (tmp_path / "empty").mkdir()
+    for name, message in [
+        ("post.jsonl", "Did you mean 'posts.jsonl'"),
+        ("notes.md", "--format"),
+        ("fake.db", "neither an SQLite nor a DuckDB"),
+        ("empty", "no file of a known kind"),
+        ("nowhere/x.jsonl", "no folder"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            find_sources([str(tmp_path / name)])
+    with pytest.raises(InputError, match="Did you mean 'jsonl'"):
+        find_sources([str(tmp_path / "posts.jsonl")], "jsnl")
+
+
+def test_a_name_that_says_nothing_is_read_as_the_format_given(tmp_path):
+    write_jsonl(tmp_path / "dump.txt", POSTS)
+    assert prepared(tmp_path, tmp_path / "dump.txt", given="jsonl").store.train.num_users == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "where"), [("x.jsonl", ", line 4,"), ("x.jsonl.gz", ", line 4,"), ("x.json", "a record")]
+)
+def test_a_line_that_is_too_long_is_refused_by_its_number(tmp_path, name, where):
+    rows = [json.dumps(row) for row in (GOOD, GOOD, GOOD, {**GOOD, "what": "a" * (40 << 20)}, GOOD)]
+    file = tmp_path / name
+    text = "\n".join(rows) if name != "x.json" else f"[{','.join(rows)}]"
+    file.write_bytes(gzip.compress(text.encode(), 1) if name.endswith(".gz") else text.encode())
+    with pytest.raises(InputError, match=rf"{name}.*{where}.*Cut its text"):
+        prepared(tmp_path, file)
+
+
+def test_reading_a_long_line_holds_little_of_it(tmp_path):
+    """A line of 2 GB must not come into memory to find its end."""
+    file = tmp_path / "x.jsonl"
+    with open(file, "wb") as out:
+        out.truncate(400 << 20)  # one line of zeros, without its bytes on the disk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match="line 1,"):
+        prepared(tmp_path, file)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
