@@ -85,7 +85,7 @@ def train_group(options: argparse.Namespace, pairs: Sequence[tuple[int, int, int
     """Train the runs of some pairs side by side, or go on with them. Returns whether all are complete."""
     from unheard import EngineChoice
     from unheard.training.loop import train_together
-    from unheard.training.run_file import run_from_tables
+    from unheard.training.run import run_from_tables
 
     runs, rounds = [], 0
     (options.work / "ledgers").mkdir(parents=True, exist_ok=True)

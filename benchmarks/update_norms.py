@@ -16,7 +16,7 @@ import unheard
 from unheard.engines.reference import ReferenceEngine
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
-from unheard.training.run_file import read_saved_run
+from unheard.training.run import read_saved_run
 from unheard.updates.user_update import User
 
 

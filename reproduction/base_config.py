@@ -14,8 +14,7 @@ from typing import Any
 from reproduction.corpora import Corpus
 from reproduction.recipe import FULL, PaperRun, Scale
 from unheard.mechanism.clipping import AdaptiveClip
-from unheard.training.run import Run
-from unheard.training.run_file import fill_added_keys, run_from_tables, set_key, tables_from_run
+from unheard.training.run import Run, fill_added_keys, run_from_tables, set_key, tables_from_run
 
 POPULATION = "POPULATION"
 """In the changes of a run, this stands for the declared population of the corpus."""

@@ -285,7 +285,7 @@ def run_step(
     """
     from unheard import EngineChoice
     from unheard.training.loop import train_together
-    from unheard.training.run_file import run_from_tables
+    from unheard.training.run import run_from_tables
 
     began = time.monotonic()
     origin = facts(device)  # fails here, not after the training, if the commit is unknown

@@ -24,8 +24,7 @@ from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder, replace_file
-from unheard.training.run import Run
-from unheard.training.run_file import run_hash
+from unheard.training.run import Run, run_hash
 
 ROUNDS_LOST_ON_A_CPU = 20
 """Largest number of rounds that a killed run loses on a CPU, where rounds are slow."""

@@ -151,13 +151,13 @@ def run_file_tables() -> dict[str, dict[str, type]]:
     """Every table of a run file: its kinds (one without a name where there is no choice) and the class of each."""
     import unheard
     from unheard.mechanism.plan import KINDS
-    from unheard.training import run_file
+    from unheard.training.run import MODELS, Corpus, Privacy
     from unheard.training.server import SERVERS
 
     return {
-        "corpus": {"": run_file.Corpus},
-        "privacy": {"": run_file.Privacy},
-        "model": run_file.MODELS,
+        "corpus": {"": Corpus},
+        "privacy": {"": Privacy},
+        "model": MODELS,
         **KINDS,
         "schedule": {"": unheard.Change},
         "server": SERVERS,
@@ -169,7 +169,7 @@ def run_file_tables() -> dict[str, dict[str, type]]:
 
 def run_file_page(markdown: str) -> str:
     """The page with the generated tables in place of the marker."""
-    from unheard.training.run_file import DEFAULTS, REQUIRED
+    from unheard.training.run import DEFAULTS, REQUIRED
 
     parts = []
     for table, kinds in run_file_tables().items():

@@ -10,7 +10,7 @@ import pytest
 from unheard.cli.main import main
 from unheard.corpus.store import write_store
 from unheard.privacy.population_ledger import PopulationLedger
-from unheard.training.run_file import run_toml
+from unheard.training.run import run_toml
 
 
 @pytest.fixture

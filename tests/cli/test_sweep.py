@@ -12,7 +12,7 @@ from unheard.cli.main import app
 from unheard.cli.train import parse_vary
 from unheard.errors import InvalidValue, PrivacyError
 from unheard.training.loop import RoundReport
-from unheard.training.run_file import run_toml
+from unheard.training.run import run_toml
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.training.loop import RoundReport
-from unheard.training.run_file import read_run_file, run_toml
+from unheard.training.run import read_run_file, run_toml
 
 
 @dataclass

@@ -20,7 +20,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import NO_LEDGERS, RECORD, PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
-from unheard.training.run_file import read_run_file
+from unheard.training.run import read_run_file
 
 ROUNDS = 2
 ENGINE = unheard.EngineChoice(kind="reference")

@@ -31,7 +31,7 @@ from unheard.corpus.store import write_store
 from unheard.engines.choice import EngineChoice
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint
-from unheard.training.run_file import run_toml
+from unheard.training.run import run_toml
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

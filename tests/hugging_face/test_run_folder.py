@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import unheard
 from unheard.errors import LedgerError, ModelError, UnprovenCombination
 from unheard.models.hugging_face import base_digest
-from unheard.training.run_file import read_run_file
+from unheard.training.run import read_run_file
 from unheard.training.worker import build_engine
 from unheard.tuning.private_selection import TrialCount, select
 

@@ -18,7 +18,7 @@ from unheard.errors import InvalidValue, ModelError, UnprovenCombination
 from unheard.models.module import no_code
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.statement import compute_statement
-from unheard.training.run_file import run_hash
+from unheard.training.run import run_hash
 
 
 class Scores(nn.Module):

@@ -38,6 +38,6 @@ def test_the_gru_has_nine_layers_and_three_quarters_of_the_lstms_gates():
 
 
 def test_a_run_file_may_name_it():
-    from unheard.training.run_file import MODELS
+    from unheard.training.run import MODELS
 
     assert MODELS["tied_gru"] is unheard.TiedGRU

@@ -11,7 +11,7 @@ import unheard
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.model import PAD, mean_loss, window_targets
 from unheard.training.initialise import pinned
-from unheard.training.run_file import read_run_file, read_saved_run, run_hash, tables_from_run
+from unheard.training.run import read_run_file, read_saved_run, run_hash, tables_from_run
 
 
 def test_the_papers_model_has_1346144_parameters_in_11_vectors():

@@ -21,7 +21,7 @@ from unheard.report.run_monitor import RunMonitor
 from unheard.report.run_record import RunRecord
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_model
-from unheard.training.run_file import read_saved_run
+from unheard.training.run import read_saved_run
 
 READERS = {
     "statement": lambda folder: invoke("statement", folder),

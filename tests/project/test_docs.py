@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import unheard
-from unheard.training.run_file import run_from_tables
+from unheard.training.run import run_from_tables
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

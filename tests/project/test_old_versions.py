@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app
-from unheard.training.run_file import read_run_file
+from unheard.training.run import read_run_file
 
 DATA = Path(__file__).parents[1] / "data" / "version-0.1.0"
 

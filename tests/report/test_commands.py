@@ -158,7 +158,7 @@ def test_a_folder_without_a_run_is_refused_with_a_message(unheard, tmp_path, ver
 
 
 def test_training_leaves_event_files_beside_the_metrics(unheard, run, tmp_path):
-    from unheard.training.run_file import run_toml
+    from unheard.training.run import run_toml
 
     (tmp_path / "run.toml").write_text(run_toml(run))
     unheard("train", tmp_path / "run.toml", "--out", tmp_path / "r", "--set", "training.rounds=3")

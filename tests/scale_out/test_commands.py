@@ -25,7 +25,7 @@ from unheard.cli.processes import _explain, _launch
 from unheard.errors import RankError
 from unheard.privacy.ledger import Ledger
 from unheard.training.checkpoint import load_model
-from unheard.training.run_file import run_toml
+from unheard.training.run import run_toml
 
 pytestmark = pytest.mark.system
 

@@ -17,7 +17,7 @@ from unheard.evaluation.scores import score
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
-from unheard.training import worker
+from unheard.training import initialise, worker
 from unheard.training.checkpoint import load_model
 from unheard.training.initialise import population_ledger_of
 from unheard.training.loop import train_together
@@ -144,7 +144,7 @@ def test_a_model_with_features_is_measured_and_trained_on_ranks_too(store, tmp_p
 def test_an_audit_with_users_on_ranks_sums_what_one_process_sums(seeded, store, model, tmp_path):
     def sums(ranks) -> np.ndarray:
         built = worker.build_engine(CPU, model, ranks)
-        worker.check_all_users_reachable(built, store)
+        initialise.check_all_users_reachable(built, store)
         run = replace(seeded, ledger=tmp_path / f"people-{0 if ranks is None else ranks.size}.jsonl")
         company = BackgroundUsers(
             run, store, built, ReproducibleStreams(seed=1), population_ledger_of(run, store), "a run"

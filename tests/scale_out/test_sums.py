@@ -15,7 +15,7 @@ from unheard.engines.engine import Cohort
 from unheard.errors import RankError
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.randomness import reproducible_generator
-from unheard.training import worker
+from unheard.training import initialise, worker
 from unheard.updates.user_update import StoredUsers
 
 PLANS = {
@@ -35,7 +35,7 @@ PLANS = {
 def sums(ranks, store, model, plans, engine: str) -> np.ndarray:
     """The sums of a few cohorts at once, two rounds of them (the first with hardly anybody), as rows."""
     built = worker.build_engine(EngineChoice(kind=engine, device="cpu"), model, ranks)
-    worker.check_all_users_reachable(built, store)
+    initialise.check_all_users_reachable(built, store)
     found = []
     for attempt in range(2):
         cohorts = []
@@ -131,7 +131,7 @@ def test_a_rank_that_sums_others_than_it_was_asked_for_is_found_out(store, model
 
     def lead(ranks):
         built = worker.build_engine(EngineChoice(device="cpu"), model, ranks)
-        worker.check_all_users_reachable(built, store)
+        initialise.check_all_users_reachable(built, store)
         users, now = some(store, np.arange(20)), plan.at(0, model.layout)
         return built.sum_updates(model.initial(0), users, now, reproducible_generator(0)).units_P.numpy()
 

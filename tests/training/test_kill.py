@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from unheard.privacy.ledger import Ledger
-from unheard.training.run_file import run_toml
+from unheard.training.run import run_toml
 
 pytestmark = pytest.mark.system
 

@@ -6,7 +6,7 @@ from unheard.errors import InvalidValue
 from unheard.privacy import noise_choice
 from unheard.privacy.accountants import best_epsilon
 from unheard.training import new_run_file
-from unheard.training.run_file import read_run_file
+from unheard.training.run import read_run_file
 
 RUN = {"corpus": "corpora/none", "population": 5000, "users_per_round": 50, "rounds": 40}
 

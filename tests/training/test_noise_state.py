@@ -29,7 +29,7 @@ from unheard.run_folder import RunFolder
 from unheard.training import loop, noise_state
 from unheard.training.checkpoint import newest_checkpoint
 from unheard.training.initialise import reopen_ledgers, streams_of
-from unheard.training.run_file import read_saved_run
+from unheard.training.run import read_saved_run
 
 ENGINE = unheard.EngineChoice(kind="reference")
 ROUNDS = 5

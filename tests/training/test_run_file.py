@@ -8,7 +8,7 @@ import tomli_w
 
 import unheard
 from unheard.errors import InvalidValue, UnheardError, UnknownKey
-from unheard.training.run_file import (
+from unheard.training.run import (
     read_run_file,
     read_saved_run,
     run_from_tables,

@@ -25,7 +25,7 @@ from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
 from unheard.run_folder import RunFolder
 from unheard.training.loop import resume
-from unheard.training.run_file import run_toml
+from unheard.training.run import run_toml
 from unheard.tuning import private_selection as selecting
 from unheard.tuning.private_selection import TrialCount, select
 
@@ -130,7 +130,7 @@ import sys
 from pathlib import Path
 from unheard.tuning import private_selection as selecting
 from unheard.tuning.private_selection import TrialCount
-from unheard.training.run_file import read_run_file
+from unheard.training.run import read_run_file
 import os, signal
 
 def killed(runs, **how):

@@ -26,10 +26,9 @@ from unheard.engines.engine import Engine
 from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.run_folder import replace_file
-from unheard.training.initialise import population_ledger_of
+from unheard.training.initialise import check_all_users_reachable, check_permission, population_ledger_of
 from unheard.training.released import Released
-from unheard.training.validate import check_permission
-from unheard.training.worker import check_all_users_reachable, parallel_map_of
+from unheard.training.worker import parallel_map_of
 
 BINS = 60
 

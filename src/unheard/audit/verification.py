@@ -49,8 +49,7 @@ from unheard.training.checkpoint import (
     released_model,
 )
 from unheard.training.initialise import streams_of
-from unheard.training.run import Run
-from unheard.training.run_file import read_saved_run, run_hash
+from unheard.training.run import Run, read_saved_run, run_hash
 
 EPSILON_SLACK = 1e-4
 """Relative difference that is allowed between two computations of one figure. Other versions and other machines may

@@ -115,7 +115,7 @@ def benchmark(
     from unheard.cli.processes import let_unwind
     from unheard.engines.choice import EngineChoice
     from unheard.models.recurrent import TiedLSTM
-    from unheard.training.run_file import read_run_file
+    from unheard.training.run import read_run_file
 
     let_unwind()  # its store is a temporary folder, to be deleted
     timed = read_run_file(model)[0].model if model else TiedLSTM()

@@ -150,7 +150,7 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
         typer.Exit: The answer was no.
     """
     from unheard.mechanism.noise import NoNoise
-    from unheard.training.validate import check_permission
+    from unheard.training.initialise import check_permission
 
     without_noise = [run for run in runs if isinstance(run.plan.noise, NoNoise)]
     if not without_noise:

@@ -1,6 +1,6 @@
 """The commands that train: `train`, `resume` and `sweep`.
 
-    train   train the run that a run file describes (`training/run_file.py`) into a new run folder (`run_folder.py`)
+    train   train the run that a run file describes (`training/run.py`) into a new run folder (`run_folder.py`)
     resume  continue a run folder from its newest checkpoint, on the same or on another machine
     sweep   train variants of one run file side by side, one run folder for each combination of the `--vary` values
 
@@ -138,7 +138,7 @@ def resume(
         from unheard.run_folder import RunFolder
         from unheard.training.checkpoint import newest_checkpoint
         from unheard.training.loop import resume as resume_run
-        from unheard.training.run_file import read_saved_run
+        from unheard.training.run import read_saved_run
 
         Tracking(path=folder, kinds=track or ()).check()
         run, choice = read_saved_run(RunFolder.open(folder).run_file)
@@ -177,7 +177,7 @@ def read_run(
     Raises:
         InvalidValue: The file or a change is not valid.
     """
-    from unheard.training.run_file import read_run_file
+    from unheard.training.run import read_run_file
 
     keys = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
     changes = [f"engine.{key}={value}" for key, value in keys.items() if value]

@@ -313,7 +313,7 @@ def _select(
     from unheard.cli.display import echo, if_interrupted, note, notes, say
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
-    from unheard.training.run_file import read_saved_run, run_hash
+    from unheard.training.run import read_saved_run, run_hash
     from unheard.tuning.private_selection import TrialCount, select
 
     mean, drawn_from = options.trials, options.trials_from

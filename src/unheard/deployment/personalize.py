@@ -35,7 +35,7 @@ from unheard.errors import InputError, InvalidValue, RunFolderError, RunFolderEx
 from unheard.evaluation.next_word import evaluate
 from unheard.models.model import mean_loss
 from unheard.training.released import Released
-from unheard.training.run_file import MODELS
+from unheard.training.run import MODELS
 from unheard.updates.user_update import User, batches_of, windows_of
 
 RECORD, MODEL = PERSONAL_RECORD, "personal.safetensors"

@@ -227,7 +227,7 @@ server_app = ServerApp()
 def _main(grid: Grid, context: Context) -> None:
     from unheard.training.initialise import pinned
     from unheard.training.loop import resume, train
-    from unheard.training.run_file import read_run_file, read_saved_run
+    from unheard.training.run import read_run_file, read_saved_run
 
     config = context.run_config
     for key in ("run-file", "out"):

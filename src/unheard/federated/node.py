@@ -37,7 +37,7 @@ from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel
 from unheard.randomness import secure_generator
-from unheard.training.run_file import MODELS
+from unheard.training.run import MODELS
 from unheard.updates.user_update import ONE, User, read_users
 
 EXTRAS = 3

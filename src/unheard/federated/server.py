@@ -44,7 +44,7 @@ from unheard.mechanism.plan import Plan, RoundPlan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.models.model import LanguageModel
 from unheard.parameters import Layout
-from unheard.training.run_file import MODELS
+from unheard.training.run import MODELS
 from unheard.updates.user_update import ONE, StoredUsers, User
 
 ABANDONED_IN_A_ROW = 3

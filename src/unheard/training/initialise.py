@@ -1,31 +1,48 @@
-"""Creates the run folder of a new run, or checks and restores an existing one, before the first round.
+"""Checks a run, and creates its run folder or restores an existing one, before the first round.
 
+    check_permission(run, allow_no_privacy)                             # does it add noise?
     prepared = create_run(run, "runs/first", engine_choice, engine)     # a new run
     prepared = reopen_run(run, RunFolder.open("runs/first"), engine)    # an existing one
     ledger = reopen_ledgers(run, folder, store)                         # charged further by its rounds
     state = restore_state(run, folder, engine.device)                   # where its rounds continue
 
 Input: a `Run` and its store. Output: a run folder whose ledger holds what these users have spent already (their
-vocabulary, and the run that this one starts from), and the first `State`.
+vocabulary, and the run that this one starts from), and the first `State`. Before anything is charged or created,
+`check_run` and `check_engine` raise an error that names the rule and the remedy if the run does not fit its corpus, its
+model or its engine. Combinations of parts without a privacy proof are refused earlier, when the `Plan` is built
+(mechanism/plan.py).
 """
 
 import hashlib
 import json
+import logging
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
+from unheard.engines.distributed.engine import DistributedEngine
 from unheard.engines.engine import Engine
-from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnprovenCombination
+from unheard.errors import (
+    CheckpointCorrupt,
+    CorpusError,
+    InvalidValue,
+    LedgerError,
+    ModelError,
+    PrivacyError,
+    UnprovenCombination,
+)
+from unheard.mechanism.distributed_noise import DistributedGaussianNoise
 from unheard.mechanism.noise import NoNoise
+from unheard.mechanism.plan import Plan
+from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions
 from unheard.privacy.budget import declaration
 from unheard.privacy.events import from_record, to_record
@@ -35,11 +52,8 @@ from unheard.privacy.run_ledger import JointLedger, check_ledger, check_populati
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, save_checkpoint
-from unheard.training.run import Run
-from unheard.training.run_file import hint_for_older_run, run_hash, run_toml
+from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
 from unheard.training.server import State
-from unheard.training.validate import check_run
-from unheard.training.worker import EngineWithUsers, check_engine, training_users
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +78,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
         engine: The engine that will train, asked whether it can read every user.
 
     Raises:
-        UnheardError: The run cannot be trained as configured; nothing was created (`training/validate.py`,
+        UnheardError: The run cannot be trained as configured; nothing was created (`check_run`, `check_engine`,
             `RunFolder.begin`).
     """
     store = TokenStore.open(run.corpus)
@@ -111,6 +125,141 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
         raise LedgerError(f"{run.corpus} is not the corpus that this run began with. Name the right one with --corpus.")
     check_engine(engine, store, run.plan)
     return PreparedRun(run=run, folder=folder, store=store, users=training_users(engine, store))
+
+
+def check_permission(run: Run, allow_no_privacy: bool) -> None:
+    """Check that a run adds noise, or that the caller has allowed a run that does not.
+
+    Raises:
+        PrivacyError: The run adds no noise and `allow_no_privacy` is False.
+    """
+    # DP: the first round without noise makes the epsilon of these users infinite over all runs, and nothing undoes it.
+    if isinstance(run.plan.noise, NoNoise) and not allow_no_privacy:
+        raise PrivacyError(
+            "This run adds no noise. Its first round makes epsilon infinite, for good and over all runs, for the users of "
+            f"{run.corpus}. Add noise ([noise] kind = 'gaussian'); or, if the text is public or its users agreed, allow it: "
+            "allow_no_privacy=True in Python, --yes on the command line."
+        )
+
+
+def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> None:
+    """Check everything that would otherwise fail during training.
+
+    Args:
+        run: The run as configured.
+        store: Its store.
+        users: The users to train on; None for those of the store. The nodes of a federated run check their own users.
+
+    Raises:
+        ModelError: The model does not fit the vocabulary or the user features, or keeps a state between calls.
+        CorpusError: The store has no training users or no held-out users, or its boundaries are damaged.
+        UnprovenCombination: A round of the schedule has no privacy event, or the model's weights are of unknown origin.
+    """
+    run.model.check_store(
+        store.info.get("tokens", {}),
+        store.vocabulary,
+        unrolls={"update.unroll": run.plan.update.unroll, "evaluation.unroll": run.evaluation.unroll},
+        is_private=not isinstance(run.plan.noise, NoNoise),
+    )
+    users = store.train if users is None else users
+    if not users.num_users or not store.held_out.num_users:
+        raise CorpusError(
+            f"{store.path} needs users to train on and others held out. Prepare it with a larger --held-out, or more "
+            "users."
+        )
+    if users.num_users > run.plan.population:
+        # One bit about the store, for its owner, who sees this message; the number itself is never printed.
+        logging.getLogger("unheard").warning(
+            "The declared population (privacy.population = %d) is smaller than the number of users in %s. The guarantee "
+            "holds, since the declared q is the one that users are drawn with; but more users than users_per_round take "
+            "part in a round, and each round costs more than it needs to. Declare a public number that is at least as "
+            "large as the number of users.",
+            run.plan.population,
+            store.path,
+        )
+    for split in (store.train, store.held_out) if users is store.train else (store.held_out,):
+        split.check_boundaries()
+        if run.model.user_features and split.num_features != run.model.user_features:
+            raise ModelError(
+                f"The model takes {run.model.user_features} features of each user, the corpus has "
+                f"{split.num_features}. Set model.user_features = {split.num_features}."
+            )
+    check_is_pure(run.model)
+    for _, plan in run.plan.phases(run.model.layout):
+        plan.event()
+
+
+def check_is_pure(model: LanguageModel) -> None:
+    """Raise `ModelError` if the model draws random numbers (active dropout) or keeps a state between calls."""
+    params = model.layout.split(model.initial(0))
+    features_F = torch.zeros(model.user_features) if model.user_features else None
+    first_14, second_14 = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[3, 3, 2, 1]])
+    before = model.logits(params, first_14, features_F).clone()
+    model.logits(params, second_14, features_F)
+    # DP: what one user adds must be a function of the parameters and their own text, not of who came before them.
+    if not torch.equal(before, model.logits(params, first_14, features_F)):
+        raise ModelError(
+            "The model gives different scores for the same words: it draws random numbers, or keeps something from "
+            "call to call, which would carry one user's text into another's update. Make it a function of parameters "
+            "and tokens alone."
+        )
+
+
+@runtime_checkable
+class EngineWithUsers(Protocol):
+    """An engine whose users are not in the store of this machine: their text stays on the nodes of a federated run."""
+
+    @property
+    def users(self) -> UserTokens:
+        """The registered users, numbered from 0. Their text cannot be read."""
+        ...
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise `UnheardError` if the nodes cannot run the plan as it was declared."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the header of a run's ledger states about the nodes: whom a reader of the statement must trust."""
+        ...
+
+
+def training_users(engine: Engine, store: TokenStore) -> UserTokens:
+    """The users that a round draws from: those of the nodes for a federated engine, else those of the store."""
+    return engine.users if isinstance(engine, EngineWithUsers) else store.train
+
+
+def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
+    """Check, before anything is charged, that the engine can reach every user and that the declared noise is added.
+
+    Raises:
+        CorpusError: As `check_all_users_reachable`.
+        PrivacyError: The nodes are to add the noise, and the engine has no nodes.
+    """
+    if isinstance(engine, EngineWithUsers):
+        return engine.check_plan(plan)
+    if isinstance(plan.noise, DistributedGaussianNoise):
+        raise PrivacyError(
+            "[noise] kind = 'distributed_gaussian' is added by the nodes of a federated run. Train with --on flower and "
+            "[engine] secure_aggregation = true, or set [noise] kind = 'gaussian'."
+        )
+    return check_all_users_reachable(engine, store)
+
+
+def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
+    """Check, before anything is charged, that every training user's text can be read by this process or by one of the
+    ranks.
+
+    Raises:
+        CorpusError: Some users' text is on no rank, or a rank has another corpus.
+    """
+    if isinstance(engine, DistributedEngine):
+        engine.check_replicas(store)
+    elif not store.train.shards_here.all():
+        raise CorpusError(
+            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all "
+            "parts together (torchrun), or give the whole store."
+        )
 
 
 def pinned(run: Run) -> Run:

@@ -44,6 +44,7 @@ from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import save_checkpoint
 from unheard.training.initialise import (
     PreparedRun,
+    check_permission,
     create_run,
     pinned,
     reopen_ledgers,
@@ -53,10 +54,8 @@ from unheard.training.initialise import (
 )
 from unheard.training.noise_state import NoiseState, delete_noise, open_noise_state
 from unheard.training.round import Round, run_rounds
-from unheard.training.run import Run
-from unheard.training.run_file import read_saved_run
+from unheard.training.run import Run, read_saved_run
 from unheard.training.server import State
-from unheard.training.validate import check_permission
 from unheard.training.worker import build_engine, parallel_map_of
 from unheard.updates.user_update import users_in_turn
 

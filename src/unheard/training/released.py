@@ -25,8 +25,7 @@ from unheard.evaluation.next_word import predict
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import checkpoint_name, read_checkpoint, released_model
-from unheard.training.run import Run
-from unheard.training.run_file import read_saved_run
+from unheard.training.run import Run, read_saved_run
 from unheard.training.worker import parallel_map_for
 from unheard.updates.user_update import users_in_turn
 

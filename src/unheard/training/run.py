@@ -1,26 +1,89 @@
-"""The configuration of a run as one frozen value.
+"""A run: its configuration as one frozen value, and the run file, TOML that maps one to one onto its parts.
 
     run = Run(corpus="corpora/posts", model=TiedLSTM(), plan=Plan(...), training=Training(rounds=100))
 
-Input: the parts (model, plan, server, evaluation). Output: the same parts, checked together. `run_file.run_toml` writes
-a run as TOML, and `run_file.run_hash` gives the hash that names the configuration in the ledger. How a run is computed
-(engine, device, processes) is not part of it.
+    run, engine_choice = read_run_file("run.toml", ["clip.norm=10"])     # with overrides, as `--set` takes them
+    text = run_toml(run, engine_choice)                                  # the complete file, defaults written out
+    run_hash(run)                                                        # names the configuration in the ledger
+
+A `Run` holds the parts (model, plan, server, evaluation), checked together. Every table of a run file is one part:
+`[clip] kind = "flat"`, `norm = 15.0` is `FlatClip(norm=15.0)`. An unknown key or kind raises `UnknownKey`, whose message
+names the nearest right one. `unheard init` writes a commented file; docs/run-file.md describes all keys. How a run is
+computed (engine, device, processes) is in the file and is not part of the run.
 """
 
+import dataclasses
+import hashlib
+import json
 import math
 import os
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from unheard.config import require
-from unheard.errors import InvalidValue
+import tomli_w
+
+from unheard.config import (
+    nearest,
+    parse_toml,
+    part_from_table,
+    part_of_kind,
+    require,
+    require_positive,
+    table_from_part,
+)
+from unheard.engines.choice import EngineChoice
+from unheard.errors import InvalidValue, UnknownKey
 from unheard.evaluation.next_word import Evaluation
 from unheard.mechanism.correlated import CorrelatedNoise
-from unheard.mechanism.plan import Plan
+from unheard.mechanism.plan import KINDS, Change, Plan
+from unheard.models.hugging_face import HuggingFaceModel
 from unheard.models.model import LanguageModel
+from unheard.models.module import ModuleModel
+from unheard.models.recurrent import TiedGRU, TiedLSTM
+from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget
 from unheard.privacy.population_ledger import check_ledger_path
-from unheard.training.server import AddServer, Server
+from unheard.training.server import SERVERS, AddServer, Server
+
+MODELS: dict[str, type] = {
+    "tied_lstm": TiedLSTM,
+    "tied_gru": TiedGRU,
+    "module": ModuleModel,
+    "hugging_face": HuggingFaceModel,
+}
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "weights": {"kind": "equal"},
+    "estimator": {"kind": "fixed_denominator"},
+    "server": {"kind": "add"},
+    "evaluation": {},
+    "engine": {},
+}
+REQUIRED = ("corpus", "privacy", "model", "sampling", "update", "clip", "noise", "training")
+NOT_HASHED = (
+    ("training", "rounds"),
+    ("training", "checkpoint_every"),
+    ("training", "keep_checkpoints"),
+    ("engine",),
+    ("corpus", "path"),
+    ("model", "path"),  # of a Hugging Face folder, which base_sha256 names
+    ("privacy", "ledger"),
+)
+"""Keys that may change between a run and its resumption: they change neither the model nor its cost."""
+ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
+    ("model", "tied_lstm", "keep_norm"): True,
+    ("model", "tied_gru", "keep_norm"): True,
+    ("model", "tied_lstm", "step_norm"): False,
+    ("model", "tied_gru", "step_norm"): False,
+    ("model", "module", "weights_are_public"): False,
+    ("model", "hugging_face", "lora_freeze_a"): False,
+    ("training", None, "shared_cohorts"): False,
+}
+"""Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
+A run with that value has the hash that it had before the key existed, so that it can continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,3 +196,225 @@ class Run:
     def claimed_delta(self) -> float:
         """`delta`, or population^-1.1 where it is None."""
         return self.delta if self.delta is not None else math.pow(self.plan.population, -1.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The table [corpus]: the folder of the token store."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        require(bool(self.path.strip()), "path must name the folder of a corpus.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The table [privacy]: what is declared in public and what is claimed.
+
+    Args:
+        population: How many users there are, as you may say in public.
+        delta: The delta of the claim; None: population^-1.1.
+        budget_epsilon: Training stops before the round that would exceed it; None: no budget.
+        budget_accountant: The accountant of the budget.
+        ledger: The population's ledger, if the store cannot be written. The same file for every run on these users.
+    """
+
+    population: int
+    delta: float | None = None
+    budget_epsilon: float | None = None
+    budget_accountant: str = RUNNING_ACCOUNTANT
+    ledger: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.population >= 1, "population must be at least 1.")
+        require_positive(budget_epsilon=self.budget_epsilon)
+
+
+def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, EngineChoice]:
+    """Read a run file.
+
+    Args:
+        path: The file. A relative corpus path in it is relative to the working folder.
+        overrides: Changes of single keys, "table.key=value" (`set_key`).
+
+    Returns:
+        The run, and which engine computes it.
+
+    Raises:
+        UnknownKey: A table, key or kind does not exist.
+        InvalidValue: The file cannot be read, is not TOML, or a value is out of its range.
+    """
+    tables = _read_tables(path)
+    for override in overrides:
+        set_key(tables, override)
+    return run_from_tables(tables)
+
+
+def read_saved_run(path: str | Path) -> tuple[Run, EngineChoice]:
+    """Read the run file of a run folder. It is complete, so a key that it lacks was added by a later version."""
+    return run_from_tables(fill_added_keys(_read_tables(path)))
+
+
+def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete tables of an older version: keys that it did not have get the value that it used."""
+    filled = dict(tables)
+    for (table, kind, key), before in ADDED_KEYS.items():
+        part = filled.get(table)
+        if isinstance(part, dict) and part.get("kind") == kind:
+            filled[table] = {key: before, **part}
+    return filled
+
+
+def _read_tables(path: str | Path) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidValue(
+            f"Cannot read the run file {path}: {error.strerror}. Write one with `unheard init`."
+        ) from None
+    except UnicodeDecodeError:
+        raise InvalidValue(
+            f"The run file {path} is not UTF-8 text. Save it as UTF-8, or write one with `unheard init`."
+        ) from None
+    try:
+        return parse_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidValue(f"{path} is not valid TOML: {error}.") from None
+
+
+def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
+    """The run that the tables of a run file describe; raises as `read_run_file`."""
+    known = {*REQUIRED, *DEFAULTS, "schedule"}
+    for name in tables:
+        if name not in known:
+            raise UnknownKey(f"Unknown table [{name}] in the run file.{nearest(name, known)}")
+    if missing := [name for name in REQUIRED if name not in tables]:
+        raise InvalidValue(f"The run file lacks [{'], ['.join(missing)}]. `unheard init` writes a complete one.")
+    tables = {**DEFAULTS, **tables}
+    if not isinstance(tables.get("schedule", []), list):
+        raise InvalidValue("[[schedule]] is a list of changes: write it with two pairs of brackets.")
+    privacy = part_from_table(Privacy, tables["privacy"], "privacy")
+    plan = Plan(
+        population=privacy.population,
+        schedule=tuple(part_from_table(Change, t, "schedule") for t in tables.get("schedule", [])),
+        **{name: part_of_kind(kinds, tables[name], name) for name, kinds in KINDS.items()},
+    )
+    run = Run(
+        corpus=Path(part_from_table(Corpus, tables["corpus"], "corpus").path),
+        model=part_of_kind(MODELS, tables["model"], "model"),
+        plan=plan,
+        training=part_from_table(Training, tables["training"], "training"),
+        delta=privacy.delta,
+        ledger=privacy.ledger,
+        server=part_of_kind(SERVERS, tables["server"], "server"),
+        evaluation=part_from_table(Evaluation, tables["evaluation"], "evaluation"),
+    )
+    if privacy.budget_epsilon is not None:
+        budget = Budget(epsilon=privacy.budget_epsilon, delta=run.claimed_delta, accountant=privacy.budget_accountant)
+        run = Run(**{**run.__dict__, "budget": budget})
+    return run, part_from_table(EngineChoice, tables["engine"], "engine")
+
+
+def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str, Any]:
+    """The complete tables of a run, defaults included."""
+    privacy = Privacy(
+        population=run.plan.population,
+        delta=run.claimed_delta,
+        budget_epsilon=run.budget.epsilon if run.budget else None,
+        budget_accountant=run.budget.accountant if run.budget else RUNNING_ACCOUNTANT,
+        ledger=None if run.ledger is None else str(run.ledger),
+    )
+    tables = {
+        "corpus": {"path": str(run.corpus)},
+        "privacy": table_from_part(privacy),
+        "model": table_from_part(run.model, MODELS),
+        **{name: table_from_part(getattr(run.plan, name), KINDS[name]) for name in KINDS},
+        "server": table_from_part(run.server, SERVERS),
+        "evaluation": table_from_part(run.evaluation),
+        "training": table_from_part(run.training),
+        "engine": table_from_part(engine),
+    }
+    if run.plan.schedule:
+        tables["schedule"] = [table_from_part(change) for change in run.plan.schedule]
+    return tables
+
+
+def run_toml(run: Run, engine: EngineChoice = EngineChoice()) -> str:
+    """The complete run file of a run, as TOML."""
+    return tomli_w.dumps(tables_from_run(run, engine))
+
+
+def run_hash(run: Run) -> str:
+    """A SHA-256 of everything that decides the result and the cost of a run. Equal hashes may continue each other."""
+    tables = tables_from_run(run)
+    for table, *key in NOT_HASHED:
+        if key:
+            tables[table].pop(key[0], None)
+        else:
+            del tables[table]
+    for (table, kind, key), before in ADDED_KEYS.items():
+        if (tables[table].get("kind"), tables[table].get(key)) == (kind, before):
+            del tables[table][key]
+    return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
+
+
+def hint_for_older_run(run: Run, folder_hash: str) -> str:
+    """The override that makes this run continue a folder of an older version; empty if the folder is of another run."""
+    for (table, kind, key), before in ADDED_KEYS.items():
+        tables = tables_from_run(run)
+        if tables[table].get("kind") == kind:
+            tables[table][key] = before
+            if run_hash(run_from_tables(tables)[0]) == folder_hash:
+                override = f"{table}.{key}={json.dumps(before)}"
+                return (
+                    f" It was begun with {override}, as all were before there was that key: --set {override} goes on "
+                    "with it."
+                )
+    return ""
+
+
+def _plain(value: Any) -> Any:
+    """One form for each value, to be hashed: 20 in Python and 20.0 read back from TOML are the same number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def set_key(tables: dict[str, Any], override: str) -> None:
+    """Apply an override to the tables of a run file.
+
+    >>> tables = {"clip": {"kind": "flat", "norm": 15.0}}
+    >>> set_key(tables, "clip.norm=10")
+    >>> tables
+    {'clip': {'kind': 'flat', 'norm': 10}}
+
+    Args:
+        tables: The tables, changed in place.
+        override: "table.key=value" with a TOML value; a bare word is text. Another `kind` drops the keys that only the
+            old kind had.
+
+    Raises:
+        InvalidValue: The override has another form, or names something that is not a table.
+    """
+    key, equals, text = override.partition("=")
+    table, dot, name = key.strip().partition(".")
+    if not (equals and dot and table and name):
+        raise InvalidValue(f"--set {override}: write table.key=value, for example --set clip.norm=10.")
+    try:
+        value = parse_toml(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    target = tables.setdefault(table, {})
+    *outer, last = name.split(".")
+    for step in outer:
+        target = target.setdefault(step, {}) if isinstance(target, dict) else None
+    if not isinstance(target, dict):
+        raise InvalidValue(f"--set {override}: [{table}] is not a table of keys.")
+    target[last] = value
+    kinds = {**KINDS, "model": MODELS, "server": SERVERS}.get(table, {})
+    if last == "kind" and isinstance(value, str) and value in kinds:  # drop the keys of the old kind
+        kept = {field.name for field in dataclasses.fields(kinds[value])} | {"kind"}
+        tables[table] = {key: item for key, item in target.items() if key in kept}

@@ -11,32 +11,29 @@ has no ledger to write and no noise to draw. Every process runs the same program
     else:
         serve(ranks)
 
-The leader uses `build_engine`, `check_engine` and `parallel_map_of`; they also work for a process that is
-alone. Messages between ranks: engines/distributed/process_group.py.
+The leader uses `build_engine` and `parallel_map_of`; they also work for a process that is alone. Messages between
+ranks: engines/distributed/process_group.py.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 
 from unheard.config import part_from_table, part_of_kind, table_from_part
-from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine, sum_share
 from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap, map_on_ranks, map_share, sequential_map
 from unheard.engines.distributed.process_group import Message, ProcessGroup
 from unheard.engines.distributed.store_replicas import StoreReplicas
 from unheard.engines.engine import Engine
-from unheard.errors import CorpusError, InvalidValue, PrivacyError, UnheardError
+from unheard.errors import InvalidValue, UnheardError
 from unheard.evaluation.next_word import count_batch
 from unheard.evaluation.scores import score_batch
-from unheard.mechanism.distributed_noise import DistributedGaussianNoise
-from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
-from unheard.training.run_file import MODELS
+from unheard.training.run import MODELS
 
 JOBS: tuple[BatchFunction, ...] = (count_batch, score_batch)
 """The functions over batches that a worker computes for training and evaluation; the command line adds the audit's."""
@@ -96,63 +93,6 @@ def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
         )
     torch.cuda.set_device(ranks.local_rank)
     return replace(choice, device=f"cuda:{ranks.local_rank}")
-
-
-@runtime_checkable
-class EngineWithUsers(Protocol):
-    """An engine whose users are not in the store of this machine: their text stays on the nodes of a federated run."""
-
-    @property
-    def users(self) -> UserTokens:
-        """The registered users, numbered from 0. Their text cannot be read."""
-        ...
-
-    def check_plan(self, plan: Plan) -> None:
-        """Raise `UnheardError` if the nodes cannot run the plan as it was declared."""
-        ...
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the header of a run's ledger states about the nodes: whom a reader of the statement must trust."""
-        ...
-
-
-def training_users(engine: Engine, store: TokenStore) -> UserTokens:
-    """The users that a round draws from: those of the nodes for a federated engine, else those of the store."""
-    return engine.users if isinstance(engine, EngineWithUsers) else store.train
-
-
-def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
-    """Check, before anything is charged, that the engine can reach every user and that the declared noise is added.
-
-    Raises:
-        CorpusError: As `check_all_users_reachable`.
-        PrivacyError: The nodes are to add the noise, and the engine has no nodes.
-    """
-    if isinstance(engine, EngineWithUsers):
-        return engine.check_plan(plan)
-    if isinstance(plan.noise, DistributedGaussianNoise):
-        raise PrivacyError(
-            "[noise] kind = 'distributed_gaussian' is added by the nodes of a federated run. Train with --on flower and "
-            "[engine] secure_aggregation = true, or set [noise] kind = 'gaussian'."
-        )
-    return check_all_users_reachable(engine, store)
-
-
-def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
-    """Check, before anything is charged, that every training user's text can be read by this process or by one of the
-    ranks.
-
-    Raises:
-        CorpusError: Some users' text is on no rank, or a rank has another corpus.
-    """
-    if isinstance(engine, DistributedEngine):
-        engine.check_replicas(store)
-    elif not store.train.shards_here.all():
-        raise CorpusError(
-            f"{store.path} is a part of a store: some of its users' text lies elsewhere. Train on ranks that hold all "
-            "parts together (torchrun), or give the whole store."
-        )
 
 
 def parallel_map_of(engine: Engine) -> ParallelMap:

@@ -14,8 +14,7 @@ from unheard.errors import InvalidValue
 from unheard.privacy.accountants import versions
 from unheard.privacy.statement import plain
 from unheard.run_folder import replace_file
-from unheard.training.run import Run
-from unheard.training.run_file import run_toml
+from unheard.training.run import Run, run_toml
 from unheard.tuning.pipeline import Allowance, TuningResult, users_per_second
 from unheard.tuning.projected_plan import ProjectedPlan, TuningCost, project_plan, tuning_cost
 from unheard.tuning.trials import Result

@@ -40,6 +40,7 @@ from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.initialise import (
     charge_earlier_costs,
     check_public_start,
+    check_run,
     first_state,
     ledger_header,
     parent_ledger,
@@ -47,9 +48,7 @@ from unheard.training.initialise import (
     population_ledger_of,
 )
 from unheard.training.loop import train_together, write_statement
-from unheard.training.run import Run
-from unheard.training.run_file import run_toml
-from unheard.training.validate import check_run
+from unheard.training.run import Run, run_toml
 from unheard.training.worker import build_engine
 from unheard.tuning.trials import mean_of_last
 

@@ -33,8 +33,7 @@ from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder
-from unheard.training.run import Run
-from unheard.training.run_file import hint_for_older_run, run_hash
+from unheard.training.run import Run, hint_for_older_run, run_hash
 from unheard.updates.user_update import CappedWeights
 
 BASELINE, CLIP, NOISE = "baseline", "clip", "noise"
