@@ -23,8 +23,7 @@ from unheard.engines.engine import Cohort
 from unheard.parameters import finish
 from unheard.randomness import ReproducibleStreams
 from unheard.training.loop import train_together
-from unheard.training.round import Round, draw_cohort
-from unheard.training.server import State
+from unheard.training.round import Round, State, draw_cohort
 
 WARM_UP = 3
 """Rounds before the clock starts: kernels are compiled, buffers allocated."""

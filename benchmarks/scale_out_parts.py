@@ -26,7 +26,7 @@ from unheard.mechanism.plan import RoundPlan
 from unheard.performance.benchmark import synthetic_users
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import secure_generator
-from unheard.training.server import AddServer, State, step
+from unheard.training.round import AddServer, State, step
 
 REPEATS, TOKENS, SMALL, MANY = 5, 1600, 1024, 8
 

@@ -195,3 +195,15 @@ def test_every_write_is_on_disk_with_its_name_when_it_returns(tmp_path, monkeypa
     assert (status.st_ino, status.st_size) in synced
     if is_named_anew:
         assert synced[-1][0] == tmp_path.stat().st_ino
+
+
+def test_a_deleted_folder_is_gone_for_good_and_one_that_is_missing_is_no_error(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(storage.os, "fsync", lambda d: (synced.append(os.fstat(d).st_ino), fsync(d))[1])
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "file").write_bytes(b"x")
+    storage.delete_folder(folder)
+    assert os.listdir(tmp_path) == []
+    assert synced == [tmp_path.stat().st_ino]
+    storage.delete_folder(folder)

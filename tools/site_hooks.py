@@ -151,8 +151,8 @@ def run_file_tables() -> dict[str, dict[str, type]]:
     """Every table of a run file: its kinds (one without a name where there is no choice) and the class of each."""
     import unheard
     from unheard.mechanism.plan import KINDS
+    from unheard.training.round import SERVERS
     from unheard.training.run import MODELS, Corpus, Privacy
-    from unheard.training.server import SERVERS
 
     return {
         "corpus": {"": Corpus},

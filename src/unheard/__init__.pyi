@@ -49,11 +49,11 @@ from .training.loop import train as train
 from .training.loop import train_together as train_together
 from .training.released import Released as Released
 from .training.released import evaluate as evaluate
+from .training.round import AdamServer as AdamServer
+from .training.round import AddServer as AddServer
+from .training.round import MomentumServer as MomentumServer
 from .training.run import Run as Run
 from .training.run import Training as Training
-from .training.server import AdamServer as AdamServer
-from .training.server import AddServer as AddServer
-from .training.server import MomentumServer as MomentumServer
 from .updates.user_update import CappedWeights as CappedWeights
 from .updates.user_update import EqualWeights as EqualWeights
 from .updates.user_update import FedAvg as FedAvg

@@ -13,6 +13,7 @@ system reports it, or `FileInUse` if another process holds a lock; callers turn 
     truncate(path, size, expected_size=...)     cut the torn end of a log
     with locked(path, wait=60.0): ...           one process at a time; the lock ends with its process
     with staged_folder(out) as folder: ...      fill a folder beside `out`, then move it there in one step
+    delete_folder(folder)                       delete a folder for good
 
 Locks use the `filelock` package, so importing this module works on Linux, macOS and Windows.
 """
@@ -227,6 +228,13 @@ def delete_staged() -> None:
         with contextlib.suppress(OSError):
             os.rename(folder, gone)
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder with its files, and make the deletion durable; does nothing if there is no folder."""
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
+        sync_folder(folder.parent)
 
 
 def sync_folder(path: Path) -> None:

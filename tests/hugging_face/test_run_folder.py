@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import unheard
 from unheard.errors import LedgerError, ModelError, UnprovenCombination
 from unheard.models.hugging_face import base_digest
+from unheard.training.initialise import build_engine
 from unheard.training.run import read_run_file
-from unheard.training.worker import build_engine
 from unheard.tuning.private_selection import TrialCount, select
 
 from .conftest import model_of, run_of

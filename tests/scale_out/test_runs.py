@@ -143,7 +143,7 @@ def test_a_model_with_features_is_measured_and_trained_on_ranks_too(store, tmp_p
 
 def test_an_audit_with_users_on_ranks_sums_what_one_process_sums(seeded, store, model, tmp_path):
     def sums(ranks) -> np.ndarray:
-        built = worker.build_engine(CPU, model, ranks)
+        built = initialise.build_engine(CPU, model, ranks)
         initialise.check_all_users_reachable(built, store)
         run = replace(seeded, ledger=tmp_path / f"people-{0 if ranks is None else ranks.size}.jsonl")
         company = BackgroundUsers(

@@ -34,7 +34,7 @@ PLANS = {
 
 def sums(ranks, store, model, plans, engine: str) -> np.ndarray:
     """The sums of a few cohorts at once, two rounds of them (the first with hardly anybody), as rows."""
-    built = worker.build_engine(EngineChoice(kind=engine, device="cpu"), model, ranks)
+    built = initialise.build_engine(EngineChoice(kind=engine, device="cpu"), model, ranks)
     initialise.check_all_users_reachable(built, store)
     found = []
     for attempt in range(2):
@@ -130,7 +130,7 @@ def test_a_rank_that_sums_others_than_it_was_asked_for_is_found_out(store, model
         worker.serve(ranks)
 
     def lead(ranks):
-        built = worker.build_engine(EngineChoice(device="cpu"), model, ranks)
+        built = initialise.build_engine(EngineChoice(device="cpu"), model, ranks)
         initialise.check_all_users_reachable(built, store)
         users, now = some(store, np.arange(20)), plan.at(0, model.layout)
         return built.sum_updates(model.initial(0), users, now, reproducible_generator(0)).units_P.numpy()
@@ -155,7 +155,7 @@ def test_users_of_no_store_are_summed_by_the_leader_alone(store, model, plan):
     now = plan.at(0, model.layout)
 
     def summed(ranks):
-        built = worker.build_engine(EngineChoice(device="cpu"), model, ranks)
+        built = initialise.build_engine(EngineChoice(device="cpu"), model, ranks)
         return built.sum_updates(model.initial(0), users, now, reproducible_generator(0)).units_P.numpy()
 
     assert np.array_equal(on_ranks(2, summed), summed(None))

@@ -14,8 +14,7 @@ from unheard.errors import ModelError
 from unheard.mechanism.aggregation import CohortSum
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams
-from unheard.training.round import Round, run_rounds
-from unheard.training.server import AddServer, State
+from unheard.training.round import AddServer, Round, State, run_rounds
 
 
 class CountingEngine:

@@ -46,8 +46,8 @@ from unheard.privacy.ledger import new_run_id
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.randomness import Streams
 from unheard.training.initialise import first_state
+from unheard.training.round import State, step
 from unheard.training.run import Run
-from unheard.training.server import State, step
 from unheard.updates.user_update import ONE, StoredUsers
 
 DEFAULT_COUNT = 4000

@@ -26,9 +26,13 @@ from unheard.engines.engine import Engine
 from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.run_folder import replace_file
-from unheard.training.initialise import check_all_users_reachable, check_permission, population_ledger_of
+from unheard.training.initialise import (
+    check_all_users_reachable,
+    check_permission,
+    parallel_map_of,
+    population_ledger_of,
+)
 from unheard.training.released import Released
-from unheard.training.worker import parallel_map_of
 
 BINS = 60
 

@@ -84,8 +84,8 @@ def audit(
         from unheard.audit.summary import audit_run
         from unheard.cli.display import confirm_no_noise, counted_bar
         from unheard.engines.choice import EngineChoice
+        from unheard.training.initialise import build_engine
         from unheard.training.released import Released
-        from unheard.training.worker import build_engine
 
         released = Released.open(folder)
         store, target = Path(corpus or released.run.corpus), out or folder / "audit"

@@ -26,7 +26,7 @@ from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import JointLedger
 from unheard.run_folder import RunFolder, replace_file
-from unheard.training.server import State
+from unheard.training.round import State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Checks a run, and creates its run folder or restores an existing one, before the first round.
 
     check_permission(run, allow_no_privacy)                             # does it add noise?
+    engine = build_engine(engine_choice, run.model, ranks)              # on this process, or on several
     prepared = create_run(run, "runs/first", engine_choice, engine)     # a new run
     prepared = reopen_run(run, RunFolder.open("runs/first"), engine)    # an existing one
     ledger = reopen_ledgers(run, folder, store)                         # charged further by its rounds
@@ -29,6 +30,8 @@ import torch
 from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine
+from unheard.engines.distributed.parallel_map import ParallelMap, map_on_ranks, sequential_map
+from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.engine import Engine
 from unheard.errors import (
     CheckpointCorrupt,
@@ -52,8 +55,9 @@ from unheard.privacy.run_ledger import JointLedger, check_ledger, check_populati
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, save_checkpoint
+from unheard.training.round import State
 from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
-from unheard.training.server import State
+from unheard.training.worker import build_on_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +207,35 @@ def check_is_pure(model: LanguageModel) -> None:
             "call to call, which would carry one user's text into another's update. Make it a function of parameters "
             "and tokens alone."
         )
+
+
+def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup | None = None) -> Engine:
+    """Build the engine for one model, on this process alone or on all ranks.
+
+    Args:
+        choice: The kind of engine and the device. On several ranks each takes a GPU of its own.
+        model: The model whose updates the engine sums.
+        ranks: The processes that share the work (training/worker.py); None for this process alone.
+
+    Raises:
+        InvalidValue: The engine, the device or `corpus_part` cannot be used here.
+        RankError: A rank does not answer.
+    """
+    if ranks is not None:
+        return build_on_ranks(choice, model, ranks)
+    if choice.corpus_part is not None:
+        raise InvalidValue(
+            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the "
+            "store, and this process is alone: it reads the whole store, at corpus.path. Start as many as hold all "
+            "parts together (torchrun, --processes), or take corpus_part out of [engine]; to resume alone, name the "
+            "whole store with --corpus."
+        )
+    return choice.build(model)
+
+
+def parallel_map_of(engine: Engine) -> ParallelMap:
+    """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
+    return map_on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else sequential_map
 
 
 @runtime_checkable

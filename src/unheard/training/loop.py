@@ -27,12 +27,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from unheard import storage
 from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.engine import Engine
 from unheard.errors import BudgetExceeded, InvalidValue
 from unheard.evaluation.next_word import HeldOutText
+from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.noise import Normals
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import RunningEpsilon
@@ -44,19 +46,19 @@ from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import save_checkpoint
 from unheard.training.initialise import (
     PreparedRun,
+    build_engine,
     check_permission,
     create_run,
+    parallel_map_of,
     pinned,
     reopen_ledgers,
     reopen_run,
     restore_state,
     streams_of,
 )
-from unheard.training.noise_state import NoiseState, delete_noise, open_noise_state
-from unheard.training.round import Round, run_rounds
+from unheard.training.noise_state import NoiseState, open_noise_state
+from unheard.training.round import Round, State, run_rounds
 from unheard.training.run import Run, read_saved_run
-from unheard.training.server import State
-from unheard.training.worker import build_engine, parallel_map_of
 from unheard.updates.user_update import users_in_turn
 
 # What is logged here is what a `RoundReport` may show: no cohort, no training loss, no time.
@@ -414,7 +416,7 @@ class _ActiveRun:
         self.save()
         if self.state.round >= self.run.training.rounds:
             # DP: past noise is as secret as the text: kept while it is needed, and no longer.
-            delete_noise(self.folder.noise)
+            storage.delete_folder(self.folder.noise)
         elif self.noise is not None:
             self.noise.save()
 
@@ -449,9 +451,9 @@ def _opened(prepared: PreparedRun, engine: Engine) -> Iterator[_ActiveRun]:
             spent=RunningEpsilon(run.claimed_delta, accountant, events=ledger.events),
             state=state,
             streams=streams,
-            noise=None
-            if state.round >= run.training.rounds
-            else open_noise_state(run, folder, ledger, streams, engine.device, may_renew=prepared.may_renew_noise),
+            noise=open_noise_state(run, folder, ledger, streams, engine.device, may_renew=prepared.may_renew_noise)
+            if isinstance(run.plan.noise, CorrelatedNoise) and state.round < run.training.rounds
+            else None,
             held_out=HeldOutText(
                 run.model,
                 run.evaluation.choose(users_in_turn(store.held_out, run.model)),

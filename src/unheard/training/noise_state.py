@@ -11,7 +11,7 @@ at any moment each charged attempt therefore has its key, and its noise is recom
 was used for nothing and is dropped. An attempt is never repeated: a round that is done again has the next index, another
 key and another group of users.
 
-    state = open_noise_state(run, folder, ledger, streams, device)      # None for independent noise
+    state = open_noise_state(run, folder, ledger, streams, device)
     turn = state.begin_attempt()                                        # the key is on disk
     ledger.charge(plan.event(turn.index), round)
     normals = state.normals()
@@ -24,7 +24,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ import torch
 
 from unheard import storage
 from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError, RunFolderError
-from unheard.mechanism.correlated import CorrelatedNoise, CorrelatedNormals, NoiseHistory
+from unheard.mechanism.correlated import CorrelatedNormals, NoiseHistory
 from unheard.mechanism.noise import standard_normals
 from unheard.mechanism.sampling import Turn
 from unheard.privacy.events import CorrelatedGaussian
@@ -248,7 +247,7 @@ class NoiseState:
 
     def _begin_file(self, first_key: bytes) -> None:
         """Begin the file of keys of a new mechanism. What is left of an older one is deleted first."""
-        delete_noise(self._folder)
+        storage.delete_folder(self._folder)
         self._folder.mkdir(mode=0o700)
         content = self._header_line() + first_key
         storage.replace_file(self._keys, content, owner_only=True)
@@ -316,8 +315,8 @@ class NoiseState:
 
 def open_noise_state(
     run: Run, folder: RunFolder, ledger: JointLedger, streams: Streams, device: torch.device, *, may_renew: bool = False
-) -> NoiseState | None:
-    """Open the noise state of a run, or begin a new mechanism where there is none. Charges nothing.
+) -> NoiseState:
+    """Open the noise state of a run with correlated noise, or begin a new mechanism where there is none. Charges nothing.
 
     Args:
         run: The run as configured.
@@ -327,15 +326,10 @@ def open_noise_state(
         device: Where the noise is used.
         may_renew: Whether a mechanism that has no attempts left is followed by a new one.
 
-    Returns:
-        None for a run without correlated noise.
-
     Raises:
         CheckpointCorrupt: The state is damaged or of another run.
         LedgerError: The ledger's header has no coefficients, or a copy of the folder was trained further.
     """
-    if not isinstance(run.plan.noise, CorrelatedNoise):
-        return None
     # DP: the coefficients of the header, which the charges are for; another machine might optimise to other ones.
     matrix = Factorisation.from_record(ledger.facts.get("correlated_noise"))
     parameters = run.model.layout.total
@@ -389,13 +383,6 @@ def mechanism_start(entries: list[Entry], before: int) -> int:
                 f"{number} of its mechanism. Put the right ledger back."
             )
     return position
-
-
-def delete_noise(folder: Path) -> None:
-    """Delete a folder of keys and history, and make the deletion durable."""
-    if os.path.lexists(folder):
-        shutil.rmtree(folder)
-        storage.sync_folder(folder.parent)
 
 
 def _key_line(record: KeyRecord) -> bytes:

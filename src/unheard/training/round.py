@@ -10,6 +10,12 @@ Input: for each run its public state, the plan of the round, and its private use
 types of the intermediate values say who may see them (mechanism/aggregation.py): `CohortSum` and `BoundedAverage` are
 private, `NoisyAverage` and `State` are public.
 
+**The server's step** is the end of the round: what happens to the model with the noisy average. The paper adds it
+(`AddServer`). `MomentumServer` and `AdamServer` are post-processing of the same noisy averages, so they cost no privacy
+(Reddi et al., "Adaptive Federated Optimization", ICLR 2021). A server is its own configuration: `[server] kind =
+"momentum"` in a run file. `step` takes a `State` and a `NoisyAverage` and nothing else, so that data of users without
+noise cannot get into a model.
+
 Paper: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models" (ICLR 2018),
 Algorithm 1. The same algorithm in plain torch, without this package: examples/dp_fedavg_plain.py (tests/agreement
 compares the two).
@@ -19,17 +25,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
+from unheard.config import require
 from unheard.corpus.store import UserTokens
 from unheard.engines.engine import Cohort, Engine
+from unheard.mechanism.aggregation import NoisyAverage
 from unheard.mechanism.correlated import CorrelatedNormals
 from unheard.mechanism.noise import Normals
 from unheard.mechanism.plan import RoundPlan
 from unheard.mechanism.sampling import ExampleSampling, Turn
 from unheard.models.model import LanguageModel
 from unheard.randomness import Streams
-from unheard.training.server import Server, State, step
 from unheard.updates.user_update import StoredExamples, StoredUsers
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What training carries from one round to the next. Public: it was computed from noisy averages alone."""
+
+    round: int
+    """Rounds completed."""
+    params_P: Tensor = field(repr=False)
+    """The model's parameters as one vector."""
+    server_memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """The server's moving averages, by name; empty for `AddServer`."""
+    clip_norm: float | None = None
+    """The clip norm S of the next round for an adaptive clip, which was estimated under noise; else None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +75,7 @@ class Round:
     state: State
     plan: RoundPlan
     model: LanguageModel
-    server: Server
+    server: "Server"
     users: UserTokens = field(repr=False)
     streams: Streams
     attempt: int
@@ -109,3 +131,103 @@ def draw_normals(r: Round, device: torch.device) -> Normals | CorrelatedNormals:
     if r.normals is not None:
         return r.normals
     return r.plan.noise.ahead(r.streams.noise(r.attempt), r.plan.layout.total, device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddServer:
+    """theta <- theta + average, the paper's server.
+
+    >>> AddServer()
+    AddServer()
+    """
+
+    def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to add to the parameters, and the server's next memory."""
+        return average_P, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentumServer:
+    """v <- momentum * v + average; theta <- theta + learning_rate * v.
+
+    >>> MomentumServer(momentum=0.8).learning_rate
+    1.0
+
+    Args:
+        learning_rate: Factor of the step, above 0.
+        momentum: Factor of the velocity of the rounds before, in [0, 1).
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate > 0, "learning_rate must be above 0.")
+        require(0 <= self.momentum < 1, "momentum must be in [0, 1).")
+
+    def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to add to the parameters, and the server's next memory."""
+        velocity_P = self.momentum * memory.get("velocity", torch.zeros_like(average_P)) + average_P
+        return self.learning_rate * velocity_P, {"velocity": velocity_P}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamServer:
+    """Adam on the noisy average (FedAdam), with bias correction.
+
+    >>> AdamServer(learning_rate=0.02).beta2
+    0.99
+
+    Args:
+        learning_rate: Factor of the step, above 0.
+        beta1: Decay of the moving average of the updates, in [0, 1).
+        beta2: Decay of the moving average of their squares, in [0, 1).
+        epsilon: Added to the denominator, above 0. Not a privacy parameter.
+    """
+
+    learning_rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate > 0, "learning_rate must be above 0.")
+        require(0 <= self.beta1 < 1, "beta1 must be in [0, 1).")
+        require(0 <= self.beta2 < 1, "beta2 must be in [0, 1).")
+        require(self.epsilon > 0, "epsilon must be above 0.")
+
+    def direction(self, average_P: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to add to the parameters, and the server's next memory."""
+        zero_P = torch.zeros_like(average_P)
+        steps = memory.get("steps", torch.zeros((), dtype=torch.float64)) + 1
+        first_P = self.beta1 * memory.get("first", zero_P) + (1 - self.beta1) * average_P
+        second_P = self.beta2 * memory.get("second", zero_P) + (1 - self.beta2) * average_P.square()
+        unbiased_first = first_P / (1 - self.beta1 ** steps.item())
+        unbiased_second = second_P / (1 - self.beta2 ** steps.item())
+        step_P = self.learning_rate * unbiased_first / (unbiased_second.sqrt() + self.epsilon)
+        return step_P, {"steps": steps, "first": first_P, "second": second_P}
+
+
+Server = AddServer | MomentumServer | AdamServer
+SERVERS: dict[str, type] = {"add": AddServer, "momentum": MomentumServer, "adam": AdamServer}
+"""The name of each server in a run file."""
+
+
+def step(server: Server, model: LanguageModel, state: State, noisy: NoisyAverage) -> State:
+    """Step the server: the state after one more round.
+
+    Args:
+        server: What to do with the average.
+        model: Projects the parameters after the step (for example, embeddings back to norm 1).
+        state: The state before the round.
+        noisy: The noisy average of the round.
+
+    Raises:
+        TypeError: `noisy` is not a `NoisyAverage`.
+    """
+    # DP: only a NoisyAverage gets past here; the projection comes after the noise.
+    if not isinstance(noisy, NoisyAverage):
+        raise TypeError(f"the server takes a NoisyAverage, not {type(noisy).__name__}")
+    average_P = noisy.average_P.to(state.params_P.device, state.params_P.dtype)
+    step_P, memory = server.direction(average_P, state.server_memory)
+    return State(round=state.round + 1, params_P=model.project(state.params_P + step_P), server_memory=memory)

@@ -46,7 +46,7 @@ from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget
 from unheard.privacy.population_ledger import check_ledger_path
-from unheard.training.server import SERVERS, AddServer, Server
+from unheard.training.round import SERVERS, AddServer, Server
 
 MODELS: dict[str, type] = {
     "tied_lstm": TiedLSTM,

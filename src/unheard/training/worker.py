@@ -11,8 +11,7 @@ has no ledger to write and no noise to draw. Every process runs the same program
     else:
         serve(ranks)
 
-The leader uses `build_engine` and `parallel_map_of`; they also work for a process that is alone. Messages between
-ranks: engines/distributed/process_group.py.
+`build_on_ranks` builds the leader's engine. Messages between ranks: engines/distributed/process_group.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,21 +38,18 @@ JOBS: tuple[BatchFunction, ...] = (count_batch, score_batch)
 """The functions over batches that a worker computes for training and evaluation; the command line adds the audit's."""
 
 
-def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup | None = None) -> Engine:
-    """Build the engine for one model, on this process alone or on all ranks.
+def build_on_ranks(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup) -> DistributedEngine:
+    """Build the leader's engine, which divides the work among all ranks; every other rank builds its own.
 
     Args:
-        choice: The kind of engine and the device. On several ranks each takes a GPU of its own.
+        choice: The kind of engine and the device. Each rank takes a GPU of its own.
         model: The model whose updates the engine sums.
-        ranks: The processes that share the work; None for this process alone.
+        ranks: The processes that share the work.
 
     Raises:
         InvalidValue: The engine, the device or `corpus_part` cannot be used here.
         RankError: A rank does not answer.
     """
-    if ranks is None:
-        _check_no_corpus_part(choice)
-        return choice.build(model)
     model = model.pinned()  # every rank reads the model's files for itself: they must be the same
     own_choice = choice_at_rank(choice, ranks)
     engine = table_from_part(replace(choice, device=own_choice.torch_device().type))
@@ -64,17 +60,6 @@ def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup
     ranks.send_all("connect")
     ranks.connect(local.device, choice.rank_timeout)
     return DistributedEngine(local, ranks, StoreReplicas(ranks, choice.corpus_part), model.layout)
-
-
-def _check_no_corpus_part(choice: EngineChoice) -> None:
-    """A process that is alone reads the whole store, so `corpus_part` would have no effect."""
-    if choice.corpus_part is not None:
-        raise InvalidValue(
-            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the "
-            "store, and this process is alone: it reads the whole store, at corpus.path. Start as many as hold all "
-            "parts together (torchrun, --processes), or take corpus_part out of [engine]; to resume alone, name the "
-            "whole store with --corpus."
-        )
 
 
 def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
@@ -95,14 +80,18 @@ def choice_at_rank(choice: EngineChoice, ranks: ProcessGroup) -> EngineChoice:
     return replace(choice, device=f"cuda:{ranks.local_rank}")
 
 
-def parallel_map_of(engine: Engine) -> ParallelMap:
-    """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
-    return map_on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else sequential_map
-
-
 def parallel_map_for(model: LanguageModel, ranks: ProcessGroup | None) -> ParallelMap:
-    """The same for a model that is only evaluated, on CPUs, where its parameters are."""
-    return sequential_map if ranks is None else parallel_map_of(build_engine(EngineChoice(device="cpu"), model, ranks))
+    """How the batches of a model that is only evaluated, on CPUs where its parameters are, are distributed.
+
+    Args:
+        model: The model to evaluate.
+        ranks: The processes that share the work; None for this process alone.
+    """
+    return (
+        sequential_map
+        if ranks is None
+        else map_on_ranks(build_on_ranks(EngineChoice(device="cpu"), model, ranks).ranks)
+    )
 
 
 def serve(ranks: ProcessGroup, jobs: Sequence[BatchFunction] = JOBS) -> None:

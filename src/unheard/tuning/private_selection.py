@@ -38,6 +38,7 @@ from unheard.randomness import secure_generator
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
 from unheard.training.initialise import (
+    build_engine,
     charge_earlier_costs,
     check_public_start,
     check_run,
@@ -49,7 +50,6 @@ from unheard.training.initialise import (
 )
 from unheard.training.loop import train_together, write_statement
 from unheard.training.run import Run, run_toml
-from unheard.training.worker import build_engine
 from unheard.tuning.trials import mean_of_last
 
 TRIALS_SIDE_BY_SIDE = 8

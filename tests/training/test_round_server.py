@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unheard.mechanism.aggregation import BoundedAverage, CohortSum, NoisyAverage
-from unheard.training.server import AdamServer, AddServer, MomentumServer, State, step
+from unheard.training.round import AdamServer, AddServer, MomentumServer, State, step
 
 
 def noisy(model, value):
