@@ -85,7 +85,7 @@ def quick_statements(monkeypatch):
         return {"claim": "", "charges": len(entries)}
 
     for module in (loop, verification):
-        monkeypatch.setattr(module, "statement", charges)
+        monkeypatch.setattr(module, "compute_statement", charges)
     if hasattr(verification, "best_epsilon"):
         monkeypatch.setattr(verification, "best_epsilon", lambda *_: Bound(epsilon=1.0, accountant="rdp"))
 
