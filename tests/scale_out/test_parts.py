@@ -15,7 +15,7 @@ from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shards_of_part, split_store
 from unheard.engines.choice import EngineChoice
-from unheard.engines.distributed.store_replicas import StoreReplicas, shard_holders, store_fingerprint
+from unheard.engines.distributed.engine import StoreReplicas, shard_holders, store_fingerprint
 from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger

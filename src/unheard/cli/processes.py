@@ -205,15 +205,15 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     """
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         return _launch(processes, max_restarts)
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        # DP: a rank without a launcher would go on charging users, and nobody would know.
-        die_with(int(os.environ.get(LAUNCHER) or os.getppid()))
+    if int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        with signals_as_ctrl_c():  # so that what was done is saved
+            return work(None)
+    # DP: a rank without a launcher would go on charging users, and nobody would know.
+    die_with(int(os.environ.get(LAUNCHER) or os.getppid()))
     from unheard.engines.distributed.process_group import ProcessGroup
 
     ranks = ProcessGroup.join()
-    if ranks is None:
-        with signals_as_ctrl_c():  # so that what was done is saved
-            return work(None)
+    assert ranks is not None, "WORLD_SIZE says that there are other ranks"
     if not ranks.is_leader:
         return _serve(ranks)
     # When another rank dies, the launcher ends this process by SIGTERM; when it is stopped, by the same signal. Leave
@@ -226,6 +226,11 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     finally:
         ranks.shutdown()
     return None
+
+
+def was_restarted() -> bool:
+    """Whether torchrun has restarted these processes after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 def die_with(launcher: int) -> None:

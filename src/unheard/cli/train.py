@@ -31,7 +31,7 @@ from unheard.cli.options import (
     Track,
     Yes,
 )
-from unheard.cli.processes import let_unwind, run_kept, run_on_processes, runs_kept, set_kept
+from unheard.cli.processes import let_unwind, run_kept, run_on_processes, runs_kept, set_kept, was_restarted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,7 +90,6 @@ def train(
     def work(ranks: "ProcessGroup | None") -> None:
         """Train the run, with the help of other processes if there are any."""
         from unheard.cli.display import confirm_no_noise, show_noise, show_rounds, warn_of_delta
-        from unheard.engines.distributed.process_group import was_restarted
         from unheard.mechanism.noise import NoNoise
         from unheard.report.tracking import Tracking
         from unheard.training.loop import train as train_run

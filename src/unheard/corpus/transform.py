@@ -6,7 +6,7 @@
 Both read token ids only and no text. A part has the same format: offsets, vocabulary and descriptions are whole, so
 every machine knows which users there are, and held-out text is whole, since after a restart any machine may evaluate.
 Parts are used by `unheard corpus part` and `[engine] corpus_part` in the run file
-(engines/distributed/store_replicas.py).
+(engines/distributed/engine.py).
 
 A store with a smaller vocabulary equals, to the byte, the store that `prepare` makes with the shorter word list (for
 the public list, whose first words do not depend on its length). So one large store serves for several sizes.

@@ -23,10 +23,9 @@ import torch
 
 from unheard.config import part_from_table, part_of_kind, table_from_part
 from unheard.engines.choice import EngineChoice
-from unheard.engines.distributed.engine import DistributedEngine, sum_share
+from unheard.engines.distributed.engine import DistributedEngine, StoreReplicas, sum_share
 from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap, map_on_ranks, map_share, sequential_map
 from unheard.engines.distributed.process_group import Message, ProcessGroup
-from unheard.engines.distributed.store_replicas import StoreReplicas
 from unheard.engines.engine import Engine
 from unheard.errors import InvalidValue, UnheardError
 from unheard.evaluation.next_word import count_batch

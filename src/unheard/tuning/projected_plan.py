@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.corpus.store import TokenStore
-from unheard.engines.distributed.store_replicas import store_fingerprint
+from unheard.engines.distributed.engine import store_fingerprint
 from unheard.errors import InvalidValue
 from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.noise import GaussianNoise

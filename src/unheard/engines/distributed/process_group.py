@@ -145,11 +145,6 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def was_restarted() -> bool:
-    """Whether torchrun has restarted these processes after one of them died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-
-
 def connect_ranks() -> tuple[Store, int, int]:
     """The rendezvous: a key-value store of this attempt, this rank, and the number of ranks."""
     if path := os.environ.get(RENDEZVOUS_FILE):
