@@ -36,6 +36,7 @@ import numpy as np
 
 from reproduction.bundles import bundle, collect, restore, unpack
 from reproduction.private_measures import content_digest, counted, facts, measure
+from unheard.storage import replace_file
 
 WORDS = 64
 """Words in one segment of blogs_64: as many as reviews_81 keeps of a reviewer."""
@@ -130,7 +131,7 @@ def tables(work: Path, corpus: str, users: int, rounds: int, *, every: int = 100
         "estimator": {"kind": "fixed_denominator"},
         "server": {"kind": "add"},
         "evaluation": {"every": every, "max_tokens": 10_000_000},
-        "training": {"rounds": rounds, "init_seed": 0, "checkpoint_every": 500, "keep_checkpoints": 1},
+        "training": {"rounds": rounds, "init_seed": 0, "checkpoint_every": 5 * every, "keep_checkpoints": 1},
     }
 
 
@@ -321,44 +322,82 @@ def run_step(
         )
     rounds = max(run_tables["training"]["rounds"] for run_tables in wanted.values())
     users = sum(run_tables["sampling"]["users_per_round"] for run_tables in wanted.values())
-    first, last, marks = None, 0, []
+    sitting = Sitting(step, began, users, folders, origin)
     with closing(train_together(runs, engine=choice, allow_no_privacy=True)) as reports:
         for number, report in reports:
-            last = report.round
-            if first is None:
-                first = report.round - 1
-            if report.metrics:
-                elapsed = time.monotonic() - began
-                name, accuracy = list(wanted)[number], 100 * report.metrics["accuracy_top1"]
-                marks.append({"run": name, "round": report.round, "seconds": round(elapsed, 3)})
-                print(f"{name}: round {report.round}, {accuracy:.2f} %, {elapsed:.0f} s", flush=True)
-            is_turn_over = number == len(runs) - 1
-            if is_turn_over and stop_after is not None and time.monotonic() - began >= stop_after:
+            sitting.add(list(wanted)[number], report)
+            # All runs have completed their round when the first report of a turn comes.
+            if stop_after is not None and time.monotonic() - began >= stop_after:
                 break
-    seconds = time.monotonic() - began
-    is_complete = last >= rounds or first is None
-    if first is not None:
-        sitting = {
-            "step": step,
-            "from_round": first,
-            "to_round": last,
-            "seconds": round(seconds, 3),
-            "users_per_second": round((last - first) * users / seconds, 1),
-            "runs_side_by_side": len(runs),
-            "marks": marks,
-            **origin,
-        }
-        for name, folder in folders.items():
-            with open(folder / "sittings.jsonl", "a", encoding="utf-8") as file:
-                mine = [mark for mark in marks if mark["run"] == name]
-                file.write(json.dumps(sitting | {"marks": mine}) + "\n")
-        print(f"{step}: rounds {first} to {last}, {seconds:.1f} s, {sitting['users_per_second']:,} users/s", flush=True)
+    sitting.write()
+    is_complete = sitting.last >= rounds or sitting.first is None
     if is_complete:
         for folder in folders.values():
             measure(folder, device)
         if step == "choose-S":
             print(json.dumps(choose_norm(work)), flush=True)
     return is_complete
+
+
+class Sitting:
+    """What one process did on the runs of a step: rounds, seconds, users per second, and when each run was evaluated.
+
+    It is written every ten seconds at evaluations, so that the record of a process that is killed is not lost.
+
+    Args:
+        step: The name of the step.
+        began: When the process began, by `time.monotonic`.
+        users: Users per round of all runs together.
+        folders: The run folders, by the names of the runs.
+        origin: Commit, device, version of torch, date.
+    """
+
+    def __init__(self, step: str, began: float, users: int, folders: dict[str, Path], origin: dict[str, Any]) -> None:
+        self.step, self.began, self.users, self.folders, self.origin = step, began, users, folders, origin
+        self.first: int | None = None
+        self.last = 0
+        self.marks: list[dict[str, Any]] = []
+        self._written = began
+        self._before: dict[str, str] | None = None
+
+    def add(self, name: str, report: Any) -> None:
+        """Take a report of a run into the record, and print its evaluation."""
+        self.last = report.round
+        if self.first is None:
+            self.first = report.round - 1
+        if report.metrics:
+            elapsed = time.monotonic() - self.began
+            self.marks.append({"run": name, "round": report.round, "seconds": round(elapsed, 3)})
+            print(
+                f"{name}: round {report.round}, {100 * report.metrics['accuracy_top1']:.2f} %, {elapsed:.0f} s",
+                flush=True,
+            )
+            if time.monotonic() - self._written > 10:
+                self.write()
+
+    def write(self) -> None:
+        """Write the record after those of earlier processes, in `sittings.jsonl` of each run."""
+        if self.first is None:
+            return
+        files = {name: folder / "sittings.jsonl" for name, folder in self.folders.items()}
+        self._written = time.monotonic()
+        if self._before is None:
+            self._before = {name: file.read_text() if file.exists() else "" for name, file in files.items()}
+        seconds = time.monotonic() - self.began
+        speed = round((self.last - self.first) * self.users / seconds, 1)
+        record = {
+            "step": self.step,
+            "from_round": self.first,
+            "to_round": self.last,
+            "seconds": round(seconds, 3),
+            "users_per_second": speed,
+            "runs_side_by_side": len(self.folders),
+        }
+        for name, file in files.items():
+            mine = [mark for mark in self.marks if mark["run"] == name]
+            line = json.dumps(record | {"marks": mine} | self.origin)
+            replace_file(file, f"{self._before[name]}{line}\n".encode())
+        print(f"{self.step}: rounds {self.first} to {self.last}, {seconds:.1f} s, {speed:,} users/s", flush=True)
 
 
 def is_measured(folder: Path, rounds: int) -> bool:

@@ -286,3 +286,22 @@ def test_a_run_is_complete_if_it_has_all_rounds_and_was_measured(tmp_path):
     (tmp_path / "r" / "facts.json").write_text("{}")
     assert is_measured(tmp_path / "r", 300)
     assert not is_measured(tmp_path / "r", 400)
+
+
+def test_the_record_of_a_process_that_is_killed_is_not_lost(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(private_run, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    earlier = '{"from_round": 0, "to_round": 2}\n'
+    (tmp_path / "sittings.jsonl").write_text(earlier)
+    sitting = private_run.Sitting("private", 100.0, 50, {"private": tmp_path}, {"commit": "abc"})
+    for number in range(3, 7):
+        clock[0] += 6.0
+        metrics = {"accuracy_top1": 0.2} if number % 2 == 0 else None
+        sitting.add("private", SimpleNamespace(round=number, metrics=metrics))
+    lines = (tmp_path / "sittings.jsonl").read_text().splitlines(keepends=True)
+    assert lines[0] == earlier  # one line for each process
+    (record,) = map(json.loads, lines[1:])
+    assert (record["from_round"], record["to_round"], record["seconds"]) == (2, 6, 24.0)
+    assert record["users_per_second"] == round(4 * 50 / 24, 1)
+    assert [mark["round"] for mark in record["marks"]] == [4, 6]
+    assert record["commit"] == "abc"
