@@ -13,6 +13,7 @@ between repetitions. With fewer repetitions than a rule requires, the registered
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from reproduction.bootstrap import half_width
-from reproduction.private_run import CANDIDATES, POPULATIONS, read_metrics, smoothed
+from reproduction.private_run import CANDIDATES, read_metrics, smoothed
 from reproduction.render_rules import load as load_rules
+from unheard.privacy.accountants import epsilon
+from unheard.privacy.events import Event, from_record
 
 HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
@@ -61,6 +64,23 @@ def folders_of(name: str, root: Path = REVIEWS) -> list[Path]:
     if name.endswith("-seed"):
         return sorted(path for path in root.glob(f"{name}[0-9]") if (path / "metrics.jsonl").exists())
     return sorted(path for path in root.glob(f"{name}*") if (path / "metrics.jsonl").exists() and path.is_dir())
+
+
+def complete(name: str, at: int, root: Path) -> list[Path]:
+    """The repetitions of a run that count at a round: they were evaluated there, and their last model was measured. One
+    that is still in progress, or whose model was lost, is a missing repetition."""
+    return [path for path in folders_of(name, root) if accuracy([path], at) and (path / "per_user.npz").exists()]
+
+
+def charges(folder: Path) -> list[tuple[Event, int]]:
+    """The events in the ledger of a run, and how often each was charged. A round that was done again counts again."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return list(Counter(from_record(line["event"]) for line in lines if "event" in line).items())
+
+
+def spent(folders: Sequence[Path], delta: float, accountant: str) -> float:
+    """The largest epsilon of some private runs, by what each was charged."""
+    return max(epsilon(charges(folder), delta, accountant) for folder in folders)
 
 
 def accuracy(folders: Sequence[Path], at: int) -> list[float]:
@@ -113,12 +133,11 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
         rounds: The round at which each run is read, by the name of the run.
         root: The folder of the results of a corpus.
     """
+    reached = {name: [path for path in folders_of(name, root) if accuracy([path], at)] for name, at in rounds.items()}
     absent = [
-        f"{n.removesuffix('-seed')} at round {at:,}"
-        for n, at in rounds.items()
-        if not accuracy(folders_of(n, root), at)
+        f"{name.removesuffix('-seed')} at round {rounds[name]:,}" for name, folders in reached.items() if not folders
     ]
-    models = [n for n in rounds if any(not (f / "per_user.npz").exists() for f in folders_of(n, root))]
+    models = [name for name, at in rounds.items() if reached[name] and not complete(name, at, root)]
     if absent:
         return f"Missing: {', '.join(absent)}."
     return f"No model was kept of {', '.join(models)}." if models else None
@@ -135,7 +154,7 @@ def difference(rule: str, first: str, second: str, at: Sequence[int], root: Path
         root: Folder of the results.
         change: Whether to subtract the same difference at the first of the rounds.
     """
-    sides = [folders_of(first, root), folders_of(second, root)]
+    sides = [complete(name, at[-1], root) for name in (first, second)]
     by_run = [np.array(accuracy(side, at[-1])) for side in sides]
     if change:
         by_run = [values - np.array(accuracy(side, at[0])) for values, side in zip(by_run, sides, strict=True)]
@@ -215,24 +234,22 @@ def private_norm() -> Verdict:
 
 def private_run(root: Path) -> Verdict:
     """Rule private-run: accuracy against the baseline with as many users, and epsilon at most that of the paper."""
-    from unheard.privacy.accountants import epsilon
-    from unheard.privacy.events import PoissonGaussian
-
-    q = RULES["private-run"]["users_per_round"] / POPULATIONS["reviews_81"]
-    event = PoissonGaussian(sampling_prob=q, noise_multiplier=1.0)
-    spent = epsilon([(event, RULES["private-run"]["rounds"])], 1e-9, "pld")
     gap = within("private-run", "private", "baseline-C5000-seed", RULES["private-run"]["threshold"], root)
-    return joined([gap, (spent <= 4.634, f"epsilon {spent:.3f} at delta = 1e-9")])
+    largest = spent(complete("private", RULES["private-run"]["rounds"], root), 1e-9, "pld")
+    return joined([gap, (largest <= 4.634, f"epsilon {largest:.3f} at delta = 1e-9")])
 
 
 def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
-    """Return the rounds at which all repetitions were evaluated, and their mean accuracy there, in percent.
+    """Return the rounds at which the repetitions were evaluated, and their mean accuracy there, in percent.
+
+    Repetitions that are behind the others are left out.
 
     Args:
         name: The name of a run.
         root: The folder of the results of a corpus.
     """
     curves = [smoothed(read_metrics(folder)) for folder in folders_of(name, root)]
+    curves = [curve for curve in curves if max(curve) == max(max(one) for one in curves)]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, [100 * float(np.mean([curve[r] for curve in curves])) for r in rounds]
 

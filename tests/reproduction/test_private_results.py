@@ -1,6 +1,7 @@
 """Verdicts of the private run and of Table 2 on made-up results: each rule can hold, fail and stay open."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from reproduction.bootstrap import difference_interval, half_width, load
 from reproduction.private_measures import counted, hits_of
 from reproduction.private_run import choose_norm, is_measured, runs_of, smoothed
 
-from reproduction import private_measures, private_report, private_results, private_run
+from reproduction import private_measures, private_report, private_results, private_run, private_tables
 from unheard import TiedLSTM
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -33,6 +34,10 @@ def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
     targets_U = np.full(USERS, TARGETS)
     more = {"words": targets_U, "word_hits": hits_U, "plain": targets_U, "plain_hits": hits_U}
     np.savez(folder / "per_user.npz", targets=targets_U, hits=hits_U, **more)  # pyright: ignore[reportArgumentType]
+    if folder.name.startswith(("private", "z1")):
+        event = {"kind": "poisson_gaussian", "sampling_prob": 5000 / 750_947, "noise_multiplier": 1.0}
+        lines = [json.dumps({"round": number, "event": event}) for number in range(rounds)]
+        (folder / "ledger.jsonl").write_text("\n".join(['{"facts": {}}', *lines]) + "\n")
 
 
 def flat(value: float) -> dict[int, float]:
@@ -91,6 +96,54 @@ def test_one_repetition_of_the_private_run_decides_only_far_from_the_threshold(t
     make_run(tmp_path / "baseline-C5000-seed1", flat(25))
     make_run(tmp_path / "private", flat(25 - cost))
     assert outcome("private-run", tmp_path) == expected
+
+
+def test_a_repetition_in_progress_is_a_missing_repetition(tmp_path):
+    """It neither decides nor keeps the complete ones from deciding, and three complete ones are no longer preliminary."""
+    for number in (1, 2, 3):
+        make_run(tmp_path / f"baseline-C5000-seed{number}", flat(25 + 0.04 * number))
+        suffix = "" if number == 1 else f"-repetition{number}"
+        make_run(tmp_path / f"private{suffix}", flat(24 + 0.04 * number), rounds=5000 if number < 3 else 3400)
+    (tmp_path / "private-repetition3" / "per_user.npz").unlink()
+    two = private_results.private_run(tmp_path)
+    assert two.outcome == "did not hold"
+    assert "-1.02 points" in two.reason  # 24.06 against 25.08
+    assert "preliminary" in two.reason
+    shutil.rmtree(tmp_path / "private-repetition3")
+    make_run(tmp_path / "private-repetition3", flat(24.12))
+    three = private_results.private_run(tmp_path)
+    assert "-1.00 points" in three.reason
+    assert "preliminary" not in three.reason
+
+
+def test_epsilon_is_that_of_the_rounds_that_were_charged(tmp_path):
+    """Rounds that were done again after a stop are in it."""
+    make_run(tmp_path / "private", flat(25))
+    once = private_results.spent([tmp_path / "private"], 3.4e-7, "rdp")
+    lines = (tmp_path / "private" / "ledger.jsonl").read_text().splitlines()
+    (tmp_path / "private" / "ledger.jsonl").write_text("\n".join([*lines, *lines[-500:]]) + "\n")
+    again = private_results.spent([tmp_path / "private"], 3.4e-7, "rdp")
+    assert private_results.charges(tmp_path / "private")[0][1] == 5500
+    assert again > once == pytest.approx(3.44, abs=0.01)
+
+
+def test_figures_4_and_8_are_shown_when_their_runs_exist(tmp_path):
+    assert private_tables.trade_offs_tables(tmp_path) == []
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"trade-S7.9-seed{seed}", flat(20 + seed), rounds=4000)
+        make_run(tmp_path / f"then-S12.6-per-layer-seed{seed}", flat(21), rounds=6000)
+    early, later = private_tables.trade_offs_tables(tmp_path)
+    assert early.rows == [
+        (
+            "S = 7.9, σ = 0.00474",
+            "22.00 ± 1.00 %",
+            "22.00 ± 1.00 %",
+            "22.00 ± 1.00 %",
+            "22.00 ± 1.00 %",
+            "stopped at 4,000",
+        )
+    ]
+    assert later.rows == [("S = 12.6, per layer", *["21.00 ± 0.00 %"] * 4)]
 
 
 def test_a_run_that_stopped_early_decides_nothing(tmp_path):
@@ -172,7 +225,14 @@ def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
     (tmp_path / "private" / "statement.json").write_text('{"epsilon": {"pld": 3.2, "rdp": 3.4}, "delta": 3.4e-7}')
     content = private_report.section(tmp_path)
     assert content is not None
-    cohorts, table_2, figure_7 = content["tables"]
+    cohorts, repetitions, table_2, figure_7 = content["tables"]
+    assert [row[:2] for row in repetitions.rows] == [
+        ("private", "24.90 %"),
+        ("baseline-C5000-seed1", "25.00 %"),
+        ("z1-C1667", "24.50 %"),
+    ]
+    assert repetitions.rows[0][2].startswith("24.8")  # hits of the last model
+    assert repetitions.rows[0][3:5] == ("3.18 / 3.44", "5,000")
     assert cohorts.rows[0][4:7] == ("24.90 %", "25.00 %", cohorts.rows[0][6])
     assert cohorts.rows[0][6].startswith("0.1")
     assert cohorts.rows[1][4:7] == ("24.50 %", "not run", "")
