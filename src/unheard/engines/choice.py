@@ -27,7 +27,14 @@ class EngineClass(Protocol):
     """What the registry needs of the class of an engine."""
 
     def build(self, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str) -> Engine:
-        """The engine for one model on one device."""
+        """The engine for one model on one device.
+
+        Args:
+            model: the model whose updates the engine sums.
+            device: where it computes.
+            users_at_once: users in a chunk; None: as many as fit the free memory.
+            precision: "auto", "float32" or "bfloat16".
+        """
         ...
 
     def unsupported(self, model: LanguageModel, precision: str) -> str | None:

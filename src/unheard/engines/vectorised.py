@@ -40,7 +40,14 @@ Layers = dict[str, Tensor]
 def gradients_of_users(
     loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None
 ) -> Layers:
-    """The gradient of each user's loss by that user's own parameters, [U, ...] for each layer."""
+    """The gradient of each user's loss by that user's own parameters, [U, ...] for each layer.
+
+    Args:
+        loss: of one user, as a function of the layers, a window and features.
+        layers: the parameters of each user, by name, with the users as the first dimension.
+        window_UBW: one batch of each user.
+        features_UF: the users' features; None if the model takes none.
+    """
     in_dims = (0, 0, None if features_UF is None else 0)
     return vmap(grad(loss), in_dims=in_dims, randomness="error")(layers, window_UBW, features_UF)
 

@@ -159,7 +159,12 @@ class Contribution:
         """The sum of the sums of chunks, in any order.
 
         Without chunks the sum is zero: an empty cohort still takes a full noised step. Chunks are added one by one as
-        they arrive, so that a large cohort needs no more memory than a small one."""
+        they arrive, so that a large cohort needs no more memory than a small one.
+
+        Args:
+            chunks: the sums of disjoint groups of users.
+            num_parameters: P, the length of an empty sum.
+        """
         total: CohortSum | None = None
         for chunk in chunks:
             total = self.add(total, chunk)
@@ -292,7 +297,12 @@ class Estimator(Protocol):
         ...
 
     def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
-        """The average of a cohort, with its sensitivity."""
+        """The average of a cohort, with its sensitivity.
+
+        Args:
+            total: the sum over the cohort.
+            expected_weight: q times `minimum_weight`.
+        """
         ...
 
     def check_private(self) -> None:

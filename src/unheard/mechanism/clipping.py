@@ -61,7 +61,12 @@ class Clip(Protocol):
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
         """Raises `UnprovenCombination` if a plan with these noises, one per phase of its schedule, may not use the
-        clip."""
+        clip.
+
+        Args:
+            noises: the noise of each phase of the schedule.
+            expected_users: q K, from declared numbers.
+        """
         ...
 
     @property

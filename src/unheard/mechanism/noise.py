@@ -82,15 +82,31 @@ class Noise(Protocol):
         ...
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "Noise":
-        """The noise from a change of the schedule on, which sets one of the two."""
+        """The noise from a change of the schedule on, which sets one of the two.
+
+        Args:
+            noise_multiplier: the new z; None if `noise_std` is given.
+            noise_std: the new sigma; None if `noise_multiplier` is given.
+        """
         ...
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
-        """Start to draw the `count` normals of a round on other threads, or return the generator."""
+        """Start to draw the `count` normals of a round on other threads, or return the generator.
+
+        Args:
+            rng: the noise stream of the attempt.
+            count: how many normals the round needs.
+            device: where they are used.
+        """
         ...
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:
-        """The average with noise: the value that a round releases."""
+        """The average with noise: the value that a round releases.
+
+        Args:
+            average: the average of the cohort, with its sensitivity.
+            rng: the normals, or the stream to draw them from.
+        """
         ...
 
 

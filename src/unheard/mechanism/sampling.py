@@ -49,6 +49,10 @@ class Sampling(Protocol):
     def event(self, population: int, noise_multiplier: float) -> Event:
         """What a round costs that draws its cohort so and adds noise with this multiplier.
 
+        Args:
+            population: K as declared.
+            noise_multiplier: z of the round.
+
         Raises:
             UnprovenCombination: if there is no proof for that combination.
         """

@@ -71,7 +71,13 @@ class LanguageModel(Protocol):
         ...
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None) -> Tensor:
-        """The scores of the next token at every position, [B, T, V]."""
+        """The scores of the next token at every position, [B, T, V].
+
+        Args:
+            params: the layers by name.
+            tokens_BT: B rows of T tokens.
+            features_F: the user's features, if the model takes any.
+        """
         ...
 
     def project(self, params_P: Tensor) -> Tensor:
@@ -198,6 +204,12 @@ def mean_loss(
     """The paper's l(theta; b): cross-entropy of the next word, averaged over the targets in the batch.
 
     0 if there are none.
+
+    Args:
+        model: the model.
+        params: its layers by name.
+        window_BW: windows of T + 1 tokens, padded with PAD.
+        features_F: the user's features, if the model takes any.
     """
     input_BT, target_BT, counts_BT = window_targets(window_BW)
     logits_BTV = model.logits(params, input_BT, features_F)

@@ -203,7 +203,13 @@ def at_orders(cost: np.ndarray, orders: Sequence[float]) -> np.ndarray:
 
 
 def filter_epsilon(cost: np.ndarray, delta: float, orders: Sequence[float]) -> float:
-    """The epsilon at delta of a sum of divergences of events that were chosen on the way, by filters at fixed orders."""
+    """The epsilon at delta of a sum of divergences of events that were chosen on the way, by filters at fixed orders.
+
+    Args:
+        cost: the divergences at dp-accounting's orders.
+        delta: of the filter; each order has an equal share of it.
+        orders: the orders that were declared with the filter.
+    """
     # DP: each order has its share of delta; without that, the choice of the best order would be for free.
     return float(compute_epsilon(orders, at_orders(cost, orders), delta / len(orders))[0])  # pyright: ignore[reportArgumentType]
 
@@ -214,7 +220,12 @@ def epsilon_at_order(order: float, divergence: float, delta: float) -> float:
 
 
 def rough_epsilon(counts: Counts, delta: float) -> float:
-    """An epsilon that holds at delta, from few orders: some percent above `rdp_epsilon`, in a twentieth of its time."""
+    """An epsilon that holds at delta, from few orders: some percent above `rdp_epsilon`, in a twentieth of its time.
+
+    Args:
+        counts: counted events.
+        delta: of the guarantee.
+    """
     accountant = RdpAccountant(orders=ROUGH_ORDERS)
     with _quiet_library():
         for event, count in counts:
@@ -486,6 +497,10 @@ def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
     A schedule may give every round its own z, and each kind costs a Fourier transform. Releases in which everybody
     takes part are one release with the sum of their 1/z^2, exactly. For the other events z is rounded down and q is
     rounded up, with steps that double until few enough kinds are left.
+
+    Args:
+        counts: counted events.
+        limit: the largest number of kinds with sampling.
     """
     of_examples = tuple((event, count) for event, count in counts if isinstance(event, ExampleGaussian))
     counts = tuple((event, count) for event, count in counts if not isinstance(event, ExampleGaussian))
@@ -629,7 +644,12 @@ def delta_at(events: Events, epsilon: float, accountant: str) -> float:
 
 
 def epsilons(events: Events, delta: float) -> dict[str, float]:
-    """Compute epsilon at delta by each accountant, in the order of the registry."""
+    """Compute epsilon at delta by each accountant, in the order of the registry.
+
+    Args:
+        events: What happened.
+        delta: Between 0 and 1.
+    """
     _check_delta(delta)
     counts, failure = collapse(events)
     return {name: _epsilon(counts, failure, delta, accountant) for name, accountant in ACCOUNTANTS.items()}
@@ -639,6 +659,10 @@ def best_epsilon(events: Events, delta: float) -> Bound:
     """Compute the bound that a run claims: the smaller of pld's and rdp's, both valid, and which one it is.
 
     The choice depends on the events alone, which are public, so choosing the smaller bound costs nothing.
+
+    Args:
+        events: What happened.
+        delta: Between 0 and 1.
     """
     _check_delta(delta)
     counts, failure = collapse(events)
@@ -653,6 +677,10 @@ def replace_one_epsilon(events: Events, delta: float) -> Bound:
     event, to replace is to remove one user and to add one, and a guarantee of (epsilon, delta) for one user is one of
     (2 epsilon, (1 + e^epsilon) delta) for two (group privacy). A failure probability counts twice either way: once for
     each of the two users.
+
+    Args:
+        events: What happened.
+        delta: Between 0 and 1.
 
     Returns:
         The bound; its `accountant` says which of the two arguments was used.

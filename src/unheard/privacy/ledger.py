@@ -81,6 +81,10 @@ def seal(record: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
 def unseal(line: bytes, previous: str) -> tuple[dict[str, Any], str]:
     """Verify one line, without its newline, and return its record and its hash.
 
+    Args:
+        line: The bytes of the line.
+        previous: The hash of the line before; "" for the first line.
+
     Raises:
         LedgerError: The line does not match its hash and the hash of the line before.
     """
@@ -140,7 +144,12 @@ class ChainedFile:
         return max(len(self.hashes) - 1, 0)
 
     def contains(self, length: int, head: str) -> bool:
-        """Whether this file is the one that had `length` records and the hash `head`, or has grown out of it."""
+        """Whether this file is the one that had `length` records and the hash `head`, or has grown out of it.
+
+        Args:
+            length: A number of records, without the header.
+            head: The hash of the last of them.
+        """
         # DP: a ledger cut at a line's end has a valid chain; only this tells it from a shorter, cheaper run.
         return 0 <= length <= len(self) and self.hashes[length] == head
 
@@ -502,7 +511,12 @@ class Ledger:
         self.charge_all([event], round)
 
     def charge_all(self, events: Sequence[Event], round: int) -> None:
-        """Append several events in one write, for example everything that an earlier run has cost."""
+        """Append several events in one write, for example everything that an earlier run has cost.
+
+        Args:
+            events: What was, or will be, done to the users' data.
+            round: The number of the round that they are charged for.
+        """
         if not self._writable:
             raise LedgerError(f"{self.path} is not open for charging. Open it (again) with Ledger.open.")
         if not _is_round(round):

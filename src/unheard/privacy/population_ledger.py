@@ -338,7 +338,12 @@ class PopulationLedger:
         return running.failure == self._failure and running.epsilon <= budget.epsilon
 
     def running(self, delta: float, accountant: str = RUNNING_ACCOUNTANT) -> RunningEpsilon:
-        """The epsilon of all runs together at `delta`, ready for further charges."""
+        """The epsilon of all runs together at `delta`, ready for further charges.
+
+        Args:
+            delta: Of the guarantee.
+            accountant: One whose costs add up.
+        """
         return RunningEpsilon(delta, accountant, self.events)
 
     @contextlib.contextmanager
@@ -475,6 +480,10 @@ def open_population_ledger(
 def read_population_ledger(store: Path, ledger: Path) -> PopulationLedger:
     """Read the ledger of a store's population without writing, and check that it holds what the store remembers of it.
 
+    Args:
+        store: The folder of the token store.
+        ledger: The file of the population's ledger.
+
     Raises:
         LedgerError: The ledger is damaged, shortened or replaced, or the store's record of its ledgers is damaged.
     """
@@ -510,6 +519,10 @@ def read_corpus_record(store: Path) -> dict[str, Any]:
 def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
     """The position of a ledger when it was last opened for this store; None if it never was.
 
+    Args:
+        store: The folder of the token store.
+        ledger: The file of the population's ledger.
+
     Raises:
         LedgerError: The store's record is damaged.
     """
@@ -520,7 +533,13 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
 
 
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:
-    """Record where a ledger stands. A read-only store, whose ledger lies elsewhere, is left as it is."""
+    """Record where a ledger stands. A read-only store, whose ledger lies elsewhere, is left as it is.
+
+    Args:
+        store: The folder of the token store.
+        ledger: The file of the population's ledger.
+        position: `PopulationLedger.position` of that file.
+    """
     here, key = _place_of(store), _record_key(store, ledger)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:

@@ -87,6 +87,11 @@ class JointLedger:
     def charge(self, event: Event, round: int, *, again: bool = False) -> None:
         """Charge both ledgers; both events are on disk when this returns. `again`: as in `PopulationLedger.charge`.
 
+        Args:
+            event: What the round will do to the users' data.
+            round: The number of the round, from 0.
+            again: With correlated noise, whether a kill left this attempt charged to the population and not to the run.
+
         Raises:
             BudgetExceeded: The event would exceed the population's budget. Neither ledger is charged.
             LedgerError: An event could not be written. Nothing of the round may be released.
@@ -203,6 +208,10 @@ def remembered(folder: RunFolder) -> list[Remembered]:
 
 def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
     """Check that a run's ledger holds what checkpoints and models remember of it.
+
+    Args:
+        ledger: The ledger of the run.
+        sources: What `remembered` has read, oldest checkpoint first, the model last.
 
     Raises:
         LedgerError: The ledger was shortened, or is the ledger of another run.

@@ -49,6 +49,13 @@ def save_checkpoint(
     path.
 
     The digest of a model that was trained on the population is in the population's ledger before the model is on disk.
+
+    Args:
+        folder: The run folder.
+        model: The model that the parameters belong to.
+        state: What to save.
+        ledger: The run's ledger, whose position is saved with the state.
+        keep: How many checkpoints to keep.
     """
     path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}

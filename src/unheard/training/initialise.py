@@ -112,6 +112,11 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
 def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
     """Check that a run folder belongs to a run and its corpus, so that the run can continue.
 
+    Args:
+        run: The run as configured in the folder's run file, perhaps with more rounds.
+        folder: The run folder.
+        engine: The engine that will train.
+
     Raises:
         LedgerError: The folder's ledger is for another configuration or another corpus.
         UnheardError: As in `create_run`.
@@ -133,6 +138,10 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
 
 def check_permission(run: Run, allow_no_privacy: bool) -> None:
     """Check that a run adds noise, or that the caller has allowed a run that does not.
+
+    Args:
+        run: The run as configured.
+        allow_no_privacy: Whether the caller allows a run without noise.
 
     Raises:
         PrivacyError: The run adds no noise and `allow_no_privacy` is False.
@@ -265,6 +274,11 @@ def training_users(engine: Engine, store: TokenStore) -> UserTokens:
 def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
     """Check, before anything is charged, that the engine can reach every user and that the declared noise is added.
 
+    Args:
+        engine: The engine that will train.
+        store: The store of the run.
+        plan: The plan of the run.
+
     Raises:
         CorpusError: As `check_all_users_reachable`.
         PrivacyError: The nodes are to add the noise, and the engine has no nodes.
@@ -329,6 +343,11 @@ def first_state(run: Run) -> State:
 def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedger:
     """Open the ledgers of an existing run in order to charge them, if they hold everything that was charged before.
 
+    Args:
+        run: The run as configured.
+        folder: Its folder, locked.
+        store: Its store.
+
     Raises:
         LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back.
         CheckpointCorrupt: A checkpoint cannot be read.
@@ -352,6 +371,11 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
 
 def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
     """The state of the newest checkpoint, on a device.
+
+    Args:
+        run: The run as configured.
+        folder: Its folder.
+        device: Where the engine computes.
 
     Raises:
         CheckpointCorrupt: The checkpoint cannot be read, or belongs to another model.
@@ -427,7 +451,13 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
 
 
 def charge_earlier_costs(run: Run, store: TokenStore, ledger: Ledger) -> None:
-    """Charge what these users spent before the first round: their vocabulary, and the run that this one starts from."""
+    """Charge what these users spent before the first round: their vocabulary, and the run that this one starts from.
+
+    Args:
+        run: The run as configured.
+        store: Its store, which names what its vocabulary has cost.
+        ledger: The new ledger of the run.
+    """
     # DP: a vocabulary found in the users' own text is paid for in this ledger too.
     for record in store.vocabulary_events:
         ledger.charge(from_record(record), 0)

@@ -127,7 +127,12 @@ def draw_cohort(r: Round) -> Cohort:
 
 
 def draw_normals(r: Round, device: torch.device) -> Normals | CorrelatedNormals:
-    """Start drawing the round's standard normals on another thread; without noise, return the generator unused."""
+    """Start drawing the round's standard normals on another thread; without noise, return the generator unused.
+
+    Args:
+        r: The round.
+        device: Where the engine computes.
+    """
     if r.normals is not None:
         return r.normals
     return r.plan.noise.ahead(r.streams.noise(r.attempt), r.plan.layout.total, device)

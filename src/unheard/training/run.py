@@ -341,7 +341,12 @@ def tables_from_run(run: Run, engine: EngineChoice = EngineChoice()) -> dict[str
 
 
 def run_toml(run: Run, engine: EngineChoice = EngineChoice()) -> str:
-    """The complete run file of a run, as TOML."""
+    """The complete run file of a run, as TOML.
+
+    Args:
+        run: The run.
+        engine: The engine to name in the file; it has no part in the run's hash.
+    """
     return tomli_w.dumps(tables_from_run(run, engine))
 
 
@@ -360,7 +365,12 @@ def run_hash(run: Run) -> str:
 
 
 def hint_for_older_run(run: Run, folder_hash: str) -> str:
-    """The override that makes this run continue a folder of an older version; empty if the folder is of another run."""
+    """The override that makes this run continue a folder of an older version; empty if the folder is of another run.
+
+    Args:
+        run: The run as configured now.
+        folder_hash: The hash that the folder's ledger names.
+    """
     for (table, kind, key), before in ADDED_KEYS.items():
         tables = tables_from_run(run)
         if tables[table].get("kind") == kind:

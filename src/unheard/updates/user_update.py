@@ -68,7 +68,12 @@ class User:
 
 def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
     """Consecutive windows [K, unroll + 1]. Each begins with the last token of the window before, so that every token
-    but the first is a target exactly once."""
+    but the first is a target exactly once.
+
+    Args:
+        tokens: one user's tokens in the order written.
+        unroll: T, the number of targets of a window.
+    """
     num_targets = max(len(tokens) - 1, 0)
     num_windows = -(-num_targets // unroll)
     padded = np.full(num_windows * unroll + 1, PAD, dtype=np.int64)
@@ -79,7 +84,12 @@ def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
 
 
 def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
-    """Consecutive batches [S, batch_size, W]; the last batch is padded with empty windows."""
+    """Consecutive batches [S, batch_size, W]; the last batch is padded with empty windows.
+
+    Args:
+        windows_KW: one user's windows.
+        batch_size: B, windows per batch.
+    """
     num_batches = -(-len(windows_KW) // batch_size)
     filled = np.full((num_batches * batch_size, windows_KW.shape[1]), PAD, dtype=np.int64)
     filled[: len(windows_KW)] = windows_KW
@@ -191,7 +201,13 @@ class StoredExamples(Sequence[User]):
 
 
 def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -> list[User]:
-    """The users with their tokens, and with their features if asked for."""
+    """The users with their tokens, and with their features if asked for.
+
+    Args:
+        source: the split of a store.
+        numbers_U: the numbers of the users.
+        with_features: whether to read the users' features as well.
+    """
     tokens = source.users(numbers_U)
     if not with_features:
         return [User(t, None, int(k)) for t, k in zip(tokens, numbers_U, strict=True)]
@@ -312,7 +328,13 @@ _LONG_ROW = 400
 
 
 def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows int32 [U, S, B, T + 1], and the number of batches of each user, int64 [U]."""
+    """Windows int32 [U, S, B, T + 1], and the number of batches of each user, int64 [U].
+
+    Args:
+        update: what each user computes.
+        users: the users of a chunk.
+        seed: of FedSGD's batches.
+    """
     if isinstance(update, FedAvg):
         return _consecutive(update, users)
     batches = [update.batches(user, seed) for user in users]
@@ -327,7 +349,13 @@ def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -
 def padded_batches(
     batches: Sequence[np.ndarray], shape: tuple[int, int, int, int], dtype: type[np.integer]
 ) -> np.ndarray:
-    """Users' batches as one array [U, S, B, W], padded with PAD. The shape may have more rows than there are users."""
+    """Users' batches as one array [U, S, B, W], padded with PAD. The shape may have more rows than there are users.
+
+    Args:
+        batches: the batches [S, B, W] of each user.
+        shape: of the result.
+        dtype: of the result.
+    """
     windows_USBW = np.full(shape, PAD, dtype=dtype)
     for row, b in zip(windows_USBW, batches, strict=False):
         row[: b.shape[0], : b.shape[1]] = b

@@ -120,6 +120,10 @@ def store_fingerprint(store: TokenStore, users: UserTokens) -> np.ndarray:
 def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarray:
     """Which rank holds which shard, bool [shards, ranks], from the fingerprints of all ranks.
 
+    Args:
+        fingerprints: what `StoreReplicas.fingerprint` returned on each rank.
+        store: the leader's store.
+
     Raises:
         CorpusError: if a rank has another corpus, or no rank holds a shard.
     """
@@ -305,7 +309,15 @@ def sum_share(
     engine: Engine, stores: StoreReplicas, ranks: ProcessGroup, message: Message, layout: Layout
 ) -> tuple[Tensor, float]:
     """A worker's part of `sum_cohorts`, up to the sum over ranks: the integers to add, and how many seconds they
-    took."""
+    took.
+
+    Args:
+        engine: this rank's engine.
+        stores: where this rank reads users.
+        ranks: the process group.
+        message: the leader's request, of kind "sum".
+        layout: of the model.
+    """
     fields = message.fields
     shape = (len(fields["cohorts"]), layout.total)
     params_RP = ranks.broadcast(torch.zeros(shape, dtype=getattr(torch, fields["dtype"])))

@@ -38,7 +38,14 @@ ParallelMap = Callable[[BatchFunction, LanguageModel, Tensor, Sequence[TokenBatc
 def sequential_map(
     function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]
 ) -> Iterator[np.ndarray]:
-    """Applies the function to all batches in this process, one after the other."""
+    """Applies the function to all batches in this process, one after the other.
+
+    Args:
+        function: of one batch.
+        model: the model that `params_P` belongs to.
+        params_P: the parameters, which decide the device.
+        batches: rows of tokens.
+    """
     params = model.layout.split(params_P)
     for batch in batches:
         features_F = None if batch.features_F is None else torch.as_tensor(batch.features_F, device=params_P.device)

@@ -293,6 +293,11 @@ class ProcessGroup:
         """Sends a reply to the leader: integers and the time they took, or an error.
 
         Waits until the leader receives it.
+
+        Args:
+            numbers: the result; None for a request that has none.
+            seconds: how long the work took.
+            error: a message for the leader instead of a result.
         """
         reply = Reply(np.empty(0, dtype=np.int64) if numbers is None else numbers, seconds, error)
         with self._naming(0):
