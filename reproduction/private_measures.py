@@ -96,7 +96,7 @@ def counted(store_path: Path, out: Path) -> None:
     exact, so this is for a public corpus only."""
     from unheard import TokenStore
     from unheard.corpus.vocabulary import BOS
-    from unheard.evaluation.full import Counts, score_bigram, score_unigram
+    from unheard.evaluation.measures import Counts, score_bigram, score_unigram
 
     store = TokenStore.open(store_path)
     counts = Counts.of(store.train.users(np.arange(store.train.num_users)), len(store.vocabulary.words))

@@ -22,8 +22,8 @@ from reproduction.results import RunResult
 from reproduction.scheduling import Job
 from unheard.corpus.store import TokenStore
 from unheard.engines.choice import EngineChoice
+from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate
-from unheard.evaluation.scores import score
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import released_model
 from unheard.training.run import Run

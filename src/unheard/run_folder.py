@@ -261,7 +261,7 @@ def not_a_run_folder(path: str | Path) -> str:
 
 
 def are_measures(content: Any) -> bool:
-    """Whether a value has the form of the full measures that `evaluation/full.py` computes."""
+    """Whether a value has the form of the full measures that `evaluation/measures.py` computes."""
     try:
         return (
             isinstance(content["max_tokens"], int)

@@ -12,8 +12,8 @@ from tests.scale_out.forks import on_ranks
 from unheard.audit.canary_users import BackgroundUsers
 from unheard.audit.exposure import log_probability, phrases
 from unheard.engines.choice import EngineChoice
+from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate
-from unheard.evaluation.scores import score
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.ledger import Ledger
 from unheard.randomness import ReproducibleStreams

@@ -171,7 +171,7 @@ def _measure(
     from dataclasses import replace
 
     from unheard.cli.display import counted_bar
-    from unheard.evaluation.full import FIT_TOKENS, PROMPTS, Measured, full_measures, write_measures
+    from unheard.evaluation.measures import FIT_TOKENS, PROMPTS, Measured, full_measures, write_measures
     from unheard.training.worker import parallel_map_for
     from unheard.updates.user_update import users_in_turn
 

@@ -1,5 +1,5 @@
 """Evaluation of a model on held-out users.
 
-Modules: `next_word` (accuracy, loss and predictions, as training reports them), `scores` (one row per target, and
-figures by token, user and word frequency), `full` (all of them and two baselines as measures.json).
+Modules: `next_word` (accuracy, loss and predictions, as training reports them), `measures` (figures by token, user and
+word frequency, and two baselines, as measures.json).
 """

@@ -28,8 +28,8 @@ from unheard.engines.distributed.parallel_map import BatchFunction, ParallelMap,
 from unheard.engines.distributed.process_group import Message, ProcessGroup
 from unheard.engines.engine import Engine
 from unheard.errors import InvalidValue, UnheardError
+from unheard.evaluation.measures import score_batch
 from unheard.evaluation.next_word import count_batch
-from unheard.evaluation.scores import score_batch
 from unheard.models.model import LanguageModel
 from unheard.training.run import MODELS
 

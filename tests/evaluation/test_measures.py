@@ -14,7 +14,7 @@ import unheard
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
-from unheard.evaluation.full import Measured, full_measures, write_measures
+from unheard.evaluation.measures import Measured, full_measures, write_measures
 from unheard.evaluation.next_word import evaluate
 from unheard.run_folder import RunFolder
 from unheard.updates.user_update import User
