@@ -23,7 +23,7 @@ from unheard.corpus.private_vocabulary import (
 from unheard.corpus.store import write_store
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.errors import InputError, InvalidValue
+from unheard.errors import InputError, InvalidValue, PrivacyError
 from unheard.privacy.events import FailureProbability, Gaussian
 from unheard.randomness import reproducible_generator
 
@@ -267,3 +267,12 @@ def test_the_noise_of_a_private_vocabulary_comes_from_the_secure_generator(tmp_p
     choice = PrivateVocabulary(epsilon=1.0, delta=1e-6)
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", POSTS), vocabulary=choice)
     assert {"a", "b", "c"} <= set(done.store.vocabulary.words)
+
+
+def test_a_public_corpus_that_is_the_users_own_text_is_refused(tmp_path):
+    (tmp_path / "posts").mkdir()
+    file = write_jsonl(tmp_path / "posts" / "posts.jsonl", POSTS)
+    for path in (file, file.parent):
+        with pytest.raises(PrivacyError, match="its words are not public"):
+            prepared(tmp_path, file, vocabulary=CorpusVocabulary(path=str(path)))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["posts", "words.txt"]  # nothing was read

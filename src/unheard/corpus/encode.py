@@ -81,7 +81,12 @@ def strip_quotes(text: str) -> str:
 
 
 def split_sequences(texts: Iterable[str], unit: SequenceUnit) -> Iterable[str]:
-    """Return what BOS and EOS enclose: each whole post, or each sentence (up to . ! ? or the end of a line)."""
+    """Return what BOS and EOS enclose: each whole post, or each sentence (up to . ! ? or the end of a line).
+
+    Args:
+        texts: Posts.
+        unit: What BOS and EOS enclose.
+    """
     return texts if unit == "post" else itertools.chain.from_iterable(map(_SENTENCE_END.split, texts))
 
 
@@ -280,7 +285,12 @@ def _unknown_and_ends(ids: np.ndarray) -> np.ndarray:
 
 
 def unknown_rate(counts: Mapping[str, int], split: str = "train") -> float:
-    """Return the fraction of the words of a split that are not in the vocabulary, from the counts of `EncodeShard`."""
+    """Return the fraction of the words of a split that are not in the vocabulary, from the counts of `EncodeShard`.
+
+    Args:
+        counts: The counts of users by split, as in counts.json.
+        split: The split.
+    """
     words = counts.get(f"{split}_tokens", 0) - counts.get(f"{split}_ends", 0)
     return counts.get(f"{split}_unknown", 0) / words if words else 0.0
 
@@ -347,6 +357,10 @@ def _cached_encoder(tokenizer: Tokenizer, vocabulary: Vocabulary) -> Encoder:
 def truncate_stream(ids: np.ndarray, cap: int) -> np.ndarray:
     """Return the longest prefix of a stream with at most `cap` tokens. BOS is not counted, and is never the last id.
 
+    Args:
+        ids: The stream of a user.
+        cap: The largest number of tokens.
+
     Example:
         >>> truncate_stream(np.array([BOS, 3, EOS, BOS, 4, EOS]), 2).tolist()
         [0, 3, 1]
@@ -361,6 +375,11 @@ def encode_in_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) ->
     """Encode one long user in pieces; yield each piece with its number of tokens, and stop reading at the cap.
 
     A piece has about as much text as the cap needs (six characters per token), and at most `BATCH_CHARS`.
+
+    Args:
+        texts: The sequences of the user, in order.
+        encoder: Turns texts into ids.
+        cap: The largest number of tokens; None reads everything.
     """
     piece_chars = BATCH_CHARS if cap is None else min(BATCH_CHARS, 6 * cap)
     left = sys.maxsize if cap is None else cap
@@ -374,7 +393,12 @@ def encode_in_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) ->
 
 
 def text_batches(texts: Iterable[str], min_chars: int) -> Iterator[list[str]]:
-    """Group texts into lists of about `min_chars` characters."""
+    """Group texts into lists of about `min_chars` characters.
+
+    Args:
+        texts: Texts of any length.
+        min_chars: A list ends with the text that reaches this number of characters.
+    """
     batch: list[str] = []
     chars = 0
     for text in texts:

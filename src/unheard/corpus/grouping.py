@@ -146,7 +146,13 @@ class GroupingBackend(Protocol):
     """Carries out a `Grouping`. The backend decides where the work runs, and never what the result is."""
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
-        """Write every row into files by shard under `grouping.rows`; return the counts of `count_rows`."""
+        """Write every row into files by shard under `grouping.rows`; return the counts of `count_rows`.
+
+        Args:
+            grouping: The plan.
+            batches: The files, in the order of the input.
+            progress: Called with the finished fraction.
+        """
         ...
 
     def find_duplicates(self, grouping: Grouping) -> int:
@@ -156,12 +162,23 @@ class GroupingBackend(Protocol):
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Run the task on the sorted rows of each shard; yield (shard, result) as the tasks finish."""
+        """Run the task on the sorted rows of each shard; yield (shard, result) as the tasks finish.
+
+        Args:
+            grouping: The plan, whose scan is finished.
+            task: The work on one shard.
+            shards: The numbers of the shards.
+        """
         ...
 
 
 def read_work_file(file: Path, kind: type[T]) -> T:
-    """Read a JSON file of an unfinished store; raise `CorpusError` if it is damaged."""
+    """Read a JSON file of an unfinished store; raise `CorpusError` if it is damaged.
+
+    Args:
+        file: The file.
+        kind: The type that its content must have: `dict` or `list`.
+    """
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -431,7 +448,13 @@ def run_on_shard(grouping: Grouping, shard: int, processes: int, task: ShardTask
 
 
 def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
-    """Yield the users and texts of one shard in `ORDER`. Sorting spills to disk: one user may have half of all text."""
+    """Yield the users and texts of one shard in `ORDER`. Sorting spills to disk: one user may have half of all text.
+
+    Args:
+        grouping: The plan.
+        shard: The number of the shard.
+        processes: The number of processes that share the memory and the cores.
+    """
     files = grouping.shard_files(shard)
     if not files:
         return

@@ -136,7 +136,12 @@ class Preparation:
         }
 
     def public_record(self, vocabulary: VocabularyResult, folder_name: str) -> dict[str, Any]:
-        """The content of corpus.json: choices, and never counts, so that it may be published with a run."""
+        """The content of corpus.json: choices, and never counts, so that it may be published with a run.
+
+        Args:
+            vocabulary: The vocabulary with its origin and cost.
+            folder_name: The name of the corpus, if it was given none.
+        """
         choices = self.choices()
         choices["vocabulary"] |= {**vocabulary.provenance, "events": vocabulary.events}
         return {
@@ -332,12 +337,15 @@ def build_store(
 
     Raises:
         InputError: The input cannot be used: a missing column, no usable row, no user left.
+        PrivacyError: The corpus that a public vocabulary comes from is one of the sources, or the map of user ids would
+            be in the store.
         CorpusError: `out` is not empty, the disk is full, or `continues` is no store.
         LedgerError: The ledger of `continues` is damaged or missing.
     """
     if user_map is not None:
         check_user_map(Path(user_map), Path(out))
     if isinstance(preparation.vocabulary, CorpusVocabulary):
+        # DP: the words of the users' own text are not public, under whatever name they are given.
         preparation.vocabulary.check_is_public(sources)
     earlier = None if continues is None else _ledger_of(TokenStore.open(continues))
     writer = StoreWriter(out, keep_partial=True)
@@ -548,6 +556,14 @@ def draw_test_posts(held_out: UserTokens, num_tokens: int, salt: str) -> list[np
 
     The paper's test set is 75,122 tokens of random held-out posts. The last post is cut to fit. The result has fewer
     tokens if the held-out users have fewer.
+
+    Args:
+        held_out: The held-out users.
+        num_tokens: The number of predicted tokens.
+        salt: Decides which posts are drawn.
+
+    Returns:
+        The ids of each post.
     """
     starts = [np.flatnonzero(held_out.tokens(k) == BOS) for k in range(held_out.num_users)]
     owner = np.repeat(np.arange(len(starts)), [len(s) for s in starts])

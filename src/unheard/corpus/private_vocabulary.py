@@ -85,7 +85,12 @@ class WordRelease:
 
     @classmethod
     def for_budget(cls, epsilon: float, delta: float, words_per_user: int) -> "WordRelease":
-        """Return the mechanism that costs (epsilon, delta): half of delta for the noise, half for the threshold."""
+        """Return the mechanism that costs (epsilon, delta): half of delta for the noise, half for the threshold.
+
+        Args:
+            epsilon, delta: The cost.
+            words_per_user: The largest number of words that a user votes for.
+        """
         import dp_accounting
 
         require(0 < epsilon <= MAX_EPSILON, f"epsilon must be above 0 and at most {MAX_EPSILON:g}, not {epsilon}.")
@@ -95,7 +100,13 @@ class WordRelease:
         return cls(noise_multiplier=noise_multiplier, threshold_delta=delta / 2, words_per_user=words_per_user)
 
     def choose(self, words: Iterable[str], salt: str, user: str) -> list[str]:
-        """Return the words that a user votes for: all, or a pseudo-random choice that depends on no other user."""
+        """Return the words that a user votes for: all, or a pseudo-random choice that depends on no other user.
+
+        Args:
+            words: The different words of the user.
+            salt: The salt of the store.
+            user: The id of the user.
+        """
         words = list(words)
         if len(words) <= self.words_per_user:
             return words
@@ -123,7 +134,12 @@ class WordRelease:
         return math.ceil(float(np.max(votes + margins)))
 
     def release(self, sums: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Add noise to the sums of votes; return a mask of the words above the threshold, and the noisy sums."""
+        """Add noise to the sums of votes; return a mask of the words above the threshold, and the noisy sums.
+
+        Args:
+            sums: The sum of the votes for each word.
+            generator: Draws the noise.
+        """
         # DP: one independent draw for each word, scaled to the sensitivity UNIT, rounded to whole votes.
         noise = np.rint(generator.standard_normal(len(sums)) * (self.noise_multiplier * UNIT)).astype(np.int64)
         noisy = sums + noise
@@ -255,7 +271,13 @@ class CorpusVocabulary:
 
 
 def public_texts(path: str, field: str, grouping: Grouping) -> Iterator[str]:
-    """Yield the texts of a public input: the lines of a .txt file, or the text column of any input of `prepare`."""
+    """Yield the texts of a public input: the lines of a .txt file, or the text column of any input of `prepare`.
+
+    Args:
+        path: The input.
+        field: The column with the text.
+        grouping: Gives the table of a database, the memory limit and the folder for intermediate results.
+    """
     if path.endswith(".txt") and Path(path).is_file():
         with open(path, encoding="utf-8", errors="replace") as file:
             yield from file
@@ -311,7 +333,12 @@ class CountVotes:
         return {"files": sums.finish()}
 
     def words_of(self, texts: Iterator[str], split: "CachedSplitter") -> set[str]:
-        """Return the different words of a user's stream; none if the user is too short to be in the store."""
+        """Return the different words of a user's stream; none if the user is too short to be in the store.
+
+        Args:
+            texts: The posts of the user, in order.
+            split: Splits a text into words.
+        """
         words: set[str] = set()
         left = self.options.tokens_per_user
         count = 0
@@ -416,7 +443,13 @@ def summed(folder: Path, grouping: Grouping, at_least: int = 0) -> Iterator[tupl
 
 
 def count_public(texts: Iterable[str], tokenizer: Tokenizer, folder: Path) -> None:
-    """Count the words of a public text into files in `folder`."""
+    """Count the words of a public text into files in `folder`.
+
+    Args:
+        texts: The public text.
+        tokenizer: Splits it into words.
+        folder: Where the files of sums go.
+    """
     split = CachedSplitter(tokenizer)
     sums = WordSums(folder, 0)
     for text in texts:

@@ -154,7 +154,16 @@ def scan_sql(
 
 
 def rows_sql(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> str:
-    """Return SQL for (problem, user, text, time), one row per record of the batch, in its order."""
+    """Return SQL for (problem, user, text, time), one row per record of the batch, in its order.
+
+    Args:
+        database: A connection of `open_database`.
+        batch: The files to read, all of one format.
+        fields: The columns to read.
+
+    Raises:
+        InputError: A column or a table is missing.
+    """
     kind = batch.sources[0].format
     if kind in ("jsonl", "json"):
         return json_sql(database, batch, fields)
@@ -203,7 +212,12 @@ def summarise_scan(
 
 
 def scan_error(error: Exception, batch: FileBatch) -> CorpusError:
-    """Return an error of this package for an error of DuckDB: it names the files and what to do."""
+    """Return an error of this package for an error of DuckDB: it names the files and what to do.
+
+    Args:
+        error: The error of DuckDB.
+        batch: The files that were being read.
+    """
     names = ", ".join(s.path for s in batch.sources[:3]) + (" and others" if len(batch.sources) > 3 else "")
     first = str(error).strip().split("\n")[0]
     lowered = str(error).lower()
@@ -250,7 +264,16 @@ def check_columns(names: Sequence[str], fields: Fields, batch: FileBatch) -> Non
 
 
 def choose_table(path: str, known: Sequence[str], wanted: str | None) -> str:
-    """Return the table of a database to read: `wanted`, or the only one that there is."""
+    """Return the table of a database to read: `wanted`, or the only one that there is.
+
+    Args:
+        path: The database, for messages.
+        known: The names of its tables.
+        wanted: The name that was asked for, or None.
+
+    Raises:
+        InputError: The table is missing, or there are several and none was named.
+    """
     if wanted is None and len(known) == 1:
         return known[0]
     if wanted is None:
@@ -309,7 +332,16 @@ def is_quick(batch: FileBatch, fields: Fields) -> bool:
 
 
 def count_undecided(database: duckdb.DuckDBPyConnection, batch: FileBatch, fields: Fields) -> dict[str, int]:
-    """Count the undecided rows of the quick reader: broken lines, and valid JSON without any of the columns."""
+    """Count the undecided rows of the quick reader: broken lines, and valid JSON without any of the columns.
+
+    Args:
+        database: The connection of the scan.
+        batch: The files that were read.
+        fields: The columns that were read.
+
+    Returns:
+        The numbers of malformed rows and of rows without a user.
+    """
     keys = [quoted("/" + _escaped(key)) for key in _top_keys(fields)]
     nothing = " AND ".join(f"coalesce(json_type(json, {key}), 'NULL') = 'NULL'" for key in keys)
     broken = "json IS NULL OR json_type(json) <> 'OBJECT'"

@@ -82,7 +82,13 @@ def line_boundaries(path: str, range_bytes: int, begin: int = 0) -> list[int]:
 
 
 def record_too_long(path: str, compression: str = "none", is_lines: bool = True) -> InputError:
-    """The error for a file with a record above `MAX_RECORD_BYTES`. It names the line where that can be known."""
+    """The error for a file with a record above `MAX_RECORD_BYTES`. It names the line where that can be known.
+
+    Args:
+        path: The file.
+        compression: Its compression.
+        is_lines: Whether each line is a record.
+    """
     line = _first_long_line(path, compression) if is_lines and compression in ("none", "gzip") else None
     name = f"{path}, line {line}," if line else f"{path} has a record that"
     return InputError(
@@ -247,7 +253,12 @@ def gzip_is_truncated(path: str) -> bool:
 
 
 def unpack_gzip(path: str, target: Path) -> None:
-    """Decompress a gzip file to `target` as far as it can be read."""
+    """Decompress a gzip file to `target` as far as it can be read.
+
+    Args:
+        path: The compressed file.
+        target: The file to write; its folder is created if missing.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "wb") as file:
         file.writelines(content for content, _ in _decompress(path))

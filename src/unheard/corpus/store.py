@@ -103,7 +103,12 @@ class ShardWriter:
         self.end_user()
 
     def append_many(self, flat: np.ndarray, lengths: np.ndarray) -> None:
-        """Write many whole users: their ids one after the other, and the number of ids of each."""
+        """Write many whole users: their ids one after the other, and the number of ids of each.
+
+        Args:
+            flat: The ids of all users, one user after the other.
+            lengths: The number of ids of each user.
+        """
         ends = self._written // self._dtype.itemsize + np.cumsum(lengths)
         self.write(np.ascontiguousarray(flat, dtype=self._dtype).tobytes())
         self._ends.extend(ends.tolist())
@@ -120,7 +125,14 @@ class ShardWriter:
 
 
 def write_shard(folder: Path, number: int, users: Iterable[np.ndarray], dtype: np.dtype) -> None:
-    """Write a shard from arrays in memory, one per user."""
+    """Write a shard from arrays in memory, one per user.
+
+    Args:
+        folder: The folder of the split.
+        number: The number of the shard.
+        users: The ids of each user.
+        dtype: The dtype of the ids.
+    """
     writer = ShardWriter(folder, number, dtype)
     for tokens in users:
         writer.append(tokens)
@@ -569,7 +581,11 @@ class StoreWriter:
     def describe(
         self, *, vocabulary: Vocabulary, info: Mapping[str, Any], counts: Mapping[str, Any], shards: int
     ) -> TokenStore:
-        """Write vocabulary.txt, counts.json, layout.json and corpus.json; open the store at its partial path."""
+        """Write vocabulary.txt, counts.json, layout.json and corpus.json; open the store at its partial path.
+
+        Args:
+            vocabulary, info, counts, shards: As in `finish`.
+        """
         vocabulary.save(self.partial / "vocabulary.txt")
         write_private_json(self.partial / "counts.json", counts)
         layout = {"dtype": token_dtype(len(vocabulary)).str, "shards": shards}
@@ -699,6 +715,10 @@ def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -
     """Write a JSON file that only its owner can read.
 
     It has this mode from the start, so others can read it at no time.
+
+    Args:
+        path: The file; an existing one is replaced.
+        content: What to write.
     """
     path.unlink(missing_ok=True)
     storage.create_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

@@ -40,7 +40,12 @@ class SplitStatistics:
 
 
 def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
-    """Compute the statistics of a split in one pass over its ids."""
+    """Compute the statistics of a split in one pass over its ids.
+
+    Args:
+        users: The users of the split.
+        bins: The largest number of bins of the histogram.
+    """
     counts = np.zeros(3, dtype=np.int64)
     for block in users.blocks():
         counts += [np.count_nonzero(block == special) for special in (BOS, EOS, UNK)]
@@ -61,7 +66,12 @@ def split_statistics(users: UserTokens, bins: int = 12) -> SplitStatistics:
 
 
 def predicted_lengths(users: UserTokens, users_at_once: int = 4096) -> np.ndarray:
-    """Return the number of predicted tokens (ids except BOS) of each user."""
+    """Return the number of predicted tokens (ids except BOS) of each user.
+
+    Args:
+        users: The users of a split.
+        users_at_once: How many users are read at a time.
+    """
     lengths = np.empty(users.num_users, dtype=np.int64)
     for begin in range(0, users.num_users, users_at_once):
         some = users.users(np.arange(begin, min(begin + users_at_once, users.num_users)))
@@ -70,7 +80,12 @@ def predicted_lengths(users: UserTokens, users_at_once: int = 4096) -> np.ndarra
 
 
 def histogram(lengths: np.ndarray, bins: int) -> tuple[tuple[int, int, int], ...]:
-    """Return (from, up to, users) in bins that double, since the lengths of users spread over orders of magnitude."""
+    """Return (from, up to, users) in bins that double, since the lengths of users spread over orders of magnitude.
+
+    Args:
+        lengths: The number of tokens of each user.
+        bins: The largest number of bins; the smallest lengths share one.
+    """
     if not len(lengths):
         return ()
     top = int(lengths.max())
@@ -93,7 +108,12 @@ class CapEffect:
 
 
 def cap_effect(store: TokenStore, weight_cap: int) -> CapEffect:
-    """Compute what a weight cap would do to the training users of a store."""
+    """Compute what a weight cap would do to the training users of a store.
+
+    Args:
+        store: The store.
+        weight_cap: The cap w-hat, in tokens.
+    """
     lengths = predicted_lengths(store.train)
     weights = np.minimum(lengths / weight_cap, 1.0)
     return CapEffect(

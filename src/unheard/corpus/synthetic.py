@@ -45,11 +45,21 @@ class WordModel:
     topic_weights: np.ndarray
 
     def next_words(self, last: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """Draw a successor of each word in `last`; `draw` has uniform numbers in [0, 1)."""
+        """Draw a successor of each word in `last`; `draw` has uniform numbers in [0, 1).
+
+        Args:
+            last: The last word of each user.
+            draw: A uniform number in [0, 1) for each user.
+        """
         return self.successors[np.minimum(np.searchsorted(self.after, last + draw, side="right"), len(self.after) - 1)]
 
     def topic_words_drawn(self, topic: np.ndarray, draw: np.ndarray) -> np.ndarray:
-        """Draw a word of each topic in `topic`."""
+        """Draw a word of each topic in `topic`.
+
+        Args:
+            topic: The topic of each user.
+            draw: A uniform number in [0, 1) for each user.
+        """
         return self.topic_words[
             np.minimum(np.searchsorted(self.topics, topic + draw, side="right"), len(self.topics) - 1)
         ]

@@ -60,6 +60,10 @@ def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
 
     Text in which such words are separated by spaces already has short runs.
 
+    Args:
+        texts: The texts.
+        longest_word: Runs of at most so many characters count as words.
+
     Example:
         >>> unspaced_share(["今日はとても良い天気です"]), unspaced_share(["今日 は 良い 天気", "fine weather"])
         (1.0, 0.0)
@@ -75,6 +79,10 @@ def cut_text(text: str, max_chars: int) -> Iterator[str]:
     """Cut a text after a space or a line end into pieces of about `max_chars` characters.
 
     The words of the pieces are the words of the text. A run without spaces stays whole.
+
+    Args:
+        text: The text.
+        max_chars: A piece ends at the first space or line end from here on.
 
     Example:
         >>> list(cut_text("one two three", 6))

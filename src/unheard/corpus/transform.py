@@ -89,7 +89,13 @@ def split_store(
 
 
 def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
-    """Return the shards of one part: each part has at least one, and all have about the same number of tokens."""
+    """Return the shards of one part: each part has at least one, and all have about the same number of tokens.
+
+    Args:
+        store: The whole store.
+        part: The number of the part, from 1.
+        of: The number of parts.
+    """
     ends = np.cumsum(store.train.tokens_of_shards())
     cuts = [int(np.searchsorted(ends, ends[-1] * k / of)) + 1 for k in range(1, of)]
     # Two cuts may coincide. Then the later one moves to the next shard; each later part keeps at least one shard.
