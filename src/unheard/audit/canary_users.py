@@ -71,13 +71,13 @@ class CanaryUsers:
 
     @staticmethod
     def default_count(layout: Layout) -> int:
-        """Returns a count that gives a strong audit and leaves each canary a few coordinates in the largest layer."""
+        """Return a count that gives a strong audit and leaves each canary a few coordinates in the largest layer."""
         largest = max(where.stop - where.start for where in layout.slices.values())
         return max(2, min(DEFAULT_COUNT, largest // 4))
 
     @classmethod
     def draw(cls, count: int, layout: Layout, rng: np.random.Generator) -> "CanaryUsers":
-        """Draws coordinates and signs for each canary.
+        """Draw coordinates and signs for each canary.
 
         Every canary gets an equal share of each layer that is large enough, so that a per-layer clip bounds all
         canaries alike.
@@ -106,7 +106,7 @@ class CanaryUsers:
         return cls(count=count, owner_P=owner_P, sign_P=rng.choice([-1.0, 1.0], size=layout.total))
 
     def units(self, plan: RoundPlan) -> Tensor:
-        """Returns the contributions of all canaries in integer units of the grid, each on its own coordinates, [P].
+        """Return the contributions of all canaries in integer units of the grid, each on its own coordinates, [P].
 
         Each canary's vector passes through the plan's clip, weight and grid. Only the canary's own coordinates are
         given to them: the others are zero, and zeros change neither a norm nor the rounding.
@@ -125,7 +125,7 @@ class CanaryUsers:
         return units_P
 
     def _deltas(self, plan: RoundPlan) -> np.ndarray:
-        """Returns the vectors of all canaries before the clip, with the largest norm that each ball of the clip
+        """Return the vectors of all canaries before the clip, with the largest norm that each ball of the clip
         allows."""
         balls = plan.contribution.balls
         delta_P = np.zeros(plan.layout.total)
@@ -150,7 +150,7 @@ class CanaryUsers:
         )
 
     def norms(self, units_P: Tensor) -> np.ndarray:
-        """Returns the norm of each canary's contribution in units of the grid, [M]."""
+        """Return the norm of each canary's contribution in units of the grid, [M]."""
         return np.sqrt(self._sum_by_owner(units_P.double().numpy() ** 2))
 
     def projections(self, average_P: np.ndarray, units_P: Tensor, norm_M: np.ndarray) -> np.ndarray:
@@ -203,7 +203,7 @@ class BackgroundUsers:
         self.population.register(self.id, facts, held=0)
 
     def join(self, canaries: CohortSum, plan: RoundPlan, event: Event, round: int) -> CohortSum:
-        """Charges one round, then draws a cohort and returns the sum of its updates and those of the canaries.
+        """Charge one round, then draw a cohort and return the sum of its updates and those of the canaries.
 
         Args:
             canaries: The sum over the canaries drawn in this round.

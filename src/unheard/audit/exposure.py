@@ -70,7 +70,7 @@ def exposures(
     candidates: int = 10_000,
     spread: ParallelMap = sequential_map,
 ) -> Iterator[Exposure]:
-    """Yields the exposure of each planted phrase, one at a time, so that a caller can show progress.
+    """Yield the exposure of each planted phrase, one at a time, so that a caller can show progress.
 
     Args:
         model: The language model.
@@ -146,7 +146,7 @@ def phrases(
 
 
 def memorized(results: Sequence[Exposure]) -> list[Exposure]:
-    """Returns the phrases whose exposure chance does not explain, with Bonferroni's correction over all carried
+    """Return the phrases whose exposure chance does not explain, with Bonferroni's correction over all carried
     phrases.
 
     Controls, which no user carried, are never returned.

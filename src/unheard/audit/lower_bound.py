@@ -95,7 +95,7 @@ class Guesses:
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Bounds the probability of at least `correct` correct guesses under (epsilon, delta)-differential privacy.
+    """Bound the probability of at least `correct` correct guesses under (epsilon, delta)-differential privacy.
 
     Args:
         canaries: The number m of canaries, each included with probability 1/2.
@@ -117,7 +117,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Returns the largest epsilon under which so many correct guesses have probability below 1 - confidence.
+    """Return the largest epsilon under which so many correct guesses have probability below 1 - confidence.
 
     Args:
         canaries: The number of canaries, each included with probability 1/2.
@@ -175,7 +175,7 @@ def f_dp_bound(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> float:
-    """Returns a lower bound on epsilon by f-DP, within the family of the run's events with scaled noise.
+    """Return a lower bound on epsilon by f-DP, within the family of the run's events with scaled noise.
 
     Args:
         score_M: One score for each canary, higher where its inclusion is more likely; 0 is neutral.
@@ -264,7 +264,7 @@ class AttackCurve:
 
     @classmethod
     def of_events(cls, events: list[tuple[PoissonGaussian | Gaussian, int]]) -> "AttackCurve":
-        """Computes the curve of counted events: exactly if everybody takes part, else from their privacy profile."""
+        """Compute the curve of counted events: exactly if everybody takes part, else from their privacy profile."""
         if all(isinstance(event, Gaussian) or event.sampling_prob == 1 for event, _ in events):
             mu = math.sqrt(sum(count / event.noise_multiplier**2 for event, count in events))
             epsilon_E = np.linspace(0.0, mu * (mu / 2 + 6), 8 * PROFILE_POINTS)
@@ -281,7 +281,7 @@ class AttackCurve:
         return cls(start_C=start_L[best_C].tolist(), slope_C=slope_L[best_C].tolist())
 
     def false_positive_rate(self, rate: float) -> float:
-        """Returns a lower bound on the false-positive rate of a test with this true-positive rate."""
+        """Return a lower bound on the false-positive rate of a test with this true-positive rate."""
         cell = min(max(int(rate * CELLS), 0), CELLS - 1)
         return max(0.0, self.start_C[cell] + self.slope_C[cell] * rate)
 
@@ -313,7 +313,7 @@ class AttackCurve:
 
 
 def _outcomes(score_M: np.ndarray, included_M: np.ndarray) -> list[tuple[int, int]]:
-    """Returns for each guessing rule the number of guesses and of correct ones."""
+    """Return for each guessing rule the number of guesses and of correct ones."""
     total, order_M = len(score_M), np.argsort(score_M, kind="stable")
     outcomes = [(total, int(((score_M > 0) == included_M).sum()))]
     for num_in, num_out in _rules(total):
@@ -323,7 +323,7 @@ def _outcomes(score_M: np.ndarray, included_M: np.ndarray) -> list[tuple[int, in
 
 
 def _rules(canaries: int) -> Sequence[tuple[int, int]]:
-    """Returns for each rule how many canaries it guesses to be included, and how many excluded."""
+    """Return for each rule how many canaries it guesses to be included, and how many excluded."""
     sizes = sorted({max(int(canaries * fraction), 1) for fraction in FRACTIONS})
     return [(size, 0) for size in sizes] + [(size, size) for size in sizes if 2 * size <= canaries]
 
@@ -359,12 +359,12 @@ class ParametricBound:
 def parametric_bound(
     score_M: np.ndarray, included_M: np.ndarray, signals: Signals, delta: float, confidence: float = CONFIDENCE
 ) -> ParametricBound:
-    """Bounds epsilon from below under the model of this module.
+    """Bound epsilon from below under the model of this module.
 
     Args:
         score_M: The sum over rounds of the log likelihood ratio of each canary.
         included_M: Which canaries were included.
-        signals: The sampling probability and the foreseen signal of each round.
+        signals: The sampling probability and the expected signal of each round.
         delta: The delta at which epsilon is stated.
         confidence: The probability that the bound is not above the true epsilon, under the model.
 
@@ -410,10 +410,10 @@ def _is_too_large(observed: float, count: int, signals: Signals, factor: float, 
 
 
 def score_moments(signals: Signals, factor: float) -> tuple[float, float]:
-    """Returns mean and variance of the score of a canary whose signal is `factor` times the foreseen one.
+    """Return mean and variance of the score of a canary whose signal is `factor` times the expected one.
 
     Args:
-        signals: The sampling probability and the foreseen signal of each round.
+        signals: The sampling probability and the expected signal of each round.
         factor: 0 for an excluded canary.
     """
     mean = variance = 0.0
@@ -431,7 +431,7 @@ def score_moments(signals: Signals, factor: float) -> tuple[float, float]:
 
 
 def _moments_at(q: float, signal: float, centre: float) -> tuple[float, float]:
-    """Returns mean and mean square of the log likelihood ratio of x ~ N(centre, 1)."""
+    """Return mean and mean square of the log likelihood ratio of x ~ N(centre, 1)."""
     exponent_N = (centre + NODES) * signal - signal**2 / 2
     score_N = exponent_N if q >= 1 else np.logaddexp(math.log1p(-q), math.log(q) + exponent_N)
     return float(WEIGHTS @ score_N), float(WEIGHTS @ score_N**2)
@@ -449,7 +449,7 @@ def _misfit(score: np.ndarray, mean: float, variance: float) -> bool:
 
 
 def _largest(holds: Callable[[float], bool]) -> float:
-    """Returns the largest factor for which a condition holds that fails from some factor on; 0 if it never holds."""
+    """Return the largest factor for which a condition holds that fails from some factor on; 0 if it never holds."""
     if not holds(0.0):
         return 0.0
     low, high = 0.0, LARGEST_FACTOR
@@ -460,7 +460,7 @@ def _largest(holds: Callable[[float], bool]) -> float:
 
 
 def _epsilon(signals: Signals, factor: float, delta: float) -> float:
-    """Returns the epsilon of the rounds with noise multiplier 1 / (factor x signal)."""
+    """Return the epsilon of the rounds with noise multiplier 1 / (factor x signal)."""
     if factor == 0:
         return 0.0
     # The accountant would merge many kinds of rounds upwards. The smallest signal keeps this a lower bound.

@@ -157,7 +157,7 @@ def audit_one_run(
     rounds: int | None = None,
     background: BackgroundUsers | None = None,
 ) -> Iterator[int | OneRunResult]:
-    """Simulates one run with canary users.
+    """Simulate one run with canary users.
 
     Args:
         run: The run whose mechanism is audited.
@@ -208,7 +208,7 @@ def audit_one_run(
 def _audit_correlated(
     run: Run, noise: CorrelatedNoise, streams: Streams, users: CanaryUsers, included_M: np.ndarray, rounds: int
 ) -> Iterator[int | OneRunResult]:
-    """Simulates one run with correlated noise; as `audit_one_run`."""
+    """Simulate one run with correlated noise; as `audit_one_run`."""
     plan = run.plan.at(0, run.model.layout)
     sampling, parameters = plan.sampling, plan.layout.total
     assert isinstance(sampling, GroupedSampling)
@@ -244,7 +244,7 @@ def _correlated_scores(
     sigma: float,
     q: float,
 ) -> np.ndarray:
-    """Returns the log likelihood ratio of each canary, summed over its blocks of rounds.
+    """Return the log likelihood ratio of each canary, summed over its blocks of rounds.
 
     C times the projected releases has independent noise sigma. A canary that takes part in round t adds c times its norm
     to the rows from t on. With BLT a canary takes part whenever it is its turn, and all its rounds are one block.
@@ -268,7 +268,7 @@ def _correlated_scores(
 
 
 def _draw(plan: RoundPlan, num_users: int, streams: Streams, round: int) -> np.ndarray:
-    """Draws canaries as the plan does. Fixed-size sampling takes at most half of the included canaries."""
+    """Draw canaries as the plan does. Fixed-size sampling takes at most half of the included canaries."""
     sampling = plan.sampling
     if isinstance(sampling, FixedSizeSampling):
         sampling = FixedSizeSampling(users_per_round=max(1, min(sampling.users_per_round, num_users // 2)))
@@ -276,7 +276,7 @@ def _draw(plan: RoundPlan, num_users: int, streams: Streams, round: int) -> np.n
 
 
 def _unit(plan: RoundPlan, cohort: CohortSum) -> float:
-    """Returns what one unit of the sum adds to the average: by the fixed denominator, or by the one that was used."""
+    """Return what one unit of the sum adds to the average: by the fixed denominator, or by the one that was used."""
     average = plan.average(cohort)
     if average.unit == 0:
         return 0.0
@@ -286,7 +286,7 @@ def _unit(plan: RoundPlan, cohort: CohortSum) -> float:
 def _log_likelihood_ratio(
     projection_M: np.ndarray, norm_M: np.ndarray, noise_std: float, plan: RoundPlan
 ) -> np.ndarray:
-    """Returns the evidence of one round that each canary is included: log((1 - q) + q N(norm, sigma) / N(0, sigma)).
+    """Return the evidence of one round that each canary is included: log((1 - q) + q N(norm, sigma) / N(0, sigma)).
 
     Without noise the ratio is infinite or zero, and the projection itself takes its part.
     """
@@ -331,7 +331,7 @@ def _result(
 
 
 def _estimate(included: np.ndarray, excluded: np.ndarray, delta: float, without_noise: bool) -> float:
-    """Returns the epsilon of the Gaussian mechanism that separates the two groups of scores as far as they are
+    """Return the epsilon of the Gaussian mechanism that separates the two groups of scores as far as they are
     apart."""
     if len(included) < 2 or len(excluded) < 2:
         return math.nan

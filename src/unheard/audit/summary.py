@@ -62,14 +62,14 @@ class AuditResult:
         return self.one_run is None or self.one_run.holds
 
     def sentences(self) -> Iterator[str]:
-        """Yields the result in plain words, one or two sentences for each audit."""
+        """Yield the result in plain words, one or two sentences for each audit."""
         if self.exposures is not None:
             yield from _about_exposures(self.exposures)
         if self.one_run is not None:
             yield from _about_one_run(self.one_run)
 
     def record(self) -> dict[str, Any]:
-        """Returns the result as strict JSON: the content of `audit.json`."""
+        """Return the result as strict JSON: the content of `audit.json`."""
         results = self.exposures
         return plain(
             {
@@ -93,7 +93,7 @@ class AuditResult:
             replace_file(folder / "scores.svg", plot.encode())
 
     def score_plot(self, title: str) -> str | None:
-        """Returns an SVG of the canaries' scores, included against excluded; None without a one-run audit.
+        """Return an SVG of the canaries' scores, included against excluded; None without a one-run audit.
 
         The more the two histograms overlap, the less the run reveals.
         """
@@ -118,7 +118,7 @@ def audit_run(
     allow_no_privacy: bool = False,
     progress: Progress = no_progress,
 ) -> AuditResult:
-    """Ranks the phrases that were planted in the store, if any, and simulates one run with canary users.
+    """Rank the phrases that were planted in the store, if any, and simulate one run with canary users.
 
     Args:
         released: The model and run to audit.
@@ -230,7 +230,7 @@ def _about_one_run(audit: OneRunResult) -> Iterator[str]:
 
 
 def _histograms(audit: OneRunResult, title: str) -> dict[str, Any]:
-    """Returns a Vega-Lite specification of the scores of included and excluded canaries."""
+    """Return a Vega-Lite specification of the scores of included and excluded canaries."""
     low, high = float(audit.score_M.min()), float(audit.score_M.max())
     edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
     rows = []

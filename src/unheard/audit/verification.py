@@ -96,7 +96,7 @@ Check = Callable[[Folder], Iterator[str]]
 
 
 def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
-    """Makes every check on a run folder.
+    """Make every check on a run folder.
 
     Args:
         path: The run folder.
@@ -135,7 +135,7 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
 
 
 def _finding(name: str, check: Check, folder: Folder) -> Finding:
-    """Makes one check. An error that any part of the library raises is a finding too, in the words of that error."""
+    """Make one check. An error that any part of the library raises is a finding too, in the words of that error."""
     sentences: list[str] = []
     try:
         sentences.extend(check(folder))
@@ -479,7 +479,7 @@ def _epsilon(folder: Folder) -> Iterator[str]:
 
 
 def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
-    """Returns how many rounds one charge covers because the run is the best of several (`unheard tune --select`), else
+    """Return how many rounds one charge covers because the run is the best of several (`unheard tune --select`), else
     0."""
     if not ledger.facts.get("selection"):
         return 0
@@ -495,7 +495,7 @@ def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
 
 
 def _charges_before_training(ledger: Ledger) -> int:
-    """Returns the number of charges for the vocabulary and for the run that this one started from.
+    """Return the number of charges for the vocabulary and for the run that this one started from.
 
     Ledgers of older versions do not state the number; there it is inferred from the kinds of the first events.
     """
@@ -517,7 +517,7 @@ def _needed(value: Any, what: str) -> Any:
 
 
 def _agree(saved: Any, expected: Any) -> bool:
-    """Compares two values of JSON, floats up to `EPSILON_SLACK`."""
+    """Compare two values of JSON, floats up to `EPSILON_SLACK`."""
     if isinstance(saved, float) and isinstance(expected, float):
         return abs(saved - expected) <= EPSILON_SLACK * max(SMALLEST_FIGURE, abs(expected))
     if isinstance(saved, dict) and isinstance(expected, dict):

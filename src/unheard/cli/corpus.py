@@ -85,7 +85,7 @@ def show(
 
 
 def _print_split(name: str, split: "SplitStatistics") -> None:
-    """Prints the counts of one split, percentiles of its users' lengths, and a histogram of them."""
+    """Print the counts of one split, percentiles of its users' lengths, and a histogram of them."""
     from rich.table import Table
 
     from unheard.cli.display import console

@@ -66,7 +66,7 @@ def demo(
 
 
 def _prepare(corpus: Path) -> None:
-    """Prepares the corpus that comes with the demo, with a small vocabulary and short users."""
+    """Prepare the corpus that comes with the demo, with a small vocabulary and short users."""
     from unheard.cli.display import notes, step_bars
     from unheard.corpus.pipeline import build_store
     from unheard.corpus.sources import find_chitchat
@@ -92,7 +92,7 @@ def _preparation() -> "Preparation":
 
 
 def _is_demo_corpus(corpus: Path) -> bool:
-    """Returns whether the store is the demo's public corpus, on which a run without noise harms nobody.
+    """Return whether the store is the demo's public corpus, on which a run without noise harms nobody.
 
     A store of that name that was prepared in another way holds somebody else's text.
     """
@@ -143,7 +143,7 @@ def _run(corpus: Path, rounds: int, plan: "Plan") -> "Run":
 
 
 def beside_bigram(measured: "Mapping[str, Any]") -> list[str]:
-    """Returns one sentence that says where each model stands beside a bigram model on the same held-out text.
+    """Return one sentence that says where each model stands beside a bigram model on the same held-out text.
 
     Args:
         measured: The full measures of each run, by its name.
@@ -168,7 +168,7 @@ def beside_bigram(measured: "Mapping[str, Any]") -> list[str]:
 
 
 def _compare(out: Path) -> None:
-    """Prints the closing tables and writes the page, from the two run folders."""
+    """Print the closing tables and write the page, from the two run folders."""
     from unheard.cli.display import notes, print_table, say
     from unheard.cli.evaluate import full_measures_of
     from unheard.report import tables

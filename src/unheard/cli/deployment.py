@@ -87,7 +87,7 @@ def export(
 
 
 def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged", "gguf"]) -> None:
-    """Writes a Hugging Face model."""
+    """Write a Hugging Face model."""
     from unheard.cli.display import say
     from unheard.deployment.language_model import write_language_model
 
@@ -186,7 +186,7 @@ def predict(
 
 
 def _open(folder: Path):
-    """Opens a model. A run is opened without its privacy statement, which takes seconds to compute."""
+    """Open a model. A run is opened without its privacy statement, which takes seconds to compute."""
     from unheard.deployment.device import is_export
     from unheard.deployment.loading import is_personal
 

@@ -82,24 +82,24 @@ COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 
 
 def say(sentence: str) -> None:
-    """Prints a sentence without breaking lines, so that paths and commands in it can be copied and searched for."""
+    """Print a sentence without breaking lines, so that paths and commands in it can be copied and searched for."""
     logger.info(sentence.strip())
     console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def echo(text: str, *, nl: bool = True) -> None:
-    """Prints text as it is on standard output, without control characters of others."""
+    """Print text as it is on standard output, without control characters of others."""
     typer.echo(printable(text), nl=nl)
 
 
 def note(sentence: str, style: str = "") -> None:
-    """Prints a sentence on standard error."""
+    """Print a sentence on standard error."""
     logger.info(sentence)
     notes.print(sentence, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def warn_of_delta(delta: float) -> None:
-    """Warns, before any text is read, of a delta so large that the guarantee is worth little."""
+    """Warn, before any text is read, of a delta so large that the guarantee is worth little."""
     from unheard.privacy.planner import caution
 
     if sentence := caution(delta):
@@ -107,7 +107,7 @@ def warn_of_delta(delta: float) -> None:
 
 
 def show_noise(run: "Run") -> None:
-    """Prints sigma before the first round of a private run, and warns if the noise will drown the updates."""
+    """Print sigma before the first round of a private run, and warn if the noise will drown the updates."""
     from unheard.mechanism.noise import NoNoise
     from unheard.privacy.planner import NoiseLevel
     from unheard.training.initialise import pinned
@@ -127,7 +127,7 @@ def show_noise(run: "Run") -> None:
 
 
 def warn_of_noise(level: "NoiseLevel") -> None:
-    """Prints sigma, or a warning with the cure if the noise will drown the updates."""
+    """Print sigma, or a warning with advice if the noise will drown the updates."""
     if sentence := level.caution():
         note(sentence, style="bold yellow")
     else:
@@ -135,7 +135,7 @@ def warn_of_noise(level: "NoiseLevel") -> None:
 
 
 def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) -> bool:
-    """Asks before the first round of a run without noise, which cannot be taken back once it is charged.
+    """Ask before the first round of a run without noise, which cannot be taken back once it is charged.
 
     Args:
         runs: What will be trained. Nothing is asked if all of them add noise.
@@ -171,7 +171,7 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
 
 @contextlib.contextmanager
 def if_interrupted(sentence: str = "") -> Iterator[None]:
-    """Prints what is kept and how to continue if Ctrl-C ends the block, except in a rank, whose launcher prints it.
+    """Print what is kept and how to continue if Ctrl-C ends the block, except in a rank, whose launcher prints it.
 
     Args:
         sentence: What to print; by default what `interruption.set_kept` has set.
@@ -185,7 +185,7 @@ def if_interrupted(sentence: str = "") -> Iterator[None]:
 
 
 def log(line: str) -> None:
-    """Prints a line on standard error if that is not a terminal: in a log file a progress bar only appears at its
+    """Print a line on standard error if that is not a terminal: in a log file a progress bar only appears at its
     end."""
     if not notes.is_terminal:
         note(line)
@@ -193,7 +193,7 @@ def log(line: str) -> None:
 
 @contextlib.contextmanager
 def step_bars() -> Iterator[Callable[[str, float], None]]:
-    """Shows one bar for each named step; the block calls `progress(step, fraction)`."""
+    """Show one bar for each named step; the block calls `progress(step, fraction)`."""
     columns = (TextColumn("[bold]{task.description:<14}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with _bars(*columns, TimeRemainingColumn()) as update:
         yield lambda step, fraction: update(step, fraction, 1.0)
@@ -201,7 +201,7 @@ def step_bars() -> Iterator[Callable[[str, float], None]]:
 
 @contextlib.contextmanager
 def counted_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows one bar for each named step; the block calls `progress(step, done, total)`."""
+    """Show one bar for each named step; the block calls `progress(step, done, total)`."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with _bars(*columns) as update:
         yield update
@@ -229,7 +229,7 @@ def show_rounds(
     folder: Path | None = None,
     track: Sequence[str] | None = None,
 ) -> "RoundReport | None":
-    """Shows the progress of one training run: round, held-out accuracy and the epsilon spent so far.
+    """Show the progress of one training run: round, held-out accuracy and the epsilon spent so far.
 
     Args:
         reports: The reports that `train` or `resume` yields. They are closed at the end, which saves the run.
@@ -282,7 +282,7 @@ def show_rounds(
 def show_runs(
     reports: Iterator[tuple[int, "RoundReport"]], names: list[str], stop_after: float | None = None
 ) -> dict[int, "RoundReport"]:
-    """Shows the progress of several runs side by side, a bar for each.
+    """Show the progress of several runs side by side, a bar for each.
 
     Args:
         reports: Pairs of a run's index and its report, as `train_together` yields them. They are closed at the end.
@@ -335,7 +335,7 @@ def _accuracy_text(accuracy: float | None) -> str:
 
 
 def print_table(table: "Table") -> None:
-    """Prints a table whose first column names the rows; as a list where the terminal is too narrow for its figures."""
+    """Print a table whose first column names the rows; as a list where the terminal is too narrow for its figures."""
     from rich.padding import Padding
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -361,7 +361,7 @@ def print_table(table: "Table") -> None:
 
 
 def _minimal_widths(table: "Table") -> list[int]:
-    """Returns for each column the width that breaks no word and no figure."""
+    """Return for each column the width that breaks no word and no figure."""
     from rich.cells import cell_len
 
     def width(i: int) -> int:
@@ -382,7 +382,7 @@ def print_curves(
     times: float = 1.0,
     colours: Mapping[str, int] | None = None,
 ) -> None:
-    """Prints one curve for each run, by round; nothing if there are no points."""
+    """Print one curve for each run, by round; nothing if there are no points."""
     drawing = curves(points, field, width=min(console.width, 100), height=16, times=times, colours=colours)
     if drawing is not None:
         console.print()
@@ -399,7 +399,7 @@ def curves(
     times: float = 1.0,
     colours: Mapping[str, int] | None = None,
 ) -> Any:
-    """Draws curves with characters.
+    """Draw curves with characters.
 
     Args:
         points: Dictionaries with `run`, `round` and the field.

@@ -83,7 +83,7 @@ def full_measures_of(
     again: bool = False,
     ranks: "ProcessGroup | None" = None,
 ) -> dict[str, Any]:
-    """Returns the full measures of a run's newest model.
+    """Return the full measures of a run's newest model.
 
     Args:
         path: The run folder.
@@ -105,7 +105,7 @@ def full_measures_of(
 
 
 def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = None) -> None:
-    """Measures a run before it is shown. If its store is not here, or it has no model yet, prints so and goes on.
+    """Measure a run before it is shown. If its store is not here, or it has no model yet, print so and continue.
 
     Raises:
         CorpusCorrupt: The store is here, and damaged.
@@ -124,7 +124,7 @@ def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = Non
 
 
 def _open(folder: Path, corpus: Path | None) -> "tuple[Released, TokenStore]":
-    """Opens a run's model and the store to measure on."""
+    """Open a run's model and the store to measure on."""
     from unheard.corpus.store import TokenStore
     from unheard.errors import ModelError
     from unheard.training.released import Released
@@ -139,7 +139,7 @@ def _open(folder: Path, corpus: Path | None) -> "tuple[Released, TokenStore]":
 def _evaluate(
     folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "ProcessGroup | None"
 ) -> dict[str, Any]:
-    """Computes the measures that training computes, without keeping them."""
+    """Compute the measures that training computes, without keeping them."""
     from unheard.cli.display import notes
     from unheard.evaluation.next_word import evaluate as evaluate_users
     from unheard.training.worker import parallel_map_for
@@ -167,7 +167,7 @@ def _measure(
     prompts: Sequence[str] | None,
     ranks: "ProcessGroup | None",
 ) -> dict[str, Any]:
-    """Computes the full measures, and keeps them in the run folder if they are of its own store."""
+    """Compute the full measures, and save them in the run folder if they are of its own store."""
     from dataclasses import replace
 
     from unheard.cli.display import counted_bar

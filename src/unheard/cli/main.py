@@ -251,12 +251,12 @@ for _info in (*app.registered_commands, *corpus.app.registered_commands):
 
 
 def main() -> None:
-    """Runs the `unheard` command line."""
+    """Run the `unheard` command line."""
     run_app(app)
 
 
 def run_app(app: typer.Typer) -> None:
-    """Runs a command line. An expected error prints its message on standard error and exits with status 2."""
+    """Run a command line. An expected error prints its message on standard error and exits with status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or log that cannot encode ε must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

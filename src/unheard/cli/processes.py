@@ -193,7 +193,7 @@ SAVED = "What was saved is kept: `unheard resume` continues"
 
 
 def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
-    """Does the work in this process, with the help of the other ranks if there are any, or starts the processes that do
+    """Do the work in this process, with the help of the other ranks if there are any, or start the processes that do
     it.
 
     Args:
@@ -234,7 +234,7 @@ def was_restarted() -> bool:
 
 
 def die_with(launcher: int) -> None:
-    """Ends this process at once when its launcher has ended.
+    """End this process at once when its launcher has ended.
 
     On Linux the kernel sends SIGKILL. Everywhere a thread compares the parent with the launcher as well: the launcher
     may have ended before the kernel was asked.
@@ -256,7 +256,7 @@ def die_with(launcher: int) -> None:
 
 
 def _serve(ranks: "ProcessGroup") -> None:
-    """Answers the leader's requests until it ends."""
+    """Answer the leader's requests until it ends."""
     import typer
 
     from unheard.audit.exposure import phrases
@@ -272,7 +272,7 @@ def _serve(ranks: "ProcessGroup") -> None:
 
 
 def _launch(processes: int, max_restarts: int) -> None:
-    """Runs the same command in so many processes under torch's elastic launcher."""
+    """Run the same command in so many processes under torch's elastic launcher."""
     import logging
     import tempfile
     import uuid
@@ -322,7 +322,7 @@ def _launch(processes: int, max_restarts: int) -> None:
 
 
 def _explain(failures: dict[int, Any]) -> None:
-    """Raises the exit status of the leader if it has printed its own message, else an error that names the first rank
+    """Raise the exit status of the leader if it has printed its own message, else an error that names the first rank
     to fail."""
     import typer
 

@@ -129,7 +129,7 @@ def compare(
 
 
 def _print_comparison(comparison: "Comparison") -> None:
-    """Prints the tables and curves of a comparison."""
+    """Print the tables and curves of a comparison."""
     from rich.text import Text
 
     from unheard.cli.display import console, print_curves, print_table
@@ -192,8 +192,7 @@ def watch(
 
 
 def _update_tensorboard(folder: "RunFolder") -> int:
-    """Updates TensorBoard's files and returns the number of evaluations. A folder that is read-only is watched all the
-    same."""
+    """Update TensorBoard's files, unless the folder is read-only, and return the number of evaluations."""
     from unheard.report.tracking import update_event_file
 
     with suppress(OSError):
@@ -202,7 +201,7 @@ def _update_tensorboard(folder: "RunFolder") -> int:
 
 
 def _view(folder: Path, status: "RunStatus") -> Any:
-    """Returns the whole panel: progress bars, figures, and the curve of accuracy."""
+    """Return the whole panel: progress bars, figures, and the curve of accuracy."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.text import Text

@@ -255,7 +255,7 @@ def nodes_of(
 
 
 def _print_result(folder: Path, last: "RoundReport | None") -> None:
-    """Prints the newest accuracy, the running and the claimed epsilon, and what to do next."""
+    """Print the newest accuracy, the running and the claimed epsilon, and what to do next."""
     import json
 
     from unheard.cli.display import say
@@ -333,7 +333,7 @@ def sweep(
 
 
 def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
-    """Prints the held-out accuracy and epsilon of each run."""
+    """Print the held-out accuracy and epsilon of each run."""
     from rich.table import Table
 
     from unheard.cli.display import console, say

@@ -243,7 +243,7 @@ def _train_stages(
 
 
 def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
-    """Prints every setting that was tried, what was chosen, and what the tuning cost."""
+    """Print every setting that was tried, what was chosen, and what the tuning cost."""
     from rich.table import Table
 
     from unheard.cli.display import console, say
@@ -281,7 +281,7 @@ def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
 
 
 def _print_plan(plan: dict[str, Any], out: Path) -> None:
-    """Prints the run to train: users per round, hypothetical epsilon by each accountant, and its duration."""
+    """Print the run to train: users per round, hypothetical epsilon by each accountant, and its duration."""
     from unheard.cli.display import say
 
     say("")

@@ -52,7 +52,7 @@ class Written:
 
 
 def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
-    """Writes the newest model of a run folder.
+    """Write the newest model of a run folder.
 
     Args:
         run: a run folder of a `HuggingFaceModel`.
@@ -163,7 +163,7 @@ def _read_gguf(stage: Path) -> nn.Module:
 
 
 def write_gguf_file(model: Any, base: Path, file: Path, title: str) -> None:
-    """Writes a model of the Llama family and its tokenizer as GGUF.
+    """Write a model of the Llama family and its tokenizer as GGUF.
 
     Args:
         model: a `LlamaForCausalLM`.

@@ -47,7 +47,7 @@ def conclude(
     *,
     is_proxy: bool,
 ) -> Conclusion:
-    """Computes the cost and the projected plan, and writes `tuning.json` and `chosen.toml`.
+    """Compute the cost and the projected plan, and write `tuning.json` and `chosen.toml`.
 
     Args:
         run: The run to plan.
@@ -81,7 +81,7 @@ def conclude(
 def _record(
     result: TuningResult, allowance: Allowance, cost: TuningCost, plan: ProjectedPlan | None, speed: float | None
 ) -> dict[str, Any]:
-    """Returns the content of `tuning.json`, as strict JSON."""
+    """Return the content of `tuning.json`, as strict JSON."""
     return plain(
         {
             "trials": [_row(row, result) for row in result.results],
@@ -118,7 +118,7 @@ def _row(setting: Result, result: TuningResult) -> dict[str, Any]:
 
 
 def _preface(record: dict[str, Any], planned: ProjectedPlan) -> str:
-    """Returns the comment at the top of `chosen.toml`."""
+    """Return the comment at the top of `chosen.toml`."""
     plan = record["plan"]
     text = (
         "proxy text"

@@ -80,7 +80,7 @@ _NOISE = _Parameter(
 
 
 def choose_norm(baseline: Result, clipped: Sequence[Result], allowed: float, margin: Margin) -> Choice:
-    """Chooses the smallest S that loses less than `allowed` points against the baseline.
+    """Choose the smallest S that loses less than `allowed` points against the baseline.
 
     Args:
         baseline: The result without clip and noise.
@@ -109,7 +109,7 @@ def choose_noise(baseline: Result, noised: Sequence[Result], allowed: float, mar
 def _first_allowed(
     ordered: Sequence[Result], baseline: Result, allowed: float, margin: Margin, parameter: _Parameter
 ) -> Choice:
-    """Chooses the first result that loses less than allowed; `ordered` begins with the setting that is best for
+    """Choose the first result that loses less than allowed; `ordered` begins with the setting that is best for
     privacy."""
     losses = [result.loss_against(baseline) for result in ordered]
     index = next((i for i, loss in enumerate(losses) if loss < allowed), None)
@@ -181,7 +181,7 @@ class Stage:
         return [trial for trial in self.trials if not trial.is_complete()]
 
     def reports(self) -> Generator[tuple[int, RoundReport], None, None]:
-        """Trains the trials that are left, and records the speed, from which the plan's duration is computed.
+        """Train the trials that are left, and record the speed, from which the plan's duration is computed.
 
         Yields:
             Pairs of an index into `left`, as it was before, and that trial's report of a round.
@@ -234,7 +234,7 @@ class TuningResult:
 
 
 def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
-    """Returns the run that the trials are variants of: on the proxy corpus, if there is one.
+    """Return the run that the trials are variants of: on the proxy corpus, if there is one.
 
     Args:
         run: The run to plan.
@@ -265,7 +265,7 @@ def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
 def run_stages(
     run: Run, grid: Grid, allowance: Allowance, out: Path, engine: EngineChoice = EngineChoice()
 ) -> Generator[Stage, None, TuningResult | None]:
-    """Yields each stage for the caller to train, and continues when the next stage is requested.
+    """Yield each stage for the caller to train, and continue when the next stage is requested.
 
     Args:
         run: The run that the trials are variants of (`trial_run`).
@@ -283,7 +283,7 @@ def run_stages(
     engine = replace(engine, corpus_part=None)  # trials run in one process; parts of a store are for the planned run
 
     def stage(title: str, new: Sequence[Trial]) -> Generator[Stage, None, bool]:
-        """Yields the stage unless it is complete; returns whether it is complete afterwards."""
+        """Yield the stage unless it is complete; return whether it is complete afterwards."""
         for trial in new:
             check_same(trial)  # complete trials too: their results would be taken for this run file's
         trials.extend(new)
@@ -318,7 +318,7 @@ def _result(trials: list[Trial], measured: list[Result], **chosen: Any) -> Tunin
 
 
 def users_per_second(out: Path) -> float | None:
-    """Returns the user updates per second of the stage that was trained last, evaluations included; None if not
+    """Return the user updates per second of the stage that was trained last, evaluations included; None if not
     known."""
     path = out / SPEED
     if not path.exists():

@@ -77,12 +77,12 @@ class TrialCount:
         )
 
     def draw(self, rng: np.random.Generator) -> int:
-        """Draws the number. `rng` must be secure: the bound does not hold against anyone who can predict the number."""
+        """Draw the number. `rng` must be secure: the bound does not hold against anyone who can predict the number."""
         # DP: the mean and the distribution are those of the event below.
         return int(rng.geometric(1 / self.mean) if self.drawn_from == "geometric" else rng.poisson(self.mean))
 
     def event(self, candidates: Sequence[Run]) -> Selection:
-        """Returns the privacy event of the whole selection.
+        """Return the privacy event of the whole selection.
 
         Raises:
             UnprovenCombination: The candidates do not all have the same privacy cost.
@@ -111,7 +111,7 @@ def select(
     *,
     engine: EngineChoice = EngineChoice(),
 ) -> RunFolder | None:
-    """Charges a selection, trains a random number of candidates, and keeps the best.
+    """Charge a selection, train a random number of candidates, and keep the best.
 
     Args:
         candidates: Private runs of the same cost.
@@ -166,7 +166,7 @@ def select(
 
 
 def delete_killed_selections(out: str | Path) -> None:
-    """Deletes the trials of selections into the same folder that were killed, which nobody may see or count."""
+    """Delete the trials of selections into the same folder that were killed, which nobody may see or count."""
     target = Path(out).resolve()
     for secret in target.parent.glob(f".{glob.escape(target.name[:50])}.*.new/{SECRET}"):
         with suppress(RunFolderInUse), RunFolder(secret).locked():  # a selection that still runs holds its lock
@@ -175,7 +175,7 @@ def delete_killed_selections(out: str | Path) -> None:
 
 
 def _check_candidates(candidates: Sequence[Run]) -> None:
-    """Checks that candidates differ only in the update, the clip or the server, and that their trials are secret."""
+    """Check that candidates differ only in the update, the clip or the server, and that their trials are secret."""
     if not candidates:
         raise InvalidValue("There are no candidates to select from.")
     first = candidates[0]
@@ -194,7 +194,7 @@ def _check_candidates(candidates: Sequence[Run]) -> None:
 
 
 def _check_single_process() -> None:
-    """Raises `UnprovenCombination` in one of several processes: each would make a selection of its own, into one
+    """Raise `UnprovenCombination` in one of several processes: each would make a selection of its own, into one
     folder."""
     if world_size() > 1:
         # DP: the one that ends first would be kept, and that is the one with the fewest trials: no bound is for that
@@ -205,7 +205,7 @@ def _check_single_process() -> None:
 
 
 def _only_event(run: Run) -> PoissonGaussian:
-    """Returns the event of every round of a run; raises `UnprovenCombination` if rounds differ or are not private."""
+    """Return the event of every round of a run; raise `UnprovenCombination` if rounds differ or are not private."""
     events = {plan.event() for _, plan in run.plan.phases(run.model.layout)}
     event = events.pop()
     if events or type(event) is not PoissonGaussian:
@@ -217,14 +217,14 @@ def _only_event(run: Run) -> PoissonGaussian:
 
 
 def _resolved(run: Run) -> Run:
-    """Returns the run with a pinned model and absolute paths, so that its hash does not depend on the current
+    """Return the run with a pinned model and absolute paths, so that its hash does not depend on the current
     folder."""
     run = pinned(run)
     return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
 
 
 def _best(candidates: Sequence[Run], number: int, secret: Path, engine: EngineChoice) -> tuple[Run, RunFolder] | None:
-    """Trains `number` candidates, each drawn uniformly with replacement, and returns the one with the best score.
+    """Train `number` candidates, each drawn uniformly with replacement, and return the one with the best score.
 
     Of equal scores the first is kept. Trials are exchangeable before they are trained, so that is the same as a random
     choice.
@@ -266,7 +266,7 @@ def _release(
     engine: EngineChoice,
     count: TrialCount,
 ) -> None:
-    """Writes the best trial as an ordinary run folder whose ledger holds the charge for all trials."""
+    """Write the best trial as an ordinary run folder whose ledger holds the charge for all trials."""
     facts = ledger_header(run, store, first_state(run))
     facts["start"]["charges"] += 1  # the selection comes before the first round that a resumed run would charge
     facts["selection"] = {"mean_trials": count.mean, "drawn_from": count.drawn_from}

@@ -64,7 +64,7 @@ class ProjectedPlan:
         return self.users_per_round * self.run.training.rounds
 
     def record(self, users_per_second: float | None) -> dict[str, Any]:
-        """Returns the plan for `tuning.json`, with its duration if a speed is known."""
+        """Return the plan for `tuning.json`, with its duration if a speed is known."""
         return {
             "hypothetical": True,
             "population": self.run.plan.population,
@@ -83,7 +83,7 @@ class ProjectedPlan:
 
 
 def project_plan(run: Run, norm: float, noise_std: float, noise_multiplier: float) -> ProjectedPlan:
-    """Returns the private run with the fewest users per round whose noise is no more than the chosen sigma.
+    """Return the private run with the fewest users per round whose noise is no more than the chosen sigma.
 
     Args:
         run: The run to plan for, with its declared population.
@@ -209,7 +209,7 @@ class TuningCost:
     noised: Bound
 
     def record(self) -> dict[str, Any]:
-        """Returns the cost for `tuning.json`."""
+        """Return the cost for `tuning.json`."""
         return {
             "corpus": self.corpus,
             "is_proxy": self.is_proxy,
@@ -248,7 +248,7 @@ class TuningCost:
 
 
 def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
-    """Computes the cost of the trials from their ledgers.
+    """Compute the cost of the trials from their ledgers.
 
     Args:
         trials: All trials; each has a run folder.
@@ -271,7 +271,7 @@ def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
 
 
 def check_other_population(run: Run, proxy: Path) -> None:
-    """Raises `InvalidValue` if a proxy is the run's own corpus, a copy of it, or charged to the same ledger.
+    """Raise `InvalidValue` if a proxy is the run's own corpus, a copy of it, or charged to the same ledger.
 
     Nothing can be checked for a corpus that is not on this machine.
 
@@ -297,6 +297,6 @@ def check_other_population(run: Run, proxy: Path) -> None:
 
 
 def _ledger_path(path: str | Path | None) -> Path | None:
-    """Returns the ledger that a store's users are charged in, following it if it was joined with another."""
+    """Return the ledger that a store's users are charged in, following it if it was joined with another."""
     file = None if path is None else Path(path) / FILE if Path(path).is_dir() else Path(path)
     return PopulationLedger.read(file).path if file is not None and file.is_file() else None

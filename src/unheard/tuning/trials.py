@@ -104,7 +104,7 @@ class Trial:
 
 
 def check_can_be_tuned(run: Run) -> None:
-    """Raises `InvalidValue` for a run whose S or sigma changes during training: tuning chooses one of each."""
+    """Raise `InvalidValue` for a run whose S or sigma changes during training: tuning chooses one of each."""
     if run.plan.schedule:
         raise InvalidValue("The run file has a [[schedule]]; tuning looks for one S and one sigma. Take it out first.")
     if isinstance(run.plan.clip, AdaptiveClip):
@@ -200,12 +200,12 @@ def clip_at(clip: Clip | AdaptiveClip, norm: float) -> Clip:
 
 
 def private_estimator(estimator: Estimator) -> Estimator:
-    """Returns the estimator of a run if it has a bounded sensitivity, else the fixed denominator."""
+    """Return the estimator of a run if it has a bounded sensitivity, else the fixed denominator."""
     return FixedDenominator() if isinstance(estimator, TrueAverage) else estimator
 
 
 def check_same(trial: Trial) -> None:
-    """Raises `RunFolderExists` if the trial's folder holds another run, or the same run on another corpus."""
+    """Raise `RunFolderExists` if the trial's folder holds another run, or the same run on another corpus."""
     if not RunFolder(trial.folder).run_file.exists():
         return
     facts = Ledger.read(RunFolder.open(trial.folder).ledger).facts
@@ -228,7 +228,7 @@ def _poisson_plan(run: Run, grid: Grid) -> Plan:
 def _repetitions(
     run: Run, plan: Plan, stage: str, norm: float, noise_std: float, grid: Grid, out: Path
 ) -> Iterator[Trial]:
-    """Yields one trial for each repetition.
+    """Yield one trial for each repetition.
 
     Repetitions of a run with a reproducible seed get consecutive seeds; others differ because they draw securely.
     """
@@ -273,7 +273,7 @@ class Result:
         return math.fsum(self.of_seeds) / len(self.last)
 
     def loss_against(self, other: "Result") -> float:
-        """Returns how many percentage points of AccuracyTop1 this setting is below another; negative if it is above."""
+        """Return how many percentage points of AccuracyTop1 this setting is below another; negative if it is above."""
         return 100 * (other.accuracy - self.accuracy)
 
 
@@ -311,7 +311,7 @@ class Margin:
 
 
 def results(trials: Sequence[Trial]) -> list[Result]:
-    """Returns one result for each setting, in the order of the trials. Repetitions of a setting must be adjacent."""
+    """Return one result for each setting, in the order of the trials. Repetitions of a setting must be adjacent."""
     grouped = []
     for (stage, norm, std), group in groupby(trials, key=lambda trial: trial.setting):
         repetitions = list(group)
@@ -339,14 +339,14 @@ def margin(results: Iterable[Result]) -> Margin:
 
 
 def mean_of_last(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Returns the smoothed AccuracyTop1 of one run from its metrics; -1 if it was never evaluated or is not finite."""
+    """Return the smoothed AccuracyTop1 of one run from its metrics; -1 if it was never evaluated or is not finite."""
     values = [row["accuracy_top1"] for row in rows[-SMOOTHED_OVER:]]
     mean = math.fsum(values) / len(values) if values else -1.0
     return mean if math.isfinite(mean) else -1.0
 
 
 def _last_evaluations(trial: Trial) -> tuple[float, ...]:
-    """Returns up to five evaluations, none after the trial's last round: an earlier tuning may have trained longer."""
+    """Return up to five evaluations, none after the trial's last round: an earlier tuning may have trained longer."""
     rows = [row for row in RunFolder(trial.folder).read_metrics() if row["round"] <= trial.run.training.rounds]
     values = tuple(row["accuracy_top1"] for row in rows[-SMOOTHED_OVER:])
     if not values:
