@@ -103,8 +103,8 @@ def run_batch(
     Args:
         steps: The steps, the most valuable first.
         work: Folder of stores, ledgers and run folders.
-        out: Folder for result files; or
-        bundled: the bundle for results and state.
+        out: Folder for result files; None if a bundle is written.
+        bundled: The bundle for results and state; None if result files are written.
         device: Device of the engines.
         stop_after: Seconds after which runs stop and are saved; what is complete is still measured then.
         processes: Steps at the same time.

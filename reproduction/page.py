@@ -93,7 +93,11 @@ def write_page(
 
 
 def private_run(results: Path) -> dict[str, Any] | None:
-    """The section on the private run, from `results/reviews_81`; None without such results."""
+    """Return the values of the template for the section on the private run, with its plots.
+
+    Args:
+        results: The folder of all results. The section is made from `reviews_81` in it; None if that is missing.
+    """
     root = results / "reviews_81"
     content = section(root)
     if content is None:

@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from unheard.cli.display import console, if_interrupted, log, notes, say
+from unheard.formatting import duration
 
 if TYPE_CHECKING:
     from reproduction.runner import Event, GroupEnded
@@ -152,17 +153,6 @@ class _Lines:
         self.reported = now
         left = "" if whole.time_remaining is None else f", about {duration(whole.time_remaining)} left"
         log(f"{whole.percentage:.0f} % of all runs{left}: {doing}")
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words.
-
-    >>> duration(3725)
-    '1 h 02 min'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _show_results(ended: "GroupEnded") -> None:

@@ -54,11 +54,12 @@ def list_(
     """
     import json
 
-    from reproduction.cli.display import duration, say_if_missing
+    from reproduction.cli.display import say_if_missing
     from reproduction.recipe import distinct, scale_named
     from reproduction.recipes import RECIPES
     from reproduction.results import result_sets
     from unheard.cli.display import say
+    from unheard.formatting import duration
 
     chosen, first = scale_named(scale), result_sets(results)[0] if results else None
     known = first.runs if first else {}

@@ -112,7 +112,7 @@ def public_start(recipe: Recipe, results: ResultSet) -> Exhibit:
         columns=["rounds from nothing", "AccuracyTop1", "from the public model", "saved"],
         rows=rows,
         note=(
-            f"Rounds of private training only. The public model ({PUBLIC.name}) cost its own people, who are not "
+            f"Rounds of private training only. The public model ({PUBLIC.name}) cost its own users, who are not "
             "protected, and nobody here."
         ),
     )
@@ -127,7 +127,10 @@ def _rounds_cell(results: ResultSet, target: float | None, rounds: int | None) -
 
 
 def judge_public_start(results: ResultSet) -> Verdict:
-    """Apply the rule to the accuracy after all rounds that both runs completed."""
+    """Return whether a public start saves private rounds, by `RULE_PUBLIC_START`.
+
+    The target is the accuracy of the run from scratch after the last round that both runs completed.
+    """
     if undecided := missing(results, [FROM_SCRATCH, FROM_PUBLIC], RULE_PUBLIC_START, against=[FROM_SCRATCH]):
         return undecided
     at = results.rounds(FROM_SCRATCH, FROM_PUBLIC) or 0

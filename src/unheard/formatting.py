@@ -82,6 +82,17 @@ def number(value: float | None) -> str:
     return NOTHING if value is None or math.isnan(value) else f"{value:,.4g}"
 
 
+def duration(seconds: float) -> str:
+    """Format seconds in the two largest units.
+
+    >>> duration(3725), duration(65), duration(4.2)
+    ('1 h 02 min', '1 min 05 s', '4 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
 def shown_word(word: str) -> str:
     """Format a suggested word. The end of a sequence can be suggested too, and is shown as ⟨end⟩."""
     return END if word == "<EOS>" else printable(word)

@@ -259,7 +259,7 @@ class ReproducibleStreams:
         return self._own_generator("count", attempt)
 
     def describe(self) -> dict[str, str]:
-        """That the run is seeded, for the ledger and the statement."""
+        """Return the mode of the streams for the ledger and the statement: the run is seeded."""
         description = {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
         if self.scope is not None:
             description["streams"] = OWN_STREAMS

@@ -124,7 +124,7 @@ def test_a_ledger_that_was_written_anew_does_not_fit_its_run_file_or_checkpoints
 def test_one_charge_that_the_population_lacks_does_not_fit(folder):
     ledger = Ledger.open(folder / "ledger.jsonl")
     ledger.charge(ledger.events[-1], 6)
-    assert "holds 6 of this run's 7 charges" in wrong(folder)["people"]
+    assert "holds 6 of this run's 7 charges" in wrong(folder)["population"]
 
 
 def with_declared(folder, **change) -> dict[str, str]:
@@ -137,12 +137,12 @@ def with_declared(folder, **change) -> dict[str, str]:
 
 
 def test_another_declaration_than_that_of_the_run_file_and_of_the_population_does_not_fit(folder):
-    assert "another declaration" in with_declared(folder, rounds=3)["people"]
+    assert "another declaration" in with_declared(folder, rounds=3)["population"]
     assert any("run.toml now says 6" in finding.words for finding in verify(folder))
     for change in ({"rounds": None}, {"budget": {"epsilon": 1.0, "delta": 1e-9, "accountant": "rdp"}}):
         found = with_declared(folder, **change)
         assert "declares other events or another budget" in found["facts"]
-        assert "people" in found
+        assert "population" in found
     cheaper = {"kind": "poisson_gaussian", "sampling_prob": 0.5, "noise_multiplier": 9.0}
     assert "facts" in with_declared(folder, rounds=6, phases=[{"from_round": 0, "event": cheaper}])
 

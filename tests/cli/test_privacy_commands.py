@@ -51,7 +51,7 @@ def test_verify_says_what_fits_and_exits_with_2_if_something_does_not(unheard, p
         "checkpoints",
         "model",
         "statement",
-        "people",
+        "population",
     }
     ledger = place / "r" / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"round":1', b'"round":7'))

@@ -106,7 +106,7 @@ def test_every_reader_refuses_a_folder_that_was_rolled_back_whole(base, reader):
     (base / "early").rename(base / "r")
     with pytest.raises(LedgerError, match=r"holds 6 charges of this run, the run's own ledger 2.*newest copy"):
         READERS[reader](base / "r")
-    assert "newest copy" in findings(base / "r")["people"]
+    assert "newest copy" in findings(base / "r")["population"]
 
 
 @pytest.mark.parametrize("reader", ["statement", "unheard.statement", "record", "export"])
@@ -170,7 +170,7 @@ def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name):
     with pytest.raises(LedgerError, match=r"is missing.*Put it back"):
         list(unheard.resume(base / name, rounds=7))
     assert not (base / "store" / "ledger.jsonl").exists()
-    assert "is missing" in findings(base / name)["people"]
+    assert "is missing" in findings(base / name)["population"]
     unheard.statement(base / name)  # the run's own files are whole
 
 
@@ -196,7 +196,7 @@ def test_a_populations_ledger_that_was_swapped_is_refused(base, how):
     with pytest.raises(LedgerError, match=r"shortened or replaced.*Put the right one back"):
         list(unheard.resume(base / name, rounds=7))
     assert file.read_bytes() == before
-    assert "people" in findings(base / name)
+    assert "population" in findings(base / name)
 
 
 def test_a_ledger_that_has_moved_is_not_begun_anew_where_it_went(base):

@@ -53,7 +53,7 @@ def test_the_guarantee_counts_other_runs_on_the_same_users(compared):
     assert private.all_runs["claimed"]["epsilon"] == "infinity"
     words = describe_promise(private)
     assert words.grade == "none"
-    assert words.headline == "No guarantee over all runs on these people"
+    assert words.headline == "No guarantee over all runs on these users"
     without_noise = re.search(r"Over all these runs ε is infinite \(without noise: ([^)]*)\)", words.paragraphs[0])
     assert "plain" in without_noise.group(1).split(", ")  # other tests may train more runs on this store
     assert "nothing of the other runs" in words.paragraphs[1]

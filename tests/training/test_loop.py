@@ -345,7 +345,7 @@ def test_equal_models_are_equal_files(run, tmp_path):
 def test_a_model_that_was_charged_to_the_users_is_not_public_for_them(run, tmp_path):
     list(unheard.train(run, tmp_path / "first"))
     public = unheard.Training(rounds=2, init_from=str(tmp_path / "first"), init_is_public=True)
-    with pytest.raises(UnprovenCombination, match="these very people"):
+    with pytest.raises(UnprovenCombination, match="these same users"):
         unheard.train(replace(run, training=public), tmp_path / "second")
     assert not (tmp_path / "second").exists()
 
@@ -370,7 +370,7 @@ def test_a_model_that_was_trained_on_these_users_is_not_public_wherever_its_file
     save_model(written_again, run.model, load_model(model, run.model), {"round": 0})
     for path in (model, copied, written_again):
         public = unheard.Training(rounds=2, init_from=str(path), init_is_public=True)
-        with pytest.raises(UnprovenCombination, match="these very people"):
+        with pytest.raises(UnprovenCombination, match="these same users"):
             unheard.train(replace(run, training=public), tmp_path / "second")
         assert not (tmp_path / "second").exists()
 
@@ -380,7 +380,7 @@ def test_a_run_from_before_digests_were_recorded_is_known_by_the_folder_of_its_m
     list(unheard.train(run, tmp_path / "first"))
     for path in ("first/model.safetensors", "first"):
         public = unheard.Training(rounds=2, init_from=str(tmp_path / path), init_is_public=True)
-        with pytest.raises(UnprovenCombination, match="these very people"):
+        with pytest.raises(UnprovenCombination, match="these same users"):
             unheard.train(replace(run, training=public), tmp_path / "second")
 
 

@@ -211,7 +211,7 @@ class BackgroundUsers:
             event: The privacy event of this round.
             round: The number of the round, from 0.
         """
-        # DP: an audit among people is a run on them: charged before anybody is drawn.
+        # DP: an audit among users is a run on them: charged before anybody is drawn.
         self.population.charge(self.id, round, event, round)
         # A stream of its own: the canaries' cohort is drawn from `streams.sampling`, and no generator may serve two
         # cohorts.

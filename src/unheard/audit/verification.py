@@ -126,7 +126,7 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
         ("metrics", _metrics),
         ("measures", _measures),
         ("statement", _statement),
-        ("people", lambda folder: _population(folder, corpus)),
+        ("population", lambda folder: _population(folder, corpus)),
         ("store", lambda folder: _store(folder, corpus)),
         ("epsilon", _epsilon),
     ]
@@ -432,7 +432,7 @@ def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     sources = remembered(folder.path)
     if not path.is_file():
         if path.parent.is_dir() and any(source.population_position is not None for source in sources):
-            raise CheckFailed(f"{path} is missing: what these people have spent was recorded there. Put it back.")
+            raise CheckFailed(f"{path} is missing: what these users have spent was recorded there. Put it back.")
         raise CheckSkipped(f"not checked: the store's ledger is not at {path} (name the store with --corpus)")
     try:
         population = read_population_ledger(Path(corpus or run.corpus), path)

@@ -207,6 +207,7 @@ def _view(folder: Path, status: "RunStatus") -> Any:
     from rich.text import Text
 
     from unheard.cli.display import console, curves
+    from unheard.formatting import duration
 
     width = min(console.width, 110)
     parts: list[Any] = [_progress(status, width), Text(), _figures(status)]
@@ -216,7 +217,7 @@ def _view(folder: Path, status: "RunStatus") -> Any:
         parts += [Text(), title, drawing] if drawing is not None else []
     state = {
         "training": "training",
-        "silent": f"no round for {_duration(status.seconds_since)}: killed, or its rounds are long",
+        "silent": f"no round for {duration(status.seconds_since)}: killed, or its rounds are long",
         "stopped": "stopped; unheard resume continues",
         "spent": "stopped: its budget allows no further round",
         "complete": "complete",
@@ -230,9 +231,11 @@ def _progress(status: "RunStatus", width: int) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
+    from unheard.formatting import duration
+
     grid = Table.grid(padding=(0, 1))
     bar_width = max(10, width - 50)
-    left = "" if status.seconds_left is None else f"about {_duration(status.seconds_left)} left"
+    left = "" if status.seconds_left is None else f"about {duration(status.seconds_left)} left"
     bar = ProgressBar(total=status.rounds, completed=status.round, width=bar_width)
     grid.add_row("round", f"{status.round:,}/{status.rounds:,}", bar, left)
     if status.budget:
@@ -261,10 +264,3 @@ def _figures(status: "RunStatus") -> Any:
     grid.add_row(*(f"[dim]{name}[/]" for name in figures))
     grid.add_row(*(f"[bold]{figure}[/]" for figure in figures.values()))
     return grid
-
-
-def _duration(seconds: float) -> str:
-    """Return seconds as hours and minutes, minutes and seconds, or seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -174,7 +174,7 @@ class PrivateVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def build(self, text: GroupedText) -> VocabularyResult:
-        """See `VocabularySource`."""
+        """Draw the words from the training users, or take those of an interrupted draw (see `VocabularySource.build`)."""
         release = WordRelease.for_budget(self.epsilon, self.delta, self.words_per_user)
         # DP: a stopped and repeated prepare keeps its one release; drawing the noise again would be a second one.
         vocabulary = text.releases.saved()
@@ -246,12 +246,12 @@ class CorpusVocabulary:
             )
 
     def build(self, text: GroupedText) -> VocabularyResult:
-        """See `VocabularySource`."""
+        """Take the words of another store, or count those of another text (see `VocabularySource.build`)."""
         if (Path(self.path) / "corpus.json").is_file():
             other = TokenStore.open(self.path)
             words = other.vocabulary.words[: self.size]
             provenance = {"source": f"the vocabulary of the store {other.info.get('name', Path(self.path).name)}"}
-            # DP: words that cost somebody something keep their price: the users may be the same people.
+            # DP: words that were paid for keep their cost: the users may be the same.
             return VocabularyResult(vocabulary=Vocabulary(words), provenance=provenance, events=other.vocabulary_events)
         grouping = text.grouping
         folder = grouping.work / "public-words"

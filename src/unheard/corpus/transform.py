@@ -159,7 +159,7 @@ def shrink_vocabulary(
         if info.get("name") == store.path.resolve().name:  # the default name: that of the folder
             info["name"] = Path(out).name
         described = writer.describe(vocabulary=vocabulary, info=info, counts=counts, shards=store.shards)
-        # DP: the same people under two ledgers would be charged in each as if the other's runs had not been. So the
+        # DP: the same users under two ledgers would be charged in each as if the other's runs had not been. So the
         # reference to the first store's ledger is written before the store is at its path. (The reference is relative
         # and the same from the partial path, which has the same parent.)
         population.join(PopulationLedger.open(described.path / FILE, {"corpus": described.name}))

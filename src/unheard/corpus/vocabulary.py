@@ -277,7 +277,12 @@ class ReleaseLog:
 
 
 def read_word_list(path: str | os.PathLike[str]) -> list[str]:
-    """Read a file with one word per line."""
+    """Read a file with one word per line.
+
+    Raises:
+        CorpusMissing: There is no such file.
+        InputError: The file is not UTF-8 text.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

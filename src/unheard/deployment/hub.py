@@ -218,7 +218,7 @@ def _card(folder: RunFolder, released: Released, statement: Mapping[str, Any], l
 
 
 def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | None:
-    """The claim over all runs on the same people, if the store's ledger is here and holds more than this run."""
+    """The claim over all runs on the same users, if the store's ledger is here and holds more than this run."""
     try:
         population = population_of(folder)
         if population is None or len(population.events) <= sum(row["times"] for row in statement["composed"]):
@@ -227,7 +227,7 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
     except UnprovenCombination as error:
         return markdown_line(str(error))
     except LedgerError as error:
-        raise LedgerError(f"The ledger of all runs on these people cannot be used: {error}") from None
+        raise LedgerError(f"The ledger of all runs on these users cannot be used: {error}") from None
 
 
 def _baselines(folder: RunFolder) -> str:

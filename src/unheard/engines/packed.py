@@ -124,7 +124,7 @@ class _HostStream:
 
 
 class _Step:
-    """One step of fixed shapes: gradients of a stream, and the local step of those whose batch is complete."""
+    """One step on buffers of fixed shapes: the gradients of a stream, and a local step of each user whose batch is complete."""
 
     def __init__(self, packed: PackedModel, balls: tuple[tuple[int, int], ...], *, is_compiled: bool) -> None:
         self.packed, self.balls = packed, balls

@@ -235,7 +235,7 @@ class FederatedEngine:
         return _whole(cohort.plan, chunks)
 
     def _secure_sum(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
-        """Run one session of secure aggregation. A session that fails is a sum of nobody."""
+        """Run one session of secure aggregation. If it fails, return an empty sum: no user has contributed."""
         try:
             total = self._session(cohort, drawn)
         except NodeError as error:

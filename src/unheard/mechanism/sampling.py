@@ -206,7 +206,12 @@ class ExampleSampling:
         return user_E, drawn_E - first_U[user_E]
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """The event of a round for a user with up to G examples."""
+        """Return the event of one round: the cost for a user with up to G examples.
+
+        Args:
+            population: The declared number of users.
+            noise_multiplier: z, in units of the bound of one example.
+        """
         return ExampleGaussian(
             sampling_prob=self.probability(population),
             examples_per_user=self.examples_per_user,

@@ -447,12 +447,15 @@ class _Declared:
 
 
 def odometer(counts: Counts, failure: float, delta: float) -> Bound:
-    """The epsilon of events that were chosen in any way, each after a look at all results before it.
+    """Bound the epsilon of events that were chosen adaptively: each may depend on all results before it.
 
     Args:
         counts: Counted events, from `collapse`.
         failure: The sum of the failure probabilities.
         delta: The delta of all filters together.
+
+    Returns:
+        The bound; infinity if an event has no noise, or if the failure probabilities use up delta.
     """
     name = "an RDP odometer"
     rest = delta - failure

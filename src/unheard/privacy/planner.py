@@ -345,7 +345,7 @@ def caution(delta: float) -> str | None:
     return (
         f"delta = {delta:.3g} is large: with that probability, more than once in a hundred, epsilon need not hold. Only a "
         "population below 100 users allows it. Give a smaller one ([privacy] delta in a run file, --delta of `unheard plan`), "
-        "which costs more epsilon, or learn from more people."
+        "which costs more epsilon, or learn from more users."
     )
 
 

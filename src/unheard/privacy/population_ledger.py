@@ -135,7 +135,7 @@ class PopulationLedger:
                 # DP: a ledger that is gone held charges; to begin a new one would forget them.
                 if must_exist and not os.path.lexists(file.path):
                     raise LedgerError(
-                        f"{file.path} is missing: what these people have spent was recorded there. Put it back, or name "
+                        f"{file.path} is missing: what these users have spent was recorded there. Put it back, or name "
                         "where it lies now: [privacy] ledger in the run file."
                     )
                 if not os.path.lexists(file.path):
@@ -309,7 +309,7 @@ class PopulationLedger:
 
     def take_over(self, earlier: "PopulationLedger") -> None:
         """Continue the ledger of an earlier store of (some of) the same users: its charges, and its budget."""
-        # DP: people who are in both stores keep what they were charged; who is only in one is counted too high.
+        # DP: users who are in both stores keep what they were charged; a user who is only in one is counted too high.
         if earlier.path != self.path:  # else it was done before, and interrupted at the end
             self.join(earlier, keep_budget=True)
 
@@ -417,7 +417,7 @@ def check_ledger_path(ledger: str | os.PathLike[str] | None) -> None:
     if ledger is not None and os.fspath(ledger).strip() in ("", "."):
         raise InvalidValue(
             f"[privacy] ledger = {os.fspath(ledger)!r} names no file. Leave it out for the store's own ledger, or name a file: "
-            "the same one for every run on these people."
+            "the same one for every run on these users."
         )
 
 
@@ -448,7 +448,7 @@ def open_population_ledger(
     # DP: a part of a store has no ledger of its own: what was charged there would be missing in the population's.
     if ledger is None and (Path(store) / "part.json").is_file():
         raise LedgerError(
-            f"{store} is a part of a store, and its people's ledger lies with the whole one. Name it: [privacy] ledger = "
+            f"{store} is a part of a store, and the ledger of its users lies with the whole one. Name it: [privacy] ledger = "
             "the whole store's ledger.jsonl; or give the whole store as corpus.path, and the parts as engine.corpus_part."
         )
     path = Path(ledger) if ledger is not None else Path(store) / FILE
@@ -579,7 +579,7 @@ def _check_position(population: PopulationLedger, position: Mapping[str, Any] | 
     if position is not None and not population.contains(position):
         raise LedgerError(
             f"{path} does not hold what was charged when its store last recorded it: it was shortened or replaced. Put the "
-            "right one back; without it what these people have spent cannot be known."
+            "right one back; without it what these users have spent cannot be known."
         )
 
 
@@ -613,7 +613,7 @@ def _advice_on_failure(path: Path) -> Iterator[None]:
         raise LedgerError(
             f"{path}: {error.strerror or error}. Every run on a store is charged to the store's own ledger before it "
             "releases anything. Make the folder writable, free some space, or keep the ledger elsewhere: "
-            '[privacy] ledger = "some/folder/ledger.jsonl" in the run file (the same file for every run on these people).'
+            '[privacy] ledger = "some/folder/ledger.jsonl" in the run file (the same file for every run on these users).'
         ) from None
 
 

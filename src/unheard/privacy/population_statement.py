@@ -42,7 +42,7 @@ from unheard.privacy.statement import figure, plain, rounded_up, row
 from unheard.privacy.trade_off import figures, figures_of_pair
 
 NOT_COVERED = [
-    "runs that were not charged to this ledger: on copies of the store, or on other stores with the same people",
+    "runs that were not charged to this ledger: on copies of the store, or on other stores with the same users",
     "held-out users: metrics are exact functions of their text",
 ]
 
@@ -102,13 +102,11 @@ def store_statement(store: str | Path, *, delta: float | None = None) -> dict[st
     """
     path = Path(store) / "corpus.json"
     if (path.parent / "part.json").is_file():
-        raise LedgerError(
-            f"{store} is a part of a store: what its people have spent is in the ledger of the whole one."
-        )
+        raise LedgerError(f"{store} is a part of a store: what its users have spent is in the ledger of the whole one.")
     # DP: a ledger that the store once had is gone; to state the vocabulary alone would forget what was charged.
     if known_position(path.parent, path.parent / FILE) is not None:
         raise LedgerError(
-            f"{path.parent / FILE} is missing: what these people have spent was recorded there. Put it back."
+            f"{path.parent / FILE} is missing: what these users have spent was recorded there. Put it back."
         )
     record = read_corpus_record(path.parent)
     try:
@@ -292,7 +290,7 @@ def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
             if "streams" not in member.facts["randomness"]:
                 warnings.append(
                     f"run '{name}' was begun by an older version: it shares its noise with other runs of its seed on these "
-                    "people, and the total does not cover the difference of their models."
+                    "users, and the total does not cover the difference of their models."
                 )
         if _has_no_noise(member):
             warnings.append(f"run '{name}' added no noise: epsilon over all runs is infinite.")

@@ -268,7 +268,7 @@ def check_population(
         if held is False or is_missing:
             raise LedgerError(
                 f"{population.path} does not hold what was charged up to {source.source.name}: it was shortened or "
-                "replaced. Put the right one back, or name it ([privacy] ledger); without it what these people have spent "
+                "replaced. Put the right one back, or name it ([privacy] ledger); without it what these users have spent "
                 "cannot be known."
             )
     member = population.members.get(run)
@@ -278,7 +278,7 @@ def check_population(
         raise LedgerError(
             f"{population.path} holds {member.held} charges of this run, the run's own ledger {length}: the run folder was "
             "put back to an earlier state, or a copy of it was trained further. Put back the newest copy of the folder. If "
-            "it is lost, begin a new run: these people stay charged for the lost rounds."
+            "it is lost, begin a new run: these users stay charged for the lost rounds."
         )
 
 

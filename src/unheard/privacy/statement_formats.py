@@ -200,7 +200,7 @@ _DRAWN = {
 
 
 def _mechanism(statement: Mapping[str, Any]) -> str:
-    """The mechanism in one sentence, for people who review it."""
+    """The mechanism in one sentence, for reviewers."""
     sampling = statement.get("sampling")
     drawn = _DRAWN.get(sampling.get("kind", "")) if isinstance(sampling, Mapping) else None
     noise = "Gaussian noise on the bounded average"
@@ -328,7 +328,7 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
             f"it began from {start}" if start else "the ledger does not say what the run began from",
         ),
         (
-            "one person is one user, and every store with the same people shares one ledger",
+            "one person is one user, and all stores with the same users share one ledger",
             "declared",
             "no software can check this",
         ),

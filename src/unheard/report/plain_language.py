@@ -4,7 +4,7 @@
     promise.headline         # 'A guarantee for every single person'
     promise.paragraphs       # what changes by one person's presence; the same as a bet; the formal statement
 
-Every number comes from the privacy statement of the run and of all runs on the same people, which are computed from the
+Every number comes from the privacy statement of the run and of all runs on the same users, which are computed from the
 ledgers. Bounds are rounded up, never down.
 """
 
@@ -23,7 +23,7 @@ HEADLINES = {
     "moderate": "A guarantee for every single person",
     "weak": "A guarantee, but a weak one",
     "none": "An experiment: no guarantee against whoever knows the seed",
-    "all": "No guarantee over all runs on these people",
+    "all": "No guarantee over all runs on these users",
 }
 
 
@@ -42,7 +42,7 @@ class Promise:
 def describe_promise(record: RunRecord) -> Promise:
     """Describe what each person is promised, or say that there is no guarantee and why.
 
-    Other runs on the same people count: the promise is about all of them together, if the store's ledger is here.
+    Other runs on the same users count: the guarantee is about all of them together, if the store's ledger is here.
     """
     alone = _describe_run(record)
     if not record.is_private:
@@ -50,7 +50,7 @@ def describe_promise(record: RunRecord) -> Promise:
     if record.population_ledger is None:
         unknown = (
             "This is about this run alone: the ledger of its store is not on this machine. Every other run on the same "
-            "people adds to what they have spent; `unheard statement STORE` composes them."
+            "users adds to what they have spent; `unheard statement STORE` composes them."
         )
         return replace(alone, paragraphs=(*alone.paragraphs, unknown))
     if not record.other_runs:
@@ -59,10 +59,10 @@ def describe_promise(record: RunRecord) -> Promise:
 
 
 def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
-    """The promise over all runs on the same people, followed by what holds for this run by itself."""
+    """Return the guarantee over all runs on the same users, followed by what holds for this run by itself."""
     names = record.other_runs
     others = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-    runs = f"The same people were also charged for {'another run' if len(names) == 1 else f'{len(names)} other runs'} ({others})."
+    runs = f"The same users were also charged for {'another run' if len(names) == 1 else f'{len(names)} other runs'} ({others})."
     by_itself = (
         "For somebody who sees this model and nothing of the other runs, and if nothing of this run was chosen in the "
         f"light of them, the ε of this run alone holds: {epsilon_text(record.epsilon)} at δ = {small(record.delta)}. "

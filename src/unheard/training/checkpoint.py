@@ -31,7 +31,10 @@ from unheard.training.round import State
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A state, and the positions of the ledgers when it was saved."""
+    """A state of training, and the positions of both ledgers when it was saved.
+
+    A ledger that is shorter now, or has another history, is refused (`privacy/run_ledger.py`).
+    """
 
     state: State
     ledger_length: int

@@ -444,7 +444,7 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
     # DP: a model is known by the digest of its parameters, wherever its file lies.
     if of_run in population.members or parameters_digest(first.params_P) in population.released:
         raise UnprovenCombination(
-            f"{start or 'The model'} was trained on these very people (their ledger, {population.path}, holds it): it is "
+            f"{start or 'The model'} was trained on these same users (their ledger, {population.path}, holds it): it is "
             "not public for them. Name its run folder in training.init_from, without training.init_is_public: what "
             "that run cost is then part of this one's."
         )

@@ -164,7 +164,7 @@ class Stage:
     """Trials that are trained side by side.
 
     Attributes:
-        title: What the stage tries, for people.
+        title: What the stage tries, to be printed.
         trials: All trials of the stage.
         engine: The engine that trains them.
         out: The folder of the tuning.

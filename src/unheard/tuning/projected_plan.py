@@ -289,7 +289,7 @@ def check_other_population(run: Run, proxy: Path) -> None:
         ledger = _ledger_path(proxy)
         is_same = is_copy or (ledger is not None and ledger in (_ledger_path(own), _ledger_path(run.ledger)))
     if is_same:
-        # DP: what is said of a proxy's tuning, that the run's own people paid nothing, would be false.
+        # DP: what is said of a proxy's tuning, that the run's own users paid nothing, would be false.
         raise InvalidValue(
             f"{proxy} is the run's own corpus, or holds the same users, and no proxy for it. Leave out --corpus and --population, "
             "or give text of other users."

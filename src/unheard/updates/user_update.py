@@ -265,7 +265,7 @@ class FedAvg:
         return 1.0 + self.epochs * -(-targets_U // (self.batch_size * self.unroll))
 
     def at_learning_rate(self, learning_rate: float) -> "FedAvg":
-        """The same with another learning rate, for a schedule."""
+        """Return this update with another learning rate. A schedule calls it."""
         return replace(self, learning_rate=learning_rate)
 
 
@@ -310,7 +310,7 @@ class FedSGD:
         return 1.0 + (windows_U if self.batch_size is None else np.minimum(windows_U, self.batch_size)) / 8
 
     def at_learning_rate(self, learning_rate: float) -> "FedSGD":
-        """The same with another learning rate, for a schedule."""
+        """Return this update with another learning rate. A schedule calls it."""
         return replace(self, learning_rate=learning_rate)
 
 
