@@ -1,7 +1,4 @@
-"""`unheard sweep` and `unheard benchmark` on the command line."""
-
-import json
-import timeit
+"""`unheard sweep` on the command line."""
 
 import pytest
 from typer.testing import CliRunner
@@ -79,14 +76,3 @@ def test_time_is_up_also_when_the_last_run_has_fewer_rounds_or_was_complete():
 def test_malformed_variations_are_refused(bad):
     with pytest.raises(InvalidValue, match="--vary"):
         parse_vary([bad])
-
-
-def test_the_benchmark_times_engines_and_rounds(run_file, monkeypatch):
-    monkeypatch.setattr("unheard.performance.benchmark._seconds", lambda work, *_: timeit.timeit(work, number=1))
-    asked = ["benchmark", "--json", "--device", "cpu", "--users", "2", "--rounds", "2", "--short", "3"]
-    result = CliRunner().invoke(app, [*asked, "--model", str(run_file)], catch_exceptions=False)
-    found = json.loads(result.stdout)
-    assert {row["engine"] for row in found["updates"]} == {"StackedEngine", "VectorisedEngine"}
-    assert all(row["users_per_second"] > 0 and row["share_of_memory_limit"] > 0 for row in found["updates"])
-    timed = [(row["users_per_round"], row["tokens_per_user"], row["runs_at_once"]) for row in found["rounds"]]
-    assert timed == [(2, 1600, 1), (3, 80, 1)]

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 
+from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 from unheard.models.packed import score_gradient
 from unheard.models.packed_layers import gated_gradient, gated_product, plain_attention
 

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from tests.conftest import ROWS, ManyAtOnce, counting_user
 from torch import nn
 
 import unheard
+from tests.conftest import ROWS, ManyAtOnce, counting_user
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
 from unheard.errors import ModelError

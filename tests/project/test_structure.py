@@ -37,6 +37,20 @@ ORDER = [
 ]
 """The packages in the order of the data flow. A package imports only packages before it (docs/decisions/0002-package-order.md)."""
 
+TESTS = Path(__file__).parents[1]
+OTHER_TESTS = {
+    "agreement": "engines against each other and against plain programs",
+    "browser": "pages in a browser",
+    "data": "files of earlier versions",
+    "faults": "crashes, full disks and damaged files at every step",
+    "laws": "properties that the privacy proof needs",
+    "leaks": "private values in any output, and hostile input",
+    "mutants": "broken lines that the tests must notice",
+    "project": "rules for the whole repository",
+    "reproduction": "the package reproduction/",
+}
+"""Test folders that are not about one package of src/unheard, and what they test."""
+
 WITHOUT_TORCH = {"privacy", "corpus", "report", "cli"}
 """The accounting, the reports and `unheard --help` work without importing torch."""
 
@@ -154,3 +168,17 @@ def test_every_exception_is_in_the_tree():
         if isinstance(thing, type) and issubclass(thing, Exception):
             assert name in (errors.__doc__ or "")
             assert issubclass(thing, errors.UnheardError)
+
+
+def test_test_folders_are_those_of_the_packages():
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders - OTHER_TESTS.keys() == set(ORDER)
+    assert OTHER_TESTS.keys() - folders == set()
+    nested = [
+        str(path.relative_to(TESTS))
+        for package_ in ORDER
+        for path in (TESTS / package_).iterdir()
+        if path.is_dir() and path.name not in ("__pycache__", "data")
+        if not ((SRC / package_ / path.name).is_dir() or (SRC / package_ / f"{path.name}.py").is_file())
+    ]
+    assert nested == []

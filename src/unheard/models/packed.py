@@ -18,7 +18,7 @@ exist.
     gradients = packed.gradients(stream)        # one tensor [C, ...] for each layer
 
 `PackedModel` raises `CannotPack` with the reason for a model that it has no rule for. `packed_logits` and
-tests/hugging_face compare the result with the model itself.
+tests/models/hugging_face compare the result with the model itself.
 """
 
 import importlib.util

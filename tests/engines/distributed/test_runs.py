@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import unheard
-from tests.scale_out.forks import on_ranks
+from tests.engines.distributed.forks import on_ranks
 from unheard.audit.canary_users import BackgroundUsers
 from unheard.audit.exposure import log_probability, phrases
 from unheard.engines.choice import EngineChoice

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale_out_simulator.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale_out_simulator.py"
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unheard
-from tests.scale_out.forks import LeaderFailed, on_ranks
+from tests.engines.distributed.forks import LeaderFailed, on_ranks
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed import engine as distributed
 from unheard.engines.distributed.engine import EXTRA, _cohort_sum, plan_from_table, plan_table

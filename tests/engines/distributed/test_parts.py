@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import unheard
-from tests.scale_out.forks import LeaderFailed, on_ranks
+from tests.engines.distributed.forks import LeaderFailed, on_ranks
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shards_of_part, split_store

@@ -29,7 +29,7 @@ def posts(rng: np.random.Generator, count: int) -> list[str]:
 
 
 def load_example():
-    path = Path(__file__).parents[2] / "examples" / "fine_tune_gpt2.py"
+    path = Path(__file__).parents[3] / "examples" / "fine_tune_gpt2.py"
     spec = importlib.util.spec_from_file_location("fine_tune_gpt2", path)
     assert spec is not None
     assert spec.loader is not None

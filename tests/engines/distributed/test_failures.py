@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import unheard
-from tests.scale_out.forks import LeaderFailed, on_ranks
+from tests.engines.distributed.forks import LeaderFailed, on_ranks
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed import engine as distributed
 from unheard.errors import CorpusError
