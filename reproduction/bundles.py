@@ -12,6 +12,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,8 +29,8 @@ SMALL_FILES = (
     "facts.json",
 )
 """Files of a run folder that `collect` copies. None of them holds text."""
-KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*")
-"""Runs whose model and ledgers stay in a bundle when they are complete."""
+KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", "trade-S20-*")
+"""Runs whose model and ledgers stay in a bundle when they are complete. Other runs begin from those with S = 20."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Bytes in one file of a bundle, and in all of its checkpoints and models together."""
 
@@ -173,10 +174,11 @@ def _restore_run(kept: Path, work: Path) -> None:
     folder = work / "runs" / kept.name
     shutil.copytree(kept, folder)
     text = (folder / "run.toml").read_text(encoding="utf-8")
-    for name in ("reviews_81", "ledgers/"):  # `collect` removed the path of the work folder
+    corpus = tomllib.loads(text)["corpus"]["path"]
+    for name in (corpus, "ledgers/", "runs/"):  # `collect` removed the path of the work folder
         text = text.replace(f'"{name}', f'"{work.resolve()}/{name}')
     (folder / "run.toml").write_text(text, encoding="utf-8")
-    shutil.copyfile(work / "reviews_81" / "vocabulary.txt", folder / "vocabulary.txt")
+    shutil.copyfile(work / corpus / "vocabulary.txt", folder / "vocabulary.txt")
     (work / "ledgers").mkdir(parents=True, exist_ok=True)
     if (folder / "population_ledger.jsonl").exists():
         shutil.move(folder / "population_ledger.jsonl", work / "ledgers" / f"{kept.name}.jsonl")

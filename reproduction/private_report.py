@@ -42,6 +42,7 @@ from reproduction.private_tables import (
     figure_7_table,
     interrupted_tables,
     last_round,
+    long_tables,
     repetitions_table,
     rounds_of_private,
     share,
@@ -131,6 +132,7 @@ def section(root: Path = REVIEWS) -> dict[str, Any] | None:
             table_2(root),
             figure_7_table(root),
             *trade_offs_tables(root),
+            *long_tables(),
         ],
         "figures": figures(root),
         "rules": [registered(name, judged.get(name)) for name in RULES],
@@ -277,7 +279,8 @@ def _lines() -> Iterator[str]:
     yield from _markdown(accuracy_table(both))
     yield from _markdown(rounds_of_private())
     yield _composed(statement["delta"]) + "\n"
-    for table in (cohorts_table(), repetitions_table(), table_2(), figure_7_table(), *trade_offs_tables()):
+    tables = [cohorts_table(), repetitions_table(), table_2(), figure_7_table(), *trade_offs_tables(), *long_tables()]
+    for table in tables:
         yield f"## {table.title}\n"
         yield from _markdown(table)
     yield "## The interrupted first attempts\n"

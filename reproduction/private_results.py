@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from reproduction.bootstrap import half_width
-from reproduction.private_run import CANDIDATES, read_metrics, smoothed
+from reproduction.private_run import CANDIDATES, TRADES, read_metrics, smoothed
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.events import Event, from_record
 
 HERE = Path(__file__).resolve().parent
 REVIEWS, BLOGS = HERE / "results" / "reviews_81", HERE / "results" / "blogs_64"
+LONG = HERE / "results" / "reviews_1600_200k"
 RULES = {rule["id"]: rule for rule in load_rules()["rule"]}
 """The registered rules by name."""
 TERMS = load_rules()["terms"]
@@ -320,6 +321,43 @@ def figure_1_match(root: Path) -> Verdict:
     return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, root)])
 
 
+def figure_4(root: Path) -> Verdict:
+    """Rule figure-4: after a change at round 4,885, S = 7.9 is better than the larger S."""
+    parts = []
+    for norm in (10, 12.6, 20):
+        measured = difference("figure-4", "then-S7.9-seed", f"then-S{norm:g}-seed", [6000], root)
+        parts.append((is_so(measured.against(0.0), "above"), f"S = 7.9 against S = {norm:g}: {measured}"))
+    return joined(parts)
+
+
+def figure_8_early(root: Path) -> Verdict:
+    """Rule figure-8-early: S = 10 and S = 12.6 are nearly as good as the best S, and the sweep tells values of S apart."""
+    (at,) = RULES["figure-8-early"]["read_at"]
+    names = {norm: f"trade-S{norm:g}-seed" for norm in TRADES}
+    means = {norm: float(np.mean(accuracy(complete(name, at, root), at))) for norm, name in names.items()}
+    best, worst = max(means, key=lambda norm: means[norm]), min(means, key=lambda norm: means[norm])
+    parts = []
+    for norm in (10, 12.6):
+        measured = difference("figure-8-early", names[norm], names[best], [at], root)
+        is_near = True if norm == best else is_so(measured.against(-0.25), "above")
+        parts.append((is_near, f"S = {norm:g} against the best, S = {best:g}: {measured}"))
+    better = max((10, 12.6), key=lambda norm: means[norm])
+    measured = difference("figure-8-early", names[worst], names[better], [at], root)
+    # The rule has no outcome "did not hold" for a sweep whose values lie close together: it cannot tell.
+    is_apart = True if measured.against(-0.25) == "below" else None
+    return joined([*parts, (is_apart, f"the worst, S = {worst:g}, against S = {better:g}: {measured}")])
+
+
+def figure_8_seeds(root: Path) -> Verdict:
+    """Rule figure-8-seeds: three seeds of S = 20 are close together."""
+    rule = RULES["figure-8-seeds"]
+    values = accuracy(complete("trade-S20-seed", rule["read_at"][0], root), rule["read_at"][0])
+    if len(values) < rule["seeds"]:
+        return Verdict("cannot tell", f"{len(values)} of {rule['seeds']} seeds.")
+    apart = max(values) - min(values)
+    return Verdict("held" if apart <= rule["threshold"] else "did not hold", f"range of the seeds {apart:.2f} points.")
+
+
 JUDGES = {
     "private-run": (private_run, {"private": 5000, "baseline-C5000-seed": 5000}),
     "private-rounds": (private_rounds, {"private": 5000, "baseline-seed": 5000}),
@@ -329,15 +367,28 @@ JUDGES = {
     "table-2-cost": (table_2_cost, {name: 5000 for name in SEEDED.values() if name != "estimate-seed"}),
     "figure-7": (figure_7, {"S15-sigma0.012-C1250-seed": 3000, "S15-sigma0.012-seed": 3000}),
 }
-"""The function of each rule, and the runs that it needs with the round that they must have reached."""
+"""The function of each rule on reviews_81, and the runs that it needs with the round that they must have reached."""
+LONG_JUDGES = {
+    "figure-4": (figure_4, {f"then-S{norm:g}-seed": 6000 for norm in (7.9, 10, 12.6, 20)}),
+    "figure-8-early": (figure_8_early, {f"trade-S{norm:g}-seed": 4885 for norm in TRADES}),
+    "figure-8-seeds": (figure_8_seeds, {"trade-S20-seed": 4885}),
+}
+"""The same for the rules on reviews_1600_200k."""
 
 
-def verdicts(root: Path = REVIEWS) -> dict[str, Verdict]:
-    """The verdict of every rule that the runs of `private_run.py` belong to."""
+def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, Verdict]:
+    """The verdict of every rule that the runs of `private_run.py` belong to.
+
+    Args:
+        root: Results on reviews_81.
+        long: Results on reviews_1600_200k. Rules without any run there are left out.
+    """
     outcomes = {"private-S": private_norm(), "expect-hours": _hours()}
-    for rule, (judge, needed) in JUDGES.items():
-        why = missing(needed, root)
-        outcomes[rule] = Verdict("cannot tell", why) if why else judge(root)
+    judged = [(rule, *one, root) for rule, one in JUDGES.items()]
+    judged += [(rule, *one, long) for rule, one in LONG_JUDGES.items() if any(folders_of(n, long) for n in one[1])]
+    for rule, judge, needed, place in judged:
+        why = missing(needed, place)
+        outcomes[rule] = Verdict("cannot tell", why) if why else judge(place)
     return outcomes | accounting()
 
 

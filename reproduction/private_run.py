@@ -44,16 +44,22 @@ CANDIDATES = (2, 4, 8, 12, 16)
 """Values of S to choose from (rule private-S)."""
 SMOOTHED_OVER = 5
 """Number of evaluations that an accuracy is averaged over."""
-POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000}
+POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709}
 """Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
 """Registered options of `unheard prepare`."""
-CUT = ["--tokens-per-user", "81", "--min-tokens", "21"]
-HELD_OUT = {"reviews_81": "0.005", "blogs_64": "0.01"}
+CUT = {
+    "reviews_81": ["--tokens-per-user", "81", "--min-tokens", "21", "--held-out", "0.005"],
+    "blogs_64": ["--tokens-per-user", "81", "--min-tokens", "21", "--held-out", "0.01"],
+    "reviews_1600_200k": ["--tokens-per-user", "1600", "--min-tokens", "21", "--held-out", "0.02"],
+}
+"""Registered options of `unheard prepare` by corpus."""
 STEPS = ("choose-S", "private", "baseline-C5000", "table-2", "C1250")
 """Steps of `all` in their order."""
 MORE_STEPS = ("z1-C1667", "baseline-C1667", "z1-C1250", "baseline-C1250", "trade-offs", "trade-offs-adjusted")
 """Further steps, which batches of schedule.toml name."""
+LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-adjusted")
+"""The same steps on reviews_1600_200k, with several local steps, in a work folder of their own."""
 Z1 = {1667: 10, 1250: 15}
 """S of the private runs with fewer users per round, as in Table 2."""
 TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
@@ -95,17 +101,26 @@ def _rows(lines: Any) -> Iterator[tuple[str, str]]:
         yield from batch
 
 
-def prepare(data: Path, work: Path) -> None:
-    """Prepare both token stores with the registered options, unless they exist."""
+def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
+    """Prepare token stores with the registered options, unless they exist.
+
+    Args:
+        data: Folder of the corpora.
+        work: Folder for the stores.
+        corpora: Names of corpora, of `POPULATIONS`.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    cut = work / "blogs_64.jsonl"
-    if not (work / "blogs_64").exists():
-        print(f"{segments(_file_of(data, 'blogs_1600'), cut):,} segments", flush=True)
-    for name, source in (("blogs_64", cut), ("reviews_81", _file_of(data, "reviews_81"))):
-        if not (work / name).exists():
-            options = [*PREPARE, *CUT, "--held-out", HELD_OUT[name], "--out", str(work / name)]
-            subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
-    cut.unlink(missing_ok=True)
+    for name in corpora:
+        if (work / name).exists():
+            continue
+        source = work / "blogs_64.jsonl"
+        if name == "blogs_64":
+            print(f"{segments(_file_of(data, 'blogs_1600'), source):,} segments", flush=True)
+        else:
+            source = _file_of(data, name)
+        options = [*PREPARE, *CUT[name], "--out", str(work / name)]
+        subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
+        (work / "blogs_64.jsonl").unlink(missing_ok=True)
 
 
 def _file_of(data: Path, name: str) -> Path:
@@ -160,7 +175,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     """The runs of one step.
 
     Args:
-        step: One of `STEPS` or `MORE_STEPS`.
+        step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
         work: Folder with the stores and the chosen S.
         repetition: Number of the repetition, which is part of the name or the seed.
         scale: Factor on rounds and users; below 1 for tests only.
@@ -174,6 +189,8 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
         every = max(1, round(100 * scale))
         return tables(work, corpus, max(4, round(users * scale)), max(5, round(rounds * scale)), every=every)
 
+    reviews = "reviews_1600_200k" if step in LONG_STEPS else "reviews_81"
+    step = step.removeprefix("long-")
     suffix = "" if repetition == 1 else f"-repetition{repetition}"
     if step == "choose-S":
         common = shared("blogs_64", 1000, 1000)
@@ -184,7 +201,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     if step == "baseline-C5000":
         return {f"baseline-C5000-seed{repetition}": unclipped(shared("reviews_81", 5000, 5000), repetition)}
     if step == "C1250":
-        common = shared("reviews_81", 1250, 3000)
+        common = shared(reviews, 1250, 3000)
         return {f"S15-sigma0.012-C1250-seed{k}": noised(common, 15, {"noise_std": 0.012}, k) for k in SEEDS}
     if step in ("z1-C1667", "z1-C1250"):
         users = int(step.removeprefix("z1-C"))
@@ -194,18 +211,21 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
         users = int(step.removeprefix("baseline-C"))
         return {f"{step}-seed{repetition}": unclipped(shared("reviews_81", users, 5000), repetition)}
     if step == "trade-offs":
-        common = shared("reviews_81", 100, 4885)
+        common = shared(reviews, 100, 4885)
         pairs = [(norm, seed) for norm in TRADES for seed in SEEDS]
         return {f"trade-S{n:g}-seed{k}": noised(common, n, {"noise_std": _traded(n)}, k) for n, k in pairs}
     if step == "trade-offs-adjusted":
-        return _adjusted(shared("reviews_81", 100, 6000), work)
+        return _adjusted(shared(reviews, 100, 6000), work)
     if step == "table-2":
-        common, norm = shared("reviews_81", 100, 5000), chosen_norm(work)
+        common = shared(reviews, 100, 5000)
         named = {f"baseline-seed{seed}": unclipped(common, seed) for seed in SEEDS}
         for clip, sigma in TABLE_2:
             named |= {f"S{clip}-sigma{sigma:g}-seed{k}": noised(common, clip, {"noise_std": sigma}, k) for k in SEEDS}
+        if reviews == "reviews_1600_200k":
+            return named
+        norm = chosen_norm(work)
         return named | {f"estimate-seed{k}": noised(common, norm, {"noise_std": norm / 5000}, k) for k in SEEDS}
-    raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS))}.")
+    raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
 
 
 def _traded(norm: float) -> float:
@@ -429,13 +449,14 @@ def main() -> None:
     cut = verb("segments", lambda arguments: print(segments(arguments.source, arguments.target)))
     cut.add_argument("source", type=Path)
     cut.add_argument("target", type=Path)
-    stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve()))
+    stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve(), arguments.corpus))
     stores.add_argument("--data", type=Path, required=True)
     stores.add_argument("--work", type=Path, required=True)
+    stores.add_argument("--corpus", nargs="+", choices=tuple(POPULATIONS), default=["blogs_64", "reviews_81"])
     for name in ("run", "all"):
         run = verb(name, _run)
         if name == "run":
-            run.add_argument("steps", nargs="+", choices=(*STEPS, *MORE_STEPS))
+            run.add_argument("steps", nargs="+", choices=(*STEPS, *MORE_STEPS, *LONG_STEPS))
             run.add_argument("--only", nargs="+", default=["*"], help="names of runs, such as '*-seed1'")
         run.add_argument("--work", type=Path, required=True)
         run.add_argument("--device", default="cuda")

@@ -16,6 +16,7 @@ from reproduction.bootstrap import POSTS, USERS, difference_interval, load
 from reproduction.printed import BASELINE_ACCURACY, TABLE_2
 from reproduction.private_results import (
     BLOGS,
+    LONG,
     REVIEWS,
     SEEDED,
     accuracy,
@@ -164,7 +165,12 @@ def repetitions_table(root: Path = REVIEWS) -> Table:
 
 
 def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
-    """Figures 4 and 8: noise traded against clipping, and changed after 4,885 rounds; those without runs are left out."""
+    """Figures 4 and 8: noise traded against clipping, and changed after 4,885 rounds; those without runs are left out.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
+    population = POPULATIONS.get(root.name, POPULATION)
     early, later = (500, 1000, 2000, 4000, 4885), (500, 1000, 3000, 6000)
     first = [
         (f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}", *(_mean_cell(folders, at) for at in early))
@@ -177,30 +183,37 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
         for norm in norms
         if (folders := folders_of(f"then-S{norm:g}{label}-seed", root))
     ]
-    note = f"100 users per round: q = {100 / POPULATION:.2g}. ± is the standard deviation over seeds. Shown; it decides nothing."
+    on, q = "" if root != LONG else f" on {root.name}", 100 / population
+    note = f"100 users per round: q = {q:.2g}. ± is the standard deviation over seeds."
     tables = [
         Table(
-            title="Figure 8: noise against clipping at z = 0.06, from the start",
+            title=f"Figure 8: noise against clipping at z = 0.06, from the start{on}",
             columns=("", *(f"round {at:,}" for at in early)),
             rows=first,
-            note=f"{note} {100 * 4885 / POPULATION:.2f} visits per user.",
+            note=f"{note} {q * 4885:.2g} visits per user.",
         ),
         Table(
-            title="Figure 4: noise and clip changed after 4,885 rounds with S = 20",
+            title=f"Figure 4: noise and clip changed after 4,885 rounds with S = 20{on}",
             columns=("", *(f"{at:,} rounds later" for at in later)),
             rows=then,
-            note=f"{note} {100 * 10885 / POPULATION:.2f} visits per user.",
+            note=f"{note} {q * 10885:.2g} visits per user.",
         ),
     ]
     return [table for table in tables if table.rows]
 
 
 def table_2(root: Path = REVIEWS) -> Table:
-    """Table 2 with 100 users per round: the paper's accuracies and ours."""
+    """Table 2 with 100 users per round: the paper's accuracies and ours.
+
+    Args:
+        root: Folder of the results, which has the name of the corpus.
+    """
     printed = {row.noise_std: row.accuracy for row in TABLE_2}
-    q, rows = 100 / POPULATION, []
+    q, rows = 100 / POPULATIONS.get(root.name, POPULATION), []
     for label, name in SEEDED.items():
         folders = folders_of(name, root)
+        if name == "estimate-seed" and root == LONG:
+            continue
         sigma = 0.0 if name == "baseline-seed" else float(label.split("sigma = ")[1].split(",")[0].split(" ")[0])
         paper = printed.get(sigma)
         rows.append(
@@ -213,7 +226,8 @@ def table_2(root: Path = REVIEWS) -> Table:
             )
         )
     return Table(
-        title="Table 2 with 100 users per round, as the paper trained it",
+        title="Table 2 with 100 users per round, as the paper trained it"
+        + ("" if root != LONG else f" on {root.name}"),
         columns=(
             "",
             "paper, round 5,000",
@@ -228,6 +242,11 @@ def table_2(root: Path = REVIEWS) -> Table:
         "deviation over seeds. Costs with 95 % intervals over users and seeds. These runs stand for larger cohorts: for "
         "themselves they have no useful ε.",
     )
+
+
+def long_tables(root: Path = LONG) -> list[Table]:
+    """Table 2 and Figures 4 and 8 on reviews_1600_200k; those without runs are left out."""
+    return [*([table_2(root)] if folders_of("baseline-seed", root) else []), *trade_offs_tables(root)]
 
 
 def figure_7_table(root: Path = REVIEWS) -> Table:

@@ -26,7 +26,10 @@ def test_every_step_of_a_batch_has_runs_and_no_run_is_trained_twice(tmp_path):
     names = []
     for batch in batches:
         for step in read_batch(batch["name"]):
-            names += step.runs(tmp_path, 1.0)
+            corpus = "long/" if step.name.startswith("long-") else ""
+            runs = [f"{corpus}{name}" for name in step.runs(tmp_path, 1.0)]
+            assert runs, step
+            names += runs
     assert len(names) == len(set(names))
     seeded = {f"{name}-seed{k}" for k in (1, 2, 3) for name in ("baseline", "S15-sigma0.012-C1250", "trade-S20")}
     assert seeded | {"private-repetition3", "z1-C1667", "baseline-C1250-seed2", "then-S7.9-per-layer-seed3"} < set(
@@ -44,7 +47,8 @@ def make_work(work: Path, names: dict[str, bool]) -> None:
     for name, is_complete in names.items():
         folder = work / "runs" / name
         make_run(folder, flat(20), rounds=300)
-        (folder / "run.toml").write_text(f'path = "{work}/reviews_81"\nledger = "{work}/ledgers/{name}.jsonl"\n')
+        paths = f'[corpus]\npath = "{work}/reviews_81"\n[privacy]\nledger = "{work}/ledgers/{name}.jsonl"\n'
+        (folder / "run.toml").write_text(paths)
         (folder / "ledger.jsonl").write_text("charges")
         (folder / "tokens.json").write_text("{}")
         (folder / "vocabulary.txt").write_text("a\n")

@@ -24,7 +24,7 @@ USERS, TARGETS = 4000, 60
 def make_run(folder: Path, at: dict[int, float], rounds: int = 5000) -> None:
     """A run whose accuracy (in percent) goes linearly through some points; hits per user follow the last."""
     folder.mkdir(parents=True)
-    marks = range(100, rounds + 1, 100)
+    marks = [*range(100, rounds, 100), rounds]
     values = np.interp(marks, list(at), list(at.values())) / 100
     lines = [json.dumps({"round": r, "accuracy_top1": v}) for r, v in zip(marks, values, strict=True)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -133,6 +133,7 @@ def test_figures_4_and_8_are_shown_when_their_runs_exist(tmp_path):
         make_run(tmp_path / f"trade-S7.9-seed{seed}", flat(20 + seed), rounds=4000)
         make_run(tmp_path / f"then-S12.6-per-layer-seed{seed}", flat(21), rounds=6000)
     early, later = private_tables.trade_offs_tables(tmp_path)
+    assert "0.00013" in early.note
     assert early.rows == [
         (
             "S = 7.9, σ = 0.00474",
@@ -144,6 +145,49 @@ def test_figures_4_and_8_are_shown_when_their_runs_exist(tmp_path):
         )
     ]
     assert later.rows == [("S = 12.6, per layer", *["21.00 ± 0.00 %"] * 4)]
+
+
+def make_trades(place: Path, levels: dict[float, float], then: dict[float, float], apart: float = 0.02) -> None:
+    """Runs of Figures 8 and 4 with these accuracies, three seeds each."""
+    for seed in (1, 2, 3):
+        for prefix, rounds, at in (("trade", 4885, levels), ("then", 6000, then)):
+            for norm, level in at.items():
+                make_run(place / f"{prefix}-S{norm:g}-seed{seed}", flat(level + apart * seed), rounds=rounds)
+
+
+@pytest.mark.parametrize(
+    ("at_10", "at_20", "later", "expected"),
+    [
+        (22.0, 20.0, 21.0, ("held", "held")),
+        (21.0, 20.0, 21.0, ("did not hold", "held")),  # S = 10 is a point below the best
+        (22.0, 21.95, 23.5, ("cannot tell", "did not hold")),  # all six close together; S = 10 is better later
+        (21.8, 20.0, 22.49, ("cannot tell", "cannot tell")),  # 0.25 points below the best; equal later
+    ],
+)
+def test_figures_8_and_4_can_hold_fail_and_stay_open(tmp_path, at_10, at_20, later, expected):
+    levels = {6.3: 22.0, 7.9: 22.05, 10: at_10, 12.6: 22.0, 15.9: 21.95, 20: at_20}
+    make_trades(tmp_path, levels, {7.9: 22.5, 10: later, 12.6: 21.0, 20: 20.0})
+    outcomes = {rule: judge(tmp_path).outcome for rule, (judge, _) in private_results.LONG_JUDGES.items()}
+    assert (outcomes["figure-8-early"], outcomes["figure-4"]) == expected
+    assert outcomes["figure-8-seeds"] == "held"
+
+
+def test_three_seeds_of_figure_8_may_be_far_apart_or_missing(tmp_path):
+    make_trades(tmp_path, {20: 20.0}, {}, apart=0.2)
+    assert outcome_of_seeds(tmp_path) == "did not hold"
+    shutil.rmtree(tmp_path / "trade-S20-seed3")
+    assert outcome_of_seeds(tmp_path) == "cannot tell"
+
+
+def test_rules_on_longer_reviews_are_judged_when_they_have_runs(tmp_path):
+    assert "figure-4" not in private_results.verdicts(private_results.REVIEWS, tmp_path)
+    make_trades(tmp_path, {}, {7.9: 22.5, 10: 22.0}, apart=0.0)
+    judged = private_results.verdicts(private_results.REVIEWS, tmp_path)
+    assert judged["figure-4"].reason == "Missing: then-S12.6 at round 6,000, then-S20 at round 6,000."
+
+
+def outcome_of_seeds(place: Path) -> str:
+    return private_results.figure_8_seeds(place).outcome
 
 
 def test_a_run_that_stopped_early_decides_nothing(tmp_path):
