@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as nnf
 
 import unheard
+from tests.conftest import ManyAtOnce
 from unheard.corpus.vocabulary import BOS, EOS
 from unheard.engines.packed import PackedCohorts
 from unheard.engines.reference import ReferenceEngine
@@ -16,7 +17,6 @@ from unheard.evaluation.next_word import evaluate
 from unheard.randomness import reproducible_generator
 from unheard.updates.user_update import User, users_in_turn
 
-from ..conftest import ManyAtOnce
 from .conftest import model_of, run_of
 
 

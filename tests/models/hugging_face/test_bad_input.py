@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import unheard
+from tests.conftest import ManyAtOnce
 from unheard.engines import packed as engine
 from unheard.engines import vectorised
 from unheard.engines.engine import Drawn
@@ -19,7 +20,6 @@ from unheard.errors import ModelError
 from unheard.models import hugging_face
 from unheard.updates.user_update import User
 
-from ..conftest import ManyAtOnce
 from .conftest import model_of, other_base, run_of
 from .test_packed import packed, plan_of, start_of, users_of
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import unheard
+from tests.conftest import ManyAtOnce
 from unheard.corpus.vocabulary import BOS, EOS
 from unheard.engines import packed as engine
 from unheard.engines.engine import Drawn
@@ -16,7 +17,6 @@ from unheard.errors import ModelError
 from unheard.models.packed import CannotPack
 from unheard.updates.user_update import User
 
-from ..conftest import ManyAtOnce
 from .conftest import model_of, other_base
 
 LENGTHS = (1, 2, 5, 20, 13, 7, 32, 9, 0, 11, 4, 110)
