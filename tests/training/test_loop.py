@@ -290,7 +290,7 @@ def test_a_run_without_a_newer_key_resumes_unchanged_and_another_run_of_that_nam
     list(unheard.train(begun, tmp_path / "r"))
     file = tmp_path / "r" / "run.toml"
     file.write_text(file.read_text().replace("keep_norm = true\n", ""))
-    with pytest.raises(LedgerError, match=r"--set model\.keep_norm=true goes on with it"):
+    with pytest.raises(LedgerError, match=r"--set model\.keep_norm=true continues it"):
         list(loop.train_together([(run, tmp_path / "r")]))
     list(unheard.resume(tmp_path / "r", rounds=8))
     vectors = begun.model.layout.split(load_model(RunFolder(tmp_path / "r").model, begun.model))["embedding"]

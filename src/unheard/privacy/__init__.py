@@ -9,7 +9,7 @@ Nothing in this package imports torch, so an auditor can run it on a laptop. The
     run_ledger          charges both ledgers, and checks a run's ledger against everything that remembers it
     accountants         moments, rdp and pld: epsilon at delta, delta at epsilon, the bound that a run claims
     budget              epsilon while training, the stop before the round that would exceed the budget, and what may
-                        be claimed when the length of a run was chosen on the way (filters, odometer)
+                        be claimed when the length of a run was chosen during it (filters, odometer)
     planner             what a run would cost, and which z, cohort or number of rounds meets a target
     statement           what may be claimed about a run, as data and as text; statement_formats for reviewers
     population_statement   the same about all runs on a population

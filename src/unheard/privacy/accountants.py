@@ -203,7 +203,7 @@ def at_orders(cost: np.ndarray, orders: Sequence[float]) -> np.ndarray:
 
 
 def filter_epsilon(cost: np.ndarray, delta: float, orders: Sequence[float]) -> float:
-    """The epsilon at delta of a sum of divergences of events that were chosen on the way, by filters at fixed orders.
+    """The epsilon at delta of a sum of divergences of events that were chosen during a run, by filters at fixed orders.
 
     Args:
         cost: the divergences at dp-accounting's orders.

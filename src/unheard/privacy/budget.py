@@ -19,7 +19,7 @@ is declared, which makes it a privacy filter (Feldman and Zrnic 2021).
 
 What may be claimed when a length or parameters were chosen after results were seen: filters and an odometer.
 
-Composition bounds a list of events that was fixed beforehand. Whoever trains can stop early, train longer than planned
+Composition bounds a list of events that was fixed beforehand. The operator can stop early, train longer than planned
 (`resume --rounds`), or begin a run with another z, each after looking at results. The list of events is then itself an
 outcome. This module computes what is proved in each case; docs/privacy.md, section 8, has the proofs.
 
@@ -362,7 +362,7 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
         if not blocks and not level:
             return _claim(charged, delta, FIXED)
         return _claim([*charged, (replace(last, index=0), blocks)], delta / 2**level, basis)
-    # DP: all rounds up to the limit, not only those that were done: whoever stopped may have looked at the model.
+    # DP: all rounds up to the limit, not only those that were done: the person who stopped may have looked at the model.
     events: list[Event | tuple[Event, int]] = [*before, *plan.events(limit)]
     # Rounds that were done again follow a crash, not a look at results.
     numbers: set[int] = set()

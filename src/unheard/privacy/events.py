@@ -307,7 +307,7 @@ def against_server(event: Event) -> Event:
     Gaussian(noise_multiplier=2.0)
     """
     if isinstance(event, DistributedGaussian):
-        # DP: whoever knows the cohort gets no amplification by sampling.
+        # DP: against someone who knows the cohort there is no amplification by sampling.
         return Gaussian(noise_multiplier=event.noise_multiplier)
     if isinstance(event, PoissonGaussian | ExampleGaussian | Selection):
         return NonPrivate(reason="the server adds the noise itself")

@@ -21,7 +21,7 @@ empty string.
     {"round":0,"event":{"kind":"poisson_gaussian","sampling_prob":0.01,"noise_multiplier":1.0},"hash":"f301..."}
 
 A ledger that was edited, reordered or shortened is an error and never a cheaper ledger. A hash chain is no signature:
-whoever can write the file can write all of it anew. Checkpoints therefore remember a length and a hash, and
+anyone who can write the file can write all of it anew. Checkpoints therefore remember a length and a hash, and
 `contains(length, hash)` shows that the file has only grown since. The construction is the linked time-stamping of Haber
 and Stornetta, "How to Time-Stamp a Digital Document" (1991).
 """

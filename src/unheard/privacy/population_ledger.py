@@ -253,7 +253,7 @@ class PopulationLedger:
                 # DP: asked under the lock, with every other run's rounds counted, before anything of the round exists.
                 whose = f"all runs on this population ({self.path})"
                 self.budget.check(self._running, event, round, whose, larger="with `unheard budget --epsilon`")
-            # DP: always a new line: a copy of this run that goes on by itself releases models of its own.
+            # DP: always a new line: a copy of this run that is trained further releases models of its own.
             self._write({**_charge(run, position, event), "round": round})
 
     def record_release(self, run: str, sha256: str) -> None:
@@ -304,7 +304,7 @@ class PopulationLedger:
             with_budget = keep_budget and self.budget is None
             records = other._records[max(shared - 1, 0) :]
             self._write(*(record for record in records if "budget" not in record or with_budget))
-            # DP: from the next line on, whoever charges the other ledger is led here, runs under way among them.
+            # DP: from the next line on, every charge to the other ledger comes here, also of runs that are training now.
             other._write({"moved": {"to": os.path.relpath(self.path, other.path.parent)}})
 
     def take_over(self, earlier: "PopulationLedger") -> None:
@@ -371,7 +371,7 @@ class PopulationLedger:
             try:
                 self._apply(record)
             except (KeyError, TypeError, ValueError, AttributeError, InvalidValue):
-                raise LedgerError(f"{self.path}: a line is sealed but is none that this version knows.") from None
+                raise LedgerError(f"{self.path}: a line is sealed, but this version does not know its kind.") from None
         if repair:
             self._file.repair()
 

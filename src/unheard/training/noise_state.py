@@ -1,6 +1,6 @@
 """The secret state of a run with correlated noise: the key of each attempt and the noise of earlier ones, on disk.
 
-Correlated noise needs its past, and whoever knows the past can subtract it. The state lies in `noise/` of the run folder,
+Correlated noise needs its past, and anyone who knows the past can subtract it. The state lies in `noise/` of the run folder,
 readable by its owner alone, and is deleted when the run is complete:
 
     noise/keys.jsonl    the key of the users' groups, and the key of each attempt since the history was saved
@@ -173,7 +173,7 @@ class NoiseState:
         facts = {"format": FORMAT, "binding": self._binding, "index": done, "shape": list(rows_RP.shape)}
         try:
             _write_history(self._history_file, facts, rows_RP)
-            # DP: keys that are no longer needed would only help whoever steals the file.
+            # DP: keys that are no longer needed would only help someone who steals the file.
             kept = [record for record in self._records if record.index >= done]
             self._rewrite(kept)
         except OSError as error:

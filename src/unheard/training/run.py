@@ -188,7 +188,7 @@ class Run:
         if not 0 < self.claimed_delta < 1 / self.plan.population:
             raise InvalidValue(
                 f"delta = {self.claimed_delta:g} must be above 0 and below 1 / population = "
-                f"{1 / self.plan.population:g}: a larger one would allow publishing somebody whole. Lower it, or "
+                f"{1 / self.plan.population:g}: a larger one would allow the release of one user's whole text. Lower it, or "
                 "leave it out for population^-1.1."
             )
 
@@ -378,8 +378,8 @@ def hint_for_older_run(run: Run, folder_hash: str) -> str:
             if run_hash(run_from_tables(tables)[0]) == folder_hash:
                 override = f"{table}.{key}={json.dumps(before)}"
                 return (
-                    f" It was begun with {override}, as all were before there was that key: --set {override} goes on "
-                    "with it."
+                    f" It was begun with {override}, as all runs were before that key existed: --set {override} "
+                    "continues it."
                 )
     return ""
 
