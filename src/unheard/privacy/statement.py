@@ -60,10 +60,11 @@ RELEASED = [
     "every model after every round, all intermediate models included",
     "anything computed from those models without looking at the users again",
 ]
+# `unheard verify` compares these sentences, and those of `_warnings`, with statement.json of older runs: do not reword.
 NOT_COVERED = [
     "tuning and other runs on these users: this is about one run; `unheard statement --all-runs` adds up all of them",
     "evaluation: metrics on held-out users are computed without noise; those users have no guarantee",
-    "other uses of these users' text, in other runs or elsewhere",
+    "other uses of these people's text, in other runs or elsewhere",
     "what is true of many users at once: the guarantee is about any one of them taking part or not",
 ]
 
@@ -280,7 +281,7 @@ def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -
     if "a model declared public" in (start.get("from"), start.get("base")):
         warnings.append(
             "it began from a model that was declared public: that no user here had a part in it is taken on trust. "
-            "The users of that public corpus are not protected by this guarantee."
+            "The people of that public corpus are not protected by this guarantee."
         )
     population = facts.get("population")
     if isinstance(population, int) and population > 0 and delta >= 1 / population:
