@@ -74,7 +74,7 @@ def test_a_public_start_improves_the_model_costs_nothing_and_is_in_the_statement
     assert told["start"]["from"] == "a model declared public"
     page = render(told)
     assert "declared public" in page
-    assert "The users of that public corpus are not protected" in page
+    assert "The people of that public corpus are not protected" in page
 
 
 def test_a_private_run_goes_on_from_the_very_parameters(run, public_run, model, tmp_path):
