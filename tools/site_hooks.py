@@ -422,7 +422,8 @@ def with_links(markdown: str, page: str) -> str:
     up = "../" * page.count("/")
 
     def rewrite(text: str) -> str:
-        linked = "\n".join(_link_line(line, up) for line in _outside_links(text, page, up).split("\n"))
+        text = joined_references(_outside_links(text, page, up))
+        linked = "\n".join(_link_line(line, up) for line in text.split("\n"))
         return CLAIMS.sub(_claims, linked)
 
     pieces, start = [], 0
@@ -432,7 +433,14 @@ def with_links(markdown: str, page: str) -> str:
     return "".join([*pieces, rewrite(markdown[start:])])
 
 
+REFERENCE = re.compile(r"^→ .*(?:\n  \S.*)*", re.MULTILINE)
+"""A reference of the privacy argument, with its continuation lines, which begin with two spaces."""
 CLAIMS = re.compile(r"(?:^→ .*\n?)+", re.MULTILINE)
+
+
+def joined_references(markdown: str) -> str:
+    """The text with each reference of the privacy argument on one line."""
+    return REFERENCE.sub(lambda match: re.sub(r"\n +", " ", match[0]), markdown)
 
 
 def _claims(match: "re.Match[str]") -> str:
