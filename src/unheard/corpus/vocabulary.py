@@ -17,7 +17,7 @@ The words come from a `VocabularySource`, which builds the vocabulary and states
 
 A vocabulary is public, or its cost is in the ledger (docs/privacy.md): `ReleaseLog` keeps the cost of every private
 vocabulary from before its draw until the store is finished. To add a source, implement `VocabularySource` and list the
-class in `prepare.VOCABULARY_KINDS`.
+class in `pipeline.VOCABULARY_KINDS`.
 """
 
 import hashlib
@@ -44,27 +44,6 @@ if TYPE_CHECKING:
 
 BOS, EOS, UNK = 0, 1, 2
 SPECIALS = ("<BOS>", "<EOS>", "<UNK>")
-
-# Punctuation marks per 1,000 English words in print (V. Cook, "Frequencies for English punctuation marks", 2013); the
-# values from the brackets on are estimates. `wordfreq` counts words only: without this table a public vocabulary would
-# have no full stop.
-_MARKS_PER_1000_WORDS = {
-    ".": 65.3, ",": 61.6, '"': 26.7, "'": 24.3, "-": 15.3, "?": 5.6, ":": 3.4, "!": 3.3, ";": 3.2,
-    "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
-    "[": 0.2, "]": 0.2, "<": 0.1, ">": 0.1, "~": 0.1, "^": 0.1, "_": 0.1, "|": 0.05, "\\": 0.05, "{": 0.02, "}": 0.02,
-}  # fmt: skip
-# Marks of other scripts, with the frequency of the English mark that each stands for. English keeps its list as it is.
-_EAST_ASIAN = {
-    "。": ".", "、": ",", "，": ",", "？": "?", "！": "!", "「": "(", "」": ")", "『": "[", "』": "]", "（": "(", "）": ")",
-    "：": ":", "；": ";", "・": "/", "～": "~", "《": "[", "》": "]", "【": "[", "】": "]", "〜": "~",
-}  # fmt: skip
-_ARABIC = {"،": ",", "؟": "?", "؛": ";", "۔": "["}
-_MARKS_OF_LANGUAGE = {
-    "ja": _EAST_ASIAN, "zh": _EAST_ASIAN, "ko": _EAST_ASIAN, "ar": _ARABIC, "fa": _ARABIC, "ur": _ARABIC | {"۔": "."},
-    "es": {"¿": "?", "¡": "!"}, "ca": {"·": ";"}, "el": {"·": ";"}, "hi": {"।": ".", "॥": "["}, "bn": {"।": ".", "॥": "["},
-    "he": {"־": "-", "״": '"', "׳": "'"},
-}  # fmt: skip
-_QUOTES = {"«": "[", "»": "[", "„": "[", "“": "[", "”": "[", "‘": "[", "’": "[", "–": ";", "—": ";", "…": ":"}
 
 
 class Vocabulary:
@@ -309,6 +288,28 @@ def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) 
     if not words:
         raise InputError(f"The word list {path} is empty: give one word on each line, most frequent first.")
     return Vocabulary.of(words if size is None else words[: size - len(SPECIALS)])
+
+
+# Punctuation marks per 1,000 English words in print (V. Cook, "Frequencies for English punctuation marks", 2013); the
+# values from the brackets on are estimates. `wordfreq` counts words only: without this table a public vocabulary would
+# have no full stop.
+_MARKS_PER_1000_WORDS = {
+    ".": 65.3, ",": 61.6, '"': 26.7, "'": 24.3, "-": 15.3, "?": 5.6, ":": 3.4, "!": 3.3, ";": 3.2,
+    "(": 2.0, ")": 2.0, "/": 1.0, "&": 0.5, "$": 0.5, "%": 0.5, "*": 0.3, "#": 0.3, "@": 0.3, "+": 0.2, "=": 0.2,
+    "[": 0.2, "]": 0.2, "<": 0.1, ">": 0.1, "~": 0.1, "^": 0.1, "_": 0.1, "|": 0.05, "\\": 0.05, "{": 0.02, "}": 0.02,
+}  # fmt: skip
+# Marks of other scripts, with the frequency of the English mark that each stands for. English keeps its list as it is.
+_EAST_ASIAN = {
+    "。": ".", "、": ",", "，": ",", "？": "?", "！": "!", "「": "(", "」": ")", "『": "[", "』": "]", "（": "(", "）": ")",
+    "：": ":", "；": ";", "・": "/", "～": "~", "《": "[", "》": "]", "【": "[", "】": "]", "〜": "~",
+}  # fmt: skip
+_ARABIC = {"،": ",", "؟": "?", "؛": ";", "۔": "["}
+_MARKS_OF_LANGUAGE = {
+    "ja": _EAST_ASIAN, "zh": _EAST_ASIAN, "ko": _EAST_ASIAN, "ar": _ARABIC, "fa": _ARABIC, "ur": _ARABIC | {"۔": "."},
+    "es": {"¿": "?", "¡": "!"}, "ca": {"·": ";"}, "el": {"·": ";"}, "hi": {"।": ".", "॥": "["}, "bn": {"।": ".", "॥": "["},
+    "he": {"־": "-", "״": '"', "׳": "'"},
+}  # fmt: skip
+_QUOTES = {"«": "[", "»": "[", "„": "[", "“": "[", "”": "[", "‘": "[", "’": "[", "–": ";", "—": ";", "…": ":"}
 
 
 def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Tokenizer | None = None) -> Vocabulary:
