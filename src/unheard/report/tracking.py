@@ -12,18 +12,11 @@ The time of an upload would reveal how long rounds take, and so how much text th
 files and a local MLflow store therefore get the round instead of a time, and everything that leaves the machine (a
 remote MLflow server, Weights & Biases) is sent in one piece when the command ends.
 
-Copy the evaluations of a run into a TensorBoard event file: `tensorboard --logdir runs` shows them.
-
-Reads `metrics.jsonl` and writes `RUN/tensorboard/events.out.tfevents.*`, one record per evaluation, in order. The file
-only grows, so a TensorBoard that is already open follows it. `train`, `resume` and `watch` call `update_event_file`;
-the training loop never does (docs/decisions/0044-tensorboard-from-metrics.md).
-
-    update_event_file(RunFolder.open("runs/private"))
-
-The wall time of a record is the number of its round: a time of the day would reveal how long rounds take, and so how
-much text the users of a cohort have.
-
-Format of a record: length (8 bytes), its checksum, the content (a protocol buffer), its checksum.
+**TensorBoard.** `update_event_file` copies `metrics.jsonl` to `RUN/tensorboard/events.out.tfevents.*`, one record per
+evaluation, in order; `tensorboard --logdir runs` shows them. The file only grows, so a TensorBoard that is already open
+follows it. `train`, `resume` and `watch` update the file; the training loop never does
+(docs/decisions/0044-tensorboard-from-metrics.md). The wall time of a record is the number of its round. Format of a
+record: length (8 bytes), its checksum, the content (a protocol buffer), its checksum.
 """
 
 import contextlib
@@ -43,6 +36,11 @@ from unheard.errors import InvalidValue
 from unheard.run_folder import RunFolder, replace_file
 from unheard.storage import FileInUse, locked
 
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+PROJECT = "unheard"
+"""The experiment of MLflow and the project of Weights & Biases; `MLFLOW_EXPERIMENT_NAME` and `WANDB_PROJECT` change it."""
+FILE = "tracking.json"
+"""In the run folder: the id of the run in each tracker, and how many evaluations it has."""
 EVENT_FILE = "events.out.tfevents.0000000000.unheard"
 """The same name on every machine: a run folder does not name the machine. TensorBoard reads any file with `tfevents` in
 its name."""
@@ -56,6 +54,8 @@ NAMES = {
     "epsilon": "privacy/epsilon",
 }
 """Figures of an evaluation and their TensorBoard tags."""
+
+logger = logging.getLogger("unheard.report")
 
 
 def update_event_file(folder: RunFolder) -> int:
@@ -126,15 +126,6 @@ def _complete_records(file: BinaryIO) -> tuple[int, int]:
             break
         end, records = end + 16 + length, records + 1
     return end, records
-
-
-TRACKERS = ("tensorboard", "mlflow", "wandb")
-PROJECT = "unheard"
-"""The experiment of MLflow and the project of Weights & Biases; `MLFLOW_EXPERIMENT_NAME` and `WANDB_PROJECT` change it."""
-FILE = "tracking.json"
-"""In the run folder: the id of the run in each tracker, and how many evaluations it has."""
-
-logger = logging.getLogger("unheard.report")
 
 
 @dataclass(kw_only=True)
