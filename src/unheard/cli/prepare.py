@@ -285,9 +285,11 @@ def print_counts(prepared: "PreparedStore") -> None:
     from unheard.corpus.vocabulary import SPECIALS, advice_on_unknown_words, vocabulary_unit
 
     def line(count: int, words: str) -> None:
+        """Print a count and what was counted."""
         notes.print(f"  {count:>12,} {words}", soft_wrap=True)
 
     def notice(sentence: str) -> None:
+        """Print something that the user should look at."""
         notes.print(f"[bold yellow]Notice:[/] {sentence}", soft_wrap=True)
 
     counts = prepared.counts

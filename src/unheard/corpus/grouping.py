@@ -486,6 +486,7 @@ def _run_interruptibly(database: duckdb.DuckDBPyConnection, query: str, report: 
     errors: list[BaseException] = []
 
     def work() -> None:
+        """Run the query in a thread, and keep its error for the caller."""
         try:
             database.execute(query)
         except BaseException as error:

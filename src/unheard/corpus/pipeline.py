@@ -515,6 +515,7 @@ def _encode_shards(
     """Run the task on every shard that has no file of results yet; return the summed counts."""
 
     def result_file(shard: int) -> Path:
+        """The file that records the counts of a finished shard."""
         return grouping.work / "streams" / f"{shard:05d}.json"
 
     waiting = [s for s in range(grouping.shards) if not result_file(s).is_file()]

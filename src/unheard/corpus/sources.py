@@ -220,6 +220,7 @@ def zstd_is_truncated(path: str) -> bool:
     with open(path, "rb", buffering=0) as file:
 
         def number(position: int, length: int) -> int:
+            """Read a little-endian integer of the file."""
             return int.from_bytes(os.pread(file.fileno(), length, position), "little")
 
         position = 0

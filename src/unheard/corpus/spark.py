@@ -162,6 +162,7 @@ def _scanner(grouping: Grouping, batches: dict[int, FileBatch]):
     """Return the function that a worker runs: batch numbers in, their rows out."""
 
     def scan(numbers):
+        """Read the batches of one Spark task and yield their rows."""
         import pyarrow  # pyright: ignore[reportMissingImports]
 
         for numbered in numbers:
@@ -200,6 +201,7 @@ def _runner(task: ShardTask):
     """Return the function that a worker runs: sorted rows of whole shards in, one result per shard out."""
 
     def run(batches):
+        """Run the task on the sorted rows of its shards and yield the results."""
         import itertools
         from operator import itemgetter
 

@@ -60,6 +60,7 @@ class _Batch:
 
     @classmethod
     def of(cls, window_BW: np.ndarray, row_V: np.ndarray, is_said_V: np.ndarray) -> "_Batch":
+        """Flatten the windows of a local batch, without the empty end of each."""
         input_BT, target_BT = window_BW[:, :-1], window_BW[:, 1:]
         is_here_BT = (input_BT != PAD) & (target_BT != PAD)
         lengths_B = np.where(is_here_BT.any(1), is_here_BT.shape[1] - is_here_BT[:, ::-1].argmax(1), 0)
@@ -86,6 +87,7 @@ class _Work:
 
     @property
     def is_finished(self) -> bool:
+        """Whether all batches were used."""
         return self.step >= len(self.batches)
 
 
@@ -99,6 +101,7 @@ class _HostStream:
 
     @staticmethod
     def layout(size: StreamSize, balls: int) -> dict[str, tuple[int, type]]:
+        """The length and the type of each part of the array, in order."""
         return {
             "row_N": (size.tokens, np.int32),
             "position_N": (size.tokens, np.int32),
@@ -112,6 +115,7 @@ class _HostStream:
 
     @classmethod
     def empty(cls, size: StreamSize, balls: int, device: torch.device) -> "_HostStream":
+        """Allocate a stream of zeros."""
         layout = cls.layout(size, balls)
         numbers = host_memory((sum(count for count, _ in layout.values()),), torch.int32, device)
         numbers.zero_()
@@ -151,6 +155,7 @@ class _Step:
         return self.host[self._turn]
 
     def run(self, stream: _HostStream) -> None:
+        """Copy a stream to the device and compute its step, by replaying the CUDA graph if there is one."""
         self.numbers.copy_(stream.numbers, non_blocking=True)
         if self.packed.device.type == "cuda":
             self._copied[self._turn] = torch.cuda.Event()
@@ -169,6 +174,7 @@ class _Step:
         self.graph = graph
 
     def compute(self) -> None:
+        """Compute the gradients of the stream, and take the local steps that are due."""
         parts, start = {}, 0
         for name, (count, dtype) in _HostStream.layout(self.packed.size, len(self.balls)).items():
             part = self.numbers[start : start + count]

@@ -74,6 +74,7 @@ def supports_vmap(model: LanguageModel, params_P: Tensor) -> bool:
     """Whether vmap can differentiate this model; if not, a warning states the reason."""
 
     def loss(params: Layers, window_BW: Tensor, features_F: Tensor | None) -> Tensor:
+        """The loss of one user on artificial data."""
         return mean_loss(model, params, window_BW, features_F)
 
     window_UBW, features_UF = _artificial_users(model, params_P)
@@ -144,6 +145,7 @@ class VectorisedEngine:
         by_length = sorted(range(len(users)), key=lambda k: batches[k].shape, reverse=True)
 
         def chunk_sum(chunk: list[int]) -> CohortSum:
+            """The sum of the contributions of one chunk of users."""
             unclipped_U = torch.ones(len(chunk), dtype=torch.bool, device=self.device) if plan.adaptive_clip else None
             delta_UP = self._deltas(params_P, [users[k] for k in chunk], [batches[k] for k in chunk], plan, unclipped_U)
             weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in chunk]))
@@ -247,6 +249,7 @@ class VectorisedEngine:
         """
 
         def loss(params: dict[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:
+            """The mean loss of one user on one batch."""
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_coarse):
                 return mean_loss(self.model, params, window_BW, features_F)
 

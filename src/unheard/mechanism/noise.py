@@ -293,6 +293,7 @@ class ExactNormalsAhead:
         out_P = rounded_P.numpy()
 
         def fill(block: Future[ExactNormals], part: slice) -> None:
+            """Scale and round one block of normals into its part of the noise."""
             out_P[part] = block.result().rounded(scale)
 
         # DP: `list` waits for all of it: what the memory held until then is no noise.

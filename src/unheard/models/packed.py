@@ -72,6 +72,7 @@ class StreamSize:
 
     @property
     def blocks(self) -> int:
+        """The number of blocks of tokens; each block belongs to one user."""
         return self.tokens // self.block
 
 

@@ -155,6 +155,7 @@ class PackedLora(_Trained):
         self.b_COR: Tensor
 
     def forward(self, x_1NI: Tensor) -> Tensor:
+        """The frozen layer plus the low-rank product of the user of each block."""
         return _plus_low_rank([self], [self.base(x_1NI)], x_1NI)[0]
 
 
@@ -182,11 +183,13 @@ class _MergedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_1NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, sizes: list[int]) -> Any:
+        """One product for all merged layers, split into their outputs."""
         ctx.save_for_backward(weight_OI)
         return nnf.linear(x_1NI, weight_OI, bias_O).split(sizes, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        """The gradient of the input; the weights are frozen."""
         (weight_OI,) = ctx.saved_tensors
         return joined(list(gradients)) @ weight_OI, None, None, None
 
@@ -226,6 +229,7 @@ class MergedLinears(nn.Module):
         self._left = 0
 
     def forward(self, x_1NI: Tensor) -> list[Tensor]:
+        """The outputs of all merged layers, with the low-rank products of those that have one."""
         outputs = list(_MergedProduct.apply(x_1NI, self.weight, self.bias, self.sizes))  # pyright: ignore
         if self.low_rank:
             layers: Any = list(self.layers)
@@ -293,6 +297,7 @@ class GatedLayers(nn.Module):
         self.merged, self.down = merged, down
 
     def forward(self, x_1NI: Tensor) -> Tensor:
+        """The output of the gated layers, computed from one merged product."""
         return self.down(gated_product(nnf.linear(x_1NI, self.merged.weight, self.merged.bias)))
 
 
@@ -304,6 +309,7 @@ class _MergedPart(nn.Module):
         self.merged, self.number = merged, number
 
     def forward(self, x_1NI: Tensor) -> Tensor:
+        """The output of this layer; the first one that is called computes all."""
         return self.merged.part(self.number, x_1NI)
 
 
@@ -317,6 +323,7 @@ class PackedLinear(_Trained):
         self.bias: Tensor | None = None
 
     def forward(self, x_1NI: Tensor) -> Tensor:
+        """The product with the weights of the user of each block."""
         x_CLI = self.by_user(x_1NI, len(self.weight))
         weight_CIO = self.weight if self.is_transposed else self.weight.transpose(1, 2)
         if self.bias is None:
@@ -332,6 +339,7 @@ class PackedEmbedding(_Trained):
     weight: Tensor
 
     def forward(self, row_1N: Tensor) -> Tensor:
+        """The word vectors of the user of each block."""
         C, V, D = self.weight.shape
         first_C1 = torch.arange(C, device=row_1N.device)[:, None] * V
         rows_CL = row_1N.reshape(C, -1) + first_C1
@@ -348,6 +356,7 @@ class PackedNorm(_Trained):
         self.bias: Tensor | None = None
 
     def forward(self, x_1ND: Tensor) -> Tensor:
+        """The normalisation with the weights of the user of each block."""
         x_CLD = self.by_user(x_1ND, len(self.weight)).float()
         if self.is_centred:
             x_CLD = nnf.layer_norm(x_CLD, (self.width,), eps=self.eps)
@@ -411,6 +420,7 @@ def _are_alike(layers: list[Any]) -> bool:
 
 
 def register_attention() -> None:
+    """Register the packed attention with transformers, under the name `ATTENTION`."""
     from transformers import AttentionInterface  # pyright: ignore[reportMissingImports]
 
     AttentionInterface.register(ATTENTION, _attend)

@@ -395,6 +395,7 @@ class _Declared:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "_Declared":
+        """Read the declaration from the header of a ledger."""
         try:
             phases = tuple((int(phase["from_round"]), from_record(phase["event"])) for phase in record["phases"])
             budget = record.get("budget")
@@ -431,6 +432,7 @@ class _Declared:
         """The largest number of rounds of the plan that the budget allows. It depends on public numbers alone."""
 
         def fits(rounds: int) -> bool:
+            """Whether so many rounds stay within the budget."""
             running = budget.running(before)
             for event, count in self.events(rounds):
                 running.charge_times(event, count)

@@ -258,6 +258,7 @@ def _optimised_banded(rounds: int, separation: int, bands: int) -> Factorisation
     """Minimise log(mean square error) + log(||c||^2) over c_1, ..., with c_0 = 1, by L-BFGS with the exact gradient."""
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        """The logarithm of the squared error times the squared sensitivity, and its gradient."""
         column = np.concatenate([[1.0], free])
         with np.errstate(all="ignore"):  # a step of the search may leave the coefficients with a bounded inverse
             error, gradient = _error_and_gradient(np.ones(1), column, rounds)
@@ -283,11 +284,13 @@ def _optimised_blt(rounds: int, separation: int, buffers: int) -> Factorisation:
     participations = -(-rounds // separation)
 
     def split(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The decays and the scales of the buffers from unbounded numbers."""
         exponent = np.exp(free[buffers:] - max(0.0, float(free[buffers:].max())))
         rest = math.exp(-max(0.0, float(free[buffers:].max())))
         return 1 / (1 + np.exp(-free[:buffers])), exponent / (rest + exponent.sum())
 
     def loss(free: np.ndarray) -> tuple[float, np.ndarray]:
+        """The logarithm of the squared error times the squared sensitivity, and its gradient."""
         decays, scales = split(free)
         powers = _powers(decays, rounds - 1)
         column = np.concatenate([[1.0], powers @ scales])

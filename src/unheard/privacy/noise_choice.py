@@ -137,6 +137,7 @@ def compare_noise(
     q = estimate.event.sampling_prob
 
     def solved(sampling: str, matrix: Factorisation | None, event: Callable[[float], Event], times: int) -> NoiseOption:
+        """The option with the least z that meets the target."""
         z, bound = _least_multiplier(event, times, epsilon, delta, accountant)
         return NoiseOption(
             kind="independent" if matrix is None else matrix.strategy,
@@ -150,17 +151,21 @@ def compare_noise(
         )
 
     def sampled(b: int) -> Callable[[float], Event]:
+        """The event of one block of b rounds as a function of z."""
         return lambda z: PoissonGaussian(sampling_prob=min(1.0, b * q), noise_multiplier=z)
 
     def released(z: float) -> Event:
+        """The event of a release without sampling as a function of z."""
         return Gaussian(noise_multiplier=z)
 
     def rough_error(b: int) -> float:
+        """The error with b bands, by the quick accountant."""
         progress(f"{b} bands")
         matrix = optimise("banded", rounds=rounds, separation=b)
         return _rough_multiplier(sampled(b), matrix.participations, epsilon, delta) * matrix.rms_error()
 
     def cyclic(b: int) -> NoiseOption:
+        """The option with b bands, by the accountant that was asked for."""
         progress(f"{b} bands, exactly")
         matrix = optimise("banded", rounds=rounds, separation=b)
         return solved("cyclic_poisson", matrix, sampled(b), matrix.participations)
@@ -212,6 +217,7 @@ def _rough_multiplier(event: Callable[[float], Event], times: int, target: float
     """A z that meets the target by a rough bound, a few percent above the least."""
 
     def excess(z: float) -> float:
+        """The logarithm of epsilon by the quick accountant, divided by the target."""
         return math.log(max(rough_epsilon(((event(z), times),), delta), 1e-9) / target)
 
     high = 0.25
@@ -231,10 +237,12 @@ def _least_multiplier(
     """The least z, in thousandths, at which an event that happens `times` times meets the target, and its bound."""
 
     def bound_of(z: float, by: str = accountant) -> Bound:
+        """The bound with z by an accountant."""
         events = [(event(z), times)]
         return best_epsilon(events, delta) if by == "best" else Bound(epsilon=epsilon(events, delta, by), accountant=by)
 
     def excess(z: float, by: str) -> float:
+        """The logarithm of epsilon by an accountant, divided by the target."""
         return math.log(max(bound_of(z, by).epsilon, 1e-9) / target)
 
     high = _rough_multiplier(event, times, target, delta)

@@ -443,10 +443,12 @@ def plan(
     delta = default_delta(users) if delta is None else delta
 
     def at(n: int) -> CostEstimate:
+        """The estimate with the n-th value of the unknown."""
         return CostEstimate(population=users, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
 
     @functools.cache
     def excess(n: int, by: str) -> float:
+        """The logarithm of epsilon with the n-th value, divided by the target."""
         progress(f"trying {unknown} = {value_at(n):g}")
         return math.log(max(at(n).bound(by).epsilon, 1e-300) / epsilon)
 
@@ -519,6 +521,7 @@ def compare_sampling(
     require(math.isfinite(target) and target > 0, "a run without noise has no epsilon to compare at.")
 
     def is_enough(z: float) -> bool:
+        """Whether sampling of examples meets the target with this noise."""
         progress(f"trying noise {z:.3g} for examples")
         event = ExampleGaussian(
             sampling_prob=estimate.event.sampling_prob, examples_per_user=examples_per_user, noise_multiplier=z

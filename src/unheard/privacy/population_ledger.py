@@ -129,6 +129,7 @@ class PopulationLedger:
         """
 
         def open_here(path: Path) -> "PopulationLedger":
+            """Open the ledger at a path, or create it."""
             population = cls(path)
             file = population._file
             with _advice_on_failure(file.path), file.locked():
@@ -151,6 +152,7 @@ class PopulationLedger:
         """Read and verify the ledger at `path`, or where it has moved to, without a lock and without writing."""
 
         def read_here(path: Path) -> "PopulationLedger":
+            """Read the ledger at a path without repairing it."""
             population = cls(path)
             with _advice_on_failure(population.path):
                 population._refresh(repair=False)
@@ -543,6 +545,7 @@ def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) ->
     here, key = _place_of(store), _record_key(store, ledger)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
+        """The record with the position, unless it has a later one."""
         known = record["known"].get(key)
         # DP: another run may have recorded a later position meanwhile; an earlier one would let the ledger be cut.
         is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]

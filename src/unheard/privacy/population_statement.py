@@ -149,6 +149,7 @@ class _Spent:
 
     @property
     def events(self) -> list[Event]:
+        """The events of all members, in the order of the members."""
         return [event for member in self.members.values() for event in member.events]
 
 

@@ -277,6 +277,7 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
     """What the accounting assumes, whether it holds in this run, and how that is known."""
 
     def fact(name: str, key: str) -> Any:
+        """A value of a table of the statement; None if it is missing."""
         table = statement.get(name)
         return table.get(key) if isinstance(table, Mapping) else None
 

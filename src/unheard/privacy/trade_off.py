@@ -181,6 +181,7 @@ def _mu(epsilon_E: np.ndarray, delta_E: np.ndarray, delta: float) -> float:
     slope_I = np.diff(above_E) / np.maximum(np.diff(x_E), 1e-300)
 
     def is_covered(mu: float) -> bool:
+        """Whether the curve of mu lies above the profile everywhere."""
         # The profile of mu is convex in x = e^epsilon with derivative -ndtr(-epsilon / mu - mu / 2). Its smallest
         # distance from a line is where the two slopes are equal, or at an end of the interval.
         touch_I = -mu * (ndtri(np.clip(-slope_I, 1e-300, 0.5)) + mu / 2)

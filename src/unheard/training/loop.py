@@ -292,6 +292,7 @@ def _charge_rounds(
     attempts = {index: len(run.ledger) for index, run in active.items()}
 
     def charge(indices: list[int]) -> dict[int, Round | BudgetExceeded]:
+        """Charge one round of each of these runs. A run whose budget would be exceeded gets the error instead."""
         charged: dict[int, Round | BudgetExceeded] = {}
         for index in indices:
             try:

@@ -338,6 +338,7 @@ def open_noise_state(
     is_used = matrix.strategy == "blt" and charged >= matrix.rounds
 
     def state(begins_at: int) -> NoiseState:
+        """A new mechanism that begins at this attempt."""
         history = NoiseHistory(matrix, parameters, device)
         key = streams.groups_key(begins_at)
         return NoiseState(folder.noise, ledger, streams, history, begins_at, key, parameters, device)

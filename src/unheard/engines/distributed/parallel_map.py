@@ -59,6 +59,7 @@ def map_on_ranks(ranks: ProcessGroup) -> ParallelMap:
     def spread(
         function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]
     ) -> Iterator[np.ndarray]:
+        """Compute the batches on all ranks, and yield the results in the order of the batches."""
         name, dtype = getattr(function, "__name__", ""), str(params_P.dtype).removeprefix("torch.")
         messages = []
         for rank in ranks.others:
