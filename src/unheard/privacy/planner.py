@@ -149,6 +149,51 @@ class CostEstimate:
         }
 
 
+def epsilon(
+    *,
+    users: int,
+    users_per_round: float,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float | None = None,
+    accountant: str = "best",
+) -> float:
+    """The epsilon that a run with Poisson sampling and Gaussian noise would have. Hypothetical: no run is needed.
+
+    The paper's headline figure (section 1) by its own accountant, and by a tighter one:
+
+    >>> import unheard
+    >>> paper = dict(users=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
+    >>> round(unheard.epsilon(**paper, accountant="moments"), 3)
+    4.634
+    >>> round(unheard.epsilon(**paper, accountant="rdp"), 3)
+    4.183
+
+    Args:
+        users: The population: how many users there are, as you may say in public.
+        users_per_round: The expected number of users in a round. Each user is drawn with probability users_per_round /
+            users.
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
+        rounds: Rounds of training.
+        delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
+        accountant: "moments" (the paper's), "rdp", "pld", or "best" for the smallest valid bound.
+
+    Returns:
+        Epsilon at delta, for adding or removing one user with everything that the user wrote.
+
+    Raises:
+        InvalidValue: A value is out of its range.
+    """
+    estimate = CostEstimate(
+        population=users,
+        users_per_round=users_per_round,
+        noise_multiplier=noise_multiplier,
+        rounds=rounds,
+        delta=default_delta(users) if delta is None else delta,
+    )
+    return estimate.bound(accountant).epsilon
+
+
 @dataclass(frozen=True, kw_only=True)
 class Solution:
     """The answer of `plan`.
@@ -179,6 +224,90 @@ class Solution:
             "target": {"epsilon": self.target, "accountant": accountant},
             "not_enough": getattr(self.cheaper, self.solved_for, None),
         }
+
+
+def plan(
+    *,
+    users: int,
+    epsilon: float,
+    users_per_round: float | None = None,
+    noise_multiplier: float | None = None,
+    rounds: int | None = None,
+    delta: float | None = None,
+    accountant: str = "best",
+    progress: Progress = lambda _: None,
+) -> Solution:
+    """Find the value that meets a target epsilon: the least noise, the most users per round, or the most rounds.
+
+    >>> import unheard
+    >>> solution = unheard.plan(users=100_000, users_per_round=1000, rounds=1000, epsilon=2.0, accountant="rdp")
+    >>> solution.solved_for
+    'noise_multiplier'
+    >>> solution.bound.epsilon <= 2.0
+    True
+
+    Args:
+        users: The population: how many users there are, as you may say in public.
+        epsilon: The target.
+        users_per_round: The expected number of users in a round.
+        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
+        rounds: Rounds of training. Leave out exactly one of these three: it is solved for.
+        delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
+        accountant: The accountant whose bound must meet the target: "moments" (the paper's), "rdp", "pld", or "best" for
+            the smallest valid bound.
+        progress: Called with a line of text before each trial, since pld takes seconds.
+
+    Returns:
+        The cheapest solution that was found and its bound. Hypothetical: it belongs to a run that has not happened.
+
+    Raises:
+        InvalidValue: Not exactly one value is left out, a value is out of its range, or the target is out of reach.
+    """
+    given = {"noise_multiplier": noise_multiplier, "users_per_round": users_per_round, "rounds": rounds}
+    missing = [name for name in UNKNOWNS if given[name] is None]
+    require(
+        len(missing) == 1,
+        f"To meet an epsilon, leave out exactly one of {', '.join(UNKNOWNS)}: {len(missing)} are left out.",
+    )
+    require(0 < epsilon < math.inf, f"the target epsilon must be above 0, not {epsilon}.")
+    unknown = missing[0]
+    least, start, most, value_at = _scale(unknown, users)
+    delta = default_delta(users) if delta is None else delta
+
+    def at(n: int) -> CostEstimate:
+        """The estimate with the n-th value of the unknown."""
+        return CostEstimate(population=users, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
+
+    @functools.cache
+    def excess(n: int, by: str) -> float:
+        """The logarithm of epsilon with the n-th value, divided by the target."""
+        progress(f"trying {unknown} = {value_at(n):g}")
+        return math.log(max(at(n).bound(by).epsilon, 1e-300) / epsilon)
+
+    # The quick accountant's bound is valid, so its answer is a lower end for the search by a tighter, slower
+    # accountant.
+    quick = accountant if _is_quick(accountant) else RUNNING_ACCOUNTANT
+    low, high = least, most
+    if accountant in ("best", quick) and excess(least, quick) <= 0:
+        low, high = _largest(lambda n: excess(n, quick), start, least, most)
+    elif excess(least, accountant) > 0:
+        raise InvalidValue(
+            f"Epsilon {epsilon:g} at delta {delta:.3g} is out of reach, even with {unknown} = {value_at(least):g}: "
+            "allow a larger epsilon, or give other values."
+        )
+    if accountant != quick:
+        tight = CLAIMED[0] if accountant == "best" else accountant
+        if accountant != "best" or excess(low, tight) <= 0:
+            low, high = _largest(lambda n: excess(n, tight), low, least, most)
+    estimate = at(low)
+    if not estimate.meets(epsilon, accountant):
+        raise AccountingError(
+            f"No {unknown} could be verified to meet epsilon {epsilon:g}: give one and drop --epsilon."
+        )
+    cheaper = at(high) if high is not None and not at(high).meets(epsilon, accountant) else None
+    return Solution(
+        solved_for=unknown, target=epsilon, estimate=estimate, bound=estimate.bound(accountant), cheaper=cheaper
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,135 +475,6 @@ def caution(delta: float) -> str | None:
         f"delta = {delta:.3g} is large: with that probability, more than once in a hundred, epsilon need not hold. Only a "
         "population below 100 users allows it. Give a smaller one ([privacy] delta in a run file, --delta of `unheard plan`), "
         "which costs more epsilon, or learn from more users."
-    )
-
-
-def epsilon(
-    *,
-    users: int,
-    users_per_round: float,
-    noise_multiplier: float,
-    rounds: int,
-    delta: float | None = None,
-    accountant: str = "best",
-) -> float:
-    """The epsilon that a run with Poisson sampling and Gaussian noise would have. Hypothetical: no run is needed.
-
-    The paper's headline figure (section 1) by its own accountant, and by a tighter one:
-
-    >>> import unheard
-    >>> paper = dict(users=763_430, users_per_round=5000, noise_multiplier=1.0, rounds=5000, delta=1e-9)
-    >>> round(unheard.epsilon(**paper, accountant="moments"), 3)
-    4.634
-    >>> round(unheard.epsilon(**paper, accountant="rdp"), 3)
-    4.183
-
-    Args:
-        users: The population: how many users there are, as you may say in public.
-        users_per_round: The expected number of users in a round. Each user is drawn with probability users_per_round /
-            users.
-        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
-        rounds: Rounds of training.
-        delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
-        accountant: "moments" (the paper's), "rdp", "pld", or "best" for the smallest valid bound.
-
-    Returns:
-        Epsilon at delta, for adding or removing one user with everything that the user wrote.
-
-    Raises:
-        InvalidValue: A value is out of its range.
-    """
-    estimate = CostEstimate(
-        population=users,
-        users_per_round=users_per_round,
-        noise_multiplier=noise_multiplier,
-        rounds=rounds,
-        delta=default_delta(users) if delta is None else delta,
-    )
-    return estimate.bound(accountant).epsilon
-
-
-def plan(
-    *,
-    users: int,
-    epsilon: float,
-    users_per_round: float | None = None,
-    noise_multiplier: float | None = None,
-    rounds: int | None = None,
-    delta: float | None = None,
-    accountant: str = "best",
-    progress: Progress = lambda _: None,
-) -> Solution:
-    """Find the value that meets a target epsilon: the least noise, the most users per round, or the most rounds.
-
-    >>> import unheard
-    >>> solution = unheard.plan(users=100_000, users_per_round=1000, rounds=1000, epsilon=2.0, accountant="rdp")
-    >>> solution.solved_for
-    'noise_multiplier'
-    >>> solution.bound.epsilon <= 2.0
-    True
-
-    Args:
-        users: The population: how many users there are, as you may say in public.
-        epsilon: The target.
-        users_per_round: The expected number of users in a round.
-        noise_multiplier: z, the standard deviation of the noise in units of the sensitivity.
-        rounds: Rounds of training. Leave out exactly one of these three: it is solved for.
-        delta: The delta of the guarantee, below 1 / users. None: users^-1.1, as in the paper.
-        accountant: The accountant whose bound must meet the target: "moments" (the paper's), "rdp", "pld", or "best" for
-            the smallest valid bound.
-        progress: Called with a line of text before each trial, since pld takes seconds.
-
-    Returns:
-        The cheapest solution that was found and its bound. Hypothetical: it belongs to a run that has not happened.
-
-    Raises:
-        InvalidValue: Not exactly one value is left out, a value is out of its range, or the target is out of reach.
-    """
-    given = {"noise_multiplier": noise_multiplier, "users_per_round": users_per_round, "rounds": rounds}
-    missing = [name for name in UNKNOWNS if given[name] is None]
-    require(
-        len(missing) == 1,
-        f"To meet an epsilon, leave out exactly one of {', '.join(UNKNOWNS)}: {len(missing)} are left out.",
-    )
-    require(0 < epsilon < math.inf, f"the target epsilon must be above 0, not {epsilon}.")
-    unknown = missing[0]
-    least, start, most, value_at = _scale(unknown, users)
-    delta = default_delta(users) if delta is None else delta
-
-    def at(n: int) -> CostEstimate:
-        """The estimate with the n-th value of the unknown."""
-        return CostEstimate(population=users, delta=delta, **{**given, unknown: value_at(n)})  # pyright: ignore
-
-    @functools.cache
-    def excess(n: int, by: str) -> float:
-        """The logarithm of epsilon with the n-th value, divided by the target."""
-        progress(f"trying {unknown} = {value_at(n):g}")
-        return math.log(max(at(n).bound(by).epsilon, 1e-300) / epsilon)
-
-    # The quick accountant's bound is valid, so its answer is a lower end for the search by a tighter, slower
-    # accountant.
-    quick = accountant if _is_quick(accountant) else RUNNING_ACCOUNTANT
-    low, high = least, most
-    if accountant in ("best", quick) and excess(least, quick) <= 0:
-        low, high = _largest(lambda n: excess(n, quick), start, least, most)
-    elif excess(least, accountant) > 0:
-        raise InvalidValue(
-            f"Epsilon {epsilon:g} at delta {delta:.3g} is out of reach, even with {unknown} = {value_at(least):g}: "
-            "allow a larger epsilon, or give other values."
-        )
-    if accountant != quick:
-        tight = CLAIMED[0] if accountant == "best" else accountant
-        if accountant != "best" or excess(low, tight) <= 0:
-            low, high = _largest(lambda n: excess(n, tight), low, least, most)
-    estimate = at(low)
-    if not estimate.meets(epsilon, accountant):
-        raise AccountingError(
-            f"No {unknown} could be verified to meet epsilon {epsilon:g}: give one and drop --epsilon."
-        )
-    cheaper = at(high) if high is not None and not at(high).meets(epsilon, accountant) else None
-    return Solution(
-        solved_for=unknown, target=epsilon, estimate=estimate, bound=estimate.bound(accountant), cheaper=cheaper
     )
 
 

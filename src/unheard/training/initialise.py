@@ -60,6 +60,61 @@ from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
 from unheard.training.worker import build_on_ranks
 
 
+def check_permission(run: Run, allow_no_privacy: bool) -> None:
+    """Check that a run adds noise, or that the caller has allowed a run that does not.
+
+    Args:
+        run: The run as configured.
+        allow_no_privacy: Whether the caller allows a run without noise.
+
+    Raises:
+        PrivacyError: The run adds no noise and `allow_no_privacy` is False.
+    """
+    # DP: the first round without noise makes the epsilon of these users infinite over all runs, and nothing undoes it.
+    if isinstance(run.plan.noise, NoNoise) and not allow_no_privacy:
+        raise PrivacyError(
+            "This run adds no noise. Its first round makes epsilon infinite, for good and over all runs, for the users of "
+            f"{run.corpus}. Add noise ([noise] kind = 'gaussian'); or, if the text is public or its users agreed, allow it: "
+            "allow_no_privacy=True in Python, --yes on the command line."
+        )
+
+
+def pinned(run: Run) -> Run:
+    """The run with its model pinned, so that its hash covers the vocabulary size and the digest of pre-trained
+    weights."""
+    words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
+    return replace(run, model=run.model.pinned(words))
+
+
+def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup | None = None) -> Engine:
+    """Build the engine for one model, on this process alone or on all ranks.
+
+    Args:
+        choice: The kind of engine and the device. On several ranks each takes a GPU of its own.
+        model: The model whose updates the engine sums.
+        ranks: The processes that share the work (training/worker.py); None for this process alone.
+
+    Raises:
+        InvalidValue: The engine, the device or `corpus_part` cannot be used here.
+        RankError: A rank does not answer.
+    """
+    if ranks is not None:
+        return build_on_ranks(choice, model, ranks)
+    if choice.corpus_part is not None:
+        raise InvalidValue(
+            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the "
+            "store, and this process is alone: it reads the whole store, at corpus.path. Start as many as hold all "
+            "parts together (torchrun, --processes), or take corpus_part out of [engine]; to resume alone, name the "
+            "whole store with --corpus."
+        )
+    return choice.build(model)
+
+
+def parallel_map_of(engine: Engine) -> ParallelMap:
+    """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
+    return map_on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else sequential_map
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
     """A run whose folder exists and whose configuration was checked, ready for the training loop."""
@@ -136,25 +191,6 @@ def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:
     return PreparedRun(run=run, folder=folder, store=store, users=training_users(engine, store))
 
 
-def check_permission(run: Run, allow_no_privacy: bool) -> None:
-    """Check that a run adds noise, or that the caller has allowed a run that does not.
-
-    Args:
-        run: The run as configured.
-        allow_no_privacy: Whether the caller allows a run without noise.
-
-    Raises:
-        PrivacyError: The run adds no noise and `allow_no_privacy` is False.
-    """
-    # DP: the first round without noise makes the epsilon of these users infinite over all runs, and nothing undoes it.
-    if isinstance(run.plan.noise, NoNoise) and not allow_no_privacy:
-        raise PrivacyError(
-            "This run adds no noise. Its first round makes epsilon infinite, for good and over all runs, for the users of "
-            f"{run.corpus}. Add noise ([noise] kind = 'gaussian'); or, if the text is public or its users agreed, allow it: "
-            "allow_no_privacy=True in Python, --yes on the command line."
-        )
-
-
 def check_run(run: Run, store: TokenStore, users: UserTokens | None = None) -> None:
     """Check everything that would otherwise fail during training.
 
@@ -216,35 +252,6 @@ def check_is_pure(model: LanguageModel) -> None:
             "call to call, which would carry one user's text into another's update. Make it a function of parameters "
             "and tokens alone."
         )
-
-
-def build_engine(choice: EngineChoice, model: LanguageModel, ranks: ProcessGroup | None = None) -> Engine:
-    """Build the engine for one model, on this process alone or on all ranks.
-
-    Args:
-        choice: The kind of engine and the device. On several ranks each takes a GPU of its own.
-        model: The model whose updates the engine sums.
-        ranks: The processes that share the work (training/worker.py); None for this process alone.
-
-    Raises:
-        InvalidValue: The engine, the device or `corpus_part` cannot be used here.
-        RankError: A rank does not answer.
-    """
-    if ranks is not None:
-        return build_on_ranks(choice, model, ranks)
-    if choice.corpus_part is not None:
-        raise InvalidValue(
-            f"engine.corpus_part = '{choice.corpus_part}' is where each of several processes has its part of the "
-            "store, and this process is alone: it reads the whole store, at corpus.path. Start as many as hold all "
-            "parts together (torchrun, --processes), or take corpus_part out of [engine]; to resume alone, name the "
-            "whole store with --corpus."
-        )
-    return choice.build(model)
-
-
-def parallel_map_of(engine: Engine) -> ParallelMap:
-    """How evaluation distributes its batches: over the ranks of a distributed engine, else one after the other."""
-    return map_on_ranks(engine.ranks) if isinstance(engine, DistributedEngine) else sequential_map
 
 
 @runtime_checkable
@@ -309,13 +316,6 @@ def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
         )
 
 
-def pinned(run: Run) -> Run:
-    """The run with its model pinned, so that its hash covers the vocabulary size and the digest of pre-trained
-    weights."""
-    words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
-    return replace(run, model=run.model.pinned(words))
-
-
 def first_state(run: Run) -> State:
     """The state before round 0: the model initialised from `init_seed`, or the model at `init_from`.
 
@@ -338,85 +338,6 @@ def first_state(run: Run) -> State:
             "if none of them had a part in it, set training.init_is_public = true."
         )
     return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
-
-
-def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedger:
-    """Open the ledgers of an existing run in order to charge them, if they hold everything that was charged before.
-
-    Args:
-        run: The run as configured.
-        folder: Its folder, locked.
-        store: Its store.
-
-    Raises:
-        LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back.
-        CheckpointCorrupt: A checkpoint cannot be read.
-    """
-    sources = remembered(folder)
-    ledger = Ledger.open(folder.ledger)
-    check_ledger(ledger, sources)
-    # DP: a population's ledger that a checkpoint remembers must be there; a new one would have forgotten its charges.
-    is_known = any(source.population_position is not None for source in sources)
-    population = population_ledger_of(run, store, must_exist=is_known)
-    check_population(population, run_id(ledger), len(ledger), sources)
-    member = population.members.get(run_id(ledger))
-    # DP: the charges are those of the users that the run began with; others would take part in it uncharged.
-    if member and not member.has_repeats and member.facts.get("store") not in (None, store.content_digest):
-        raise LedgerError(
-            f"{store.path} was prepared like the store that this run began with, but holds other text. Put the right store "
-            "back, or name it with --corpus; for the new text, begin a new run."
-        )
-    return JointLedger(ledger, population)
-
-
-def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
-    """The state of the newest checkpoint, on a device.
-
-    Args:
-        run: The run as configured.
-        folder: Its folder.
-        device: Where the engine computes.
-
-    Raises:
-        CheckpointCorrupt: The checkpoint cannot be read, or belongs to another model.
-    """
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint.state.params_P.shape != (run.model.layout.total,):
-        raise CheckpointCorrupt(
-            f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
-            "Delete it to resume from the one before."
-        )
-    state = checkpoint.state
-    # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
-    memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
-    return replace(state, params_P=state.params_P.to(device), server_memory=memory)
-
-
-def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
-    """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
-
-    Args:
-        run: The run as configured.
-        facts: The header of its ledger. A seeded run of a version before 0.2.0 goes on with the streams of its seed
-            alone.
-        text: The digest of the users' text (`TokenStore.content_digest`). It decides the streams and is kept nowhere.
-    """
-    seed = run.training.reproducible_seed
-    # DP: secure unless a seed is asked for by name.
-    if seed is None:
-        return SecureStreams()
-    if "streams" not in (facts.get("randomness") or {}):
-        return ReproducibleStreams(seed=seed)
-    # DP: the settings, the store and the first model: a run that differs in one of them has noise of its own.
-    parts = [facts.get("run_hash"), facts.get("corpus"), (facts.get("start") or {}).get("sha256")]
-    if not all(isinstance(part, str) for part in parts):
-        raise LedgerError(
-            "The ledger's first line does not name the settings, the store and the first model of a seeded run: its "
-            "noise cannot be drawn again. Put the right ledger back, or begin a new run."
-        )
-    # DP: stores that were prepared in the same way have one name; runs on them must not share noise either.
-    scope = hashlib.sha256("\n".join(map(str, [*parts, text])).encode()).hexdigest()
-    return ReproducibleStreams(seed=seed, scope=scope, shared_cohorts=run.training.shared_cohorts)
 
 
 def population_ledger_of(run: Run, store: TokenStore, *, must_exist: bool = False) -> PopulationLedger:
@@ -577,3 +498,82 @@ def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
     kept["drop_duplicates"] = any(r.get("drop_duplicates") for r in runs)
     public = "a model declared public"
     return {**kept, "base": public} if public in (before.get("from"), before.get("base")) else kept
+
+
+def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedger:
+    """Open the ledgers of an existing run in order to charge them, if they hold everything that was charged before.
+
+    Args:
+        run: The run as configured.
+        folder: Its folder, locked.
+        store: Its store.
+
+    Raises:
+        LedgerError: The run's or the population's ledger is missing, or was shortened, replaced or rolled back.
+        CheckpointCorrupt: A checkpoint cannot be read.
+    """
+    sources = remembered(folder)
+    ledger = Ledger.open(folder.ledger)
+    check_ledger(ledger, sources)
+    # DP: a population's ledger that a checkpoint remembers must be there; a new one would have forgotten its charges.
+    is_known = any(source.population_position is not None for source in sources)
+    population = population_ledger_of(run, store, must_exist=is_known)
+    check_population(population, run_id(ledger), len(ledger), sources)
+    member = population.members.get(run_id(ledger))
+    # DP: the charges are those of the users that the run began with; others would take part in it uncharged.
+    if member and not member.has_repeats and member.facts.get("store") not in (None, store.content_digest):
+        raise LedgerError(
+            f"{store.path} was prepared like the store that this run began with, but holds other text. Put the right store "
+            "back, or name it with --corpus; for the new text, begin a new run."
+        )
+    return JointLedger(ledger, population)
+
+
+def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
+    """The state of the newest checkpoint, on a device.
+
+    Args:
+        run: The run as configured.
+        folder: Its folder.
+        device: Where the engine computes.
+
+    Raises:
+        CheckpointCorrupt: The checkpoint cannot be read, or belongs to another model.
+    """
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint.state.params_P.shape != (run.model.layout.total,):
+        raise CheckpointCorrupt(
+            f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
+            "Delete it to resume from the one before."
+        )
+    state = checkpoint.state
+    # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
+    memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}
+    return replace(state, params_P=state.params_P.to(device), server_memory=memory)
+
+
+def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
+    """The sources of randomness of a run: secure, or reproducible if the run has a `reproducible_seed`.
+
+    Args:
+        run: The run as configured.
+        facts: The header of its ledger. A seeded run of a version before 0.2.0 goes on with the streams of its seed
+            alone.
+        text: The digest of the users' text (`TokenStore.content_digest`). It decides the streams and is kept nowhere.
+    """
+    seed = run.training.reproducible_seed
+    # DP: secure unless a seed is asked for by name.
+    if seed is None:
+        return SecureStreams()
+    if "streams" not in (facts.get("randomness") or {}):
+        return ReproducibleStreams(seed=seed)
+    # DP: the settings, the store and the first model: a run that differs in one of them has noise of its own.
+    parts = [facts.get("run_hash"), facts.get("corpus"), (facts.get("start") or {}).get("sha256")]
+    if not all(isinstance(part, str) for part in parts):
+        raise LedgerError(
+            "The ledger's first line does not name the settings, the store and the first model of a seeded run: its "
+            "noise cannot be drawn again. Put the right ledger back, or begin a new run."
+        )
+    # DP: stores that were prepared in the same way have one name; runs on them must not share noise either.
+    scope = hashlib.sha256("\n".join(map(str, [*parts, text])).encode()).hexdigest()
+    return ReproducibleStreams(seed=seed, scope=scope, shared_cohorts=run.training.shared_cohorts)
