@@ -229,7 +229,7 @@ class Throughput:
         return self._updates["first turn"] / max(self._ended - self._began, 1e-9)
 
     def closed(self, runs: int) -> None:
-        """All runs of the group are recorded; measures how long that takes for the next group."""
+        """Note that all runs of the group were recorded: the time that this took is the estimate for the next group."""
         self._closing = (self._clock() - self._ended) / max(runs, 1)
 
     def is_over(self, until: float | None, runs: int) -> bool:

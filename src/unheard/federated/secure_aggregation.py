@@ -99,7 +99,10 @@ def folded(residues: np.ndarray, bits: int) -> np.ndarray:
 
 
 def threshold(holders: int) -> int:
-    """t: how many of the holders of a party's shares must finish. A majority, so that disjoint groups never have both."""
+    """Return t: how many holders of a party's shares must finish.
+
+    It is a majority of the holders. Two disjoint groups of holders can then never reveal one secret of a party each.
+    """
     # DP: with a majority the server cannot collect both secrets of a party by asking disjoint groups of nodes.
     return holders // 2 + 1
 

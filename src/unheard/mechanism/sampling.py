@@ -47,7 +47,7 @@ class Sampling(Protocol):
         ...
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """What a round costs that draws its cohort so and adds noise with this multiplier.
+        """Return the event of one round: what it costs to draw a cohort so and to add noise with this multiplier.
 
         Args:
             population: K as declared.

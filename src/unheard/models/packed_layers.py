@@ -196,8 +196,11 @@ class _MergedProduct(torch.autograd.Function):
 
 @torch.library.custom_op("unheard::joined", mutates_args=())
 def joined(parts: list[Tensor]) -> Tensor:
-    """`torch.cat` of the last dimension. As an operation of its own, because torch.compile would compute all parts for
-    each of its numbers and then choose."""
+    """Concatenate tensors along the last dimension, as `torch.cat`.
+
+    It is a custom operation so that torch.compile does not fuse it: for each element of the result the fused kernel would
+    compute the elements of all parts and then select one.
+    """
     return torch.cat(parts, dim=-1)
 
 

@@ -107,7 +107,16 @@ class PieceSuggester:
         begun: str = "",
         must_go_on: Container[int] = (),
     ) -> list[Suggestion]:
-        """The words that begin with the pieces of the largest weights, each word once."""
+        """Return the best words that begin with one of some pieces, each word once.
+
+        Args:
+            words: The token ids before the word.
+            weights: The weight of each piece that the word may begin with.
+            top: The number of words.
+            follows: Whether the word comes after a finished word.
+            begun: The part of the word that is typed already.
+            must_go_on: Pieces that are not a whole word and need another piece.
+        """
         total = sum(weights.values()) or 1.0
         best: dict[str, Suggestion] = {}
         for i in sorted(weights, key=lambda i: (-weights[i], i))[: 2 * top]:
