@@ -41,6 +41,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     words.add_argument("--users", type=int, default=512)
     words.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    words.add_argument("--top", type=int, default=14, help="kernels to print")
     words.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER")
     asked = words.parse_args()
     tuning = {name: int(number) for name, number in (pair.split("=") for pair in asked.set)}
@@ -63,15 +64,19 @@ def main() -> None:
         taken.append((time.perf_counter() - began) / STEPS / asked.users * 1e6)
     whole = sorted(taken)[len(taken) // 2]
     print(f"whole, as a graph: {whole:.2f} us a user and step, {1e6 / 20 / whole:,.0f} users/s of 20 steps")
-    chunk.fill([cohort], members)
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(STEPS):
-            step.take()
+    for name, count in (("the first local step", 1), ("the other local steps", STEPS - 1)):
+        chunk.fill([cohort], members)
+        if count > 1:
+            step.take(True)
         torch.cuda.synchronize()
-    for kernel in sorted(seen.key_averages(), key=lambda k: -k.device_time_total)[:14]:
-        print(
-            f"  {kernel.key[:40]:40} {kernel.device_time_total / STEPS / asked.users:8.3f} us, {kernel.count} launches"
-        )
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(count):
+                step.take(count == 1)
+            torch.cuda.synchronize()
+        kernels = sorted(seen.key_averages(), key=lambda k: -k.device_time_total)
+        print(f"{name}: {sum(k.device_time_total for k in kernels) / count / asked.users:.2f} us")
+        for kernel in kernels[: asked.top]:
+            print(f"  {kernel.key[:40]:40} {kernel.device_time_total / count / asked.users:8.3f} us")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@
 #define ON_CPU
 #define INLINE static inline
 #define KERNEL extern "C" void
-#define CLUSTER_OF_4
+#define IN_CLUSTERS
 #define __launch_bounds__(...)
 #define SHARED_MEMORY(name) unsigned char* name = self().block->memory
 typedef unsigned int u32;
@@ -24,9 +24,9 @@ struct Quad { u32 x, y, z, w; };
 struct Dim { int x = 0, y = 0, z = 0; };
 
 struct Meeting { int arrived = 0; long generation = 0; };
-struct Warp { Meeting meeting; float floats[32]; u32 words[32][6]; float sums[32][4]; float before[32]; u32 loaded[32][4]; };
+struct Warp { Meeting meeting; float floats[32]; double doubles[32]; u32 words[32][6]; float sums[32][4]; float before[32]; u32 loaded[32][4]; };
 struct Block { unsigned char* memory; Meeting meeting, pairs[16]; std::vector<Warp> warps; };
-struct Thread { jmp_buf here; Block* block; Warp* warp; int lane, rank; Dim thread, grid_block; bool begun, done; long generation; };
+struct Thread { jmp_buf here; Block* block; Warp* warp; int lane, rank; Dim thread, grid_block; bool begun, done; };
 struct Cluster { Meeting meeting; std::vector<Block> blocks; std::vector<Thread> threads; int left; };
 static Cluster* cluster;
 static volatile int current;
@@ -65,6 +65,14 @@ INLINE float exchange(float x, int lanes) {
     warp_meet();
     return y;
 }
+INLINE double exchange(double x, int lanes) {
+    Warp& w = *self().warp;
+    w.doubles[self().lane] = x;
+    warp_meet();
+    double y = w.doubles[self().lane ^ lanes];
+    warp_meet();
+    return y;
+}
 INLINE bool any_lane(bool x) {
     bool y = false;
     Warp& w = *self().warp;
@@ -76,17 +84,41 @@ INLINE bool any_lane(bool x) {
 }
 INLINE void block_barrier() { meet(self().block->meeting, 32 * self().block->warps.size()); }
 INLINE void pair_barrier(int number) { meet(self().block->pairs[number], 64); }
-INLINE void cluster_arrive() {
-    Meeting& m = cluster->meeting;
-    self().generation = m.generation;
-    if (++m.arrived == (int)cluster->threads.size()) { m.arrived = 0; m.generation++; }
-}
-INLINE void cluster_wait() {
-    while (cluster->meeting.generation == self().generation) pass();
-}
+INLINE void cluster_barrier() { meet(cluster->meeting, cluster->threads.size()); }
 INLINE u32 shared_address(const void* p) { return self().rank * BLOCK_SPACE + ((unsigned char*)p - self().block->memory); }
 INLINE u32 in_block(u32 address, u32 rank) { return rank * BLOCK_SPACE + address % BLOCK_SPACE; }
-INLINE void store_in_cluster(u32 address, Quad v) { memcpy(at_shared(address), &v, 16); }
+INLINE void warp_barrier() { warp_meet(); }
+// The bytes that are still expected, whether `expect_bytes` was called, and the number of messages received.
+struct MBarrier { int32_t bytes; int16_t expected; uint16_t received; };
+INLINE MBarrier& mbarrier_at(u32 address) {
+    if (address % 8) { fprintf(stderr, "misaligned mbarrier\n"); abort(); }
+    return *(MBarrier*)at_shared(address);
+}
+INLINE void arrived(MBarrier& m, int bytes) {
+    m.bytes -= bytes;
+    if (m.expected && !m.bytes) { m.expected = 0; m.received++; }
+}
+INLINE void init_mbarrier(u32 mbarrier) { mbarrier_at(mbarrier) = MBarrier{0, 0, 0}; }
+INLINE void fence_mbarrier_init() {}
+INLINE void expect_bytes(u32 mbarrier, u32 bytes) {
+    MBarrier& m = mbarrier_at(mbarrier);
+    if (m.expected) { fprintf(stderr, "expected twice\n"); abort(); }
+    m.expected = 1;
+    arrived(m, -(int)bytes);
+}
+INLINE void wait_mbarrier(u32 mbarrier, u32 parity) {
+    while ((mbarrier_at(mbarrier).received & 1) == (int)parity) pass();
+}
+INLINE void store_async(u32 address, Quad v, u32 mbarrier) {
+    if (address % 16 || address / BLOCK_SPACE != mbarrier / BLOCK_SPACE) { fprintf(stderr, "wrong address\n"); abort(); }
+    memcpy(at_shared(address), &v, 16);
+    arrived(mbarrier_at(mbarrier), 16);
+}
+INLINE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 mbarrier) {
+    if ((uintptr_t)global % 16 || shared % 16 || bytes % 16) { fprintf(stderr, "misaligned bulk copy\n"); abort(); }
+    memcpy(at_shared(shared), global, bytes);
+    arrived(mbarrier_at(mbarrier), bytes);
+}
 INLINE u32 from_lane(u32 x, int lane) {
     Warp& w = *self().warp;
     w.words[self().lane][0] = x;
@@ -156,7 +188,7 @@ template <class Body> struct Launch {
 };
 template <class Body> Body* Launch<Body>::body;
 
-// Runs `body` as a grid of blocks, `blocks` (1 or 4) of them per cluster, one cluster after the other.
+// Runs `body` as a grid of blocks, `blocks` of them per cluster, one cluster after the other.
 template <class Body> void launch(int grid_x, int grid_y, int blocks, int threads, int bytes, Body body) {
     const int all = blocks * threads, stack = 1 << 15;
     char* stacks = (char*)malloc((size_t)all * stack);

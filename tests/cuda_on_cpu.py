@@ -25,7 +25,7 @@ class KernelOnCPU:
         self.run = getattr(library, f"run_{kernel}")
         self.threads, self.shared_bytes = threads, shared_bytes
 
-    def clusters_at_once(self) -> int:
+    def clusters_at_once(self, size: int) -> int:
         return 2
 
     def __call__(self, grid: tuple[int, int], args: Sequence[torch.Tensor | int]) -> None:
@@ -42,7 +42,7 @@ def _compiled(name: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     text = source(name, dict(constants))
     wrappers = ""
     for cluster, kernel, parameters in re.findall(
-        r"^KERNEL (CLUSTER_OF_4)?.*? (\w+)\(\n(.*?)\n\) \{", text, re.S | re.M
+        r"^KERNEL (IN_CLUSTERS)?.*? (\w+)\(\n(.*?)\n\) \{", text, re.S | re.M
     ):
         casts = ", ".join(
             f"({of})a[{k}]" if of.endswith("*") else f"*(int*)a[{k}]"
@@ -50,7 +50,7 @@ def _compiled(name: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
         )
         wrappers += (
             f'extern "C" void run_{kernel}(int x, int y, int threads, int bytes, void** a) {{\n'
-            f"    launch(x, y, {4 if cluster else 1}, threads, bytes, [&] {{ {kernel}({casts}); }});\n}}\n"
+            f"    launch(x, y, {dict(constants)['CLUSTER'] if cluster else 1}, threads, bytes, [&] {{ {kernel}({casts}); }});\n}}\n"
         )
     folder = Path(tempfile.mkdtemp())
     header = Path(__file__).with_name("cuda_on_cpu.h")

@@ -5,8 +5,10 @@ import torch
 
 import unheard
 from tests.cuda_on_cpu import KernelOnCPU, needs_compiler
-from tests.engines.test_kernels import cohort, errors
+from tests.engines.test_kernels import cohort, errors, run_kernels
 from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
+from unheard.engines.engine import Cohort
+from unheard.randomness import reproducible_generator
 
 pytestmark = [pytest.mark.system, needs_triton, needs_compiler, quietly]  # runs a compiler
 
@@ -25,14 +27,45 @@ def on_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "clip"),
+    ("options", "clip", "tuning"),
     [
-        ({}, unheard.FlatClip(norm=0.5)),
-        ({"tied": False, "unit_norm": False}, unheard.PerLayerClip(norm=1.0)),
+        ({}, unheard.FlatClip(norm=0.5), {"cluster": 4}),
+        ({}, unheard.FlatClip(norm=0.5), {"cluster": 8, "attend_words": 64, "dense_tiles": 2}),
+        ({"tied": False, "unit_norm": False}, unheard.PerLayerClip(norm=1.0), {}),
     ],
-    ids=["tied", "untied"],
+    ids=["tied", "clusters of eight", "untied"],
 )
-def test_a_step_agrees_with_reference(options, clip):
+def test_steps_agree_with_reference(options, clip, tuning):
     model = unheard.TiedLSTM(**SIZES, **options)
-    found = errors(model, [cohort(model, clip, penalty=0.1, lengths=(33, 1, 18, 20), **BATCH)], torch.bfloat16)
-    assert 1e-4 < max(found) < 0.05
+    cohorts = [cohort(model, clip, penalty=0.1, lengths=(33, 1, 18, 20, 9), **BATCH)]
+    assert 1e-4 < max(errors(model, cohorts, torch.bfloat16, **tuning)) < 0.05
+
+
+def test_users_of_several_runs_share_clusters_and_nothing_else():
+    model = unheard.TiedLSTM(**SIZES)
+    runs = [
+        cohort(model, unheard.FlatClip(norm=0.5), seed=1, lengths=(20, 17), **BATCH),
+        cohort(model, unheard.NoClip(), seed=2, learning_rate=0.4, lengths=(18, 33), **BATCH),
+    ]
+    together = run_kernels(model, runs, torch.bfloat16, cluster=4).delta_UP.clone()
+    row = 0
+    for run in runs:
+        fresh = Cohort(params_P=run.params_P, users=run.users, plan=run.plan, rng=reproducible_generator(0))
+        alone = run_kernels(model, [fresh], torch.bfloat16, cluster=4).delta_UP
+        assert torch.equal(together[row : row + 2], alone[:2])
+        row += 2
+
+
+@pytest.mark.parametrize("clip", [unheard.FlatClip(norm=0.5), unheard.PerLayerClip(norm=1.0)], ids=["flat", "layers"])
+def test_the_squared_norms_are_those_of_the_deltas(clip):
+    model = unheard.TiedLSTM(**SIZES)
+    # the second user takes no step; the row behind them all is empty
+    buffers = run_kernels(model, [cohort(model, clip, lengths=(33, 1, 18), **BATCH)], torch.bfloat16)
+    delta_UP = buffers.delta_UP[:3].double().cpu()
+    assert not delta_UP[1].any()
+    layers = (
+        [slice(0, model.layout.total)] if isinstance(clip, unheard.FlatClip) else list(model.layout.slices.values())
+    )
+    for m, layer in enumerate(layers):
+        exact_U = delta_UP[:, layer].square().sum(dim=1)
+        assert torch.allclose(buffers.square_UM[:3, m].cpu(), exact_U, rtol=2.0**-20)

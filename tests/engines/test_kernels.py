@@ -38,7 +38,7 @@ def cohort(model, clip, seed=0, penalty=0.0, B=2, T=3, lengths=(9, 5, 1), learni
     return Cohort(params_P=model.initial(seed) * 1.1, users=users, plan=plan, rng=reproducible_generator(seed))
 
 
-def run_kernels(model, cohorts, dtype) -> Buffers:
+def run_kernels(model, cohorts, dtype, **tuning) -> Buffers:
     from unheard.engines.stacked.kernels import KernelStep
 
     tasks = [Task.of(c, cohort) for c, cohort in enumerate(cohorts)]
@@ -48,14 +48,15 @@ def run_kernels(model, cohorts, dtype) -> Buffers:
     buffers = Buffers.allocate(
         Sizes.of(model, B, W - 1), U=len(members) + 1, S=steps, R=len(cohorts), device=KERNEL_DEVICE, dtype=dtype
     )
-    chunk = Chunk((), buffers, KernelStep(buffers))
+    buffers.delta_UP.fill_(float("nan"))  # what other users may have left there is never read
+    chunk = Chunk((), buffers, KernelStep(buffers, **tuning))
     chunk.step.run(chunk.fill(cohorts, members))
     return buffers
 
 
-def errors(model, cohorts, dtype=torch.float32) -> list[float]:
+def errors(model, cohorts, dtype=torch.float32, **tuning) -> list[float]:
     """How far each user's delta lies from reference's in float64."""
-    delta_UP = run_kernels(model, cohorts, dtype).delta_UP.double().cpu()
+    delta_UP = run_kernels(model, cohorts, dtype, **tuning).delta_UP.double().cpu()
     found, row = [], 0
     for c in cohorts:
         for user in c.users:

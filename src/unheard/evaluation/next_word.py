@@ -23,6 +23,7 @@ from unheard.config import require
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
 from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
 from unheard.errors import InvalidValue
+from unheard.mechanism.aggregation import has_kernels
 from unheard.models.model import LanguageModel, window_targets
 from unheard.parameters import to_device
 from unheard.updates.user_update import User, windows_of
@@ -131,19 +132,36 @@ def batch_sums(
     """
     input_BT, target_BT, counts_BT = window_targets(windows_BW)
     # Positions that do not count are scored too and left out of the sums: copying the other scores would cost more.
-    logits_NV, target_N = model.logits(params, input_BT, features_F).flatten(0, -2), target_BT.flatten()
-    counts_N = counts_BT.flatten()
-    rank_N = target_rank(logits_NV, target_N)
+    target_N, counts_N = target_BT.flatten(), counts_BT.flatten()
+    rank_N, loss_N = target_scores(model, params, input_BT, features_F, target_N)
     is_word_N = counts_N & (target_N != EOS)
     may_hit_N = counts_N & (target_N != UNK) & (rank_N > 0)
     sums = [
         counts_N.sum(),
         is_word_N.sum(),
-        torch.where(counts_N, losses(logits_NV, target_N), 0.0).sum(),
+        torch.where(counts_N, loss_N.double(), 0.0).sum(),
         (may_hit_N & is_word_N & (rank_N == 1)).sum(),
         *((may_hit_N & (rank_N <= k)).sum() for k in TOP),
     ]
     return torch.stack([value.double() for value in sums])
+
+
+def target_scores(
+    model: LanguageModel,
+    params: Mapping[str, Tensor],
+    input_BT: Tensor,
+    features_F: Tensor | None,
+    target_N: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The rank and the cross-entropy of each target. On a GPU the scores of the paper's models are never in memory."""
+    factors = model.factored_logits(params, input_BT, features_F) if has_kernels(input_BT.device) else None
+    if factors is not None and factors[0].dtype == torch.float32:
+        from unheard.evaluation.kernels import score_targets
+
+        output_BTD, vector_VD = factors
+        return score_targets(output_BTD.flatten(0, -2), vector_VD, target_N)
+    logits_NV = model.logits(params, input_BT, features_F).flatten(0, -2)
+    return target_rank(logits_NV, target_N), losses(logits_NV, target_N)
 
 
 def target_rank(logits_NV: Tensor, target_N: Tensor) -> Tensor:

@@ -184,23 +184,35 @@ class Contribution:
         )
 
     @torch.no_grad()
-    def of_users(self, delta_UP: Tensor, weight_units_U: np.ndarray, unclipped_U: Tensor | None = None) -> CohortSum:
+    def of_users(
+        self,
+        delta_UP: Tensor,
+        weight_units_U: np.ndarray,
+        unclipped_U: Tensor | None = None,
+        square_UJ: Tensor | None = None,
+    ) -> CohortSum:
         """Clips, weights and adds the deltas of a chunk of users.
 
         Args:
             delta_UP: one delta per row, as the engine computed it, in any float type.
             weight_units_U: fixed-point weights from updates/user_update.py.
             unclipped_U: for an adaptive clip, which users had no local step clipped; they are counted in the result.
+            square_UJ: the squared norms of each user's delta by ball, float64, if an engine on a GPU knows them. They save
+                a pass over the deltas. The bound does not rest on them: it is checked on the integers.
         """
         # DP: weights are in [0, 1] whatever was asked for.
         weight_units_U = np.clip(weight_units_U, 0, ONE)
         weight_U = to_device(weight_units_U / ONE, delta_UP.device)
-        largest_U = to_device(self._largest(weight_units_U), delta_UP.device)
         if has_kernels(delta_UP.device) and len(delta_UP):
             from unheard.mechanism.kernels import sum_users
 
-            units_P = sum_users(delta_UP, weight_U, self.balls, self.grid, largest_U, is_noised=self.is_noised)
+            # S and the grid are exact in float64, and the grid is a power of two: so is the quotient.
+            largest = self.l2_bound / self.grid if self.is_noised else LARGEST_UNNOISED_UNITS
+            units_P = sum_users(
+                delta_UP, weight_U, self.balls, self.grid, largest, is_noised=self.is_noised, square_UJ=square_UJ
+            )
         else:
+            largest_U = to_device(self._largest(weight_units_U), delta_UP.device)
             units_P = torch.zeros(delta_UP.shape[1], dtype=torch.int64, device=delta_UP.device)
             at_once = max(1, NUMBERS_AT_ONCE // max(1, delta_UP.shape[1]))
             for start in range(0, len(delta_UP), at_once):

@@ -1,21 +1,26 @@
 """The mechanism in Triton: the sum of clipped deltas, and the past of correlated noise.
 
-**Aggregation** (`sum_users`) clips, weights, truncates and sums users' deltas without float64 copies of them.
+**Aggregation** (`sum_users`) clips, weights, truncates and sums users' deltas without copies of them.
 
 Input: deltas [U, P] on a GPU, weights, balls, the grid. Output: the integer sum [P]. The reference implementation is
 `Contribution.of_users` in aggregation.py, which explains each step; comments marked DP are on the same steps in both. A
 user's numbers are computed block by block in a fixed order, whoever else is in the chunk, and integers are added, so
 the sum does not depend on how users are divided into chunks.
 
-Five kernels, launched by `sum_users`. K is the number of blocks (of at most `BLOCK` coordinates), J the number of
-balls, G the number of groups (of at most `GROUP` users):
+n_k = trunc(y_k) with y_k = factor_k * delta_k, one product in float32 per coordinate. factor_k = w_k * min(1, S / norm) / g
+is rounded down by more than the rounding of the product (`MARGIN`), so n_k is never larger than in exact arithmetic. It
+may be smaller by a few units in a million, and by one unit, which is far below the noise. The bound is checked on
+sum(y_k^2), which is at least sum(n_k^2), against a limit that is lowered by more than the rounding of that sum (`CHECKED`).
+
+Kernels, launched by `sum_users`. K is the number of blocks (of at most `BLOCK` coordinates), J the number of balls, G the
+number of groups (of at most `GROUP` users):
 
 | kernel | grid | computes |
 | --- | --- | --- |
-| `_squares` | (K, U) | part[u, k]: the squared norm of a block |
-| `_scales` | (J, U) | scale[u, j] = min(1, radius / norm) |
-| `_sum` | (K, G) | units[p]: the sum over all users; part[u, k]: the squared norm of its integers (without noise: the largest) |
-| `_fits` | (U,) | fits[u]: whether the integers are within the bound |
+| `_squares`, unless the engine knows them | (K / `SQUARED`, U) | part[u, k]: the squared norm of a block |
+| `_factors` | (J, U) | factor[u, j] |
+| `_sum` | (K, G) | units[p]: the sum over all users; part[u, k]: the sum of y^2 (without noise: the largest) |
+| `_fits` | (U,) | fits[u]: whether that is within the bound; how many users of each group are not |
 | `_sum`, with `REMOVE` | (K, G) | subtracts the users that do not fit from units[p] |
 
 Almost always every user fits, so adding first and removing later saves a pass over the deltas.
@@ -37,36 +42,68 @@ from torch import Tensor
 
 from unheard.mechanism.clipping import Ball
 
-BLOCK = 1024
+BLOCK = 4096
 """Coordinates per program."""
 GROUP = 64
-"""Users per program of `_sum`. Sums of so many are exact in float64, with noise (2^22 * 2^6) and without (2^43 * 2^6)."""
+"""Users per program of `_sum`. With noise, integers of so many users (2^22 * 2^6) fit into int32."""
+SQUARED = 8
+"""Blocks per program of `_squares`."""
+CHECKED = 1.0 - 2.0**-18
+"""The factor of the limit of sum(y^2): lower by more than the sum's rounding in float32, 2^-19."""
+MARGIN = 1.0 - 2.0**-17
+"""The factor by which the clip aims below S: more than `CHECKED`, the errors of squared norms that an engine knows (2^-20),
+and the rounding of the factor and of the product (2^-24 each)."""
 
 
 def sum_users(
-    delta_UP: Tensor, weight_U: Tensor, balls: Sequence[Ball], grid: float, largest_U: Tensor, is_noised: bool
+    delta_UP: Tensor,
+    weight_U: Tensor,
+    balls: Sequence[Ball],
+    grid: float,
+    largest: float,
+    is_noised: bool,
+    square_UJ: Tensor | None = None,
 ) -> Tensor:
     """The sum of n_k over users, int64 [P].
 
-    `largest_U` is the largest square (noised) or coordinate allowed to each user.
+    Args:
+        delta_UP: One delta per row, on a GPU.
+        weight_U: The users' weights in [0, 1], float64.
+        balls: Of the clip; none without a clip.
+        grid: The size of one unit.
+        largest: S in units of the grid; without noise, the largest coordinate that a user may add.
+        is_noised: Whether noise will be added.
+        square_UJ: The squared norms by ball, if they are known.
     """
     U, P = delta_UP.shape
     device = delta_UP.device
     assert delta_UP.stride(1) == 1
     table, first_block, radius = _blocks(tuple((b.where.start, b.where.stop, b.radius) for b in balls), P, device)
     blocks, num_balls = table.shape[1], len(radius)
-    part_UK = torch.empty(U, blocks, dtype=torch.float64, device=device)
-    scale_UJ = torch.empty(U, num_balls, dtype=torch.float64, device=device)
+    groups = triton.cdiv(U, GROUP)
+    part_UK = torch.empty(U, blocks, device=device)
+    factor_UJ = torch.empty(U, num_balls, device=device)
     fits_U = torch.empty(U, dtype=torch.int32, device=device)
+    misfits_G = torch.zeros(groups, dtype=torch.int32, device=device)
     units_P = torch.zeros(P, dtype=torch.int64, device=device)
     each = dict(ROW=delta_UP.stride(0), BLOCK=BLOCK, num_warps=4)
-    _squares[(blocks, U)](delta_UP, table, part_UK, blocks, **each)
-    _scales[(num_balls, U)](part_UK, first_block, radius, scale_UJ, blocks, BLOCK=1024)
-    grid_of_sum = (blocks, triton.cdiv(U, GROUP))
-    numbers = (delta_UP, table, scale_UJ, weight_U, fits_U, part_UK, units_P, 1.0 / grid, blocks, num_balls, U)
-    _sum[grid_of_sum](*numbers, REMOVE=False, NOISED=is_noised, GROUP=GROUP, **each)
-    _fits[(U,)](part_UK, largest_U, fits_U, blocks, NOISED=is_noised, BLOCK=1024)
-    _sum[grid_of_sum](*numbers, REMOVE=True, NOISED=is_noised, GROUP=GROUP, **each)
+    # Without a clip nothing is scaled, and no norm is needed.
+    is_clipped, is_known = bool(balls), square_UJ is not None
+    squares, row = (square_UJ, square_UJ.stride(0)) if square_UJ is not None else (factor_UJ, 0)
+    if is_clipped and not is_known:
+        squares = torch.empty(U, blocks, dtype=torch.float64, device=device)
+        _squares[(triton.cdiv(blocks, SQUARED), U)](delta_UP, table, squares, blocks, SQUARED=SQUARED, **each)
+    _factors[(num_balls, U)](
+        squares, row, first_block, radius, weight_U, factor_UJ, 1.0 / grid, blocks,
+        CLIPPED=is_clipped, KNOWN=is_known, MARGIN=MARGIN if is_noised else 1.0, BLOCK=1024,
+    )  # fmt: skip
+    numbers = (delta_UP, table, factor_UJ, fits_U, misfits_G, part_UK, units_P, blocks, num_balls, U)
+    _sum[(blocks, groups)](*numbers, REMOVE=False, NOISED=is_noised, GROUP=GROUP, **each)
+    _fits[(U,)](
+        part_UK, weight_U, fits_U, misfits_G, largest, blocks,
+        NOISED=is_noised, CHECKED=CHECKED, GROUP=GROUP, BLOCK=1024,
+    )  # fmt: skip
+    _sum[(blocks, groups)](*numbers, REMOVE=True, NOISED=is_noised, GROUP=GROUP, **each)
     return units_P
 
 
@@ -92,107 +129,118 @@ def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.dev
 
 
 @triton.jit
-def _squares(delta, table, part, blocks, ROW: tl.constexpr, BLOCK: tl.constexpr):
-    """The squared norm of a block, float64."""
-    k, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    i = tl.load(table + k) + tl.arange(0, BLOCK)
-    x = tl.load(delta + u * ROW + i, mask=i < tl.load(table + blocks + k), other=0.0).to(tl.float64)
-    tl.store(part + u * blocks + k, tl.sum(x * x))
+def _squares(delta, table, part, blocks, SQUARED: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """The squared norms of some blocks, float64."""
+    u = tl.program_id(1).to(tl.int64)
+    for j in range(SQUARED):
+        k = tl.program_id(0) * SQUARED + j
+        if k < blocks:
+            i = tl.load(table + k) + tl.arange(0, BLOCK)
+            x = tl.load(delta + u * ROW + i, mask=i < tl.load(table + blocks + k), other=0.0).to(tl.float64)
+            tl.store(part + u * blocks + k, tl.sum(x * x))
 
 
 @triton.jit
-def _scales(part, first_block, radius, scale, blocks, BLOCK: tl.constexpr):
-    """min(1, S / norm) of one ball of one user."""
-    ball, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    begin, end = tl.load(first_block + ball), tl.load(first_block + ball + 1)
-    k = tl.arange(0, BLOCK)
-    square = tl.zeros([BLOCK], tl.float64)
-    at = begin
-    while at < end:
-        square += tl.load(part + u * blocks + at + k, mask=at + k < end, other=0.0)
-        at += BLOCK
-    norm = tl.sqrt(tl.sum(square))
-    bound = tl.load(radius + ball)
-    # DP: the clip of what is returned, in float64.
-    tl.store(scale + u * tl.num_programs(0) + ball, tl.where(norm > bound, bound / norm, 1.0))
-
-
-@triton.jit
-def _whole_units(
-    delta, table, scale, weight, per_unit, blocks, balls, u, k,
-    NOISED: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+def _factors(
+    square, row, first_block, radius, weight, factor, per_unit, blocks,
+    CLIPPED: tl.constexpr, KNOWN: tl.constexpr, MARGIN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """n_k of a block as float64: to add, and its size. A value that is too large to add, or not finite, is 0 in the
-    first, and large or not a number in the second."""
-    i = tl.load(table + k) + tl.arange(0, BLOCK)
-    inside = i < tl.load(table + blocks + k)
-    x = tl.load(delta + u * ROW + i, mask=inside, other=0.0).to(tl.float64)
-    x = x * tl.load(scale + u * balls + tl.load(table + 2 * blocks + k)) * tl.load(weight + u) * per_unit
-    size = tl.abs(x)
-    # DP: towards zero, after weighting. (Adding 2^52 rounds to the nearest whole number: faster than a conversion.)
-    whole = (size + 4503599627370496.0) - 4503599627370496.0
-    whole = whole - tl.where(whole > size, 1.0, 0.0)
-    # 2^22 with noise, where nobody has 2^21, and 2^43 without, where nobody may have more than 2^42.
-    small = size < (4194304.0 if NOISED else 8796093022208.0)
-    n = tl.where(small, whole, 0.0)
-    return tl.where(x < 0, -n, n), tl.where(small, whole, size), i, inside
+    """w * min(1, S / norm) / grid of one ball of one user."""
+    ball, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    # DP: after weighting.
+    by = tl.load(weight + u) * per_unit
+    if CLIPPED:
+        if KNOWN:
+            norm = tl.sqrt(tl.load(square + u * row + ball))
+        else:
+            begin, end = tl.load(first_block + ball), tl.load(first_block + ball + 1)
+            k = tl.arange(0, BLOCK)
+            total = tl.zeros([BLOCK], tl.float64)
+            at = begin
+            while at < end:
+                total += tl.load(square + u * blocks + at + k, mask=at + k < end, other=0.0)
+                at += BLOCK
+            norm = tl.sqrt(tl.sum(total))
+        bound = tl.load(radius + ball)
+        # DP: the clip of what is returned.
+        by = by * tl.where(norm > bound, bound / norm, 1.0)
+    tl.store(factor + u * tl.num_programs(0) + ball, (by * MARGIN).to(tl.float32))
 
 
 @triton.jit
-def _fits(part, largest, fits, blocks, NOISED: tl.constexpr, BLOCK: tl.constexpr):
-    """Whether the user is within the bound, decided on integers: squares below 2^53 are exact in float64."""
+def _fits(
+    part, weight, fits, misfits, largest, blocks,
+    NOISED: tl.constexpr, CHECKED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Whether the user is within the bound: g * ||n|| <= w * S, or without noise every coordinate small enough."""
     u = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
     at = 0
     while at < blocks:
-        x = tl.load(part + u * blocks + at + k, mask=at + k < blocks, other=0.0)
-        if NOISED:
-            total += x
-        else:
-            total = tl.where((x != x) | (total != total), float("nan"), tl.maximum(total, x))
+        x = tl.load(part + u * blocks + at + k, mask=at + k < blocks, other=0.0).to(tl.float64)
+        total = total + x if NOISED else tl.maximum(total, x)
         at += BLOCK
-    # DP: the bound is checked on the integers themselves; a NaN or an infinity makes the comparison false.
     if NOISED:
-        tl.store(fits + u, (tl.sum(total) <= tl.load(largest + u)).to(tl.int32))
+        # DP: with the user's own weight.
+        limit = tl.load(weight + u) * largest
+        is_within = tl.sum(total) <= limit * limit * CHECKED
     else:
-        too_large = tl.sum((total <= tl.load(largest + u)).to(tl.int32)) < BLOCK
-        tl.store(fits + u, tl.where(too_large, 0, 1))
+        is_within = tl.max(total) <= largest
+    # DP: a NaN makes the comparison false.
+    tl.store(fits + u, is_within.to(tl.int32))
+    tl.atomic_add(misfits + u // GROUP, 1 - is_within.to(tl.int32))
+
+
+@triton.jit
+def _scaled(delta, factor, u, end, i, inside, ball, balls, ROW: tl.constexpr):
+    """y = factor * delta of a block of one user, float32; zero for users from `end` on."""
+    here = u < end
+    x = tl.load(delta + u * ROW + i, mask=inside & here, other=0.0).to(tl.float32)
+    return x * tl.load(factor + u * balls + ball, mask=here, other=0.0)
+
+
+@triton.jit
+def _add(total, y, fits, part, u, k, end, blocks, REMOVE: tl.constexpr, NOISED: tl.constexpr):
+    """The total with trunc(y) added, or removed if the user does not fit; also stores the size of y."""
+    size = tl.abs(y)
+    # 2^22 with noise, where nobody may have 2^21, and 2^43 without, where nobody may have more than 2^42.
+    small = size < (4194304.0 if NOISED else 8796093022208.0)
+    # DP: towards zero. A value that is too large, or not finite, adds zero here, and its user does not fit.
+    n = tl.where(small, y, 0.0).to(tl.int32 if NOISED else tl.int64)
+    if REMOVE:
+        # DP: who does not fit adds exactly zero: the same integers are subtracted again.
+        return total - tl.where(tl.load(fits + u, mask=u < end, other=1) == 0, n, 0)
+    largest = tl.sum(y * y) if NOISED else tl.max(tl.where(small, size, float("inf")))
+    tl.store(part + u * blocks + k, largest, mask=u < end)
+    return total + n
 
 
 @triton.jit
 def _sum(
-    delta, table, scale, weight, fits, part, units, per_unit, blocks, balls, U,
+    delta, table, factor, fits, misfits, part, units, blocks, balls, U,
     REMOVE: tl.constexpr, NOISED: tl.constexpr, GROUP: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of a group of users to the sum, and measures each; or removes the users who do not fit."""
-    k = tl.program_id(0)
-    u = tl.program_id(1).to(tl.int64) * GROUP
+    k, group = tl.program_id(0), tl.program_id(1)
+    if REMOVE:  # noqa: SIM102
+        if tl.load(misfits + group) == 0:
+            return
+    i = tl.load(table + k) + tl.arange(0, BLOCK)
+    inside = i < tl.load(table + blocks + k)
+    ball = tl.load(table + 2 * blocks + k)
+    u = group.to(tl.int64) * GROUP
     end = tl.minimum(u + GROUP, U)
-    total = tl.zeros([BLOCK], tl.float64)
-    removed = 0
+    total = tl.zeros([BLOCK], tl.int32 if NOISED else tl.int64)
     while u < end:
-        if REMOVE:
-            # DP: who does not fit, or is not finite, adds exactly zero: the same integers are subtracted again.
-            if tl.load(fits + u) == 0:
-                n, _, _, _ = _whole_units(
-                    delta, table, scale, weight, per_unit, blocks, balls, u, k, NOISED, ROW, BLOCK
-                )
-                total -= n
-                removed += 1
-        else:
-            n, size, _, _ = _whole_units(delta, table, scale, weight, per_unit, blocks, balls, u, k, NOISED, ROW, BLOCK)
-            total += n
-            if NOISED:
-                tl.store(part + u * blocks + k, tl.sum(size * size))
-            else:
-                unknown = tl.sum((size != size).to(tl.int32)) > 0
-                tl.store(part + u * blocks + k, tl.where(unknown, float("nan"), tl.max(size)))
-        u += 1
-    if (not REMOVE) or removed > 0:
-        i = tl.load(table + k) + tl.arange(0, BLOCK)
-        # Integers: the result does not depend on the order of the additions.
-        tl.atomic_add(units + i, total.to(tl.int64), mask=i < tl.load(table + blocks + k))
+        # Two users at a time: both are read before either is added.
+        y0 = _scaled(delta, factor, u, end, i, inside, ball, balls, ROW)
+        y1 = _scaled(delta, factor, u + 1, end, i, inside, ball, balls, ROW)
+        total = _add(total, y0, fits, part, u, k, end, blocks, REMOVE, NOISED)
+        total = _add(total, y1, fits, part, u + 1, k, end, blocks, REMOVE, NOISED)
+        u += 2
+    # Integers: the result does not depend on the order of the additions.
+    tl.atomic_add(units + i, total.to(tl.int64), mask=inside)
 
 
 def weighted_past(rows_RP: Tensor, coefficient_L: Tensor, index: int) -> Tensor:

@@ -134,6 +134,12 @@ class LanguageModel(Protocol):
         """The SHA-256 of the weights that `origin` is about; None if there are none."""
         ...
 
+    def factored_logits(
+        self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """The factors of `logits`, outputs [B, T, D] and word vectors [V, D], if it is their product; else None."""
+        ...
+
     def activations_per_token(self, unroll: int) -> int:
         """About how many numbers a backward pass keeps for each token besides the logits.
 
@@ -181,6 +187,15 @@ class BaseModel:
 
     def weights_digest(self) -> str | None:
         """The SHA-256 of initial weights that were read from a file; None by default."""
+        return None
+
+    def factored_logits(
+        self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """The factors of `logits`, outputs [B, T, D] and word vectors [V, D], if it is their product; None by default.
+
+        Evaluations on a GPU use them, so that the scores of all words are never in memory.
+        """
         return None
 
     def activations_per_token(self, unroll: int) -> int:

@@ -145,6 +145,13 @@ class TiedModel(BaseModel):
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
         """The scores of the next word at every position, [B, T, V]."""
+        output_BTD, vector_VD = self.factored_logits(params, tokens_BT, features_F)
+        return output_BTD @ vector_VD.mT
+
+    def factored_logits(
+        self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The factors of the scores: outputs [B, T, D] and word vectors [V, D]."""
         embedding_VD = self.word_vectors(params["embedding"])
         output_VD = embedding_VD if self.tied else self.word_vectors(params["output_embedding"])
         input_BTX = embedding_VD[tokens_BT]
@@ -155,7 +162,7 @@ class TiedModel(BaseModel):
         bias_G = torch.cat([params[f"{gate}_bias"] for gate in self.gates], dim=-1)
         from_input, from_state = weight_YG[: input_BTX.shape[-1]], weight_YG[input_BTX.shape[-1] :]
         hidden_BTH = self._unroll(input_BTX @ from_input + bias_G, from_state)
-        return (hidden_BTH @ params["projection_weight"] + params["projection_bias"]) @ output_VD.mT
+        return hidden_BTH @ params["projection_weight"] + params["projection_bias"], output_VD
 
     def project(self, params_P: Tensor) -> Tensor:
         """The parameters with word vectors of norm 1, if `keep_norm` or `step_norm` asks for it."""

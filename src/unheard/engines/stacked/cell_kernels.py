@@ -13,15 +13,15 @@ tanh(c_t) GRU (gates r, z, n; Cho et al. 2014):               n = tanh(x W + b +
 import triton
 import triton.language as tl
 
-from unheard.engines.stacked.kernel_parts import at_work, dot, sphere, tanh, word_rows
+from unheard.engines.stacked.kernel_parts import at_work, dot, matrix_block, sphere, state_weights, tanh, word_rows
 
 
 @triton.jit
 def read_inputs(
-    delta, theta0, scale, run, step, num_steps, tokens, features, middle, inputs, inverse, gates, U,
-    P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, H: tl.constexpr, N: tl.constexpr,
-    R: tl.constexpr, MIDDLE: tl.constexpr, XB: tl.constexpr, NB: tl.constexpr, BJ: tl.constexpr,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    delta, theta0, scale, run, step, num_steps, tokens, features, inputs, inverse, gates, U,
+    P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr, D: tl.constexpr, F: tl.constexpr, H: tl.constexpr,
+    N: tl.constexpr, R: tl.constexpr, XB: tl.constexpr, NB: tl.constexpr, BJ: tl.constexpr,
+    UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Inputs x [N, X] of one user (word vectors and features), and x W + b for BJ columns of one gate, [N, BJ].
 
@@ -37,31 +37,32 @@ def read_inputs(
     c = tl.load(scale + u * M)
     n, d = tl.arange(0, NB), tl.arange(0, XB)
     token = tl.load(tokens + (tl.load(step).to(tl.int64) * U + u) * N + n, mask=n < N, other=0)
-    x = word_rows(delta + u * P, theta0 + r * P, c, token, d, n < N, D)
+    x = word_rows(delta + u * P, theta0 + r * P, c, token, d, n < N, D, FRESH)
     scaled = tl.full([NB], 1.0, tl.float32)
     if UNIT:
         scaled = sphere(x)
         x = x * scaled[:, None]
     if F > 0:
         x += tl.load(features + u * F + d - D, mask=(d >= D) & (d < X), other=0.0)[None, :]
-    x = x.to(middle.dtype.element_ty)
+    x = x.to(inputs.dtype.element_ty)
     if tl.program_id(0) == 0:
         tl.store(inputs + (u * N + n)[:, None] * X + d[None, :], x, mask=(n < N)[:, None] & (d < X)[None, :])
         tl.store(inverse + u * N + n, scaled, mask=n < N)
-    matrix = middle + u * MIDDLE + gate * R * H
-    w = tl.load(matrix + d[:, None] * H + j[None, :], mask=(d < X)[:, None] & (j < H)[None, :], other=0.0)
-    bias = tl.load(matrix + (R - 1) * H + j, mask=j < H, other=0.0).to(tl.float32)
-    sums = dot(x, w, PRECISION, UPCAST) + bias[None, :]
+    of_user, of_start, at = delta + u * P + AT, theta0 + r * P + AT, gate * R * H + d[:, None] * H + j[None, :]
+    layer = u * M + 1 + 2 * gate
+    w = matrix_block(of_user, of_start, scale, layer, at, (d < X)[:, None] & (j < H)[None, :], FRESH)
+    bias = matrix_block(of_user, of_start, scale, layer + 1, gate * R * H + (R - 1) * H + j, j < H, FRESH)
+    sums = dot(x, w, PRECISION, UPCAST) + bias.to(tl.float32)[None, :]
     at = ((u * N + n) * 4 + gate)[:, None] * H + j[None, :]
     tl.store(gates + at, sums, mask=(n < N)[:, None] & (j < H)[None, :])
 
 
 @triton.jit
 def cell_forward(
-    step, num_steps, middle, gates, cells, states, t, U,
+    run, step, num_steps, middle, gates, cells, states, t, U,
     X: tl.constexpr, H: tl.constexpr, B: tl.constexpr, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
     MIDDLE: tl.constexpr, BB: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
-    GRU: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    GRU: tl.constexpr, FIRST: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Time step t of the cell for BJ columns of the state: h_t and c_t [B, BJ], and the values of the gates.
 
@@ -85,12 +86,13 @@ def cell_forward(
     of_before = (row - B)[:, None] * H + j[None, :]
     before = tl.zeros([BB, BJ], tl.float32)
     if not FIRST:
+        of_user = state_weights(middle, run, u, MIDDLE, FRESH)
         for k0 in range(0, H, BK):
             of_row = (k0 + k) < H
             h = tl.load(
                 states + (row - B)[:, None] * H + (k0 + k)[None, :], mask=(b < B)[:, None] & of_row[None, :], other=0.0
             )
-            weights = middle + u * MIDDLE + X * H + (k0 + k)[:, None] * H + j[None, :]
+            weights = of_user + X * H + (k0 + k)[:, None] * H + j[None, :]
             wanted = of_row[:, None] & (j < H)[None, :]
             g0 += dot(h, tl.load(weights, mask=wanted, other=0.0), PRECISION, UPCAST)
             g1 += dot(h, tl.load(weights + R * H, mask=wanted, other=0.0), PRECISION, UPCAST)
@@ -120,10 +122,11 @@ def cell_forward(
 
 @triton.jit
 def cell_backward(
-    step, num_steps, middle, gates, cells, state_grad, carried, t, U,
+    run, step, num_steps, middle, gates, cells, state_grad, carried, t, U,
     X: tl.constexpr, H: tl.constexpr, B: tl.constexpr, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
     MIDDLE: tl.constexpr, BB: tl.constexpr, BJ: tl.constexpr, BK: tl.constexpr,
-    GRU: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    GRU: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Time step t of the backward pass for BJ columns: the gates' values become the gradients of their sums, in place.
 
@@ -144,6 +147,7 @@ def cell_backward(
     from_later = tl.zeros([BB, BJ], tl.float32)
     if not LAST:
         blocks: tl.constexpr = (H + BK - 1) // BK
+        of_user = state_weights(middle, run, u, MIDDLE, FRESH)
         for block in range(G * blocks):
             gate = block // blocks
             place = gate
@@ -155,7 +159,7 @@ def cell_backward(
                 mask=(b < B)[:, None] & (column < H)[None, :], other=0.0,
             )  # fmt: skip
             w = tl.load(
-                middle + u * MIDDLE + gate * R * H + (X + j)[:, None] * H + column[None, :],
+                of_user + gate * R * H + (X + j)[:, None] * H + column[None, :],
                 mask=(j < H)[:, None] & (column < H)[None, :], other=0.0,
             )  # fmt: skip
             dh += dot(later.to(middle.dtype.element_ty), tl.trans(w), PRECISION, UPCAST)
@@ -192,10 +196,10 @@ def cell_backward(
 
 @triton.jit
 def input_gradients(
-    step, num_steps, middle, gates, inputs, inverse, input_grad,
-    D: tl.constexpr, X: tl.constexpr, H: tl.constexpr, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
-    MIDDLE: tl.constexpr, DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    delta, theta0, scale, run, step, num_steps, gates, inputs, inverse, input_grad,
+    P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr,
+    D: tl.constexpr, X: tl.constexpr, H: tl.constexpr, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr, DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """dl/dx [BN, D] of the word vectors at BN positions: the gates' gradients times the input weights, then through the
     normalisation: d = (d - (d . x) x) / norm. Grid: (blocks of positions, U)."""
@@ -205,17 +209,17 @@ def input_gradients(
     n, d, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, DB), tl.arange(0, BK)
     place = (n < N)[:, None] & (d < D)[None, :]
     dx = tl.zeros([BN, DB], tl.float32)
+    of_user, of_start = delta + u * P + AT, theta0 + tl.load(run + u).to(tl.int64) * P + AT
     for gate in range(G):
         for k0 in range(0, H, BK):
             dg = tl.load(
                 gates + ((u * N + n) * 4 + gate)[:, None] * H + (k0 + k)[None, :],
                 mask=(n < N)[:, None] & (k0 + k < H)[None, :], other=0.0,
             )  # fmt: skip
-            w = tl.load(
-                middle + u * MIDDLE + gate * R * H + d[:, None] * H + (k0 + k)[None, :],
-                mask=(d < D)[:, None] & (k0 + k < H)[None, :], other=0.0,
-            )  # fmt: skip
-            dx += dot(dg.to(middle.dtype.element_ty), tl.trans(w), PRECISION, UPCAST)
+            at = gate * R * H + d[:, None] * H + (k0 + k)[None, :]
+            here = (d < D)[:, None] & (k0 + k < H)[None, :]
+            w = matrix_block(of_user, of_start, scale, u * M + 1 + 2 * gate, at, here, FRESH)
+            dx += dot(dg.to(inputs.dtype.element_ty), tl.trans(w), PRECISION, UPCAST)
     if UNIT:
         x = tl.load(inputs + (u * N + n)[:, None] * X + d[None, :], mask=place, other=0.0).to(tl.float32)
         scaled = tl.load(inverse + u * N + n, mask=n < N, other=0.0)

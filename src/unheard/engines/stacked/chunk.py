@@ -73,8 +73,10 @@ class Chunk:
         b = self.buffers
         members = [(task, np.atleast_1d(users)) for task, users in members]
         device, U = b.delta_UP.device, sum(len(users) for _, users in members)
-        # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
-        b.delta_UP.zero_()
+        if isinstance(self.step, PlainStep):
+            # DP: nothing of those who were here before is left: a user's update begins at zero, whoever came first.
+            b.delta_UP.zero_()
+        b.square_UM.zero_()
         b.scale_UM.fill_(1)
         b.unclipped_U.fill_(1)
         b.step.zero_()
@@ -86,6 +88,10 @@ class Chunk:
             tensor.copy_(to_device(np.array(values), device))
         num_steps_U = np.concatenate([task.num_steps_U[users] for task, users in members])
         steps = int(num_steps_U.max(initial=0))
+        if not isinstance(self.step, PlainStep) and (num_steps_U == 0).any():
+            # DP: the kernels write the whole delta of a user in the first local step, without reading what was there; the
+            # delta of a user who takes no step is zero.
+            b.delta_UP[to_device(np.flatnonzero(num_steps_U == 0), device)] = 0
         b.num_steps_U[:U].copy_(to_device(num_steps_U, device))
         b.run_U[:U].copy_(
             to_device(np.concatenate([np.full(len(users), task.cohort) for task, users in members]), device)

@@ -186,7 +186,10 @@ class StackedEngine:
             plan, rows = cohorts[task.cohort].plan, slice(row, row + len(users))
             weight_units_U = plan.weights.units(task.num_tokens_U[users])
             unclipped_U = chunk.buffers.unclipped_U[rows] if plan.adaptive_clip else None
-            total = plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U)
+            # The CUDA kernels know the norms of what they wrote; one for the whole delta, or one for each layer.
+            balls = len(plan.contribution.balls)
+            square_UJ = chunk.buffers.square_UM[rows, :balls] if chunk.step.knows_squares else None
+            total = plan.contribution.of_users(chunk.buffers.delta_UP[rows], weight_units_U, unclipped_U, square_UJ)
             sums.append((task.cohort, total))
             row += len(users)
         self._idle[chunk.key].append(chunk)

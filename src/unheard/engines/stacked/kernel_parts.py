@@ -22,9 +22,18 @@ def dot(a, b, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def word_rows(delta, theta0, c, v, d, wanted, D: tl.constexpr):
+def changed(delta, here, FRESH: tl.constexpr):
+    """A block of a delta, float32. In the first local step (FRESH) it is zero and is not read."""
+    if FRESH:
+        # DP: what the memory holds then belongs to other users.
+        return tl.zeros(here.shape, tl.float32)
+    return tl.load(delta, mask=here, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def word_rows(delta, theta0, c, v, d, wanted, D: tl.constexpr, FRESH: tl.constexpr):
     """theta0 + c * delta for the words v, float32 [words, DB]; zero where not wanted."""
-    old = tl.load(delta + v[:, None] * D + d[None, :], mask=wanted[:, None] & (d < D)[None, :], other=0.0)
+    old = changed(delta + v[:, None] * D + d[None, :], wanted[:, None] & (d < D)[None, :], FRESH)
     return moved_rows(old, theta0, c, v, d, wanted, D)
 
 
@@ -32,7 +41,27 @@ def word_rows(delta, theta0, c, v, d, wanted, D: tl.constexpr):
 def moved_rows(old, theta0, c, v, d, wanted, D: tl.constexpr):
     """theta0 + c * old."""
     start = tl.load(theta0 + v[:, None] * D + d[None, :], mask=wanted[:, None] & (d < D)[None, :], other=0.0)
-    return start.to(tl.float32) + c * old.to(tl.float32)
+    return start.to(tl.float32) + c * old
+
+
+@triton.jit
+def matrix_block(delta, theta0, scale, layer, at, here, FRESH: tl.constexpr):
+    """theta0 + c * delta for a block of a matrix, in the precision of the products; c is the layer's pending clip.
+
+    `delta` and `theta0` are those of one user, and `at` is relative to both."""
+    start = tl.load(theta0 + at, mask=here, other=0.0)
+    if FRESH:
+        return start
+    moved = start.to(tl.float32) + tl.load(scale + layer) * changed(delta + at, here, FRESH)
+    return moved.to(theta0.dtype.element_ty)
+
+
+@triton.jit
+def state_weights(middle, run, u, MIDDLE: tl.constexpr, FRESH: tl.constexpr):
+    """Where the gates' weights on the state are, of user u; in the first local step those of the user's run, in theta0."""
+    if FRESH:
+        return middle + tl.load(run + u).to(tl.int64) * MIDDLE
+    return middle + u * MIDDLE
 
 
 @triton.jit

@@ -6,64 +6,63 @@ stacked/__init__.py. plain.py computes the same in torch."""
 import triton
 import triton.language as tl
 
-from unheard.engines.stacked.kernel_parts import at_work, dot, sphere, word_rows
+from unheard.engines.stacked.kernel_parts import at_work, changed, dot, matrix_block, sphere, word_rows
 
 
 @triton.jit
-def middle_weights(
+def form_state_weights(
     delta, theta0, scale, run, step, num_steps, middle,
-    P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr, D: tl.constexpr, H: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
+    P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr, X: tl.constexpr, H: tl.constexpr, R: tl.constexpr,
     MIDDLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """theta = theta0 + c * delta for gates and projection, [L], in the precision of the products; c is the layer's
-    pending clip.
+    """theta = theta0 + c * delta for one gate's weights on the state, [H, H], in the precision of the products; c is the
+    layer's pending clip.
 
-    The values are read about twenty times per local step, so they are computed once. Grid: (blocks of L, U)."""
-    u = tl.program_id(1).to(tl.int64)
+    The values are read about twenty times per local step, so they are computed once. Grid: (blocks of H * H, U, G)."""
+    u, gate = tl.program_id(1).to(tl.int64), tl.program_id(2)
     if not at_work(step, num_steps, u):
         return
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_gate = i < G * R * H
-    gate_layer = 1 + 2 * (i // (R * H)) + ((i % (R * H)) >= (R - 1) * H).to(tl.int32)
-    projection_layer = 1 + 2 * G + ((i - G * R * H) >= H * D).to(tl.int32)
-    c = tl.load(scale + u * M + tl.where(in_gate, gate_layer, projection_layer), mask=i < MIDDLE, other=0.0)
-    moved = tl.load(delta + u * P + AT + i, mask=i < MIDDLE, other=0.0).to(tl.float32)
-    start = tl.load(theta0 + tl.load(run + u).to(tl.int64) * P + AT + i, mask=i < MIDDLE, other=0.0).to(tl.float32)
-    tl.store(middle + u * MIDDLE + i, start + c * moved, mask=i < MIDDLE)
+    at = gate * R * H + X * H + i
+    of_start = theta0 + tl.load(run + u).to(tl.int64) * P + AT
+    w = matrix_block(delta + u * P + AT, of_start, scale, u * M + 1 + 2 * gate, at, i < H * H, False)
+    tl.store(middle + u * MIDDLE + at, w, mask=i < H * H)
 
 
 @triton.jit
 def project(
-    step, num_steps, middle, states, output,
-    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, AT: tl.constexpr, MIDDLE: tl.constexpr,
-    DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    delta, theta0, scale, run, step, num_steps, states, output,
+    P: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """o = h projection + bias, [BN, D], for BN positions. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)
     if not at_work(step, num_steps, u):
         return
     n, d, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, DB), tl.arange(0, BK)
-    weight = middle + u * MIDDLE + AT
+    of_user, of_start = delta + u * P + AT, theta0 + tl.load(run + u).to(tl.int64) * P + AT
     o = tl.zeros([BN, DB], tl.float32)
     for k0 in range(0, H, BK):
         inside = (k0 + k) < H
         h = tl.load(
             states + (u * N + n)[:, None] * H + (k0 + k)[None, :], mask=(n < N)[:, None] & inside[None, :], other=0.0
         )
-        w = tl.load(weight + (k0 + k)[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        at, here = (k0 + k)[:, None] * D + d[None, :], inside[:, None] & (d < D)[None, :]
+        w = matrix_block(of_user, of_start, scale, u * M + LAYER, at, here, FRESH)
         o += dot(h, w, PRECISION, UPCAST)
-    o += tl.load(weight + H * D + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    bias = matrix_block(of_user, of_start, scale, u * M + LAYER + 1, H * D + d, d < D, FRESH)
+    o += bias.to(tl.float32)[None, :]
     tl.store(output + (u * N + n)[:, None] * D + d[None, :], o, mask=(n < N)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
 def project_back(
-    delta, theta0, scale, run, step, num_steps, targets, share, middle, part_sum, part_peak, part_total,
+    delta, theta0, scale, run, step, num_steps, targets, share, part_sum, part_peak, part_total,
     log_sum, output_grad, state_grad, U,
-    P: tl.constexpr, TABLE: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr,
-    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, AT: tl.constexpr, MIDDLE: tl.constexpr,
+    P: tl.constexpr, TABLE: tl.constexpr, TABLE_LAYER: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr,
+    M: tl.constexpr, D: tl.constexpr, H: tl.constexpr, N: tl.constexpr,
     DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLITS: tl.constexpr,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Joins the splits of `attend` for BN positions and computes the gradients of the outputs.
 
@@ -89,18 +88,17 @@ def project_back(
     tl.store(log_sum + u * N + n, peak + tl.log(total), mask=inside)
     target = tl.load(targets + (now.to(tl.int64) * U + u) * N + n, mask=inside, other=-1)
     r = tl.load(run + u).to(tl.int64)
-    c = tl.load(scale + u * M + LAYER)
-    true = word_rows(delta + u * P + TABLE, theta0 + r * P + TABLE, c, target, d, target >= 0, D)
+    c = tl.load(scale + u * M + TABLE_LAYER)
+    true = word_rows(delta + u * P + TABLE, theta0 + r * P + TABLE, c, target, d, target >= 0, D, FRESH)
     if UNIT:
         true = true * sphere(true)[:, None]
     weight = tl.where(target >= 0, tl.load(share + now * U + u), 0.0)
     do = ((expected / total[:, None] - true) * weight[:, None]).to(output_grad.dtype.element_ty)
     tl.store(output_grad + (u * N + n)[:, None] * D + d[None, :], do, mask=place)
+    of_user, of_start = delta + u * P + AT, theta0 + r * P + AT
     for k0 in range(0, H, BK):
-        w = tl.load(
-            middle + u * MIDDLE + AT + (k0 + k)[:, None] * D + d[None, :],
-            mask=(k0 + k < H)[:, None] & (d < D)[None, :], other=0.0,
-        )  # fmt: skip
+        at, here = (k0 + k)[:, None] * D + d[None, :], (k0 + k < H)[:, None] & (d < D)[None, :]
+        w = matrix_block(of_user, of_start, scale, u * M + LAYER, at, here, FRESH)
         dh = dot(do, tl.trans(w), PRECISION, UPCAST)
         tl.store(
             state_grad + (u * N + n)[:, None] * H + (k0 + k)[None, :], dh, mask=inside[:, None] & (k0 + k < H)[None, :]
@@ -112,7 +110,8 @@ def update_matrix(
     delta, scale, run, step, num_steps, rate, keep, inputs, states, grads, squares,
     P: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     N: tl.constexpr, X: tl.constexpr, K: tl.constexpr, C: tl.constexpr, STRIDE: tl.constexpr, SHIFT: tl.constexpr,
-    NB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, GRU: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    NB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, GRU: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Updates a block of a matrix [X + K + 1, C] of one user: delta <- c * keep * delta - eta * z^T gradients.
 
@@ -159,7 +158,7 @@ def update_matrix(
     c = tl.where(i == R - 1, c_bias, c_weight) * left
     here = (i < R)[:, None] & (j < C)[None, :]
     at = u * P + AT + gate * R * C + i[:, None] * C + j[None, :]
-    new = c[:, None] * tl.load(delta + at, mask=here, other=0.0).to(tl.float32) - eta * step_RC
+    new = c[:, None] * changed(delta + at, here, FRESH) - eta * step_RC
     stored = new.to(delta.dtype.element_ty)
     tl.store(delta + at, stored, mask=here)
     kept = tl.where(here, stored.to(tl.float32), 0.0)
@@ -170,26 +169,28 @@ def update_matrix(
 
 @triton.jit
 def clip_scale(
-    squares, slot_layer, radius, clip_kind, run, step, num_steps, scale, unclipped,
+    squares, slot_layer, radius, clip_kind, run, step, num_steps, scale, unclipped, square,
     SLOTS: tl.constexpr, SB: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """scale [M] = min(1, S_m / norm of layer m), from the squares that the update kernels left; flat: the same for
     every layer.
 
     The scale is applied when the delta is next read. A NaN gives scale 1; the aggregation gives such a user exactly
-    zero. Also clears `unclipped` of a user who was clipped. Grid: (U,)."""
+    zero. Also clears `unclipped` of a user who was clipped, and keeps the squared norms, `square` [M], for the
+    aggregation: of each layer, or (unless the clip is per layer) of the whole delta. Grid: (U,)."""
     u = tl.program_id(0)
     if not at_work(step, num_steps, u):
         return
     s = tl.arange(0, SB)
-    square = tl.load(squares + u.to(tl.int64) * SLOTS + s, mask=s < SLOTS, other=0.0)
+    part = tl.load(squares + u.to(tl.int64) * SLOTS + s, mask=s < SLOTS, other=0.0)
     layer = tl.load(slot_layer + s, mask=s < SLOTS, other=-1)
     r = tl.load(run + u)
     kind = tl.load(clip_kind + r)
-    total = tl.sum(square)
+    total = tl.sum(part)
     whole = tl.load(unclipped + u)
     for m in range(M):
-        of_layer = tl.where(kind == 2, tl.sum(tl.where(layer == m, square, 0.0)), total)
+        of_layer = tl.where(kind == 2, tl.sum(tl.where(layer == m, part, 0.0)), total)
+        tl.store(square + u * M + m, of_layer)
         bound = tl.load(radius + r * M + m)
         over = (kind > 0) & (of_layer > bound * bound)
         tl.store(scale + u * M + m, tl.where(over, bound / tl.sqrt(of_layer), 1.0))

@@ -370,6 +370,9 @@ class PlainStep:
             the precision of the buffers.
     """
 
+    knows_squares = False
+    """Whether the steps write `Buffers.square_UM`."""
+
     def __init__(self, buffers: Buffers, coarse: bool = False) -> None:
         s, like = buffers.sizes, buffers.delta_UP
         self.b = buffers

@@ -130,6 +130,8 @@ class Buffers:
     """The pending clip: the true delta of layer m is scale[m] * delta. It is applied when the delta is next read."""
     unclipped_U: Tensor
     """1 until a local step of the user is clipped, then 0."""
+    square_UM: Tensor
+    """Written by the kernels: squared norms of the delta by layer, or (unless the clip is per layer) of all layers."""
 
     @classmethod
     def allocate(cls, sizes: Sizes, *, U: int, S: int, R: int, device: torch.device, dtype: torch.dtype) -> "Buffers":
@@ -157,4 +159,5 @@ class Buffers:
             run_U=numbers(U), num_steps_U=numbers(U), features_UF=floats(U, sizes.F),
             token_SUN=numbers(S, U, N), target_SUN=numbers(S, U, N), share_SU=floats(S, U),
             step=numbers(1), delta_UP=rows(U, P), scale_UM=floats(U, M), unclipped_U=numbers(U),
+            square_UM=floats(U, M, of=torch.float64),
         )  # fmt: skip

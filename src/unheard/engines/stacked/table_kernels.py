@@ -8,7 +8,7 @@ Gimelshein 2018, Dao et al. 2022). plain.py computes the same in torch."""
 import triton
 import triton.language as tl
 
-from unheard.engines.stacked.kernel_parts import at_work, dot, inverse_root, moved_rows, word_rows
+from unheard.engines.stacked.kernel_parts import at_work, changed, dot, inverse_root, moved_rows, word_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -19,7 +19,7 @@ def attend(
     P: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr,
     V: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
     D1: tl.constexpr, D2: tl.constexpr, NB: tl.constexpr, BV: tl.constexpr, SPLITS: tl.constexpr,
-    UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """The softmax of one user over one split of the words, for all N positions.
 
@@ -43,10 +43,10 @@ def attend(
     each: tl.constexpr = (tiles + SPLITS - 1) // SPLITS
     for tile in range(each):
         v = (split * each + tile) * BV + tl.arange(0, BV)
-        e1 = word_rows(delta + u * P + AT, theta0 + r * P + AT, c, v, tl.arange(0, D1), v < V, D)
+        e1 = word_rows(delta + u * P + AT, theta0 + r * P + AT, c, v, tl.arange(0, D1), v < V, D, FRESH)
         inverse = tl.full([BV], 1.0, tl.float32)
         if D2 > 0:
-            e2 = word_rows(delta + u * P + AT, theta0 + r * P + AT, c, v, D1 + tl.arange(0, D2), v < V, D)
+            e2 = word_rows(delta + u * P + AT, theta0 + r * P + AT, c, v, D1 + tl.arange(0, D2), v < V, D, FRESH)
         if UNIT:
             square = tl.sum(e1 * e1, 1)
             if D2 > 0:
@@ -84,7 +84,7 @@ def update_table(
     P: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     V: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
     D1: tl.constexpr, D2: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BV: tl.constexpr, TILES: tl.constexpr,
-    DENSE: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    DENSE: tl.constexpr, UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Updates TILES tiles of a word table of one user: delta <- c * keep * delta - eta * gradient, [BV, D] per tile.
 
@@ -120,12 +120,12 @@ def update_table(
         d = tl.arange(0, D1)
         at1 = of_user + v[:, None] * D + d[None, :]
         here1 = (v < V)[:, None] & (d < D)[None, :]
-        old1 = tl.load(at1, mask=here1, other=0.0)
+        old1 = changed(at1, here1, FRESH)
         if D2 > 0:
             d = D1 + tl.arange(0, D2)
             at2 = of_user + v[:, None] * D + d[None, :]
             here2 = (v < V)[:, None] & (d < D)[None, :]
-            old2 = tl.load(at2, mask=here2, other=0.0)
+            old2 = changed(at2, here2, FRESH)
         if DENSE:
             w1 = moved_rows(old1, of_start, c, v, tl.arange(0, D1), v < V, D)
             inverse = tl.full([BV], 1.0, tl.float32)
@@ -159,18 +159,18 @@ def update_table(
                 gradient += dot(dlogit2, o21, PRECISION, UPCAST)
             if UNIT:
                 gradient -= outward[:, None] * w1.to(tl.float32)
-            square += _put(at1, here1, left * old1.to(tl.float32) - pace[:, None] * gradient)
+            square += _put(at1, here1, left * old1 - pace[:, None] * gradient)
             if D2 > 0:
                 gradient = dot(dlogit1, o12, PRECISION, UPCAST)
                 if N2 > 0:
                     gradient += dot(dlogit2, o22, PRECISION, UPCAST)
                 if UNIT:
                     gradient -= outward[:, None] * w2.to(tl.float32)
-                square += _put(at2, here2, left * old2.to(tl.float32) - pace[:, None] * gradient)
+                square += _put(at2, here2, left * old2 - pace[:, None] * gradient)
         else:
-            square += _put(at1, here1, left * old1.to(tl.float32))
+            square += _put(at1, here1, left * old1)
             if D2 > 0:
-                square += _put(at2, here2, left * old2.to(tl.float32))
+                square += _put(at2, here2, left * old2)
     tl.store(squares + u * SLOTS + SLOT + tl.program_id(0), tl.sum(square))
 
 

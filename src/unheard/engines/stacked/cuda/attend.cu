@@ -1,70 +1,95 @@
 // The softmax of one user over one split of the words, for all N positions, for D and N that are multiples of 32 and 16.
 //
-// A warp has 16 positions. The block forms the word vectors of N words at a time in shared memory, two per four threads,
-// and copies the next ones while the products of the present ones run. The running maximum over tiles is that of
-// attention kernels (Milakov and Gimelshein 2018, Dao et al. 2022). Grid: (SPLITS, U). Block: 2 * N threads.
-// Compile-time constants: P, AT, LAYER, M, V, D, N, UNIT, SPLITS (stacked/__init__.py).
+// A warp has 16 positions. The block forms the word vectors of WORDS words at a time in shared memory, one per four
+// threads, and copies the next ones while the products of the present ones run. In the first local step all users of a run
+// have the same word vectors: `form_vectors` forms them once. The running maximum over tiles is that of attention kernels
+// (Milakov and Gimelshein 2018, Dao et al. 2022). Grid: (SPLITS, U). Block: 2 * N threads.
+// Compile-time constants: P, AT, LAYER, M, V, D, N, UNIT (stacked/__init__.py), SPLITS, WORDS, BLOCKS_PER_SM, FRESH.
 // table_kernels.py computes the same in Triton.
 
 #define LOG2_E 1.4426950408889634f
-#define ROW_BYTES (2 * D + 16)       // of the word vectors in shared memory; 16 more against bank conflicts
+#define ROW_BYTES (2 * D)
 #define BLOCKS (D / 32)
-#define STEPS (N / 16)
-#define TILE_BYTES (N * ROW_BYTES)
-
-#define PIECES (4 * BLOCKS)            // of 16 bytes per thread and tile: two words, delta and theta0
+#define STEPS (WORDS / 16)
+#define TILE_BYTES (WORDS * ROW_BYTES)
 #define THREADS (2 * N)
+#define STAGES 4                       // tiles in shared memory; two of them raw (delta and theta0) unless FRESH
 
-// Starts to copy two words of a tile per four threads into places of shared memory that only this thread uses.
-INLINE void copy_rows(u32 to, const bf16* delta, const bf16* theta0, int word0) {
+// Formed word vectors are in shared memory with the pieces of 16 bytes of a row in this order, so that the eight rows of a
+// matrix lie in different banks.
+INLINE int piece_at(int row, int piece) { return (piece & ~3) | ((piece ^ (row >> 1)) & 3); }
+
+// theta0 + c * delta of a quarter of a word vector, normalised if UNIT; 1 / norm.
+INLINE float form_row(float (&w)[BLOCKS][8], const Quad (&start)[BLOCKS], const Quad (&change)[BLOCKS], float c) {
+    float sum = 0.0f, factor = 1.0f;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int word = word0 + r * (N / 2) + (threadIdx.x >> 2), safe = word < V ? word : V - 1;
-        const i64 from = (i64)safe * D + (threadIdx.x & 3) * 8;
+    for (int k = 0; k < BLOCKS; k++) {
+        const u32 a[4] = {start[k].x, start[k].y, start[k].z, start[k].w};
+        const u32 b[4] = {change[k].x, change[k].y, change[k].z, change[k].w};
 #pragma unroll
-        for (int k = 0; k < BLOCKS; k++) {
-            copy_16(to + ((r * BLOCKS + k) * 2 * THREADS + threadIdx.x) * 16, delta + from + 32 * k);
-            copy_16(to + ((r * BLOCKS + k) * 2 * THREADS + THREADS + threadIdx.x) * 16, theta0 + from + 32 * k);
+        for (int i = 0; i < 4; i++) {
+            w[k][2 * i] = FRESH ? low(a[i]) : low(a[i]) + c * low(b[i]);
+            w[k][2 * i + 1] = FRESH ? high(a[i]) : high(a[i]) + c * high(b[i]);
+            sum += w[k][2 * i] * w[k][2 * i];
+            sum += w[k][2 * i + 1] * w[k][2 * i + 1];
         }
     }
-    end_copies();
+    if (UNIT) {
+        sum += exchange(sum, 1);
+        sum += exchange(sum, 2);
+        factor = 1.0f / square_root(sum > 1e-24f ? sum : 1e-24f);
+    }
+    return factor;
+}
+INLINE Quad packed(const float (&w)[8], float factor) {
+    return Quad{pack(w[0] * factor, w[1] * factor), pack(w[2] * factor, w[3] * factor),
+                pack(w[4] * factor, w[5] * factor), pack(w[6] * factor, w[7] * factor)};
 }
 
-// The word vectors of what `copy_rows` copied.
-INLINE void form_rows(u32 from, unsigned char* to, float c) {
-    await_copies<0>();
+// The word vectors of each run in the order of `piece_at`, [R, ROWS, D], zero from word V on, and 1 / norm of each,
+// [R, ROWS]. ROWS is V rounded up to a multiple of WORDS and 16. Grid: (ROWS / 16, R). Block: 64 threads.
+KERNEL __launch_bounds__(64) form_vectors(
+    const bf16* theta0, bf16* vectors, float* inverse, int rows
+) {
+    const int word = blockIdx.x * 16 + (threadIdx.x >> 2), q = threadIdx.x & 3, r = blockIdx.y;
+    Quad start[BLOCKS];
+    const Quad change[BLOCKS] = {};
+    float w[BLOCKS][8];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float w[BLOCKS][8], sum = 0.0f, factor = 1.0f;
+    for (int k = 0; k < BLOCKS; k++)
+        start[k] = word < V ? load_kept(theta0 + (i64)r * P + AT + (i64)word * D + q * 8 + 32 * k) : Quad{0, 0, 0, 0};
+    const float factor = form_row(w, start, change, 0.0f);
+    if (word >= rows) return;
+    bf16* to = vectors + ((i64)r * rows + word) * D;
 #pragma unroll
-        for (int k = 0; k < BLOCKS; k++) {
-            const Quad old = load_shared(from + ((r * BLOCKS + k) * 2 * THREADS + threadIdx.x) * 16);
-            const Quad start = load_shared(from + ((r * BLOCKS + k) * 2 * THREADS + THREADS + threadIdx.x) * 16);
-            const u32 a[4] = {start.x, start.y, start.z, start.w}, b[4] = {old.x, old.y, old.z, old.w};
+    for (int k = 0; k < BLOCKS; k++) *(Quad*)(to + 8 * piece_at(word, 4 * k + q)) = packed(w[k], factor);
+    if (q == 0) inverse[(i64)r * rows + word] = factor;
+}
+
+// The word vectors of a tile from its delta and theta0, both in shared memory.
+INLINE void form_tile(u32 deltas, u32 starts, unsigned char* to, float c, int words) {
+    // All threads of a warp take part in the exchange of norms.
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                w[k][2 * i] = low(a[i]) + c * low(b[i]);
-                w[k][2 * i + 1] = high(a[i]) + c * high(b[i]);
-                sum += w[k][2 * i] * w[k][2 * i];
-                sum += w[k][2 * i + 1] * w[k][2 * i + 1];
-            }
-        }
-        if (UNIT) {
-            sum += exchange(sum, 1);
-            sum += exchange(sum, 2);
-            factor = 1.0f / square_root(sum > 1e-24f ? sum : 1e-24f);
-        }
-        unsigned char* at = to + (r * (N / 2) + (threadIdx.x >> 2)) * ROW_BYTES + (threadIdx.x & 3) * 16;
+    for (int pass = 0; pass < (4 * WORDS + THREADS - 1) / THREADS; pass++) {
+        const int row = pass * (THREADS / 4) + (threadIdx.x >> 2), q = threadIdx.x & 3;
+        Quad start[BLOCKS] = {}, change[BLOCKS] = {};
+        float w[BLOCKS][8];
 #pragma unroll
         for (int k = 0; k < BLOCKS; k++)
-            *(Quad*)(at + 64 * k) = Quad{pack(w[k][0] * factor, w[k][1] * factor), pack(w[k][2] * factor, w[k][3] * factor),
-                                         pack(w[k][4] * factor, w[k][5] * factor), pack(w[k][6] * factor, w[k][7] * factor)};
+            if (row < words) {
+                start[k] = load_shared(starts + row * ROW_BYTES + 64 * k + 16 * q);
+                change[k] = load_shared(deltas + row * ROW_BYTES + 64 * k + 16 * q);
+            }
+        const float factor = form_row(w, start, change, c);
+#pragma unroll
+        for (int k = 0; k < BLOCKS; k++)
+            if (row < WORDS) *(Quad*)(to + row * ROW_BYTES + 16 * piece_at(row, 4 * k + q)) = packed(w[k], factor);
     }
 }
 
 KERNEL __launch_bounds__(2 * N, BLOCKS_PER_SM) attend_words(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
-    const bf16* output, float* part_sum, float* part_peak, float* part_total
+    const bf16* vectors, int rows, const bf16* output, float* part_sum, float* part_peak, float* part_total
 ) {
     SHARED_MEMORY(memory);
     const int split = blockIdx.x, u = blockIdx.y;
@@ -72,9 +97,40 @@ KERNEL __launch_bounds__(2 * N, BLOCKS_PER_SM) attend_words(
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     const bf16* of_delta = delta + (i64)u * P + AT;
     const bf16* of_start = theta0 + (i64)run[u] * P + AT;
+    const bf16* of_vectors = vectors + (i64)run[u] * rows * D;
     const float c = scale[u * M + LAYER];
-    const int tiles = (V + N - 1) / N, each = (tiles + SPLITS - 1) / SPLITS;
+    const int tiles = (V + WORDS - 1) / WORDS, each = (tiles + SPLITS - 1) / SPLITS;
     const int first = split * each, end = first + each < tiles ? first + each : tiles;
+    const u32 shared = shared_address(memory), mbarriers = shared + STAGES * TILE_BYTES;
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int s = 0; s < STAGES; s++) init_mbarrier(mbarriers + 8 * s);
+        fence_mbarrier_init();
+    }
+    block_barrier();
+
+    // One thread copies. FRESH: formed tiles, each into its place of STAGES. Else: the raw next tile.
+    const auto copy_tile = [&](int tile) {
+        if (threadIdx.x || tile >= end) return;
+        const int stage = FRESH ? (tile - first) % STAGES : 0, left = V - tile * WORDS;
+        const u32 bytes = (FRESH || left > WORDS ? WORDS : left) * ROW_BYTES, mbarrier = mbarriers + 8 * stage;
+        if (FRESH) {
+            expect_bytes(mbarrier, bytes);
+            copy_bulk(shared + stage * TILE_BYTES, of_vectors + (i64)tile * WORDS * D, bytes, mbarrier);
+        } else {
+            expect_bytes(mbarrier, 2 * bytes);
+            copy_bulk(shared + 2 * TILE_BYTES, of_delta + (i64)tile * WORDS * D, bytes, mbarrier);
+            copy_bulk(shared + 3 * TILE_BYTES, of_start + (i64)tile * WORDS * D, bytes, mbarrier);
+        }
+    };
+    const auto form = [&](int tile) {
+        if (FRESH || tile >= end) return;
+        const int left = V - tile * WORDS, count = tile - first;
+        wait_mbarrier(mbarriers, count & 1);
+        form_tile(shared + 2 * TILE_BYTES, shared + 3 * TILE_BYTES, memory + (count & 1) * TILE_BYTES, c, left < WORDS ? left : WORDS);
+    };
+#pragma unroll
+    for (int s = 0; s < (FRESH ? STAGES : 1); s++) copy_tile(first + s);
 
     u32 o[2 * BLOCKS][4];
     const u32* of_output = (const u32*)(output + ((i64)u * N + warp * 16 + g) * D) + q;
@@ -83,38 +139,39 @@ KERNEL __launch_bounds__(2 * N, BLOCKS_PER_SM) attend_words(
 #pragma unroll
         for (int k = 0; k < 4; k++) o[s][k] = of_output[(k & 1) * 4 * D + s * 8 + (k >> 1) * 4];
     float summed[4 * BLOCKS][4] = {}, peak[2] = {-1e30f, -1e30f}, total[2] = {0.0f, 0.0f};
+    // Where this lane's rows of matrices are: `piece_at` of a row 8 j + (lane & 7), and of a row 16 s + (lane & 15).
+    const u32 by_word = (lane & 7) * ROW_BYTES + (((lane >> 3) ^ (lane >> 1)) & 3) * 16;
+    const u32 by_column = (lane & 15) * ROW_BYTES;
+    const int column_piece = (lane >> 4) ^ ((lane >> 1) & 3);
 
-    const u32 copies = shared_address(memory) + 2 * TILE_BYTES;
-    if (first < end) {
-        copy_rows(copies, of_delta, of_start, first * N);
-        form_rows(copies, memory, c);
-    }
+    form(first);
     block_barrier();
 #pragma unroll 1
     for (int tile = first; tile < end; tile++) {
-        const int buffer = (tile - first) & 1;
-        const u32 here = shared_address(memory) + buffer * TILE_BYTES;
-        if (tile + 1 < end) copy_rows(copies, of_delta, of_start, (tile + 1) * N);
+        const int count = tile - first;
+        const u32 here = shared + (FRESH ? count % STAGES : count & 1) * TILE_BYTES;
+        if (FRESH) wait_mbarrier(mbarriers + 8 * (count % STAGES), (count / STAGES) & 1);
+        else copy_tile(tile + 1);
         float logit[2 * STEPS][4] = {};
 #pragma unroll
         for (int k = 0; k < BLOCKS; k++)
 #pragma unroll
             for (int j = 0; j < 2 * STEPS; j += 2) {
                 u32 w[2][4];
-                load_matrices(w[0], here + (8 * j + (lane & 7)) * ROW_BYTES + (lane >> 3) * 16 + k * 64);
-                load_matrices(w[1], here + (8 * j + 8 + (lane & 7)) * ROW_BYTES + (lane >> 3) * 16 + k * 64);
+                load_matrices(w[0], here + by_word + 8 * j * ROW_BYTES + k * 64);
+                load_matrices(w[1], here + by_word + 8 * (j + 1) * ROW_BYTES + k * 64);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     multiply_add(logit[j], o[2 * k + half], w[0][2 * half], w[0][2 * half + 1]);
                     multiply_add(logit[j + 1], o[2 * k + half], w[1][2 * half], w[1][2 * half + 1]);
                 }
             }
-        if ((tile + 1) * N > V) {
+        if ((tile + 1) * WORDS > V) {
 #pragma unroll
             for (int j = 0; j < 2 * STEPS; j++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    if (tile * N + 8 * j + 2 * q + (i & 1) >= V) logit[j][i] = -1e30f;
+                    if (tile * WORDS + 8 * j + 2 * q + (i & 1) >= V) logit[j][i] = -1e30f;
         }
         float fade[2];
 #pragma unroll
@@ -149,13 +206,14 @@ KERNEL __launch_bounds__(2 * N, BLOCKS_PER_SM) attend_words(
 #pragma unroll
             for (int j = 0; j < 4 * BLOCKS; j += 2) {
                 u32 w[4];
-                load_transposed(w, here + (16 * s + (lane & 15)) * ROW_BYTES + (lane >> 4) * 16 + j * 16);
+                load_transposed(w, here + by_column + 16 * s * ROW_BYTES + (j >> 2) * 64 + (column_piece ^ (j & 2)) * 16);
                 multiply_add(summed[j], p, w[0], w[1]);
                 multiply_add(summed[j + 1], p, w[2], w[3]);
             }
         }
-        if (tile + 1 < end) form_rows(copies, memory + (1 - buffer) * TILE_BYTES, c);
+        form(tile + 1);
         block_barrier();
+        if (FRESH) copy_tile(tile + STAGES);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

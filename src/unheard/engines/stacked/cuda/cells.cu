@@ -1,50 +1,34 @@
 // The LSTM cell of one user, all time steps of a direction in one launch, for H = 256 and B = 8.
 //
-// A cluster of four blocks keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read once per
-// direction and not once per time step. theta = theta0 + c * delta is formed on the way in. Between time steps the
-// blocks exchange the state (forward) or the gates' gradients (backward) through distributed shared memory.
-// Each cluster takes every n-th user and copies the next user's matrix while the time steps of the present one run.
-// Grid: (4 * clusters). Block: 256 threads. Compile-time constants: P, AT, M, X, T, D (stacked/__init__.py).
-// cell_kernels.py computes the same in Triton, one time step per launch.
+// A cluster of CLUSTER blocks (4 or 8) keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read
+// once per direction and not once per time step. theta = theta0 + c * delta is formed on the way in. Between time steps
+// the blocks send the state (forward) or the gates' gradients (backward) to each other's shared memory; an mbarrier
+// counts what has arrived. Two buffers in turn are enough: a block sends message k + 2 only after it has received message
+// k + 1 of every warp, and a warp sends message k + 1 only after it has read message k.
+// Each cluster takes every n-th user and copies the next user's matrix while the time steps of the present one run. In the
+// first local step the matrix is the same for all users of a run, and stays in the registers from user to user.
+// Grid: (CLUSTER * clusters). Block: THREADS threads. Compile-time constants: P, AT, M, X, T (stacked/__init__.py), CLUSTER,
+// FRESH. cell_kernels.py computes the same in Triton, one time step per launch.
 
 #define H 256
 #define B 8
 #define N (B * T)
 #define R (X + H + 1)
+#define COLUMNS (H / CLUSTER)   // of the state, per block
+#define WARPS (COLUMNS / 8)
+#define THREADS (32 * WARPS)
 
-// theta0 + c * delta of the weights on the inputs, the biases and the projection, into `middle` [U, L]; the cells form
-// those on the state themselves. 8 numbers per thread. Grid: (blocks of 256 threads, U).
-KERNEL __launch_bounds__(256) form_weights(
-    const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
-    bf16* middle
-) {
-    const int u = blockIdx.y, gate_size = (X + 1) * H, formed = 4 * gate_size + (H + 1) * D;
-    const int i = (blockIdx.x * 256 + threadIdx.x) * 8;
-    if (i >= formed || step[0] >= num_steps[u]) return;
-    int at, layer;
-    if (i < 4 * gate_size) {
-        const int gate = i / gate_size, row = (i - gate * gate_size) / H;
-        at = i + gate * (R * H - gate_size) + (row == X ? H * H : 0);
-        layer = 1 + 2 * gate + (row == X);
-    } else {
-        at = i + 4 * (R * H - gate_size);
-        layer = 9 + (i - 4 * gate_size >= H * D);
-    }
-    const float c = scale[u * M + layer];
-    const Quad change = load_once(delta + (i64)u * P + AT + at), start = load_kept(theta0 + (i64)run[u] * P + AT + at);
-    *(Quad*)(middle + (i64)u * (4 * R * H + (H + 1) * D) + at) =
-        Quad{moved(start.x, change.x, c), moved(start.y, change.y, c), moved(start.z, change.z, c), moved(start.w, change.w, c)};
-}
+// theta0 + c * delta of a pair; in the first local step theta0.
+INLINE u32 weight_of(u32 start, u32 change, float c) { return FRESH ? start : moved(start, change, c); }
 
 #define STATE_STRIDE 576        // bytes per row of the state in shared memory: 64 more than 512, against bank conflicts
 #define STATE_BYTES (B * STATE_STRIDE)
 #define GRAD_STRIDE 2112
 #define GRAD_BYTES (B * GRAD_STRIDE)
-// A block's 64 columns of the results of all positions, in shared memory until the last time step: stores to global
-// memory between the time steps would delay the barriers of the cluster.
-#define GATES_STRIDE 528        // 4 gates, 64 columns
-#define CELLS_STRIDE 272
-#define STATES_STRIDE 144
+// A block's columns of the results of all positions, in shared memory until the last time step.
+#define GATES_STRIDE (4 * 2 * COLUMNS + 16)
+#define CELLS_STRIDE (4 * COLUMNS + 16)
+#define STATES_STRIDE (2 * COLUMNS + 16)
 
 // The first of the users u, u + clusters, u + 2 * clusters ... who takes this local step; U or more if there is none.
 INLINE int next_user(int u, int U, int clusters, int now, const int* num_steps) {
@@ -52,28 +36,44 @@ INLINE int next_user(int u, int U, int clusters, int now, const int* num_steps) 
     return u;
 }
 
-// Copies rows of `bytes` bytes from shared memory to global memory, 16 bytes at a time.
+// Copies rows of `BYTES` bytes from shared memory to global memory, 16 bytes at a time.
 template <int BYTES> INLINE void write_rows(const unsigned char* from, int stride, void* to, int rows, int row_bytes) {
-    for (int piece = threadIdx.x; piece < rows * (BYTES / 16); piece += 256) {
+    for (int piece = threadIdx.x; piece < rows * (BYTES / 16); piece += THREADS) {
         const int row = piece / (BYTES / 16), chunk = piece % (BYTES / 16);
         *(Quad*)((unsigned char*)to + (i64)row * row_bytes + chunk * 16) = *(const Quad*)(from + row * stride + chunk * 16);
     }
 }
 
-// Stages of the forward pass's copies: 32 rows of the matrix, 4 gates, 64 columns; delta, then theta0.
+// Two mbarriers, for the messages of even and odd number.
+INLINE void open_exchange(u32 mbarriers) {
+    if (threadIdx.x == 0) {
+        init_mbarrier(mbarriers);
+        init_mbarrier(mbarriers + 8);
+        fence_mbarrier_init();
+    }
+    cluster_barrier();
+}
+// Sends 16 bytes to the same place of the blocks `block`, `block` + 4 ... of the cluster; four threads reach all blocks.
+INLINE void send_to_cluster(u32 place, Quad v, u32 mbarrier, int block) {
+#pragma unroll
+    for (int k = 0; k < CLUSTER; k += 4) store_async(in_block(place, block + k), v, in_block(mbarrier, block + k));
+}
+
+// Stages of the forward pass's copies: 32 rows of the matrix, 4 gates, the block's columns; delta, then theta0.
 #define STAGE_ROWS 32
 #define STAGES 4
-#define HALF_STAGE (STAGE_ROWS * 4 * 64 * 2)
+#define GATE_STAGE (STAGE_ROWS * 2 * COLUMNS)
+#define HALF_STAGE (4 * GATE_STAGE)
 
 INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage, int rank) {
+    const int row = threadIdx.x / WARPS, chunk = threadIdx.x % WARPS;  // 8 columns per chunk
+    // The eight rows that a matrix is loaded from lie in different banks.
+    const int swizzle = WARPS == 8 ? ((row >> 3) * 2 + (row & 1)) & 7 : row >> 3;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int piece = threadIdx.x + 256 * i;  // gate, row, 8 columns
-        int gate = piece >> 8, row = (piece >> 3) & 31, chunk = piece & 7;
-        int swizzle = ((row >> 3) * 2 + (row & 1)) & 7;
-        u32 there = to + gate * 4096 + row * 128 + ((chunk ^ swizzle) * 16);
-        i64 from = (i64)gate * R * H + (i64)(X + stage * STAGE_ROWS + row) * H + rank * 64 + chunk * 8;
-        copy_16(there, delta + from);
+    for (int gate = 0; gate < 4; gate++) {
+        const u32 there = to + gate * GATE_STAGE + row * 2 * COLUMNS + ((chunk ^ swizzle) * 16);
+        const i64 from = (i64)gate * R * H + (i64)(X + stage * STAGE_ROWS + row) * H + rank * COLUMNS + chunk * 8;
+        if (!FRESH) copy_16(there, delta + from);
         copy_16(there + HALF_STAGE, theta0 + from);
     }
     end_copies();
@@ -81,13 +81,13 @@ INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage,
 
 // h_t and c_t for all t, from the gates' sums of the inputs in `gates` [U, N, 4, H]; the gates' values replace them.
 // Warp w of a block has 8 columns: rows 0-7 and 8-15 of its first product are the gates i and f, of the second g and o.
-KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_forward(
+KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_forward(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
     bf16* gates, float* cells, bf16* states, int U, int clusters
 ) {
     SHARED_MEMORY(memory);
-    const int rank = blockIdx.x & 3, now = step[0];
-    int u = next_user(blockIdx.x >> 2, U, clusters, now, num_steps);
+    const int rank = blockIdx.x % CLUSTER, now = step[0];
+    int u = next_user(blockIdx.x / CLUSTER, U, clusters, now, num_steps);
     if (u >= U) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     const bool odd = g & 1;
@@ -95,54 +95,65 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_forward(
     unsigned char* out_gates = memory + STAGES * 2 * HALF_STAGE + 2 * STATE_BYTES;
     unsigned char* out_cells = out_gates + N * GATES_STRIDE;
     unsigned char* out_states = out_cells + N * CELLS_STRIDE;
+    const u32 mbarriers = shared_address(out_states + N * STATES_STRIDE);
     const int column = warp * 8 + g;                     // of the block, of the values that this thread computes, rows 2q and 2q + 1
     const int row = 2 * q + odd, pair = column & ~1;     // of the pairs that it loads and stores
-    const u32 there = in_block(state + row * STATE_STRIDE + (rank * 64 + warp * 8) * 2, g >> 1);
+    const u32 place = state + row * STATE_STRIDE + (rank * COLUMNS + warp * 8) * 2;
+    int message = 0, loaded = -1;  // the number of the next message; the run whose matrix the registers have
+    u32 weight[2][16][4];
 
+    open_exchange(mbarriers);
+    if (!FRESH)
 #pragma unroll
-    for (int s = 0; s < STAGES; s++)
-        copy_stage(stages + s * 2 * HALF_STAGE, delta + (i64)u * P + AT, theta0 + (i64)run[u] * P + AT, s, rank);
+        for (int s = 0; s < STAGES; s++)
+            copy_stage(stages + s * 2 * HALF_STAGE, delta + (i64)u * P + AT, theta0 + (i64)run[u] * P + AT, s, rank);
     while (true) {
         const bf16* of_delta = delta + (i64)u * P + AT;
         const bf16* of_start = theta0 + (i64)run[u] * P + AT;
-        const float c[4] = {scale[u * M + 1], scale[u * M + 3], scale[u * M + 5], scale[u * M + 7]};
-        u32 weight[2][16][4];
+        if (!FRESH || run[u] != loaded) {
+            loaded = run[u];
+            if (FRESH)
 #pragma unroll
-        for (int s = 0; s < 8; s++) {
-            if (s <= 8 - STAGES) await_copies<STAGES - 1>();
-            else if (s == 5) await_copies<2>();
-            else if (s == 6) await_copies<1>();
-            else await_copies<0>();
-            block_barrier();
-            const u32 here = stages + (s % STAGES) * 2 * HALF_STAGE;
+                for (int s = 0; s < STAGES; s++) copy_stage(stages + s * 2 * HALF_STAGE, of_delta, of_start, s, rank);
+            const float c[4] = {scale[u * M + 1], scale[u * M + 3], scale[u * M + 5], scale[u * M + 7]};
 #pragma unroll
-            for (int e = 0; e < 2; e++)
+            for (int s = 0; s < 8; s++) {
+                if (s <= 8 - STAGES) await_copies<STAGES - 1>();
+                else if (s == 5) await_copies<2>();
+                else if (s == 6) await_copies<1>();
+                else await_copies<0>();
+                block_barrier();
+                const u32 here = stages + (s % STAGES) * 2 * HALF_STAGE;
 #pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    const int matrix = lane >> 3, i = lane & 7;
-                    const int k_row = 8 * (i >> 1) + (i & 1) + 4 * e + 2 * (matrix >> 1);
-                    const u32 at = here + (2 * m + (matrix & 1)) * 4096 + k_row * 128 + ((warp ^ i) * 16);
-                    u32 change[4], start[4];
-                    load_transposed(change, at);
-                    load_transposed(start, at + HALF_STAGE);
+                for (int e = 0; e < 2; e++)
 #pragma unroll
-                    for (int k = 0; k < 4; k++) weight[m][2 * s + e][k] = moved(start[k], change[k], c[2 * m + (k & 1)]);
-                }
-            block_barrier();
-            if (s + STAGES < 8) copy_stage(here, of_delta, of_start, s + STAGES, rank);
+                    for (int m = 0; m < 2; m++) {
+                        const int matrix = lane >> 3, i = lane & 7;
+                        const int k_row = 8 * (i >> 1) + (i & 1) + 4 * e + 2 * (matrix >> 1);
+                        const int chunk = warp ^ (WARPS == 8 ? i : i >> 1);
+                        const u32 at = here + (2 * m + (matrix & 1)) * GATE_STAGE + k_row * 2 * COLUMNS + chunk * 16;
+                        u32 change[4] = {}, start[4];
+                        if (!FRESH) load_transposed(change, at);
+                        load_transposed(start, at + HALF_STAGE);
+#pragma unroll
+                        for (int k = 0; k < 4; k++)
+                            weight[m][2 * s + e][k] = weight_of(start[k], change[k], c[2 * m + (k & 1)]);
+                    }
+                block_barrier();
+                if (s + STAGES < 8) copy_stage(here, of_delta, of_start, s + STAGES, rank);
+            }
         }
         const int next = next_user(u + clusters, U, clusters, now, num_steps);
-        if (next < U)  // while the time steps run
+        if (!FRESH && next < U)  // while the time steps run
 #pragma unroll
             for (int s = 0; s < STAGES; s++)
                 copy_stage(stages + s * 2 * HALF_STAGE, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, s, rank);
 
-        const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * 64);
+        const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * COLUMNS);
         u32 given[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) given[k] = of_gates[((row * 4 + k) * H + pair) >> 1];
         float cell[2] = {0.0f, 0.0f};
-        cluster_barrier();
 #pragma unroll 1
         for (int t = 0; t < T; t++) {
             float even[2][4], odds[2][4] = {};
@@ -155,7 +166,9 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_forward(
 #pragma unroll
                 for (int k = 0; k < 4; k++) given[k] = of_gates[((((t + 1) * B + row) * 4 + k) * H + pair) >> 1];
             if (t) {
-                const u32 here = state + (t & 1) * STATE_BYTES + g * STATE_STRIDE + q * 16;
+                const int last = message - 1;
+                wait_mbarrier(mbarriers + (last & 1) * 8, (last >> 1) & 1);
+                const u32 here = state + (last & 1) * STATE_BYTES + g * STATE_STRIDE + q * 16;
 #pragma unroll
                 for (int s = 0; s < 8; s++) {
                     const Quad h = load_shared(here + s * 64);
@@ -177,111 +190,116 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_forward(
             }
             const u32 h_pair = paired(h[0], h[1], odd);
             if (t + 1 < T) {
-                store_in_cluster(there + ((t + 1) & 1) * STATE_BYTES, gathered(h_pair, lane));
-                cluster_arrive();
+                const u32 mbarrier = mbarriers + (message & 1) * 8;
+                if (threadIdx.x == 0) expect_bytes(mbarrier, 2 * B * H);
+                send_to_cluster(place + (message & 1) * STATE_BYTES, gathered(h_pair, lane), mbarrier, g >> 1);
+                message++;
             }
             u32* of_row = (u32*)(out_gates + (t * B + row) * GATES_STRIDE) + (pair >> 1);
             of_row[0] = paired(i[0], i[1], odd);
-            of_row[32] = paired(f[0], f[1], odd);
-            of_row[64] = paired(new_[0], new_[1], odd);
-            of_row[96] = paired(o[0], o[1], odd);
+            of_row[COLUMNS / 2] = paired(f[0], f[1], odd);
+            of_row[COLUMNS] = paired(new_[0], new_[1], odd);
+            of_row[3 * COLUMNS / 2] = paired(o[0], o[1], odd);
             *((u32*)(out_states + (t * B + row) * STATES_STRIDE) + (pair >> 1)) = h_pair;
 #pragma unroll
             for (int b = 0; b < 2; b++) ((float*)(out_cells + (t * B + 2 * q + b) * CELLS_STRIDE))[column] = cell[b];
-            if (t + 1 < T) cluster_wait();
         }
         block_barrier();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            write_rows<128>(out_gates + k * 128, GATES_STRIDE, gates + ((i64)u * N * 4 + k) * H + rank * 64, N, 4 * H * 2);
-        write_rows<256>(out_cells, CELLS_STRIDE, cells + (i64)u * N * H + rank * 64, N, H * 4);
-        write_rows<128>(out_states, STATES_STRIDE, states + (i64)u * N * H + rank * 64, N, H * 2);
-        if (next >= U) return;
+            write_rows<2 * COLUMNS>(out_gates + k * 2 * COLUMNS, GATES_STRIDE, gates + ((i64)u * N * 4 + k) * H + rank * COLUMNS, N, 4 * H * 2);
+        write_rows<4 * COLUMNS>(out_cells, CELLS_STRIDE, cells + (i64)u * N * H + rank * COLUMNS, N, H * 4);
+        write_rows<2 * COLUMNS>(out_states, STATES_STRIDE, states + (i64)u * N * H + rank * COLUMNS, N, H * 2);
+        block_barrier();
+        if (next >= U) break;
         u = next;
     }
+    cluster_barrier();  // no block ends while others may still send to it
 }
 
 // Copies of the backward pass: a thread copies the parts of its own rows, PREFETCHED of 32, delta and theta0.
-#define PREFETCHED 18
+#define PREFETCHED (CLUSTER == 4 ? 18 : 11)
+#define TILES (COLUMNS / 16)
 INLINE i64 part_at(int part, int half, int rank, int tile, int g, int q) {
     const int gate = 2 * half + (part >> 4), block = (part >> 1) & 7, r = part & 1;
-    return (i64)gate * R * H + (i64)(X + rank * 64 + tile * 16 + g + 8 * r) * H + q * 8 + block * 32;
+    return (i64)gate * R * H + (i64)(X + rank * COLUMNS + tile * 16 + g + 8 * r) * H + q * 8 + block * 32;
+}
+INLINE void copy_parts(u32 to, const bf16* delta, const bf16* theta0, int half, int rank, int tile, int g, int q) {
+#pragma unroll
+    for (int part = 0; part < PREFETCHED; part++) {
+        const i64 from = part_at(part, half, rank, tile, g, q);
+        if (!FRESH) copy_16(to + part * 32 * THREADS, delta + from);
+        copy_16(to + part * 32 * THREADS + 16 * THREADS, theta0 + from);
+    }
+    end_copies();
+}
+INLINE void set_part(u32 (&weight)[32][4], int part, Quad start, Quad change, float c) {
+    const int at = 2 * (part >> 1), r = part & 1;
+    weight[at][r] = weight_of(start.x, change.x, c);
+    weight[at][2 + r] = weight_of(start.y, change.y, c);
+    weight[at + 1][r] = weight_of(start.z, change.z, c);
+    weight[at + 1][2 + r] = weight_of(start.w, change.w, c);
 }
 
 // The gradients of the gates' sums for all t, from dl/dh of the output in `state_grad` [U, N, H]; they replace the gates.
-// Warp w has the states 16 * (w % 4) to + 15 of the block's 64, and half w / 4 of the sum over the gates' columns.
-KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_backward(
+// Warp w has the states 16 * (w % TILES) to + 15 of the block, and half w / TILES of the sum over the gates' columns.
+KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_backward(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
     bf16* gates, const float* cells, const float* state_grad, int U, int clusters
 ) {
     SHARED_MEMORY(memory);
-    const int rank = blockIdx.x & 3, now = step[0];
-    int u = next_user(blockIdx.x >> 2, U, clusters, now, num_steps);
+    const int rank = blockIdx.x % CLUSTER, now = step[0];
+    int u = next_user(blockIdx.x / CLUSTER, U, clusters, now, num_steps);
     if (u >= U) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-    const int tile = warp & 3, half = warp >> 2;
+    const int tile = warp % TILES, half = warp / TILES;
     const bool odd = g & 1;
     const u32 grads = shared_address(memory);
-    float* parts = (float*)(memory + 2 * GRAD_BYTES);                  // 4 KB: halves of sums
-    unsigned char* out_gates = memory + 2 * GRAD_BYTES + 4096;
-    const u32 copies = grads + 2 * GRAD_BYTES + 4096 + N * GATES_STRIDE + threadIdx.x * 16;
+    float* parts = (float*)(memory + 2 * GRAD_BYTES);                  // halves of sums
+    unsigned char* out_gates = memory + 2 * GRAD_BYTES + 8 * THREADS;
+    const u32 copies = shared_address(out_gates + N * GATES_STRIDE) + threadIdx.x * 16;
+    const u32 mbarriers = shared_address(out_gates + N * GATES_STRIDE + PREFETCHED * 32 * THREADS);
     const int column = tile * 16 + half * 8 + g;
     const int row = 2 * q + odd, pair = column & ~1;
-    const u32 there = in_block(grads + row * GRAD_STRIDE + (rank * 64 + tile * 16 + half * 8) * 2, g >> 1);
+    const u32 place = grads + row * GRAD_STRIDE + (rank * COLUMNS + tile * 16 + half * 8) * 2;
+    int message = 0, loaded = -1;
+    u32 weight[32][4];
 
-    const bf16* of_delta = delta + (i64)u * P + AT;
-    const bf16* of_start = theta0 + (i64)run[u] * P + AT;
-#pragma unroll
-    for (int part = 0; part < PREFETCHED; part++) {
-        copy_16(copies + part * 8192, of_delta + part_at(part, half, rank, tile, g, q));
-        copy_16(copies + part * 8192 + 4096, of_start + part_at(part, half, rank, tile, g, q));
-    }
-    end_copies();
+    open_exchange(mbarriers);
+    if (!FRESH) copy_parts(copies, delta + (i64)u * P + AT, theta0 + (i64)run[u] * P + AT, half, rank, tile, g, q);
     while (true) {
-        const float c[2] = {scale[u * M + 1 + 4 * half], scale[u * M + 3 + 4 * half]};
-        u32 weight[32][4];
+        const bf16* of_delta = delta + (i64)u * P + AT;
+        const bf16* of_start = theta0 + (i64)run[u] * P + AT;
+        if (!FRESH || run[u] != loaded) {
+            loaded = run[u];
+            if (FRESH) copy_parts(copies, of_delta, of_start, half, rank, tile, g, q);
+            const float c[2] = {scale[u * M + 1 + 4 * half], scale[u * M + 3 + 4 * half]};
 #pragma unroll
-        for (int some = PREFETCHED; some < 32; some += 7) {
-            Quad change[7], start[7];
+            for (int some = PREFETCHED; some < 32; some += 7) {
+                Quad change[7] = {}, start[7];
 #pragma unroll
-            for (int k = 0; k < 7; k++) {
-                change[k] = load_once(of_delta + part_at(some + k, half, rank, tile, g, q));
-                start[k] = load_kept(of_start + part_at(some + k, half, rank, tile, g, q));
+                for (int k = 0; k < 7; k++) {
+                    if (!FRESH) change[k] = load_once(of_delta + part_at(some + k, half, rank, tile, g, q));
+                    start[k] = load_kept(of_start + part_at(some + k, half, rank, tile, g, q));
+                }
+#pragma unroll
+                for (int k = 0; k < 7; k++) set_part(weight, some + k, start[k], change[k], c[(some + k) >> 4]);
             }
-#pragma unroll
-            for (int k = 0; k < 7; k++) {
-                const int part = some + k, at = 2 * (part >> 1), r = part & 1;
-                weight[at][r] = moved(start[k].x, change[k].x, c[part >> 4]);
-                weight[at][2 + r] = moved(start[k].y, change[k].y, c[part >> 4]);
-                weight[at + 1][r] = moved(start[k].z, change[k].z, c[part >> 4]);
-                weight[at + 1][2 + r] = moved(start[k].w, change[k].w, c[part >> 4]);
-            }
-        }
-        await_copies<0>();
-#pragma unroll
-        for (int part = 0; part < PREFETCHED; part++) {
-            const Quad change = load_shared(copies + part * 8192), start = load_shared(copies + part * 8192 + 4096);
-            const int at = 2 * (part >> 1), r = part & 1;
-            weight[at][r] = moved(start.x, change.x, c[part >> 4]);
-            weight[at][2 + r] = moved(start.y, change.y, c[part >> 4]);
-            weight[at + 1][r] = moved(start.z, change.z, c[part >> 4]);
-            weight[at + 1][2 + r] = moved(start.w, change.w, c[part >> 4]);
-        }
-        const int next = next_user(u + clusters, U, clusters, now, num_steps);
-        if (next < U) {  // while the time steps run
-            of_delta = delta + (i64)next * P + AT;
-            of_start = theta0 + (i64)run[next] * P + AT;
+            await_copies<0>();
 #pragma unroll
             for (int part = 0; part < PREFETCHED; part++) {
-                copy_16(copies + part * 8192, of_delta + part_at(part, half, rank, tile, g, q));
-                copy_16(copies + part * 8192 + 4096, of_start + part_at(part, half, rank, tile, g, q));
+                Quad change = {};
+                if (!FRESH) change = load_shared(copies + part * 32 * THREADS);
+                set_part(weight, part, load_shared(copies + part * 32 * THREADS + 16 * THREADS), change, c[part >> 4]);
             }
-            end_copies();
         }
+        const int next = next_user(u + clusters, U, clusters, now, num_steps);
+        if (!FRESH && next < U)  // while the time steps run
+            copy_parts(copies, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, half, rank, tile, g, q);
 
-        const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * 64);
-        const float* of_cells = cells + (i64)u * N * H + rank * 64;
-        const float* of_grad = state_grad + (i64)u * N * H + rank * 64;
+        const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * COLUMNS);
+        const float* of_cells = cells + (i64)u * N * H + rank * COLUMNS;
+        const float* of_grad = state_grad + (i64)u * N * H + rank * COLUMNS;
         u32 given[4];
         float dh[2], cell[2], before[2], carried[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -292,7 +310,6 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_backward(
             cell[b] = of_cells[((T - 1) * B + 2 * q + b) * H + column];
             before[b] = T > 1 ? of_cells[((T - 2) * B + 2 * q + b) * H + column] : 0.0f;
         }
-        cluster_barrier();
 #pragma unroll 1
         for (int t = T - 1; t >= 0; t--) {
             u32 present[4] = {given[0], given[1], given[2], given[3]};
@@ -307,8 +324,10 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_backward(
                 }
             }
             if (t < T - 1) {
+                const int last = message - 1;
+                wait_mbarrier(mbarriers + (last & 1) * 8, (last >> 1) & 1);
                 float sums[4][4] = {};
-                const u32 here = grads + (t & 1) * GRAD_BYTES + g * GRAD_STRIDE + half * 1024 + q * 16;
+                const u32 here = grads + (last & 1) * GRAD_BYTES + g * GRAD_STRIDE + half * 1024 + q * 16;
 #pragma unroll
                 for (int s = 0; s < 16; s++) {
                     const Quad d = load_shared(here + s * 64);
@@ -321,7 +340,7 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_backward(
                 parts[(warp * 32 + lane) * 2] = half ? sums[0][0] : sums[0][2];
                 parts[(warp * 32 + lane) * 2 + 1] = half ? sums[0][1] : sums[0][3];
                 pair_barrier(1 + tile);
-                const int other = ((warp ^ 4) * 32 + lane) * 2;
+                const int other = ((warp ^ TILES) * 32 + lane) * 2;
                 dh[0] += (half ? sums[0][2] : sums[0][0]) + parts[other];
                 dh[1] += (half ? sums[0][3] : sums[0][1]) + parts[other + 1];
             }
@@ -343,21 +362,28 @@ KERNEL CLUSTER_OF_4 __launch_bounds__(256, 1) lstm_backward(
                 before[b] = next_before[b];
                 dh[b] = next_dh[b];
             }
+            u32 d_pair[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) d_pair[k] = paired(d[k][0], d[k][1], odd);
+            if (t) {
+                const u32 mbarrier = mbarriers + (message & 1) * 8;
+                if (threadIdx.x == 0) expect_bytes(mbarrier, 2 * B * 4 * H);
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    send_to_cluster(place + (message & 1) * GRAD_BYTES + k * 512, gathered(d_pair[k], lane), mbarrier, g >> 1);
+                message++;
+            }
             u32* of_row = (u32*)(out_gates + (t * B + row) * GATES_STRIDE) + (pair >> 1);
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const u32 d_pair = paired(d[k][0], d[k][1], odd);
-                if (t) store_in_cluster(there + ((t - 1) & 1) * GRAD_BYTES + k * 512, gathered(d_pair, lane));
-                of_row[32 * k] = d_pair;
-            }
-            if (t) cluster_barrier();
+            for (int k = 0; k < 4; k++) of_row[k * COLUMNS / 2] = d_pair[k];
         }
         block_barrier();
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            write_rows<128>(out_gates + k * 128, GATES_STRIDE, gates + ((i64)u * N * 4 + k) * H + rank * 64, N, 4 * H * 2);
+            write_rows<2 * COLUMNS>(out_gates + k * 2 * COLUMNS, GATES_STRIDE, gates + ((i64)u * N * 4 + k) * H + rank * COLUMNS, N, 4 * H * 2);
         block_barrier();
-        if (next >= U) return;
+        if (next >= U) break;
         u = next;
     }
+    cluster_barrier();  // no block ends while others may still send to it
 }

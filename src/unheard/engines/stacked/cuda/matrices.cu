@@ -1,11 +1,11 @@
-// The update of the gates' matrices of one user, delta <- c * keep * delta - eta * z^T gradients, for H = 256.
+// The update of the matrix of one gate of one user, delta <- c * keep * delta - eta * z^T gradients, for H = 256.
 //
-// z [N, X + H + 1] is the input of the matrices: word vectors, states of B positions before, and 1 for the bias. A block
-// has 64 columns of one gate and all rows; a warp has EACH tiles of 16 rows, whose delta it loads before anything else.
-// Thread q of four has the columns
-// 32 k + 8 q to + 7 of rows g and g + 8, so that it reads and writes 16 bytes at a time: the gradients' columns are put
-// into shared memory in the order that gives it those. Grid: (4 * H / 64, U). Block: 32 * WARPS threads.
-// Compile-time constants: P, AT, M, X, T, SLOTS, SLOT, WARPS, BLOCKS_PER_SM (stacked/__init__.py).
+// z [N, X + H + 1] is the input of the matrix: word vectors, states of B positions before, and 1 for the bias. A block has
+// all rows of the matrix and takes 64 columns at a time; a warp has EACH tiles of 16 rows. A tile of the next columns is
+// loaded as soon as the same tile of the present ones is stored, so that loads are under way all the time.
+// Thread q of four has the columns 32 k + 8 q to + 7 of rows g and g + 8, so that it reads and writes 16 bytes at a time:
+// the gradients' columns are put into shared memory in the order that gives it those. Grid: (4, U). Block: 32 * WARPS
+// threads. Compile-time constants: P, AT, M, X, T (stacked/__init__.py), SLOTS, SLOT, WARPS, BLOCKS_PER_SM, FRESH.
 // matrix_kernels.py computes the same in Triton (update_matrix).
 
 #define H 256
@@ -17,101 +17,133 @@
 #define G_BYTES (2 * 64 + 16)
 #define ROW_TILES ((X + H) / 16)     // and one more for the bias: one row
 #define EACH ((ROW_TILES + WARPS) / WARPS)
+#define THREADS (32 * WARPS)
+#define GROUPS (H / 64)              // of columns
 
-KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_gates(
+KERNEL __launch_bounds__(THREADS, BLOCKS_PER_SM) update_gates(
     bf16* delta, const float* scale, const int* run, const int* step, const int* num_steps, const float* rate,
-    const float* keep, const bf16* inputs, const bf16* states, const bf16* gates, float* squares
+    const float* keep, const bf16* inputs, const bf16* states, const bf16* gates, double* squares
 ) {
     SHARED_MEMORY(memory);
-    const int u = blockIdx.y, gate = blockIdx.x >> 2, column0 = (blockIdx.x & 3) * 64;
+    const int gate = blockIdx.x, u = blockIdx.y;
     if (step[0] >= num_steps[u]) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     const u32 z = shared_address(memory), grads = z + N * Z_BYTES;
-    float* parts = (float*)(memory + N * (Z_BYTES + G_BYTES));
+    double* parts = (double*)(memory + N * (Z_BYTES + 2 * G_BYTES));
 
-    bf16* at = delta + (i64)u * P + AT + ((i64)gate * R + warp * 16 + g) * H + column0 + q * 8;
+    // The place of this thread's first 16 bytes: tile `warp`, row g, columns 8 q to + 7.
+    bf16* at = delta + (i64)u * P + AT + ((i64)gate * R + warp * 16 + g) * H + q * 8;
     Quad old[EACH][2][2];
-#pragma unroll
-    for (int e = 0; e < EACH; e++)
+    const auto load_tile = [&](Quad (&to)[2][2], int e, int group) {
+        const int tile = warp + WARPS * e;
 #pragma unroll
         for (int r = 0; r < 2; r++)
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                const int tile = warp + WARPS * e;
-                old[e][r][k] = Quad{0, 0, 0, 0};
-                if (tile < ROW_TILES || (tile == ROW_TILES && r == 0 && g == 0))
-                    old[e][r][k] = load_once(at + (e * WARPS * 16 + r * 8) * H + k * 32);
+                to[r][k] = Quad{0, 0, 0, 0};
+                if (!FRESH && (tile < ROW_TILES || (tile == ROW_TILES && r == 0 && g == 0)))
+                    to[r][k] = load_once(at + (e * WARPS * 16 + r * 8) * H + group * 64 + k * 32);
             }
+    };
+    // The gradients of a group of columns, 16 bytes per thread and turn; GRADS turns.
+#define GRADS ((N * 8 + THREADS - 1) / THREADS)
+    Quad next[GRADS];
+    const auto load_grads = [&](int group) {
+#pragma unroll
+        for (int k = 0; k < GRADS; k++) {
+            const int piece = threadIdx.x + k * THREADS, n = piece >> 3, chunk = piece & 7;
+            if (n < N) next[k] = load_kept(gates + (((i64)u * N + n) * 4 + gate) * H + group * 64 + chunk * 8);
+        }
+    };
+    const auto store_grads = [&](int buffer) {
+#pragma unroll
+        for (int k = 0; k < GRADS; k++) {
+            const int piece = threadIdx.x + k * THREADS, n = piece >> 3, chunk = piece & 7;
+            if (n >= N) continue;
+            u32* to = (u32*)(memory + N * (Z_BYTES + buffer * G_BYTES) + n * G_BYTES) + (chunk >> 2) * 16 + (chunk & 3);
+            to[0] = next[k].x;
+            to[4] = next[k].y;
+            to[8] = next[k].z;
+            to[12] = next[k].w;
+        }
+    };
+#pragma unroll
+    for (int e = 0; e < EACH; e++) load_tile(old[e], e, 0);
 
-    for (int piece = threadIdx.x; piece < N * (X / 8); piece += 32 * WARPS) {
+    for (int piece = threadIdx.x; piece < N * (X / 8); piece += THREADS) {
         const int n = piece / (X / 8), chunk = piece % (X / 8);
         copy_16(z + n * Z_BYTES + chunk * 16, inputs + ((i64)u * N + n) * X + chunk * 8);
     }
-    for (int piece = threadIdx.x; piece < (N - B) * (H / 8); piece += 32 * WARPS) {
+    for (int piece = threadIdx.x; piece < (N - B) * (H / 8); piece += THREADS) {
         const int n = B + piece / (H / 8), chunk = piece % (H / 8);
         copy_16(z + n * Z_BYTES + 2 * X + chunk * 16, states + ((i64)u * N + n - B) * H + chunk * 8);
     }
     end_copies();
-    for (int piece = threadIdx.x; piece < B * (H / 8); piece += 32 * WARPS)
+    for (int piece = threadIdx.x; piece < B * (H / 8); piece += THREADS)
         *(Quad*)(memory + (piece / (H / 8)) * Z_BYTES + 2 * X + (piece % (H / 8)) * 16) = Quad{0, 0, 0, 0};
-    for (int piece = threadIdx.x; piece < N * 8; piece += 32 * WARPS) {
-        const int n = piece >> 3, chunk = piece & 7;
-        const Quad v = load_kept(gates + (((i64)u * N + n) * 4 + gate) * H + column0 + chunk * 8);
-        u32* to = (u32*)(memory + N * Z_BYTES + n * G_BYTES) + (chunk >> 2) * 16 + (chunk & 3);
-        to[0] = v.x;
-        to[4] = v.y;
-        to[8] = v.z;
-        to[12] = v.w;
-    }
+    load_grads(0);
+    store_grads(0);
     await_copies<0>();
     block_barrier();
 
     const int of_run = run[u];
     const float eta = rate[of_run];
     const float c_weight = scale[u * M + 1 + 2 * gate] * keep[of_run], c_bias = scale[u * M + 2 + 2 * gate] * keep[of_run];
-    float of_weight = 0.0f, of_bias = 0.0f;  // squared norms of what is stored
+    double of_weight = 0.0, of_bias = 0.0;  // squared norms of what is stored
 
+#pragma unroll 1
+    for (int group = 0; group < GROUPS; group++) {
+        const u32 here = grads + (group & 1) * N * G_BYTES;
+        if (group + 1 < GROUPS) load_grads(group + 1);
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        const int tile = warp + WARPS * e;
-        const bool is_bias = tile == ROW_TILES;
-        if (tile > ROW_TILES) break;
-        float sums[8][4] = {};
+        for (int e = 0; e < EACH; e++) {
+            const int tile = warp + WARPS * e;
+            const bool is_bias = tile == ROW_TILES;
+            if (tile > ROW_TILES) break;
+            float sums[8][4] = {};
 #pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            u32 a[4], b[4][4];
+            for (int s = 0; s < STEPS; s++) {
+                u32 a[4], b[4][4];
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                load_transposed(b[j], grads + (16 * s + (lane & 15)) * G_BYTES + (2 * j + (lane >> 4)) * 16);
-            if (is_bias) {
-                a[0] = a[2] = g ? 0 : 0x3f803f80u;  // a row of ones
-                a[1] = a[3] = 0;
-            } else {
-                load_transposed(a, z + (16 * s + (lane & 7) + 8 * (lane >> 4)) * Z_BYTES + (tile * 2 + ((lane >> 3) & 1)) * 16);
+                for (int j = 0; j < 4; j++)
+                    load_transposed(b[j], here + (16 * s + (lane & 15)) * G_BYTES + (2 * j + (lane >> 4)) * 16);
+                if (is_bias) {
+                    a[0] = a[2] = g ? 0 : 0x3f803f80u;  // a row of ones
+                    a[1] = a[3] = 0;
+                } else {
+                    load_transposed(a, z + (16 * s + (lane & 7) + 8 * (lane >> 4)) * Z_BYTES + (tile * 2 + ((lane >> 3) & 1)) * 16);
+                }
+#pragma unroll
+                for (int j = 0; j < 8; j++) multiply_add(sums[j], a, b[j >> 1][2 * (j & 1)], b[j >> 1][2 * (j & 1) + 1]);
             }
+            const float c = is_bias ? c_bias : c_weight;
+            float square = 0.0f;
 #pragma unroll
-            for (int j = 0; j < 8; j++) multiply_add(sums[j], a, b[j >> 1][2 * (j & 1)], b[j >> 1][2 * (j & 1) + 1]);
+            for (int r = 0; r < 2; r++)
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const u32 b[4] = {old[e][r][k].x, old[e][r][k].y, old[e][r][k].z, old[e][r][k].w};
+                    u32 stored[4];
+                    float sum = 0.0f;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const float* d = sums[4 * k + i];
+                        stored[i] = FRESH ? pack(-eta * d[2 * r], -eta * d[2 * r + 1])
+                                          : pack(c * low(b[i]) - eta * d[2 * r], c * high(b[i]) - eta * d[2 * r + 1]);
+                        sum += low(stored[i]) * low(stored[i]);
+                        sum += high(stored[i]) * high(stored[i]);
+                    }
+                    if (!is_bias || (r == 0 && g == 0)) {
+                        *(Quad*)(at + (e * WARPS * 16 + r * 8) * H + group * 64 + k * 32) =
+                            Quad{stored[0], stored[1], stored[2], stored[3]};
+                        square += sum;
+                    }
+                }
+            if (is_bias) of_bias += square; else of_weight += square;
+            if (group + 1 < GROUPS) load_tile(old[e], e, group + 1);
         }
-        const float c = is_bias ? c_bias : c_weight;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const u32 b[4] = {old[e][r][k].x, old[e][r][k].y, old[e][r][k].z, old[e][r][k].w};
-                u32 stored[4];
-                float sum = 0.0f;
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float* d = sums[4 * k + i];
-                    stored[i] = pack(c * low(b[i]) - eta * d[2 * r], c * high(b[i]) - eta * d[2 * r + 1]);
-                    sum += low(stored[i]) * low(stored[i]);
-                    sum += high(stored[i]) * high(stored[i]);
-                }
-                if (!is_bias || (r == 0 && g == 0)) {
-                    *(Quad*)(at + (e * WARPS * 16 + r * 8) * H + k * 32) = Quad{stored[0], stored[1], stored[2], stored[3]};
-                    if (is_bias) of_bias += sum; else of_weight += sum;
-                }
-            }
+        if (group + 1 < GROUPS) store_grads((group + 1) & 1);
+        block_barrier();
     }
 #pragma unroll
     for (int lanes = 16; lanes; lanes >>= 1) {
@@ -124,8 +156,8 @@ KERNEL __launch_bounds__(32 * WARPS, BLOCKS_PER_SM) update_gates(
     }
     block_barrier();
     if (threadIdx.x < 2) {
-        float total = 0.0f;
+        double total = 0.0;
         for (int k = 0; k < WARPS; k++) total += parts[2 * k + threadIdx.x];
-        squares[(i64)u * SLOTS + SLOT + 2 * blockIdx.x + threadIdx.x] = total;
+        squares[(i64)u * SLOTS + SLOT + 2 * gate + threadIdx.x] = total;
     }
 }

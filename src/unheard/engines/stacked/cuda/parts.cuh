@@ -1,5 +1,8 @@
 // Functions that the CUDA kernels share: bfloat16 pairs, matrix products of a warp, copies, and clusters of blocks.
 //
+// Compile-time constant of every source: FRESH, 1 for the first local step. The delta is zero then, and is not read:
+// whatever its memory holds belongs to other users.
+//
 // A "pair" is two bfloat16 numbers in one 32-bit word, the first in the lower half. In a warp, `g` = lane / 4 and
 // `q` = lane % 4 are the coordinates that the matrix instructions use (PTX manual, "Matrix fragments for mma.m16n8k16").
 // tests/cuda_on_cpu.h defines the functions between DEVICE_ONLY and its end for a CPU.
@@ -11,7 +14,7 @@ typedef long long i64;
 #ifndef ON_CPU  // DEVICE_ONLY
 #define INLINE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
-#define CLUSTER_OF_4 __cluster_dims__(4, 1, 1)
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 
 struct __align__(16) Quad { u32 x, y, z, w; };
@@ -28,6 +31,7 @@ INLINE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "
 INLINE float square_root(float x) { return sqrtf(x); }
 INLINE float larger(float x, float y) { return fmaxf(x, y); }
 INLINE float exchange(float x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
+INLINE double exchange(double x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
 INLINE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 INLINE void block_barrier() { __syncthreads(); }
 INLINE void pair_barrier(int number) { asm volatile("bar.sync %0, 64;" ::"r"(number) : "memory"); }
@@ -71,18 +75,38 @@ INLINE u32 in_block(u32 address, u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
-INLINE void store_in_cluster(u32 address, Quad v) {
-    asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 INLINE u32 from_lane(u32 x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
-INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+INLINE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+INLINE void warp_barrier() { __syncwarp(); }
+
+// An mbarrier in shared memory counts the bytes of one message at a time. One thread says how many bytes the next message
+// has (`expect_bytes`); `wait_mbarrier` returns when they are there. Message k of an mbarrier has the parity k & 1.
+INLINE void init_mbarrier(u32 mbarrier) { asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(mbarrier) : "memory"); }
+INLINE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void expect_bytes(u32 mbarrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
+}
+INLINE void wait_mbarrier(u32 mbarrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done) : "r"(mbarrier), "r"(parity) : "memory");
+    } while (!done);
+}
+// 16 bytes to an address of the cluster's shared memory, and their arrival to an mbarrier of the same block.
+INLINE void store_async(u32 address, Quad v, u32 mbarrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+        ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(mbarrier) : "memory");
+}
+// A multiple of 16 bytes from global memory to shared memory, and their arrival to an mbarrier. One thread calls it.
+INLINE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 mbarrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+        ::"r"(shared), "l"(global), "r"(bytes), "r"(mbarrier) : "memory");
+}
 #endif  // DEVICE_ONLY
 
-INLINE void cluster_barrier() {
-    cluster_arrive();
-    cluster_wait();
-}
 INLINE float sigmoid(float x) { return reciprocal(1.0f + exp2_(-1.4426950408889634f * x)); }
 INLINE float tanh_(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 // theta0 + c * delta of a pair
