@@ -87,6 +87,13 @@ def test_no_user_passes_with_more_than_their_weight_times_s(balls):
         assert units_P.norm() * each.grid <= weight / ONE * each.l2_bound
 
 
+def test_the_check_of_the_bound_is_with_the_users_own_weight():
+    each, delta_UP = contribution(FLAT), some_users([40.0])
+    # The norm is said to be half of what it is, and the weight is a third: within S, but not within a third of S.
+    square_UJ = delta_UP.double().square().sum(dim=1, keepdim=True) / 4
+    assert not summed(each, delta_UP, np.array([ONE // 3]), square_UJ).any()
+
+
 @pytest.mark.parametrize("is_noised", [True, False])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_user_who_is_not_finite_adds_exactly_zero_in_kernels(bad, is_noised):
