@@ -63,6 +63,7 @@ def errors(model, cohorts, dtype=torch.float32, **tuning) -> list[float]:
             exact = ReferenceEngine(model).user_update(c.params_P.double(), user, c.plan, 0)
             ours = clip_(delta_UP[row].clone(), c.plan.contribution.balls)
             found.append(float((ours - exact).norm() / exact.norm().clamp(min=1e-30)))
+            assert found[-1] == found[-1], "a delta is not a number"
             row += 1
     return found
 
