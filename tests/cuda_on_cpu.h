@@ -25,7 +25,7 @@ struct Dim { int x = 0, y = 0, z = 0; };
 
 struct Meeting { int arrived = 0; long generation = 0; };
 struct Warp { Meeting meeting; float floats[32]; double doubles[32]; u32 words[32][6]; float sums[32][4]; float before[32]; u32 loaded[32][4]; };
-struct Block { unsigned char* memory; Meeting meeting, pairs[16]; std::vector<Warp> warps; };
+struct Block { unsigned char* memory; Meeting meeting; std::vector<Warp> warps; };
 struct Thread { jmp_buf here; Block* block; Warp* warp; int lane, rank; Dim thread, grid_block; bool begun, done; };
 struct Cluster { Meeting meeting; std::vector<Block> blocks; std::vector<Thread> threads; int left; };
 static Cluster* cluster;
@@ -83,7 +83,6 @@ INLINE bool any_lane(bool x) {
     return y;
 }
 INLINE void block_barrier() { meet(self().block->meeting, 32 * self().block->warps.size()); }
-INLINE void pair_barrier(int number) { meet(self().block->pairs[number], 64); }
 INLINE void cluster_barrier() { meet(cluster->meeting, cluster->threads.size()); }
 INLINE u32 shared_address(const void* p) { return self().rank * BLOCK_SPACE + ((unsigned char*)p - self().block->memory); }
 INLINE u32 in_block(u32 address, u32 rank) { return rank * BLOCK_SPACE + address % BLOCK_SPACE; }
@@ -113,6 +112,12 @@ INLINE void store_async(u32 address, Quad v, u32 mbarrier) {
     if (address % 16 || address / BLOCK_SPACE != mbarrier / BLOCK_SPACE) { fprintf(stderr, "wrong address\n"); abort(); }
     memcpy(at_shared(address), &v, 16);
     arrived(mbarrier_at(mbarrier), 16);
+}
+INLINE void store_async(u32 address, float x, float y, u32 mbarrier) {
+    if (address % 8 || address / BLOCK_SPACE != mbarrier / BLOCK_SPACE) { fprintf(stderr, "wrong address\n"); abort(); }
+    const float both[2] = {x, y};
+    memcpy(at_shared(address), both, 8);
+    arrived(mbarrier_at(mbarrier), 8);
 }
 INLINE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 mbarrier) {
     if ((uintptr_t)global % 16 || shared % 16 || bytes % 16) { fprintf(stderr, "misaligned bulk copy\n"); abort(); }

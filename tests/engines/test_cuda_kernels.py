@@ -29,11 +29,11 @@ def on_cpu(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "clip", "tuning"),
     [
-        ({}, unheard.FlatClip(norm=0.5), {"cluster": 4}),
-        ({}, unheard.FlatClip(norm=0.5), {"cluster": 8, "attend_words": 64, "dense_tiles": 2}),
+        ({}, unheard.FlatClip(norm=0.5), {}),
+        ({}, unheard.FlatClip(norm=0.5), {"attend_words": 64, "dense_tiles": 2}),
         ({"tied": False, "unit_norm": False}, unheard.PerLayerClip(norm=1.0), {}),
     ],
-    ids=["tied", "clusters of eight", "untied"],
+    ids=["tied", "other tiles", "untied"],
 )
 def test_steps_agree_with_reference(options, clip, tuning):
     model = unheard.TiedLSTM(**SIZES, **options)
@@ -47,11 +47,11 @@ def test_users_of_several_runs_share_clusters_and_nothing_else():
         cohort(model, unheard.FlatClip(norm=0.5), seed=1, lengths=(20, 17), **BATCH),
         cohort(model, unheard.NoClip(), seed=2, learning_rate=0.4, lengths=(18, 33), **BATCH),
     ]
-    together = run_kernels(model, runs, torch.bfloat16, cluster=4).delta_UP.clone()
+    together = run_kernels(model, runs, torch.bfloat16).delta_UP.clone()
     row = 0
     for run in runs:
         fresh = Cohort(params_P=run.params_P, users=run.users, plan=run.plan, rng=reproducible_generator(0))
-        alone = run_kernels(model, [fresh], torch.bfloat16, cluster=4).delta_UP
+        alone = run_kernels(model, [fresh], torch.bfloat16).delta_UP
         assert torch.equal(together[row : row + 2], alone[:2])
         row += 2
 

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from unheard.mechanism.clipping import Ball
 
-BLOCK = 4096
+BLOCK = 2048
 """Coordinates per program."""
 GROUP = 64
 """Users per program of `_sum`. With noise, integers of so many users (2^22 * 2^6) fit into int32."""
@@ -86,7 +86,10 @@ def sum_users(
     fits_U = torch.empty(U, dtype=torch.int32, device=device)
     misfits_G = torch.zeros(groups, dtype=torch.int32, device=device)
     units_P = torch.zeros(P, dtype=torch.int64, device=device)
-    each = dict(ROW=delta_UP.stride(0), BLOCK=BLOCK, num_warps=4)
+    # Where all blocks begin and end at multiples of 16 bytes, a thread reads 16 bytes at a time.
+    edges = [delta_UP.stride(0), P, *(ball.where.start for ball in balls)]
+    aligned = 8 if all(edge % 8 == 0 for edge in edges) else 1
+    each = dict(ROW=delta_UP.stride(0), ALIGNED=aligned, BLOCK=BLOCK, num_warps=4)
     # Without a clip nothing is scaled, and no norm is needed.
     is_clipped, is_known = bool(balls), square_UJ is not None
     squares, row = (square_UJ, square_UJ.stride(0)) if square_UJ is not None else (factor_UJ, 0)
@@ -129,14 +132,25 @@ def _blocks(balls: tuple[tuple[int, int, float], ...], P: int, device: torch.dev
 
 
 @triton.jit
-def _squares(delta, table, part, blocks, SQUARED: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr):
+def _block(table, blocks, k, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """The coordinates of block k, and which of them are inside it."""
+    begin, end = tl.load(table + k), tl.load(table + blocks + k)
+    i = tl.multiple_of(begin, ALIGNED) + tl.arange(0, BLOCK)
+    return i, i < tl.multiple_of(end, ALIGNED)
+
+
+@triton.jit
+def _squares(
+    delta, table, part, blocks,
+    SQUARED: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The squared norms of some blocks, float64."""
     u = tl.program_id(1).to(tl.int64)
     for j in range(SQUARED):
         k = tl.program_id(0) * SQUARED + j
         if k < blocks:
-            i = tl.load(table + k) + tl.arange(0, BLOCK)
-            x = tl.load(delta + u * ROW + i, mask=i < tl.load(table + blocks + k), other=0.0).to(tl.float64)
+            i, inside = _block(table, blocks, k, ALIGNED, BLOCK)
+            x = tl.load(delta + u * ROW + i, mask=inside, other=0.0).to(tl.float64)
             tl.store(part + u * blocks + k, tl.sum(x * x))
 
 
@@ -219,15 +233,15 @@ def _add(total, y, fits, part, u, k, end, blocks, REMOVE: tl.constexpr, NOISED: 
 @triton.jit
 def _sum(
     delta, table, factor, fits, misfits, part, units, blocks, balls, U,
-    REMOVE: tl.constexpr, NOISED: tl.constexpr, GROUP: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+    REMOVE: tl.constexpr, NOISED: tl.constexpr, GROUP: tl.constexpr, ROW: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds one block of a group of users to the sum, and measures each; or removes the users who do not fit."""
     k, group = tl.program_id(0), tl.program_id(1)
     if REMOVE:  # noqa: SIM102
         if tl.load(misfits + group) == 0:
             return
-    i = tl.load(table + k) + tl.arange(0, BLOCK)
-    inside = i < tl.load(table + blocks + k)
+    i, inside = _block(table, blocks, k, ALIGNED, BLOCK)
     ball = tl.load(table + 2 * blocks + k)
     u = group.to(tl.int64) * GROUP
     end = tl.minimum(u + GROUP, U)

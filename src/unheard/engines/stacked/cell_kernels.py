@@ -198,7 +198,8 @@ def cell_backward(
 def input_gradients(
     delta, theta0, scale, run, step, num_steps, gates, inputs, inverse, input_grad,
     P: tl.constexpr, AT: tl.constexpr, M: tl.constexpr,
-    D: tl.constexpr, X: tl.constexpr, H: tl.constexpr, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr, DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    D: tl.constexpr, X: tl.constexpr, H: tl.constexpr, N: tl.constexpr, G: tl.constexpr, R: tl.constexpr,
+    DB: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     UNIT: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """dl/dx [BN, D] of the word vectors at BN positions: the gates' gradients times the input weights, then through the

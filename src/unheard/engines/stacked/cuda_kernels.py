@@ -86,10 +86,10 @@ class CudaKernel:
         # 8: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _check(driver.cuFuncSetAttribute(self.function, 8, ctypes.c_int(shared_bytes)))
 
-    def clusters_at_once(self, size: int) -> int:
-        """How many clusters of `size` blocks the GPU runs at the same time."""
-        attribute = _Attribute(4, (ctypes.c_uint * 16)(size, 1, 1))  # 4: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        config = _Config(size, 1, 1, self.threads, 1, 1, self.shared_bytes, None, ctypes.pointer(attribute), 1)
+    def clusters_at_once(self) -> int:
+        """How many clusters of four blocks the GPU runs at the same time."""
+        attribute = _Attribute(4, (ctypes.c_uint * 16)(4, 1, 1))  # 4: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        config = _Config(4, 1, 1, self.threads, 1, 1, self.shared_bytes, None, ctypes.pointer(attribute), 1)
         count = ctypes.c_int()
         _check(_driver().cuOccupancyMaxActiveClusters(ctypes.byref(count), self.function, ctypes.byref(config)))
         return max(1, count.value)

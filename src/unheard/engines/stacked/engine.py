@@ -27,10 +27,8 @@ from unheard.models.model import LanguageModel
 from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.updates.user_update import User
 
-LARGEST_CHUNK = {"cpu": 2, "cuda": 512}
+LARGEST_CHUNK = {"cpu": 2, "cuda": 2048}
 """The chunk size beyond which the engine is no faster, by type of device."""
-LARGEST_CHUNK_OF_ONE_STEP = 1024
-"""The same on a GPU where every user has one local step."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -164,8 +162,6 @@ class StackedEngine:
         if self.device.type != "cuda":
             return largest
         _, S, B, W = shape
-        if S == 1:
-            largest = LARGEST_CHUNK_OF_ONE_STEP
         s = Sizes.of(self.model, B, W - 1)
         activations = s.N * (s.X + 6 * s.H + 4 * s.D) * 6 + 4 * s.N * s.D * 4
         bytes_a_user = (s.P + s.middle) * dtype.itemsize + activations + 2 * S * s.N * 4

@@ -13,6 +13,7 @@ update_matrix of the gates, and update_table, for the models that they support.
 Block sizes were chosen on an H200 (docs/log.md); they change the speed and never the meaning.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -89,25 +90,23 @@ class KernelStep:
         self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         if self.cuda:
             # Word vectors of the first local step, one table per run.
-            words = k["attend_words"]
+            words = math.lcm(k["attend_words"], k["fresh_words"])
             rows = -(-s.V // words) * words
             self.vector_RVD = torch.zeros(buffers.R, rows, D, dtype=dtype, device=device)
             self.vector_inverse_RV = torch.zeros(buffers.R, rows, device=device)
             self.cuda_kernels = {fresh: self._compile_cuda(fresh) for fresh in (True, False)}
-            self.clusters = k["clusters"] or self.cuda_kernels[False]["lstm_backward"].clusters_at_once(k["cluster"])
+            self.clusters = k["clusters"] or self.cuda_kernels[False]["lstm_backward"].clusters_at_once()
 
     def _compile_cuda(self, fresh: bool) -> dict[str, cuda_kernels.CudaKernel]:
         """The kernels in CUDA C++, by name, with the sizes as constants; for the first local step, or for the others."""
         s, k = self.b.sizes, self.blocks
         base = dict(P=self.b.delta_UP.stride(0), M=s.M, FRESH=int(fresh))
-        columns = s.H // k["cluster"]
-        threads = 4 * columns
-        gates = {**base, "AT": s.gates_at, "X": s.X, "T": s.T}
-        cells = {**gates, "CLUSTER": k["cluster"]}
+        gates = dict(**base, AT=s.gates_at, X=s.X, T=s.T)
         table = dict(
             **base, AT=s.output_at, LAYER=0 if s.tied else 3 + 2 * s.G, V=s.V, D=s.D, N=s.N, UNIT=int(s.unit_norm)
         )
-        attend = dict(**table, SPLITS=k["splits"], WORDS=k["attend_words"], BLOCKS_PER_SM=k["attend_blocks"])
+        words = k["fresh_words"] if fresh else k["attend_words"]
+        attend = dict(**table, SPLITS=k["splits"], WORDS=words, BLOCKS_PER_SM=k["attend_blocks"])
         warps, gate_warps = k["dense_warps"], k["gates_warps"]
         update = dict(
             **table, SLOTS=self.slots, SLOT=self.slot_output, SLICES=k["table_slices"], WARPS=warps,
@@ -116,14 +115,11 @@ class KernelStep:
         matrices = dict(
             **gates, SLOTS=self.slots, SLOT=self.slot_gates, WARPS=gate_warps, BLOCKS_PER_SM=k["gates_blocks"]
         )
-        forward_bytes = 2048 * columns + 9216 + s.N * (14 * columns + 48) + 16
-        prefetched = 18 if k["cluster"] == 4 else 11
-        backward_bytes = 33_792 + 8 * threads + s.N * (8 * columns + 16) + prefetched * 32 * threads + 16
         shapes = {  # file, constants, threads, bytes of shared memory
-            "lstm_forward": ("cells.cu", cells, threads, forward_bytes),
-            "lstm_backward": ("cells.cu", cells, threads, backward_bytes),
+            "lstm_forward": ("cells.cu", gates, 256, 140_288 + 992 * s.N + 16),
+            "lstm_backward": ("cells.cu", gates, 256, 16_384 + 576 * s.N + 147_456 + 16),
             "form_vectors": ("attend.cu", attend, 64, 0),
-            "attend_words": ("attend.cu", attend, 2 * s.N, 4 * k["attend_words"] * 2 * s.D + 32),
+            "attend_words": ("attend.cu", attend, 2 * s.N, 4 * words * 2 * s.D + 32),
             "update_gates": (
                 "matrices.cu", matrices, 32 * gate_warps,
                 s.N * (2 * (s.X + s.H) + 16 + 2 * (2 * 64 + 16)) + 16 * gate_warps,
@@ -172,7 +168,7 @@ class KernelStep:
         BB = max(16, triton.next_power_of_2(s.B))
         cuda = self.cuda_kernels[is_first] if self.cuda else {}
         clusters = min(U, self.clusters) if self.cuda else 0
-        grid_cells = (k["cluster"] * clusters, 1)
+        grid_cells = (4 * clusters, 1)
         # The gates' matrices for the cells in Triton: those of each user, or in the first local step those of each run.
         middle, W = (b.theta0_RP[:, s.gates_at :], P) if is_first else (self.middle_UW, s.G * s.R * s.H)
         gates = dict(P=P, AT=s.gates_at, M=M)
@@ -199,10 +195,10 @@ class KernelStep:
                     X=X, H=H, B=s.B, N=N, G=G, R=R, MIDDLE=W, BB=BB, BJ=k["forward_cols"], BK=k["forward_depth"],
                     GRU=s.is_gru, FIRST=t == 0, **fresh, num_warps=k["forward_warps"], num_stages=k["forward_stages"],
                 )  # fmt: skip
-        places = triton.cdiv(N, k["places"])
-        matrix.project[(places, U)](
+        matrix.project[(triton.cdiv(N, k["project_places"]), U)](
             *params, self.state_UNH, self.output_UND,
-            **projection, D=D, H=H, N=N, DB=DB, BN=k["places"], BK=64, **fresh, num_warps=4,
+            **projection, D=D, H=H, N=N, DB=DB, BN=k["project_places"], BK=64, **fresh,
+            num_warps=k["project_warps"],
         )  # fmt: skip
         if self.cuda:
             cuda["attend_words"](
@@ -217,10 +213,11 @@ class KernelStep:
                 BV=k["attend_words"], SPLITS=k["splits"], UNIT=s.unit_norm, **fresh,
                 num_warps=k["attend_warps"], num_stages=k["attend_stages"],
             )  # fmt: skip
-        matrix.project_back[(places, U)](
+        matrix.project_back[(triton.cdiv(N, k["back_places"]), U)](
             *params, b.target_SUN, b.share_SU, self.part_sum, self.part_peak, self.part_total,
             self.log_sum_UN, self.output_grad_UND, self.state_grad_UNH, U,
-            TABLE=s.output_at, TABLE_LAYER=table, **projection, D=D, H=H, N=N, DB=DB, BN=k["places"], BK=64, SPLITS=k["splits"], UNIT=s.unit_norm, **fresh, num_warps=4,
+            TABLE=s.output_at, TABLE_LAYER=table, **projection, D=D, H=H, N=N, DB=DB, BN=k["back_places"], BK=64,
+            SPLITS=k["splits"], UNIT=s.unit_norm, **fresh, num_warps=k["back_warps"],
         )  # fmt: skip
         if self.cuda:
             cuda["lstm_backward"](
@@ -234,9 +231,10 @@ class KernelStep:
                     GRU=s.is_gru, FIRST=t == 0, LAST=t == s.T - 1, **fresh,
                     num_warps=k["backward_warps"], num_stages=k["backward_stages"],
                 )  # fmt: skip
-        cell.input_gradients[(places, U)](
+        cell.input_gradients[(triton.cdiv(N, k["input_places"]), U)](
             *params, self.gate_UN4H, self.input_UNX, self.inverse_UN, self.input_grad_UND,
-            **gates, D=D, X=X, H=H, N=N, G=G, R=R, DB=DB, NB=NB, BN=k["places"], BK=64, UNIT=s.unit_norm, **fresh, num_warps=4,
+            **gates, D=D, X=X, H=H, N=N, G=G, R=R, DB=DB, NB=NB, BN=k["input_places"], BK=64, UNIT=s.unit_norm, **fresh,
+            num_warps=k["input_grad_warps"],
         )  # fmt: skip
         stepping = (b.scale_UM, b.run_U, *at_work, b.rate_R, b.keep_R)
         blocks = dict(P=P, M=M, SLOTS=self.slots, N=N, NB=NB, BR=k["matrix_rows"], BC=k["matrix_cols"])
@@ -306,11 +304,12 @@ def _two_blocks(size: int) -> tuple[int, int]:
 def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
     """Block sizes that were fastest on an H200; smaller for a small model."""
     s = buffers.sizes
-    fine, cuda = buffers.delta_UP.dtype == torch.float32, cuda_kernels.supported(buffers)
+    fine, cuda = buffers.delta_UP.dtype == torch.float32, tuning.get("cuda", cuda_kernels.supported(buffers))
     H, D = (max(16, triton.next_power_of_2(size)) for size in (s.H, s.D))
     V = max(16, triton.next_power_of_2(s.V))
     return {
-        "splits": 4 if fine else 4 if cuda else 2,
+        "splits": 4 if fine else 5 if cuda else 2,
+        "fresh_words": 48,
         "attend_words": 80 if cuda else min(V, 32 if fine else 64),
         "attend_warps": 8,
         "attend_stages": 2 if fine else 3,
@@ -328,7 +327,12 @@ def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
         "backward_depth": min(H, 64 if fine else 256),
         "backward_warps": 4,
         "backward_stages": 3 if fine else 2,
-        "places": 64,
+        "project_places": 64,
+        "project_warps": 4,
+        "back_places": 64,
+        "back_warps": 4,
+        "input_places": 64,
+        "input_grad_warps": 4,
         "matrix_rows": min(32 if fine else 64, H),
         "matrix_cols": min(64 if fine else 128, H, D),
         "matrix_warps": 4,
@@ -336,11 +340,10 @@ def _blocks(buffers: Buffers, tuning: dict[str, int]) -> dict[str, int]:
         "table_slices": min(10, -(-s.V // 64)),
         "dense_warps": 4,
         "dense_tiles": 1,
-        "dense_blocks": 3,
+        "dense_blocks": 4,
         "attend_blocks": 3,
-        "cluster": 4,
         "clusters": 0,
-        "gates_warps": 8,
+        "gates_warps": 6,
         "gates_blocks": 2,
         **tuning,
     }

@@ -33,7 +33,8 @@ def form_state_weights(
 def project(
     delta, theta0, scale, run, step, num_steps, states, output,
     P: tl.constexpr, AT: tl.constexpr, LAYER: tl.constexpr, M: tl.constexpr,
-    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, H: tl.constexpr, N: tl.constexpr, DB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    FRESH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """o = h projection + bias, [BN, D], for BN positions. Grid: (blocks of positions, U)."""
     u = tl.program_id(1).to(tl.int64)

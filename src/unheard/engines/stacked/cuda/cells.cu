@@ -1,32 +1,29 @@
 // The LSTM cell of one user, all time steps of a direction in one launch, for H = 256 and B = 8.
 //
-// A cluster of CLUSTER blocks (4 or 8) keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read
+// A cluster of four blocks keeps the user's recurrent matrix [256, 4 * 256] in registers, so that it is read
 // once per direction and not once per time step. theta = theta0 + c * delta is formed on the way in. Between time steps
-// the blocks send the state (forward) or the gates' gradients (backward) to each other's shared memory; an mbarrier
+// the blocks send the state (forward) or parts of its gradient (backward) to each other's shared memory; an mbarrier
 // counts what has arrived. Two buffers in turn are enough: a block sends message k + 2 only after it has received message
-// k + 1 of every warp, and a warp sends message k + 1 only after it has read message k.
+// k + 1 of every warp, and a warp sends message k + 1 only after all warps of its block (backward) or the warp itself
+// (forward) have read message k.
 // Each cluster takes every n-th user and copies the next user's matrix while the time steps of the present one run. In the
 // first local step the matrix is the same for all users of a run, and stays in the registers from user to user.
-// Grid: (CLUSTER * clusters). Block: THREADS threads. Compile-time constants: P, AT, M, X, T (stacked/__init__.py), CLUSTER,
-// FRESH. cell_kernels.py computes the same in Triton, one time step per launch.
+// Grid: (4 * clusters). Block: 256 threads. Compile-time constants: P, AT, M, X, T (stacked/__init__.py), FRESH. cell_kernels.py computes the same in Triton, one time step per launch.
 
 #define H 256
 #define B 8
 #define N (B * T)
 #define R (X + H + 1)
-#define COLUMNS (H / CLUSTER)   // of the state, per block
-#define WARPS (COLUMNS / 8)
-#define THREADS (32 * WARPS)
+#define COLUMNS 64   // of the state, per block; 8 of them per warp
+#define THREADS 256
 
 // theta0 + c * delta of a pair; in the first local step theta0.
 INLINE u32 weight_of(u32 start, u32 change, float c) { return FRESH ? start : moved(start, change, c); }
 
 #define STATE_STRIDE 576        // bytes per row of the state in shared memory: 64 more than 512, against bank conflicts
 #define STATE_BYTES (B * STATE_STRIDE)
-#define GRAD_STRIDE 2112
-#define GRAD_BYTES (B * GRAD_STRIDE)
 // A block's columns of the results of all positions, in shared memory until the last time step.
-#define GATES_STRIDE (4 * 2 * COLUMNS + 16)
+#define GATES_STRIDE (4 * 2 * COLUMNS + 64)
 #define CELLS_STRIDE (4 * COLUMNS + 16)
 #define STATES_STRIDE (2 * COLUMNS + 16)
 
@@ -53,11 +50,6 @@ INLINE void open_exchange(u32 mbarriers) {
     }
     cluster_barrier();
 }
-// Sends 16 bytes to the same place of the blocks `block`, `block` + 4 ... of the cluster; four threads reach all blocks.
-INLINE void send_to_cluster(u32 place, Quad v, u32 mbarrier, int block) {
-#pragma unroll
-    for (int k = 0; k < CLUSTER; k += 4) store_async(in_block(place, block + k), v, in_block(mbarrier, block + k));
-}
 
 // Stages of the forward pass's copies: 32 rows of the matrix, 4 gates, the block's columns; delta, then theta0.
 #define STAGE_ROWS 32
@@ -66,9 +58,8 @@ INLINE void send_to_cluster(u32 place, Quad v, u32 mbarrier, int block) {
 #define HALF_STAGE (4 * GATE_STAGE)
 
 INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage, int rank) {
-    const int row = threadIdx.x / WARPS, chunk = threadIdx.x % WARPS;  // 8 columns per chunk
-    // The eight rows that a matrix is loaded from lie in different banks.
-    const int swizzle = WARPS == 8 ? ((row >> 3) * 2 + (row & 1)) & 7 : row >> 3;
+    const int row = threadIdx.x >> 3, chunk = threadIdx.x & 7;  // 8 columns per chunk
+    const int swizzle = ((row >> 3) * 2 + (row & 1)) & 7;       // the eight rows of a matrix lie in different banks
 #pragma unroll
     for (int gate = 0; gate < 4; gate++) {
         const u32 there = to + gate * GATE_STAGE + row * 2 * COLUMNS + ((chunk ^ swizzle) * 16);
@@ -81,13 +72,13 @@ INLINE void copy_stage(u32 to, const bf16* delta, const bf16* theta0, int stage,
 
 // h_t and c_t for all t, from the gates' sums of the inputs in `gates` [U, N, 4, H]; the gates' values replace them.
 // Warp w of a block has 8 columns: rows 0-7 and 8-15 of its first product are the gates i and f, of the second g and o.
-KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_forward(
+KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_forward(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
     bf16* gates, float* cells, bf16* states, int U, int clusters
 ) {
     SHARED_MEMORY(memory);
-    const int rank = blockIdx.x % CLUSTER, now = step[0];
-    int u = next_user(blockIdx.x / CLUSTER, U, clusters, now, num_steps);
+    const int rank = blockIdx.x & 3, now = step[0];
+    int u = next_user(blockIdx.x >> 2, U, clusters, now, num_steps);
     if (u >= U) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     const bool odd = g & 1;
@@ -130,8 +121,7 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_forward(
                     for (int m = 0; m < 2; m++) {
                         const int matrix = lane >> 3, i = lane & 7;
                         const int k_row = 8 * (i >> 1) + (i & 1) + 4 * e + 2 * (matrix >> 1);
-                        const int chunk = warp ^ (WARPS == 8 ? i : i >> 1);
-                        const u32 at = here + (2 * m + (matrix & 1)) * GATE_STAGE + k_row * 2 * COLUMNS + chunk * 16;
+                        const u32 at = here + (2 * m + (matrix & 1)) * GATE_STAGE + k_row * 2 * COLUMNS + (warp ^ i) * 16;
                         u32 change[4] = {}, start[4];
                         if (!FRESH) load_transposed(change, at);
                         load_transposed(start, at + HALF_STAGE);
@@ -192,7 +182,8 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_forward(
             if (t + 1 < T) {
                 const u32 mbarrier = mbarriers + (message & 1) * 8;
                 if (threadIdx.x == 0) expect_bytes(mbarrier, 2 * B * H);
-                send_to_cluster(place + (message & 1) * STATE_BYTES, gathered(h_pair, lane), mbarrier, g >> 1);
+                // Four threads have the same 16 bytes, and each sends them to another block.
+                store_async(in_block(place + (message & 1) * STATE_BYTES, g >> 1), gathered(h_pair, lane), in_block(mbarrier, g >> 1));
                 message++;
             }
             u32* of_row = (u32*)(out_gates + (t * B + row) * GATES_STRIDE) + (pair >> 1);
@@ -217,85 +208,86 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_forward(
     cluster_barrier();  // no block ends while others may still send to it
 }
 
-// Copies of the backward pass: a thread copies the parts of its own rows, PREFETCHED of 32, delta and theta0.
-#define PREFETCHED (CLUSTER == 4 ? 18 : 11)
-#define TILES (COLUMNS / 16)
-INLINE i64 part_at(int part, int half, int rank, int tile, int g, int q) {
-    const int gate = 2 * half + (part >> 4), block = (part >> 1) & 7, r = part & 1;
-    return (i64)gate * R * H + (i64)(X + rank * COLUMNS + tile * 16 + g + 8 * r) * H + q * 8 + block * 32;
+// Copies of the backward pass: a thread copies the parts of its own rows, PREFETCHED of 32, delta and theta0. A part is 8
+// columns of one row: rows g and g + 8 of the warp's two tiles, four gates, two blocks of 32 columns.
+#define PREFETCHED 18
+#define PARTIAL_BYTES (4 * COLUMNS * B * 4)  // of a message: a float from each block for each state and sequence
+INLINE i64 part_at(int part, int rank, int warp, int g, int q) {
+    const int r = part & 1, tile = (part >> 1) & 1, block = (part >> 2) & 1, gate = part >> 3;
+    return (i64)gate * R * H + (i64)(X + (2 * warp + tile) * 16 + g + 8 * r) * H + rank * COLUMNS + block * 32 + q * 8;
 }
-INLINE void copy_parts(u32 to, const bf16* delta, const bf16* theta0, int half, int rank, int tile, int g, int q) {
+INLINE void copy_parts(u32 to, const bf16* delta, const bf16* theta0, int rank, int warp, int g, int q) {
 #pragma unroll
     for (int part = 0; part < PREFETCHED; part++) {
-        const i64 from = part_at(part, half, rank, tile, g, q);
+        const i64 from = part_at(part, rank, warp, g, q);
         if (!FRESH) copy_16(to + part * 32 * THREADS, delta + from);
         copy_16(to + part * 32 * THREADS + 16 * THREADS, theta0 + from);
     }
     end_copies();
 }
-INLINE void set_part(u32 (&weight)[32][4], int part, Quad start, Quad change, float c) {
-    const int at = 2 * (part >> 1), r = part & 1;
-    weight[at][r] = weight_of(start.x, change.x, c);
-    weight[at][2 + r] = weight_of(start.y, change.y, c);
-    weight[at + 1][r] = weight_of(start.z, change.z, c);
-    weight[at + 1][2 + r] = weight_of(start.w, change.w, c);
+// Two steps of 16 columns: the first takes the first and second pair of every thread, the second the others.
+INLINE void set_part(u32 (&weight)[2][16][4], int part, Quad start, Quad change, float c) {
+    const int r = part & 1, tile = (part >> 1) & 1, s = 2 * (part >> 2);
+    weight[tile][s][r] = weight_of(start.x, change.x, c);
+    weight[tile][s][2 + r] = weight_of(start.y, change.y, c);
+    weight[tile][s + 1][r] = weight_of(start.z, change.z, c);
+    weight[tile][s + 1][2 + r] = weight_of(start.w, change.w, c);
 }
 
 // The gradients of the gates' sums for all t, from dl/dh of the output in `state_grad` [U, N, H]; they replace the gates.
-// Warp w has the states 16 * (w % TILES) to + 15 of the block, and half w / TILES of the sum over the gates' columns.
-KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_backward(
+// A block has the gates of its columns: after a time step it multiplies their gradients by its part of the matrix, which
+// gives a part of the gradient of every state before, and sends each block the parts for its columns. Warp w computes the
+// parts of the states 32 w to + 31, and the gates of the columns 8 w to + 7 of the block.
+KERNEL IN_CLUSTERS __launch_bounds__(THREADS, 1) lstm_backward(
     const bf16* delta, const bf16* theta0, const float* scale, const int* run, const int* step, const int* num_steps,
     bf16* gates, const float* cells, const float* state_grad, int U, int clusters
 ) {
     SHARED_MEMORY(memory);
-    const int rank = blockIdx.x % CLUSTER, now = step[0];
-    int u = next_user(blockIdx.x / CLUSTER, U, clusters, now, num_steps);
+    const int rank = blockIdx.x & 3, now = step[0];
+    int u = next_user(blockIdx.x >> 2, U, clusters, now, num_steps);
     if (u >= U) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-    const int tile = warp % TILES, half = warp / TILES;
     const bool odd = g & 1;
-    const u32 grads = shared_address(memory);
-    float* parts = (float*)(memory + 2 * GRAD_BYTES);                  // halves of sums
-    unsigned char* out_gates = memory + 2 * GRAD_BYTES + 8 * THREADS;
+    const u32 partials = shared_address(memory);
+    unsigned char* out_gates = memory + 2 * PARTIAL_BYTES;
     const u32 copies = shared_address(out_gates + N * GATES_STRIDE) + threadIdx.x * 16;
     const u32 mbarriers = shared_address(out_gates + N * GATES_STRIDE + PREFETCHED * 32 * THREADS);
-    const int column = tile * 16 + half * 8 + g;
+    const int column = warp * 8 + g;
     const int row = 2 * q + odd, pair = column & ~1;
-    const u32 place = grads + row * GRAD_STRIDE + (rank * COLUMNS + tile * 16 + half * 8) * 2;
     int message = 0, loaded = -1;
-    u32 weight[32][4];
+    u32 weight[2][16][4];
 
     open_exchange(mbarriers);
-    if (!FRESH) copy_parts(copies, delta + (i64)u * P + AT, theta0 + (i64)run[u] * P + AT, half, rank, tile, g, q);
+    if (!FRESH) copy_parts(copies, delta + (i64)u * P + AT, theta0 + (i64)run[u] * P + AT, rank, warp, g, q);
     while (true) {
         const bf16* of_delta = delta + (i64)u * P + AT;
         const bf16* of_start = theta0 + (i64)run[u] * P + AT;
         if (!FRESH || run[u] != loaded) {
             loaded = run[u];
-            if (FRESH) copy_parts(copies, of_delta, of_start, half, rank, tile, g, q);
-            const float c[2] = {scale[u * M + 1 + 4 * half], scale[u * M + 3 + 4 * half]};
+            if (FRESH) copy_parts(copies, of_delta, of_start, rank, warp, g, q);
+            const float c[4] = {scale[u * M + 1], scale[u * M + 3], scale[u * M + 5], scale[u * M + 7]};
 #pragma unroll
             for (int some = PREFETCHED; some < 32; some += 7) {
                 Quad change[7] = {}, start[7];
 #pragma unroll
                 for (int k = 0; k < 7; k++) {
-                    if (!FRESH) change[k] = load_once(of_delta + part_at(some + k, half, rank, tile, g, q));
-                    start[k] = load_kept(of_start + part_at(some + k, half, rank, tile, g, q));
+                    if (!FRESH) change[k] = load_once(of_delta + part_at(some + k, rank, warp, g, q));
+                    start[k] = load_kept(of_start + part_at(some + k, rank, warp, g, q));
                 }
 #pragma unroll
-                for (int k = 0; k < 7; k++) set_part(weight, some + k, start[k], change[k], c[(some + k) >> 4]);
+                for (int k = 0; k < 7; k++) set_part(weight, some + k, start[k], change[k], c[(some + k) >> 3]);
             }
             await_copies<0>();
 #pragma unroll
             for (int part = 0; part < PREFETCHED; part++) {
                 Quad change = {};
                 if (!FRESH) change = load_shared(copies + part * 32 * THREADS);
-                set_part(weight, part, load_shared(copies + part * 32 * THREADS + 16 * THREADS), change, c[part >> 4]);
+                set_part(weight, part, load_shared(copies + part * 32 * THREADS + 16 * THREADS), change, c[part >> 3]);
             }
         }
         const int next = next_user(u + clusters, U, clusters, now, num_steps);
         if (!FRESH && next < U)  // while the time steps run
-            copy_parts(copies, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, half, rank, tile, g, q);
+            copy_parts(copies, delta + (i64)next * P + AT, theta0 + (i64)run[next] * P + AT, rank, warp, g, q);
 
         const u32* of_gates = (const u32*)(gates + (i64)u * N * 4 * H + rank * COLUMNS);
         const float* of_cells = cells + (i64)u * N * H + rank * COLUMNS;
@@ -312,8 +304,11 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_backward(
         }
 #pragma unroll 1
         for (int t = T - 1; t >= 0; t--) {
-            u32 present[4] = {given[0], given[1], given[2], given[3]};
-            float next_dh[2] = {0.0f, 0.0f}, next_before[2] = {0.0f, 0.0f};
+            float i[2], f[2], new_[2], o[2], d[4][2], next_dh[2] = {0.0f, 0.0f}, next_before[2] = {0.0f, 0.0f};
+            unpaired(given[0], odd, i[0], i[1]);
+            unpaired(given[1], odd, f[0], f[1]);
+            unpaired(given[2], odd, new_[0], new_[1]);
+            unpaired(given[3], odd, o[0], o[1]);
             if (t) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) given[k] = of_gates[((((t - 1) * B + row) * 4 + k) * H + pair) >> 1];
@@ -323,59 +318,59 @@ KERNEL IN_CLUSTERS __launch_bounds__(THREADS, CLUSTER / 4) lstm_backward(
                     if (t > 1) next_before[b] = of_cells[((t - 2) * B + 2 * q + b) * H + column];
                 }
             }
+            float squashed[2];
+#pragma unroll
+            for (int b = 0; b < 2; b++) squashed[b] = tanh_(cell[b]);
             if (t < T - 1) {
                 const int last = message - 1;
                 wait_mbarrier(mbarriers + (last & 1) * 8, (last >> 1) & 1);
-                float sums[4][4] = {};
-                const u32 here = grads + (last & 1) * GRAD_BYTES + g * GRAD_STRIDE + half * 1024 + q * 16;
+                const float* here = (const float*)(memory + (last & 1) * PARTIAL_BYTES) + column * B + 2 * q;
 #pragma unroll
-                for (int s = 0; s < 16; s++) {
-                    const Quad d = load_shared(here + s * 64);
-                    multiply_add(sums[2 * (s & 1)], weight[2 * s], d.x, d.y);
-                    multiply_add(sums[2 * (s & 1) + 1], weight[2 * s + 1], d.z, d.w);
+                for (int from = 0; from < 4; from++) {
+                    dh[0] += here[from * COLUMNS * B];
+                    dh[1] += here[from * COLUMNS * B + 1];
                 }
-#pragma unroll
-                for (int k = 0; k < 4; k++) sums[0][k] = (sums[0][k] + sums[1][k]) + (sums[2][k] + sums[3][k]);
-                // The two halves of the sum: this warp keeps rows g (half 0) or g + 8 (half 1) and gives the others away.
-                parts[(warp * 32 + lane) * 2] = half ? sums[0][0] : sums[0][2];
-                parts[(warp * 32 + lane) * 2 + 1] = half ? sums[0][1] : sums[0][3];
-                pair_barrier(1 + tile);
-                const int other = ((warp ^ TILES) * 32 + lane) * 2;
-                dh[0] += (half ? sums[0][2] : sums[0][0]) + parts[other];
-                dh[1] += (half ? sums[0][3] : sums[0][1]) + parts[other + 1];
             }
-            float i[2], f[2], new_[2], o[2], d[4][2];
-            unpaired(present[0], odd, i[0], i[1]);
-            unpaired(present[1], odd, f[0], f[1]);
-            unpaired(present[2], odd, new_[0], new_[1]);
-            unpaired(present[3], odd, o[0], o[1]);
 #pragma unroll
             for (int b = 0; b < 2; b++) {
-                const float squashed = tanh_(cell[b]);
-                const float dcell = carried[b] + dh[b] * o[b] * (1.0f - squashed * squashed);
+                const float dcell = carried[b] + dh[b] * o[b] * (1.0f - squashed[b] * squashed[b]);
                 d[0][b] = dcell * new_[b] * i[b] * (1.0f - i[b]);
                 d[1][b] = dcell * before[b] * f[b] * (1.0f - f[b]);
                 d[2][b] = dcell * i[b] * (1.0f - new_[b] * new_[b]);
-                d[3][b] = dh[b] * squashed * o[b] * (1.0f - o[b]);
+                d[3][b] = dh[b] * squashed[b] * o[b] * (1.0f - o[b]);
                 carried[b] = dcell * f[b];
                 cell[b] = before[b];
                 before[b] = next_before[b];
                 dh[b] = next_dh[b];
             }
-            u32 d_pair[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) d_pair[k] = paired(d[k][0], d[k][1], odd);
-            if (t) {
-                const u32 mbarrier = mbarriers + (message & 1) * 8;
-                if (threadIdx.x == 0) expect_bytes(mbarrier, 2 * B * 4 * H);
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    send_to_cluster(place + (message & 1) * GRAD_BYTES + k * 512, gathered(d_pair[k], lane), mbarrier, g >> 1);
-                message++;
-            }
             u32* of_row = (u32*)(out_gates + (t * B + row) * GATES_STRIDE) + (pair >> 1);
 #pragma unroll
-            for (int k = 0; k < 4; k++) of_row[k * COLUMNS / 2] = d_pair[k];
+            for (int k = 0; k < 4; k++) of_row[k * COLUMNS / 2] = paired(d[k][0], d[k][1], odd);
+            if (!t) continue;
+            block_barrier();
+            float sums[2][2][4] = {};
+            const u32 here = shared_address(out_gates + (t * B + g) * GATES_STRIDE) + q * 16;
+#pragma unroll
+            for (int s = 0; s < 8; s++) {
+                const Quad x = load_shared(here + s * 64);
+#pragma unroll
+                for (int tile = 0; tile < 2; tile++) {
+                    multiply_add(sums[tile][0], weight[tile][2 * s], x.x, x.y);
+                    multiply_add(sums[tile][1], weight[tile][2 * s + 1], x.z, x.w);
+                }
+            }
+            const u32 mbarrier = mbarriers + (message & 1) * 8;
+            if (threadIdx.x == 0) expect_bytes(mbarrier, PARTIAL_BYTES);
+#pragma unroll
+            for (int tile = 0; tile < 2; tile++) {
+                const int state = (2 * warp + tile) * 16 + g, owner = state / COLUMNS;
+                const u32 place = partials + (message & 1) * PARTIAL_BYTES + ((rank * COLUMNS + state % COLUMNS) * B + 2 * q) * 4;
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    store_async(in_block(place + r * 8 * B * 4, owner), sums[tile][0][2 * r] + sums[tile][1][2 * r],
+                                sums[tile][0][2 * r + 1] + sums[tile][1][2 * r + 1], in_block(mbarrier, owner));
+            }
+            message++;
         }
         block_barrier();
 #pragma unroll

@@ -14,7 +14,7 @@ typedef long long i64;
 #ifndef ON_CPU  // DEVICE_ONLY
 #define INLINE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
-#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#define IN_CLUSTERS __cluster_dims__(4, 1, 1)
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 
 struct __align__(16) Quad { u32 x, y, z, w; };
@@ -34,7 +34,6 @@ INLINE float exchange(float x, int lanes) { return __shfl_xor_sync(0xffffffffu, 
 INLINE double exchange(double x, int lanes) { return __shfl_xor_sync(0xffffffffu, x, lanes); }
 INLINE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 INLINE void block_barrier() { __syncthreads(); }
-INLINE void pair_barrier(int number) { asm volatile("bar.sync %0, 64;" ::"r"(number) : "memory"); }
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // c [16, 8] += a [16, 16] b [16, 8]
@@ -99,6 +98,10 @@ INLINE void wait_mbarrier(u32 mbarrier, u32 parity) {
 INLINE void store_async(u32 address, Quad v, u32 mbarrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
         ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(mbarrier) : "memory");
+}
+INLINE void store_async(u32 address, float x, float y, u32 mbarrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];"
+        ::"r"(address), "f"(x), "f"(y), "r"(mbarrier) : "memory");
 }
 // A multiple of 16 bytes from global memory to shared memory, and their arrival to an mbarrier. One thread calls it.
 INLINE void copy_bulk(u32 shared, const void* global, u32 bytes, u32 mbarrier) {
