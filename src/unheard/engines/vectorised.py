@@ -190,6 +190,7 @@ class VectorisedEngine:
         delta_UP = torch.zeros(rows, theta0_P.numel(), dtype=theta0_P.dtype, device=self.device)
         eta = plan.update.learning_rate
         balls = plan.contribution.balls
+        scale_UJ = torch.ones(rows, len(balls), dtype=theta0_P.dtype, device=self.device)
         # As tensors, so that one compiled step serves any learning rate and any S.
         numbers = to_device(
             np.array([eta, 1 - eta * plan.update.update_penalty, *(b.radius for b in balls)]), self.device
@@ -199,18 +200,24 @@ class VectorisedEngine:
             at_work = int((num_steps_U > step).sum())
             rows = _whole(at_work, multiple)
             features_now = None if features_UF is None else features_UF[:rows]
-            moved_UP, was_clipped_U = local_step(
+            moved_UP, moved_scale_UJ = local_step(
                 theta0_P,
                 delta_UP[:rows],
+                scale_UJ[:rows],
                 window_USBW[:rows, step],
                 features_now,
                 numbers.to(theta0_P.dtype),
                 tuple((b.where.start, b.where.stop) for b in balls),
             )
-            # Rows of users who have finished, and padding rows, may be included; their results are not used.
-            delta_UP[:at_work].copy_(moved_UP[:at_work])
             if unclipped_U is not None:
-                unclipped_U[:at_work] &= ~was_clipped_U[:at_work]
+                unclipped_U[:at_work] &= (moved_scale_UJ[:at_work] == 1).all(dim=1)
+            # Rows of users who have finished, and padding rows, may be included; their results are not used.
+            if at_work == len(users):
+                delta_UP, scale_UJ = moved_UP, moved_scale_UJ
+            else:
+                delta_UP[:at_work].copy_(moved_UP[:at_work])
+                scale_UJ[:at_work].copy_(moved_scale_UJ[:at_work])
+        # The clip of the last step is left to the aggregation, which clips to the same balls.
         return delta_UP[: len(users)]
 
     def _step(self, *args: Any) -> tuple[Tensor, Tensor]:
@@ -231,17 +238,20 @@ class VectorisedEngine:
         self,
         theta0_P: Tensor,
         delta_UP: Tensor,
+        scale_UJ: Tensor,
         window_UBW: Tensor,
         features_UF: Tensor | None,
         numbers: Tensor,
         balls: tuple[tuple[int, int], ...],
     ) -> tuple[Tensor, Tensor]:
-        """delta <- Clip(keep * delta - eta * gradient) for each user, and which users were clipped. A model that projects
-        after local steps does so before the clip.
+        """keep * delta - eta * gradient for each user, and the scale of its clip by ball. The clip is applied when the
+        delta is next read, which saves a pass over memory. A model that projects after local steps does so before the
+        clip.
 
         Args:
             theta0_P: the parameters at the beginning of the round.
-            delta_UP: the users' deltas so far.
+            delta_UP: the users' deltas so far, before the clip of the last step.
+            scale_UJ: the pending clip: the factor of each ball, 1 where nothing was clipped.
             window_UBW: one local batch of each user.
             features_UF: the users' features, if the model takes them.
             numbers: eta, 1 - eta * lambda, and the radii of the balls.
@@ -253,6 +263,11 @@ class VectorisedEngine:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_coarse):
                 return mean_loss(self.model, params, window_BW, features_F)
 
+        if len(balls) == 1:
+            delta_UP = delta_UP * scale_UJ
+        elif balls:
+            parts = [delta_UP[:, start:stop] * scale_UJ[:, j, None] for j, (start, stop) in enumerate(balls)]
+            delta_UP = torch.cat(parts, dim=1)
         layers = self.model.layout.split(theta0_P + delta_UP)
         gradients = self._gradients(loss, layers, window_UBW, features_UF)
         eta, keep = numbers[0], numbers[1]
@@ -263,15 +278,12 @@ class VectorisedEngine:
         moved_UP = torch.cat(moved, dim=1)
         if self.model.projects_locally:
             moved_UP = self.model.project_local(theta0_P + moved_UP) - theta0_P
-        was_clipped_U = torch.zeros(len(delta_UP), dtype=torch.bool, device=delta_UP.device)
-        parts = []
+        scales = []
         for (start, stop), radius in zip(balls, numbers[2:], strict=True):
-            part_UL = moved_UP[:, start:stop]
-            norm_U1 = torch.linalg.vector_norm(part_UL, dim=1, keepdim=True)
+            norm_U = torch.linalg.vector_norm(moved_UP[:, start:stop], dim=1)
             # `where`, not min(1, S/norm): with a NaN the latter can come out as 1, which is no clip at all.
-            parts.append(part_UL * torch.where(norm_U1 > radius, radius / norm_U1, 1.0))
-            was_clipped_U = was_clipped_U | (norm_U1[:, 0] > radius)
-        return (torch.cat(parts, dim=1) if len(parts) > 1 else (parts or [moved_UP])[0]), was_clipped_U
+            scales.append(torch.where(norm_U > radius, radius / norm_U, 1.0))
+        return moved_UP, torch.stack(scales, dim=1) if scales else scale_UJ
 
     def _gradients(
         self, loss: Callable[..., Tensor], layers: dict[str, Tensor], window_UBW: Tensor, features_UF: Tensor | None
