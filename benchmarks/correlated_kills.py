@@ -69,7 +69,7 @@ def go(run: unheard.Run, folder: Path, noise: Path) -> None:
 
     with (
         patch.object(noise_state.CorrelatedNormals, "take", take),
-        patch("unheard.training.loop.statement", lambda *_: {"claim": ""}),
+        patch("unheard.training.loop.write_statement", lambda *_: {}),
     ):
         is_there = folder.exists()
         list(unheard.resume(folder, engine=ENGINE) if is_there else unheard.train(run, folder, engine=ENGINE))
@@ -152,7 +152,7 @@ def at_random(place: Path, strategy: str, options: argparse.Namespace) -> None:
     while kills < options.random:
         kills += killed(run, place / "r", noise, chance.randrange(3, 120)) == -9
     rounds = max(e.round for e in Ledger.read(place / "r" / "ledger.jsonl").entries) + 3
-    with patch("unheard.training.loop.statement", lambda *_: {"claim": ""}):
+    with patch("unheard.training.loop.write_statement", lambda *_: {}):
         list(unheard.resume(place / "r", engine=ENGINE, rounds=rounds))
     attempts = check(place / "r", noise, kills)
     print(

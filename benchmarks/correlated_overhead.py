@@ -98,7 +98,7 @@ def whole_rounds(model, choice, users: list[int], bands: int, until: float, popu
                         patch.object(unheard.PoissonSampling, "draw", draw_for_all(per_round)),
                         patch.object(CyclicPoissonSampling, "draw", draw),
                         patch.object(MinSeparationSampling, "draw", draw),
-                        patch("unheard.training.loop.statement", lambda *_: {"claim": ""}),
+                        patch("unheard.training.loop.write_statement", lambda *_: {}),
                     ):
                         out = Path(folder) / f"{repetition}-{per_round}-{name.split(',')[0]}"
                         took = seconds_per_round(run, choice, out, warm_up=2)

@@ -161,7 +161,7 @@ def _factors(
 ):  # fmt: skip
     """w * min(1, S / norm) / grid of one ball of one user."""
     ball, u = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    # DP: after weighting.
+    # DP: the weight is part of the factor, so truncation comes after weighting.
     by = tl.load(weight + u) * per_unit
     if CLIPPED:
         if KNOWN:
@@ -176,7 +176,7 @@ def _factors(
                 at += BLOCK
             norm = tl.sqrt(tl.sum(total))
         bound = tl.load(radius + ball)
-        # DP: the clip of what is returned.
+        # DP: the clip of what is returned, below S by more than the rounding that follows.
         by = by * tl.where(norm > bound, bound / norm, 1.0)
     tl.store(factor + u * tl.num_programs(0) + ball, (by * MARGIN).to(tl.float32))
 
@@ -196,12 +196,12 @@ def _fits(
         total = total + x if NOISED else tl.maximum(total, x)
         at += BLOCK
     if NOISED:
-        # DP: with the user's own weight.
+        # DP: sum(y^2) is at least sum(n^2); the limit has the user's own weight.
         limit = tl.load(weight + u) * largest
         is_within = tl.sum(total) <= limit * limit * CHECKED
     else:
         is_within = tl.max(total) <= largest
-    # DP: a NaN makes the comparison false.
+    # DP: a NaN makes the comparison false, and its user does not fit.
     tl.store(fits + u, is_within.to(tl.int32))
     tl.atomic_add(misfits + u // GROUP, 1 - is_within.to(tl.int32))
 
