@@ -210,7 +210,7 @@ def test_files_of_excluded_users_and_canaries_are_read(run, tmp_path):
         (("posts.jsonl", *FIELDS, "--canaries", "posts.jsonl"), UnknownKey, "[canary]"),
     ],
 )
-def test_flags_that_do_not_fit_are_refused_with_the_cure(run, tmp_path, words, kind, message):
+def test_flags_that_do_not_fit_are_refused_with_advice(run, tmp_path, words, kind, message):
     result = run("prepare", *words, "--out", "store")
     assert isinstance(result.exception, kind), result.output
     assert message in str(result.exception)

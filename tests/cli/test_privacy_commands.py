@@ -111,7 +111,7 @@ def test_stores_of_the_same_users_share_a_ledger(unheard, place, store):
     assert unheard("verify", place / "b")[0] == 0
 
 
-def test_a_store_that_cannot_be_written_names_the_cure_and_the_cure_works(unheard, place, monkeypatch):
+def test_a_store_that_cannot_be_written_gives_advice_that_works(unheard, place, monkeypatch):
     real = os.open
 
     def read_only(file, flags, *mode, **more):

@@ -187,7 +187,7 @@ def test_each_epsilon_that_training_shows_names_its_accountant(unheard, run_file
     assert re.search(r"ε [\d.]+ \(RDP\)", done.stderr)
 
 
-def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_go_on(unheard, run_file, tmp_path):
+def test_stop_after_ends_cleanly_at_a_round_and_says_how_to_continue(unheard, run_file, tmp_path):
     done = unheard("train", run_file, "--out", tmp_path / "r", "--set", "training.rounds=100000", "--stop-after", 1)
     assert "Continue with: unheard resume" in done.stdout.replace("\n", " ")
     rounds = len(Ledger.read(tmp_path / "r" / "ledger.jsonl"))

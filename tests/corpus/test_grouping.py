@@ -55,7 +55,7 @@ def test_ties_of_time_stand_in_the_order_of_the_input_across_files(tmp_path):
     assert words_of(done.store)[0].split()[1::3] == list("abcabc")
 
 
-def test_users_are_split_by_their_ids_whatever_else_is_in_the_input(tmp_path):
+def test_users_are_split_by_their_ids_alone(tmp_path):
     rule = SplitRule(held_out=0.3, public=0.2)
     rows = [{"who": f"u{i}", "what": "a", "when": 0} for i in range(60)]
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), splits=rule, shards=2)

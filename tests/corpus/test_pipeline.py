@@ -151,7 +151,7 @@ def test_a_canary_that_no_vocabulary_can_have_fails_before_the_draw(tmp_path):
     assert not (tmp_path / "store.partial").exists()
 
 
-def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_stopped_prepare_is_no_store_and_continues_where_it_was(tmp_path, monkeypatch):
     rows = [{"who": f"u{i}", "what": "a b", "when": 0} for i in range(50)]
     file = write_jsonl(tmp_path / "x.jsonl", rows)
     write = EncodeShard.__call__
@@ -179,7 +179,7 @@ def test_a_stopped_prepare_is_no_store_and_goes_on_where_it_was(tmp_path, monkey
     assert sorted(p.name for p in tmp_path.iterdir()) == ["store", "words.txt", "x.jsonl"]
 
 
-def test_another_question_does_not_go_on_from_the_old_answer(tmp_path, monkeypatch):
+def test_another_question_does_not_continue_from_the_old_answer(tmp_path, monkeypatch):
     file = write_jsonl(tmp_path / "x.jsonl", POSTS)
     with monkeypatch.context() as patch:
         patch.setattr(EncodeShard, "__call__", lambda self, shard, rows: 1 / 0)
@@ -216,7 +216,7 @@ def test_test_posts_depend_on_the_salt_alone_and_stop_when_there_are_no_more(hel
     assert sum(len(p) - 1 for p in draw_test_posts(held_out, 10_000, "salt")) == 4 * 16
 
 
-def test_a_full_disk_is_a_sentence_and_the_work_goes_on_afterwards(tmp_path, monkeypatch):
+def test_a_full_disk_is_one_message_and_work_continues_afterwards(tmp_path, monkeypatch):
     file = write_jsonl(tmp_path / "x.jsonl", POSTS)
 
     def full(self, piece):

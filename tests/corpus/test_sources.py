@@ -136,7 +136,7 @@ def test_every_tear_is_seen_and_no_whole_file_is_called_torn(tmp_path):
 GOOD = {"who": "ann", "what": "a", "when": 1}
 
 
-def test_a_zstd_window_above_27_bits_is_refused_with_the_cure(tmp_path):
+def test_a_zstd_window_above_27_bits_is_refused_with_advice(tmp_path):
     file = tmp_path / "x.jsonl.zst"
     # a frame header (RFC 8878): magic, no single segment, window descriptor with exponent 21: 2^31 bytes
     file.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + bytes(10))

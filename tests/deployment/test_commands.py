@@ -86,7 +86,7 @@ def test_personalize_prints_before_and_after_and_predict_opens_it(unheard, run_f
         (["predict", "{tmp}/model.onnx", "how"], "not a run folder"),
     ],
 )
-def test_refusals_are_one_message_with_the_cure(unheard, run_folder, tmp_path, words, message):
+def test_refusals_are_one_message_with_advice(unheard, run_folder, tmp_path, words, message):
     (tmp_path / "short.txt").write_text("hello")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     _, err, status = unheard(*(word.format(run=run_folder, tmp=tmp_path) for word in words))

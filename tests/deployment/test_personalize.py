@@ -93,7 +93,7 @@ def test_the_shared_model_is_not_touched(released, run_folder, made):
 
 
 @pytest.mark.parametrize("text", ["", "w1 w2 w3", "\n\n\n"])
-def test_too_little_text_is_refused_with_a_cure(released, text):
+def test_too_little_text_is_refused_with_advice(released, text):
     with pytest.raises(InputError, match="one message on each line"):
         personalize(released, text)
 

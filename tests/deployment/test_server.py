@@ -358,7 +358,7 @@ def test_nothing_typed_is_printed_or_written(server, capfd, tmp_path, monkeypatc
     assert not any(secret in str(value) for value in vars(server).values())
 
 
-def test_a_port_in_use_is_a_refusal_with_a_cure(server, two_models):
+def test_a_port_in_use_is_a_refusal_with_advice(server, two_models):
     with pytest.raises(InvalidValue, match="choose another --port"):
         KeyboardServer([Suggester(two_models[0])], server.server_port)
 

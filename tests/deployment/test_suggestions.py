@@ -170,7 +170,7 @@ def test_many_threads_get_the_same_answers(two_models):
     assert found == alone
 
 
-def test_a_model_of_characters_is_refused_with_the_cure(two_models):
+def test_a_model_of_characters_is_refused_with_advice(two_models):
     characters = replace(two_models[0], tokenizer=CharacterTokenizer())
     with pytest.raises(ModelError, match="--tokens words"):
         suggester_for(characters)

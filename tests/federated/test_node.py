@@ -58,7 +58,7 @@ def test_a_user_who_opted_out_takes_part_in_nothing(run, devices):
     assert Node(devices[2], {}).answer(Packet("keys", {"session": "s" * 32})).kind == "keys"
 
 
-def test_a_node_that_leaves_contributes_nothing_and_the_rest_goes_on(run, devices):
+def test_a_node_that_leaves_contributes_nothing_and_the_rest_continues(run, devices):
     network = LocalNetwork(devices)
     engine = FederatedEngine(network, run.model, CENTRAL, unheard.TokenStore.open(run.corpus))
     network.tamper = lambda node, request, answer: None if node == 1002 else answer

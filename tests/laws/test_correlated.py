@@ -142,7 +142,7 @@ def test_low_bits_of_what_is_released_say_nothing_about_who_was_there():
 
 
 @pytest.mark.parametrize("matrix", [BANDED, BLT], ids=["banded", "blt"])
-def test_a_history_that_is_restored_goes_on_to_the_bit(matrix):
+def test_a_history_that_is_restored_continues_to_the_bit(matrix):
     normals = torch.from_numpy(np.random.default_rng(2).normal(size=(8, 40)))
     whole = NoiseHistory(matrix, 40, CPU)
     noise = [whole.next(row).clone() for row in normals]

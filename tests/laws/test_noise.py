@@ -67,7 +67,7 @@ def test_every_coordinate_has_noise_of_its_own():
     assert abs(np.corrcoef(a[:-1], a[1:])[0, 1]) < 0.01
 
 
-def test_the_tails_go_on_past_five_sigma():
+def test_the_tails_continue_past_five_sigma():
     drawn = np.concatenate([np.abs(reproducible_generator(5, i).standard_normal(10**7)) for i in range(4)])
     expected = 4e7 * 2 * stats.norm.sf(5.0)  # about 23
     assert 0.3 * expected < (drawn > 5.0).sum() < 3 * expected

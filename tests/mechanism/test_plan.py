@@ -60,7 +60,7 @@ def test_a_sigma_that_stays_while_s_changes_is_another_z():
     assert [scheduled.at(r, LAYOUT).event().noise_multiplier for r in (0, 1)] == pytest.approx([1.0, 0.5])
 
 
-def test_no_noise_is_non_private_whatever_else():
+def test_no_noise_is_non_private_in_any_case():
     assert isinstance(plan(noise=unheard.NoNoise()).at(0, LAYOUT).event(), NonPrivate)
 
 

@@ -92,7 +92,7 @@ def some_users() -> list[User]:
     return [User(counting_user(rng, n), None, k) for k, n in enumerate((60, 1, 33, 0, 12, 47))]
 
 
-def test_a_model_that_vmap_cannot_take_goes_one_user_at_a_time_and_agrees():
+def test_a_model_that_vmap_cannot_take_runs_one_user_at_a_time_and_agrees():
     model, users = unheard.ModuleModel.wrap(Looks(), vocabulary_size=ROWS), some_users()
     engine = ManyAtOnce(model, users_at_once=4)
     with pytest.warns(UserWarning, match="one user at a time"):

@@ -118,7 +118,7 @@ def test_the_rest_of_a_power_loss_is_cut_off(path, tail):
     assert path.read_bytes() == whole
 
 
-def test_charging_goes_on_after_a_repair(path):
+def test_charging_continues_after_a_repair(path):
     path.write_bytes(path.read_bytes()[:-10])
     ledger = Ledger.open(path)
     ledger.charge(ROUND, 4)

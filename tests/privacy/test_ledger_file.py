@@ -40,7 +40,7 @@ def test_a_reader_gets_each_record_once(file, path):
     assert reader.facts == {"a": 1}
 
 
-def test_a_reader_goes_on_after_another_process_has_repaired_the_end(file, path):
+def test_a_reader_continues_after_another_process_has_repaired_the_end(file, path):
     file.append([{"n": 1}])
     path.write_bytes(path.read_bytes()[:-1])
     reader, writer = ChainedFile(path, "some-kind"), ChainedFile(path, "some-kind")

@@ -66,7 +66,7 @@ def test_progress_is_reported_before_each_trial():
     assert all("noise_multiplier" in line for line in told)
 
 
-def test_a_target_out_of_reach_is_refused_with_the_cure():
+def test_a_target_out_of_reach_is_refused_with_advice():
     with pytest.raises(InvalidValue, match=r"out of reach.*larger epsilon"):
         plan(users=1000, users_per_round=500, noise_multiplier=0.1, epsilon=0.1)
 

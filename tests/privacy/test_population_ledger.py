@@ -325,7 +325,7 @@ def test_a_ledger_that_shrinks_under_a_run_stops_it(path, tmp_path):
     assert len(account) == 1
 
 
-def test_a_store_that_cannot_be_written_is_refused_with_the_cure(path, monkeypatch):
+def test_a_store_that_cannot_be_written_is_refused_with_advice(path, monkeypatch):
     real = os.open
 
     def read_only(file, flags, *mode, **more):

@@ -126,7 +126,7 @@ def test_a_folder_in_which_nothing_remembers_the_ledger_is_refused(base):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}"])
-def test_a_checkpoint_that_cannot_be_read_is_an_error_with_the_cure(base, content):
+def test_a_checkpoint_that_cannot_be_read_is_an_error_with_advice(base, content):
     sorted((base / "r" / "checkpoints").iterdir())[-1].write_bytes(content)
     with pytest.raises(CheckpointCorrupt, match=r"Put back a whole copy"):
         read_run_ledger(base / "r")
@@ -151,7 +151,7 @@ def test_one_charge_that_a_crash_leaves_in_the_populations_ledger_is_no_fault(ba
     assert findings(base / "r") == {}
 
 
-def test_a_seeded_run_that_is_repeated_goes_on_and_one_that_was_rolled_back_does_not(base):
+def test_a_seeded_run_that_is_repeated_continues_and_one_that_was_rolled_back_does_not(base):
     run, _ = read_saved_run(base / "other" / "run.toml")
     seeded = replace(run, training=unheard.Training(rounds=2, reproducible_seed=3))
     list(unheard.train(seeded, base / "a"))

@@ -84,7 +84,7 @@ def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path
         restore([tmp_path / "all.tar.gz"], elsewhere)
 
 
-def test_a_bundle_of_a_run_that_trains_can_be_restored_and_goes_on(run, tmp_path):
+def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_path):
     """As if the machine were taken away after the bundle: rounds since the newest checkpoint are charged again."""
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
     for place in (work, elsewhere):

@@ -612,7 +612,7 @@ def test_head_words_of_a_baseline_that_was_hardly_trained_decide_nothing(everyth
     )
 
 
-def test_a_figure_ends_where_only_one_run_goes_on(everything):
+def test_a_figure_ends_where_only_one_run_continues(everything):
     """100 users per round are needed longer elsewhere."""
     short = world(rounds=600).runs
     runs = {name: run if name == "baseline" else short[name] for name, run in everything.runs.items()}

@@ -177,7 +177,7 @@ def model(place: Workspace, name: str) -> torch.Tensor:
     return model_of(place, name, place.run(job).model)
 
 
-def test_stopped_by_the_clock_it_says_how_far_it_got_and_goes_on_later(store, tmp_path, whole):
+def test_a_command_that_is_out_of_time_says_how_far_it_got_and_continues_later(store, tmp_path, whole):
     place = workplace(store, tmp_path)
     happened = list(run_steps(place, [TWO_RUNS], stop_after=14, clock=Clock()))
     ended = next(one for one in happened if isinstance(one, GroupEnded))
@@ -244,7 +244,7 @@ def test_the_same_call_continues_after_a_kill(store, tmp_path):
     assert [row["round"] for row in lines(place)[0]["evaluations"]] == [2, 4, 6]
 
 
-def test_a_group_that_fails_does_not_end_the_others_and_goes_on_later(store, tmp_path, monkeypatch):
+def test_a_group_that_fails_does_not_end_the_others_and_continues_later(store, tmp_path, monkeypatch):
     place, step = (
         workplace(store, tmp_path),
         Step(recipes=("estimators", "unit-norm"), runs=("variable-f*", "free-norm*")),
@@ -363,7 +363,7 @@ def test_results_and_folders_of_another_corpus_are_not_mixed(store, tmp_path, wh
     assert not (place.results / FILE).exists()
 
 
-def test_a_corpus_that_holds_nobody_out_is_skipped_with_the_cure(store, tmp_path):
+def test_a_corpus_that_holds_nobody_out_is_skipped_with_advice(store, tmp_path):
     place = workplace(store, tmp_path)
     place = replace(place, corpora={"main": replace(place.corpora["main"], held_out=0)})
     skipped = list(run_steps(place, [TWO_RUNS]))

@@ -68,7 +68,7 @@ def test_the_ledger_has_one_event_a_round_at_the_declared_z_and_the_folder_fits(
     assert [f.name for f in verify(tmp_path / "r") if f.fits is not True] == []
 
 
-def test_a_stop_and_a_resume_go_on_with_the_same_s(run, tmp_path):
+def test_a_stop_and_a_resume_continue_with_the_same_s(run, tmp_path):
     following = adaptive(run, 0.1, rounds=6)
     list(unheard.train(following, tmp_path / "whole"))
     for report in (stopped := unheard.train(following, tmp_path / "parts")):

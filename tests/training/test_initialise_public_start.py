@@ -77,7 +77,7 @@ def test_a_public_start_improves_the_model_costs_nothing_and_is_in_the_statement
     assert "The people of that public corpus are not protected" in page
 
 
-def test_a_private_run_goes_on_from_the_very_parameters(run, public_run, model, tmp_path):
+def test_a_private_run_continues_from_the_very_parameters(run, public_run, model, tmp_path):
     start = replace(run.training, rounds=1, init_from=str(public_run), init_is_public=True)
     reports = unheard.train(replace(run, training=start), tmp_path / "r")
     right = load_model(public_run / "model.safetensors", model)

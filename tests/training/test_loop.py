@@ -231,7 +231,7 @@ def test_a_run_whose_making_was_interrupted_leaves_nothing_that_looks_like_one(r
     assert len(list(unheard.train(run, tmp_path / "r"))) == 6
 
 
-def test_a_run_goes_on_from_the_model_that_it_began_with_whatever_became_of_its_source(run, tmp_path):
+def test_a_run_continues_from_the_model_that_it_began_with_whatever_became_of_its_source(run, tmp_path):
     list(unheard.train(run, tmp_path / "parent"))
     child = replace(run, training=unheard.Training(rounds=2, init_from=str(tmp_path / "parent")))
     unheard.train(child, tmp_path / "child").close()
@@ -538,7 +538,7 @@ def test_shared_cohorts_need_a_seed():
         unheard.Training(rounds=1, shared_cohorts=True)
 
 
-def test_a_seeded_folder_of_an_older_version_goes_on_with_its_streams(run):
+def test_a_seeded_folder_of_an_older_version_continues_with_its_streams(run):
     seeded = reproducible(run)
     old = initialise.streams_of(seeded, {"randomness": {"mode": "reproducible"}}, "")
     assert old == ReproducibleStreams(seed=1)

@@ -103,7 +103,7 @@ def test_an_error_in_one_run_is_raised_and_all_runs_are_saved(runs, model, tmp_p
     assert [newest_checkpoint(RunFolder(folder)).state.round for _, folder in places] == [3, 4]
 
 
-def test_a_folder_of_another_run_is_not_gone_on_with(runs, tmp_path):
+def test_a_folder_of_another_run_is_not_continued(runs, tmp_path):
     list(unheard.train(runs[0], tmp_path / "a"))
     with pytest.raises(LedgerError, match="another configuration"):
         train_together([(runs[1], tmp_path / "a")], allow_no_privacy=True)

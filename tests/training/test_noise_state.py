@@ -177,7 +177,7 @@ def test_noise_is_not_given_before_its_charge_nor_twice(place):
         state.normals()
 
 
-def test_a_resumed_run_goes_on_with_the_coefficients_of_its_header(place, monkeypatch):
+def test_a_resumed_run_continues_with_the_coefficients_of_its_header(place, monkeypatch):
     """Another machine, or another version of scipy, may optimise to other numbers."""
     folder = place / "r"
     go(run_of(place), folder, stop=1)
@@ -438,7 +438,7 @@ def test_blt_noise_stops_after_its_attempts_and_more_rounds_begin_a_new_mechanis
     assert indices(folder)[-1] == 0
 
 
-def test_a_copy_that_goes_on_by_itself_cannot_share_the_history(place):
+def test_a_copy_that_continues_by_itself_cannot_share_the_history(place):
     folder, copy = place / "r", place / "copy"
     go(run_of(place), folder, stop=3)
     shutil.copytree(folder, copy)

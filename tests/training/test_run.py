@@ -64,7 +64,7 @@ def test_what_may_change_on_resumption_does_not_change_the_hash(run):
     assert run_hash(replace(run, training=replace(run.training, init_seed=5))) != run_hash(run)
 
 
-def test_a_run_from_before_there_was_a_key_goes_on_as_what_was_done_then():
+def test_a_run_from_before_there_was_a_key_continues_as_what_was_done_then():
     """The hash is the one that was written before [model] had keep_norm."""
     tables = tomllib.loads("""
         corpus = { path = "store" }

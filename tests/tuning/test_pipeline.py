@@ -148,7 +148,7 @@ def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
     assert "Every S of the grid" in tuned.refusal
 
 
-def test_stopped_it_goes_on_where_it_was(run_file, tmp_path, proxy):
+def test_a_stopped_command_continues_where_it_was(run_file, tmp_path, proxy):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
     done = tune(*asked, "--stop-after", 0)
     assert "The same command continues" in done.output
@@ -159,7 +159,7 @@ def test_stopped_it_goes_on_where_it_was(run_file, tmp_path, proxy):
     assert len(PopulationLedger.read(proxy / "ledger.jsonl").events) == 20  # no round was done twice
 
 
-def test_a_folder_with_other_trials_is_not_gone_on_with(run_file, tmp_path, proxy):
+def test_a_folder_with_other_trials_is_not_continued(run_file, tmp_path, proxy):
     asked = [run_file, "--out", tmp_path / "t", "--corpus", proxy, "--population", 60, *QUICK, *GENEROUS]
     tune(*asked, "--stop-after", 0)
     with pytest.raises(RunFolderExists, match="other options"):

@@ -169,7 +169,7 @@ def test_where_the_number_drawn_is_zero_there_is_no_model_but_a_charge(candidate
     assert not (tmp_path / "best").exists()
 
 
-def test_a_selected_run_goes_on_like_any_other_and_pays_for_its_further_rounds(candidates, tmp_path):
+def test_a_selected_run_continues_like_any_other_and_pays_for_its_further_rounds(candidates, tmp_path):
     folder = select(candidates, tmp_path / "best", Drawn(mean=1))
     assert [report.round for report in resume(folder.path, rounds=5)] == [4, 5]
     kinds = [type(event).__name__ for event in Ledger.read(folder.ledger).events]

@@ -55,7 +55,7 @@ def test_a_run_on_many_ranks_is_the_run_of_one(seeded, model, tmp_path, size):
     assert len(told(tmp_path / "alone")[0]) == 3
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(seeded, model, tmp_path):
+def test_a_run_continues_with_another_number_of_ranks(seeded, model, tmp_path):
     list(unheard.train(seeded, tmp_path / "alone", engine=CPU))
     shorter = replace(seeded, training=replace(seeded.training, rounds=1))
     list(unheard.train(shorter, tmp_path / "together", engine=CPU))

@@ -81,7 +81,7 @@ def test_a_folder_is_copied_without_its_code_and_a_changed_folder_has_no_record(
     assert record_of(tmp_path / "base") is None
 
 
-def test_what_is_no_model_is_refused_with_a_remedy(tmp_path, llama, monkeypatch):
+def test_a_folder_that_is_no_model_is_refused_with_advice(tmp_path, llama, monkeypatch):
     with pytest.raises(ModelError, match="no hub name"):
         get_base("smolm2", tmp_path / "base")
     with pytest.raises(ModelError, match="exists already"):

@@ -176,7 +176,7 @@ def test_out_of_memory_while_a_sum_is_computed_counts_nobody_twice(llama, monkey
     assert given.weight == expected.weight
 
 
-def test_a_window_that_does_not_fit_is_an_error_with_the_cure(llama, monkeypatch):
+def test_a_window_that_does_not_fit_is_an_error_with_advice(llama, monkeypatch):
     model = model_of(llama, "lora")
     Memory(monkeypatch, "run", at=range(1, 99))
     with pytest.warns(UserWarning, match="Memory ran out") as said, pytest.raises(ModelError, match=r"update\.unroll"):

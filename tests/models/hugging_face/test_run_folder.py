@@ -63,7 +63,7 @@ def test_a_hugging_face_run_predicts_and_is_measured_from_its_folder(trained):
     assert 0 < json.loads(done.stdout)["accuracy_top1"] < 1
 
 
-def test_resume_goes_on_also_with_the_base_in_another_place(trained, tmp_path):
+def test_resume_continues_also_with_the_base_in_another_place(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "moved", dirs_exist_ok=True)
     (tmp_path / "moved" / "base").rename(tmp_path / "elsewhere")
     file = tmp_path / "moved" / "run" / "run.toml"
@@ -90,7 +90,7 @@ def test_other_weights_under_a_run_are_refused(trained, tmp_path):
         unheard.resume(tmp_path / "copy" / "run", rounds=3)
 
 
-def test_the_best_of_several_runs_names_its_base_and_goes_on(base, corpus, tmp_path):
+def test_the_best_of_several_runs_names_its_base_and_continues(base, corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "corpus")
     run = run_of(tmp_path / "corpus", model_of(base, "lora"))
     folder = select([run], tmp_path / "best", TrialCount(mean=1))
@@ -123,7 +123,7 @@ def test_the_statement_says_that_the_base_was_declared_public(trained):
     assert any("declared public" in warning for warning in told["warnings"])
 
 
-def test_a_corpus_of_other_words_is_refused_with_the_cure(base, store, corpus, tmp_path):
+def test_a_corpus_of_other_words_is_refused_with_advice(base, store, corpus, tmp_path):
     with pytest.raises(ModelError, match=r"--tokens .*tokenizer\.json"):
         unheard.train(run_of(store.path, model_of(base)), tmp_path / "run")
     other = tmp_path / "other"
