@@ -137,6 +137,7 @@ def section(root: Path = REVIEWS) -> dict[str, Any] | None:
         "figures": figures(root),
         "rules": [registered(name, judged.get(name)) for name in RULES],
         "counts": counts_of(judged),
+        "vectors": readings_of_vectors(),
     }
 
 
@@ -211,6 +212,17 @@ def counts_of(judged: dict[str, Verdict]) -> str:
     )
 
 
+def readings_of_vectors() -> str:
+    """Which reading of the paper's sentence on word vectors these counts are for, and how it was chosen, as registered."""
+    vectors = load_rules()["word_vectors"]
+    first, second, _ = vectors["chronology"]
+    return (
+        f"The counts are for one of three readings of the paper's sentence “{vectors['sentence']}”. {first} {second} All runs "
+        "on reviews use the second reading. Third reading: the vectors are projected to norm 1 after each local step "
+        f"(`model.step_norm`); it has no runs yet. {vectors['units']}"
+    )
+
+
 def _cost(kept: dict[str, Path]) -> str:
     """What privacy cost in accuracy and in time, in words."""
     if len(kept) < 2:
@@ -251,6 +263,7 @@ def _lines() -> Iterator[str]:
         f"{rules['registered']}, before the first run; every run comes from a clean commit, which its record names.\n"
     )
     yield f"{counts_of(judged)}.\n"
+    yield f"{readings_of_vectors()}\n"
     yield from _markdown(state_table())
     yield (
         "S = 8 was chosen on blogs_64 by rule private-S. It is also the value that had been tried on reviews before the rules "

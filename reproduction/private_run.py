@@ -310,6 +310,10 @@ def run_step(
 
     began = time.monotonic()
     origin = facts(device)  # fails here, not after the training, if the commit is unknown
+    if scale == 1 and origin["commit"].endswith("-dirty"):
+        raise SystemExit(
+            "Runs are made from a clean commit (reproduction/rules.md): commit or remove the changes first."
+        )
     chosen = {
         name: run_tables
         for name, run_tables in runs_of(step, work, repetition=repetition, scale=scale).items()

@@ -412,7 +412,7 @@ BEYOND_THE_PAPER = (
             replace(noised(15, 0.012, users=1250), name="cost-C1250", corpus="synthetic", rounds=20),
             replace(noised(15, 0.003, users=5000), name="cost-C5000", corpus="synthetic", rounds=10),
         ),
-        claim="Training with thousands of users per round, which the paper could only estimate, is no longer too expensive.",
+        claim="Training with 5,000 users per round, which the paper only estimated, is no longer too expensive.",
         rank=2,
     ),
 )

@@ -1,9 +1,9 @@
 """Figures 6 and 7 and Section 3: the number of users per round.
 
 The paper trained with 100 users per round and estimated the accuracy of private runs, which need thousands for z = 1.
-`users_100_vs_1250` (Figure 7) tests this estimate, `private_for_real` trains the runs that the paper could only
-estimate, `users_per_round` (Figure 6) shows diminishing returns, and `cost` (not in the paper) measures the time of a
-round with thousands of users.
+`users_100_vs_1250` (Figure 7) tests this estimate with 1,250, as the paper did. `private_for_real` trains 5,000, which
+the paper only estimated, and 1,250. `users_per_round` (Figure 6) shows diminishing returns, and `cost` (not in the
+paper) measures the time of a round with thousands of users.
 """
 
 from reproduction.exhibit import (

@@ -375,6 +375,13 @@ def test_only_the_runs_that_are_not_complete_are_trained(tmp_path, monkeypatch):
     assert given == ["baseline-seed3", "estimate-seed1"]
 
 
+def test_registered_runs_are_made_from_a_clean_commit(tmp_path, monkeypatch):
+    (tmp_path / "chosen_S.json").write_text('{"S": 8}')
+    monkeypatch.setattr(private_run, "facts", lambda device: {"commit": "abc-dirty"})
+    with pytest.raises(SystemExit, match="clean commit"):
+        private_run.run_step("private", tmp_path, device="cpu", stop_after=None, scale=1.0, repetition=1)
+
+
 def test_without_a_commit_nothing_is_trained(tmp_path, monkeypatch):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
     monkeypatch.setattr(private_measures, "HERE", tmp_path)  # not in a repository
