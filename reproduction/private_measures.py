@@ -20,6 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from unheard.corpus.vocabulary import EOS, UNK
+from unheard.evaluation.next_word import target_rank
+from unheard.models.model import LanguageModel, window_targets
+from unheard.updates.user_update import windows_of
 
 HERE = Path(__file__).resolve().parent
 TEST_TOKENS = 75_122
@@ -30,8 +37,6 @@ PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Brea
 
 def facts(device: str) -> dict[str, Any]:
     """What a result states about its origin: commit, device, version of torch, date."""
-    import torch
-
     return {
         "commit": commit(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu",
@@ -69,10 +74,11 @@ def measure(folder: Path, device: str) -> None:
     store = TokenStore.open(released.run.corpus)
     # The posts that `unheard prepare --test-tokens` would draw, without another store.
     posts = draw_test_posts(store.held_out, TEST_TOKENS, SplitRule().salt)
-    counts = hits_of(released, store.held_out.users(np.arange(store.held_out.num_users)), device)
-    of_posts = hits_of(released, posts, device)
-    np.savez_compressed(folder / "per_user.npz", **counts)  # pyright: ignore[reportArgumentType]
-    np.savez_compressed(folder / "per_post.npz", **of_posts)  # pyright: ignore[reportArgumentType]
+    model, params_P, words = released.run.model, released.params_P.to(device), released.vocabulary.words
+    counts = hits_of(model, params_P, words, store.held_out.users(np.arange(store.held_out.num_users)))
+    of_posts = hits_of(model, params_P, words, posts)
+    write_counts(folder / "per_user.npz", counts)
+    write_counts(folder / "per_post.npz", of_posts)
     total = {name: int(value.sum()) for name, value in counts.items()}
     described = {
         "commit": commit(),
@@ -122,40 +128,40 @@ def content_digest(store: Path) -> str:
 
 
 def hits_of(
-    released: Any, texts: Sequence[np.ndarray], device: str, unroll: int = 80, texts_at_once: int = 500
+    model: LanguageModel,
+    params_P: Tensor,
+    words: Sequence[str],
+    texts: Sequence[np.ndarray],
+    *,
+    unroll: int = 80,
+    windows_at_once: int = 500,
 ) -> dict[str, np.ndarray]:
     """Targets and hits in each text (the tokens of a user or of a post), counted like AccuracyTop1.
 
     Args:
-        released: The model.
+        model: The model.
+        params_P: Its parameters, on the device to compute on.
+        words: The words of its dictionary.
         texts: Tokens of each text.
-        device: Where to compute.
         unroll: Tokens of context, as in the evaluations of a run.
-        texts_at_once: Texts in one batch.
+        windows_at_once: Windows of `unroll` tokens in one batch.
 
     Returns:
         For each text the number of `targets` and `hits`; `words` and `word_hits` without sentence ends; `plain` and
         `plain_hits` also without punctuation.
     """
-    import torch
-
-    from unheard.corpus.vocabulary import EOS, UNK
-    from unheard.evaluation.next_word import target_rank
-    from unheard.models.model import window_targets
-    from unheard.updates.user_update import windows_of
-
-    model = released.run.model
-    params = model.layout.split(released.params_P.to(device))
+    params, device = model.layout.split(params_P), params_P.device
     # BOS, EOS and UNK count as words here; EOS is left out where a rule says so.
-    words = [str(word) for word in released.vocabulary.words]
     is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
     names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
     counts = {name: np.zeros(len(texts), dtype=np.int64) for name in names}
-    for start in range(0, len(texts), texts_at_once):
-        windows = [windows_of(tokens, unroll) for tokens in texts[start : start + texts_at_once]]
-        owner_B = start + np.repeat(np.arange(len(windows)), [len(window) for window in windows])
+    windows = [windows_of(tokens, unroll) for tokens in texts]
+    owner_K = np.repeat(np.arange(len(windows)), [len(window) for window in windows])
+    windows_KW = np.concatenate(windows)
+    for start in range(0, len(windows_KW), windows_at_once):
+        part = slice(start, start + windows_at_once)
         with torch.no_grad():
-            input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(np.concatenate(windows), device=device))
+            input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(windows_KW[part], device=device))
             logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
             rank_BT = target_rank(logits_NV, target_BT.flatten()).view(target_BT.shape)
             hit_BT = counts_BT & (target_BT != UNK) & (rank_BT == 1)
@@ -163,5 +169,10 @@ def hits_of(
             plain_BT = word_BT & ~is_mark_V[target_BT]
             columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT)
             for name, column_BT in zip(names, columns, strict=True):
-                np.add.at(counts[name], owner_B, column_BT.sum(dim=1).cpu().numpy())
+                np.add.at(counts[name], owner_K[part], column_BT.sum(dim=1).cpu().numpy())
     return counts
+
+
+def write_counts(file: Path, counts: dict[str, np.ndarray]) -> None:
+    """Write the counts of each user or post; `bootstrap.py` reads them."""
+    np.savez_compressed(file, **counts)  # pyright: ignore[reportArgumentType]

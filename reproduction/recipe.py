@@ -109,9 +109,12 @@ class Scale:
     """Sizes that all runs share: how often they are evaluated, how many rounds and users they have."""
 
     name: str
-    evaluate_every: int = 20
-    held_out_tokens: int = 75_000
-    """Size of the evaluation set in tokens. The test set of the paper had 75,122."""
+    evaluate_every: int = 100
+    """Rounds between evaluations, as registered; 20 where a rule is read at round 500 or before (`--set
+    evaluation.every=20`)."""
+    held_out_tokens: int = 10_000_000
+    """Size of the evaluation set in tokens: all held-out users. The test set of the paper had 75,122, and so did the
+    runs before the rules were registered."""
     checkpoint_every: int = 200
     most_rounds: int | None = None
     users_divided_by: int = 1

@@ -13,11 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reproduction.base_config import settings_of
+from reproduction.bootstrap import USERS
 from reproduction.corpora import Corpus
+from reproduction.private_measures import hits_of, write_counts
 from reproduction.results import RunResult
 from reproduction.scheduling import Job
 from unheard.corpus.store import TokenStore
@@ -44,8 +47,9 @@ def record(
     choice: EngineChoice,
     seconds: float,
     users_per_second: float,
+    results: Path,
 ) -> RunResult:
-    """Compute the result of a run up to its last completed round.
+    """Compute the result of a run up to its last completed round, and write the hits of each held-out user.
 
     Args:
         job: The run and its planned rounds.
@@ -57,12 +61,19 @@ def record(
         choice: The engine, whose device evaluates the model.
         seconds: Wall time of its rounds.
         users_per_second: Throughput of the group that it trained with.
+        results: Folder of the results. `NAME/per_user.npz` in it has the targets and hits of each held-out user.
     """
     device = choice.torch_device()
     params_P, rounds = released_model(folder.model, run.model)
     params_P = params_P.to(device)
     after = None if job.run.after is None else f"{job.run.after} after {began_after} rounds"
     heads = score(run.model, params_P, _held_out(run, corpus), unroll=run.evaluation.unroll)[1]
+    store = TokenStore.open(corpus.path)
+    texts = store.held_out.users(np.arange(store.held_out.num_users))
+    if not run.model.user_features and texts:
+        counts = hits_of(run.model, params_P, store.vocabulary.words, texts, unroll=run.evaluation.unroll)
+        (results / job.run.name).mkdir(parents=True, exist_ok=True)
+        write_counts(results / job.run.name / USERS, counts)
     return RunResult(
         name=job.run.name,
         corpus=corpus.name,

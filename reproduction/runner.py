@@ -186,6 +186,7 @@ def _record_all(
                 choice=workspace.engine,
                 seconds=seconds + (before.seconds if before and counted else 0.0),
                 users_per_second=per_second,
+                results=workspace.results,
             )
         except Exception as error:
             errors.append(_error_text(error))

@@ -320,17 +320,16 @@ def test_hits_are_counted_like_accuracy_on_users_and_on_random_posts():
     """With sentence ends and without, on whole users and on posts: the counts are those of `evaluate`."""
     model = TiedLSTM(vocabulary_size=12, embedding_size=4, hidden_size=6)
     words = ["<bos>", "<eos>", "<unk>", ",", *"abcdefgh"]
-    vocabulary = SimpleNamespace(words=words)
-    released = SimpleNamespace(run=SimpleNamespace(model=model), params_P=model.initial(1) * 2, vocabulary=vocabulary)
+    params_P = model.initial(1) * 2
     rng = np.random.default_rng(0)
     texts = [np.concatenate([[0], rng.integers(1, 12, size=n), [1]]) for n in (30, 200, 5)]
-    counts = hits_of(released, texts, "cpu", texts_at_once=2)
-    said = evaluate(model, released.params_P, [User(tokens) for tokens in texts], unroll=80)
+    counts = hits_of(model, params_P, words, texts, windows_at_once=2)
+    said = evaluate(model, params_P, [User(tokens) for tokens in texts], unroll=80)
     assert counts["hits"].sum() / counts["targets"].sum() == pytest.approx(said["accuracy_top1"])
     assert counts["word_hits"].sum() / counts["words"].sum() == pytest.approx(said["accuracy_top1_words"])
     commas = sum(int((tokens[1:] == 3).sum()) for tokens in texts)
     assert (counts["words"] - counts["plain"]).sum() == commas
-    one_by_one = [hits_of(released, [tokens], "cpu")["hits"][0] for tokens in texts]
+    one_by_one = [hits_of(model, params_P, words, [tokens])["hits"][0] for tokens in texts]
     assert counts["hits"].tolist() == one_by_one
 
 

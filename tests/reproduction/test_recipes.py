@@ -67,7 +67,7 @@ def test_every_run_is_the_papers_setting_with_its_own_changes(name):
         assert update.batch_size * update.unroll == 80
     assert run.claimed_delta == pytest.approx(763_430**-1.1)
     assert (run.training.init_seed, run.training.reproducible_seed) == (0, RUNS[name].seed)
-    assert (run.evaluation.every, run.evaluation.max_tokens) == (20, 75_000)
+    assert (run.evaluation.every, run.evaluation.max_tokens) == (100, 10_000_000)  # all held-out users
     assert (run.training.init_from is None) == (RUNS[name].after is None)
 
 

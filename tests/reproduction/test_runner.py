@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reproduction.bootstrap import difference_interval, load
 from reproduction.corpora import find_corpora
 from reproduction.recipe import CORPORA, FULL, SMOKE, distinct
 from reproduction.recipes import RECIPES
@@ -99,6 +100,17 @@ def test_a_result_has_all_that_exhibits_need(everything):
     # the same text in both roles: elsewhere is what it is here
     here = results["other-baseline"].evaluations[-1]["accuracy_top1"]
     assert results["other-baseline"].accuracy_elsewhere["main"]["accuracy_top1"] == here
+
+
+def test_hits_of_every_held_out_user_are_kept_for_the_bootstrap(everything, store):
+    """Of all held-out users, also where the evaluations of a run use fewer."""
+    place, _ = everything
+    for run in distinct(RECIPES.values()):
+        counts = load(place.results / run.name)
+        assert len(counts["targets"]) == store.held_out.num_users
+        assert counts["targets"].sum() > counts["words"].sum() > 0
+    low, high = difference_interval([place.results / "baseline"], [place.results / "flat-S15-sigma0.003"])
+    assert low <= high
 
 
 def test_nothing_of_text_or_places_is_in_the_results(everything, store):
