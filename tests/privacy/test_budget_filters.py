@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.cli.main import app
-from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
+from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import (
     FILTER_ORDERS,
     at_orders,
@@ -20,13 +20,22 @@ from unheard.privacy.accountants import (
     epsilon_at_order,
     rdp_cost,
 )
-from unheard.privacy.budget import ODOMETER_FIRST, ODOMETER_STEP, Budget, claim_of_run, declaration, odometer
+from unheard.privacy.budget import (
+    ADAPTIVE,
+    ODOMETER_FIRST,
+    ODOMETER_STEP,
+    Budget,
+    claim_of_run,
+    declaration,
+    odometer,
+)
 from unheard.privacy.events import (
     CorrelatedGaussian,
     FailureProbability,
     Gaussian,
     NonPrivate,
     PoissonGaussian,
+    Selection,
     to_record,
 )
 from unheard.privacy.ledger import Entry, Ledger
@@ -263,3 +272,92 @@ def test_rates_over_all_runs_follow_from_what_is_claimed(tmp_path):
         assert row["at_most"] == pytest.approx(pair)
         assert row["at_most"] > norm.cdf(norm.ppf(rate) + math.sqrt(13) / 6)
     assert "% true positives at 0.1 % false positives" in render_all_runs(several)
+
+
+def child_of(rounds, earlier, own):
+    """The header and the entries of a run of `rounds` rounds that began from a run with the events `earlier`."""
+    header = facts(rounds, charges=len(earlier))
+    header["start"]["from"] = "an earlier run"
+    return header, [*(Entry(event=event, round=0, hash="") for event in earlier), *done(own, OTHER)]
+
+
+@pytest.mark.parametrize("own", [0, 3, 20])
+def test_a_run_that_began_from_an_earlier_run_claims_an_odometer(own):
+    """The earlier run may have been stopped, and this one planned, after a look at results."""
+    stated = compute_statement(*child_of(20, [ROUND] * 5, own))
+    counts = collapse([(ROUND, 5), (OTHER, own)])
+    assert stated["claimed"]["epsilon"] == odometer(*counts, DELTA).epsilon > stated["epsilon"]["pld"]
+    assert (stated["claimed"]["accountant"], stated["basis"]["of"]) == ("an RDP odometer", ADAPTIVE)
+    assert "an odometer covers that" in render(stated).lower()
+
+
+def test_a_run_from_an_earlier_run_that_was_stopped_never_claims_less_than_the_odometer(run, tmp_path):
+    reports = unheard.train(run, tmp_path / "parent")
+    next(reports)
+    reports.close()
+    training = unheard.Training(rounds=2, init_from=str(tmp_path / "parent"))
+    list(unheard.train(replace(run, training=training), tmp_path / "child"))
+    ledger = Ledger.read(tmp_path / "child" / "ledger.jsonl")
+    stated = unheard.statement(tmp_path / "child")
+    assert len(ledger) == 3
+    assert stated["claimed"]["epsilon"] == odometer(*collapse(ledger.events), run.claimed_delta).epsilon
+
+
+def test_a_budget_of_a_run_that_begins_from_an_earlier_run_is_refused(run, tmp_path):
+    list(unheard.train(replace(run, training=unheard.Training(rounds=1)), tmp_path / "parent"))
+    training = unheard.Training(rounds=2, init_from=str(tmp_path / "parent"))
+    child = replace(run, training=training, budget=Budget(epsilon=100.0, delta=run.claimed_delta))
+    with pytest.raises(UnprovenCombination, match="unheard budget STORE"):
+        list(unheard.train(child, tmp_path / "child"))
+
+
+@pytest.mark.parametrize("length", [20, 21, 45])
+def test_points_of_the_curve_belong_to_the_claim(length):
+    """Of a run that was made longer too: each delta of the curve gives the epsilon of its point."""
+    stated = compute_statement(facts(20), done(length))
+    points = [
+        *stated["curve"],
+        compute_statement(facts(20), done(length), epsilon=stated["claimed"]["epsilon"])["asked"],
+    ]
+    assert points[-1]["delta"] == pytest.approx(DELTA, rel=1e-3)
+    for point in points:
+        again = claim_of_run(facts(20), done(length), point["delta"])
+        assert again.epsilon == pytest.approx(point["epsilon"], rel=1e-3)
+
+
+def test_points_of_the_curve_of_an_odometer_belong_to_the_claim():
+    header, entries = child_of(20, [ROUND] * 5, 7)
+    for point in compute_statement(header, entries)["curve"]:
+        if point["delta"] < 1:
+            assert claim_of_run(header, entries, point["delta"]).epsilon <= point["epsilon"]
+            assert claim_of_run(header, entries, point["delta"] / 1.01).epsilon > point["epsilon"]
+
+
+def test_an_odometer_for_a_user_who_is_replaced_shares_its_delta_between_two():
+    header, entries = child_of(20, [ROUND] * 5, 7)
+    claim = claim_of_run(header, entries, DELTA)
+    replaced = claim.replace_one()
+    assert replaced.accountant == "an RDP odometer for a group of two"
+    assert 2 * claim.epsilon < replaced.epsilon < 4 * claim.epsilon
+    half = replaced.epsilon / 2
+    assert odometer(*collapse(claim.events), DELTA / (1 + math.exp(half))).epsilon == pytest.approx(half, rel=1e-3)
+    failing = replace(claim, events=[*claim.events, FailureProbability(delta=0.45 * DELTA)])
+    assert failing.replace_one().epsilon > replaced.epsilon
+    assert (
+        replace(claim, events=[*claim.events, FailureProbability(delta=0.5 * DELTA)]).replace_one().epsilon == math.inf
+    )
+
+
+def test_rounds_added_to_a_selected_run_cost_the_population_what_they_cost_the_run(tmp_path):
+    selection = Selection(sampling_prob=0.01, noise_multiplier=1.0, rounds=4, mean_trials=2.0, drawn_from="geometric")
+    header = facts(4, charges=1)
+    population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    population.register("r", {"name": "r", "delta": DELTA, "declared": header["declared"]}, held=0)
+    population.charge("r", 0, selection, 0)
+    entries = [Entry(event=selection, round=0, hash="")]
+    assert all_runs(population)["claimed"]["epsilon"] == claim_of_run(header, entries, DELTA).epsilon
+    for position, number in enumerate(range(4, 9), start=1):
+        population.charge("r", position, ROUND, number)
+        entries.append(Entry(event=ROUND, round=number, hash=""))
+        own = claim_of_run(header, entries, DELTA)
+        assert all_runs(population)["claimed"]["epsilon"] == own.epsilon > best_epsilon(own.events[:1], DELTA).epsilon

@@ -30,6 +30,8 @@ outcome. This module computes what is proved in each case; docs/privacy.md, sect
   rounds, or as many as its declared budget allows). It claims the cost of that run.
 - **Longer than declared.** Without a budget, a run of up to 2^k times the declared rounds claims the cost of that many
   rounds, at delta / 2^k.
+- **A run that begins from an earlier one** on the same users contains both, and both may have been chosen: it claims what
+  an odometer gives for everything that was charged.
 - **Parameters.** Over several runs, a budget that was declared before the first round is an RDP filter at fixed orders
   (Feldman and Zrnic 2021), and the claim is the budget. Without one, the claim is that of an odometer: filters of growing
   budgets at the same orders, which share delta (Rogers et al. 2016; Lécuyer 2021; Whitehouse et al. 2023).
@@ -37,7 +39,7 @@ outcome. This module computes what is proved in each case; docs/privacy.md, sect
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,16 +49,21 @@ from unheard.config import nearest, require
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError
 from unheard.privacy.accountants import (
     ACCOUNTANTS,
+    CLAIMED,
     FILTER_ORDERS,
     RDP_COST,
     RUNNING_ACCOUNTANT,
     AdditiveCost,
     Bound,
+    Events,
     at_orders,
     best_epsilon,
+    collapse,
+    delta_at,
     epsilon,
     epsilon_at_order,
     filter_epsilon,
+    replace_one_epsilon,
 )
 from unheard.privacy.events import (
     CorrelatedGaussian,
@@ -68,6 +75,7 @@ from unheard.privacy.events import (
     PoissonGaussian,
     accounted,
     from_record,
+    has_rounds,
 )
 from unheard.privacy.ledger import Entry
 
@@ -278,6 +286,7 @@ def _additive_cost(name: str) -> AdditiveCost:
 
 
 FIXED, DECLARED, DOUBLED, UNKNOWN = "fixed beforehand", "declared rounds", "doubled rounds", "not recorded"
+ADAPTIVE = "chosen after results"
 
 WHY = {
     FIXED: "every event was declared before the run began: composition of what was charged",
@@ -286,12 +295,19 @@ WHY = {
     DOUBLED: "the run was made longer than it was declared, perhaps after a look at results: the claim is the cost of the "
     "next doubling of the declared rounds, at a smaller delta. Over all lengths that the run could have been given, the "
     "deltas add up to at most twice the delta of this statement",
+    ADAPTIVE: "the run began from an earlier run on these users: the length of that run and the settings of this one may "
+    "have been chosen after a look at results. An odometer covers that, at a price. It has no bound for rounds that draw "
+    "examples",
     UNKNOWN: "the ledger, of an older version, does not say how many rounds were declared: the claim holds if the length "
     "was not chosen after a look at results",
 }
 
 ODOMETER_FIRST, ODOMETER_STEP = 0.02, 1.25
 """The budgets of the odometer's filters: ODOMETER_FIRST * ODOMETER_STEP^k for k = 0, 1, ..., at each order."""
+EARLIER_RUN = "an earlier run"
+"""What the header of a ledger says about a run that began from the model of an earlier run on the same users."""
+SMALLEST_DELTA = 1e-200
+"""The smallest delta that is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +320,7 @@ class Claim:
         basis: One of `WHY`.
         events: The events whose cost is claimed. They include those that were charged.
         delta: The delta at which their cost is taken: that of the statement, or a part of it.
+        level: k for a run that was made up to 2^k times as long as declared: its cost is taken at delta / 2^k.
     """
 
     epsilon: float
@@ -311,6 +328,28 @@ class Claim:
     basis: str
     events: Sequence[Event | tuple[Event, int]]
     delta: float
+    level: int = 0
+
+    def cost(self, events: Events) -> Bound:
+        """The epsilon of other events, for example of the same rounds as the server sees them, computed like the claim."""
+        return odometer(*collapse(events), self.delta) if self.basis == ADAPTIVE else best_epsilon(events, self.delta)
+
+    def replace_one(self) -> Bound:
+        """The epsilon of the claim for the case that one user is replaced by another."""
+        if self.basis != ADAPTIVE:
+            return replace_one_epsilon(self.events, self.delta)
+        bound = odometer(*collapse(self.events), self.delta, of_two=True)
+        return Bound(epsilon=bound.epsilon, accountant=f"{bound.accountant} for a group of two")
+
+    def delta_at(self, epsilon: float) -> float:
+        """The smallest delta found at which a statement of this run would claim at most this epsilon."""
+        counts, failure = collapse(self.events)
+        if self.basis == ADAPTIVE:
+            # DP: the delta of all filters together, as in the claim; that of one list of events would be too small.
+            return _smallest(lambda delta: odometer(counts, failure, delta).epsilon <= epsilon)
+        again = [*counts, (FailureProbability(delta=min(1.0, failure)), 1)]
+        # DP: the claim takes the cost at delta / 2^k, so the delta that belongs to a cost is 2^k times as large.
+        return min(1.0, 2**self.level * min(delta_at(again, epsilon, accountant) for accountant in CLAIMED))
 
 
 def declaration(rounds: int, phases: Sequence[tuple[int, Mapping[str, Any]]], budget: Budget | None) -> dict[str, Any]:
@@ -341,6 +380,10 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
     past = (facts.get("start") or {}).get("charges")
     rounds = [item for item in items[past or 0 :] if isinstance(item, Entry)]
     is_known = isinstance(past, int) and len(rounds) == len(items) - past
+    # DP: the earlier run may have been stopped, and this one planned, after a look at results: no list of events was fixed.
+    if declared is not None and (facts.get("start") or {}).get("from") == EARLIER_RUN and has_rounds(charged):
+        bound = odometer(*collapse(charged), delta)
+        return Claim(epsilon=bound.epsilon, accountant=bound.accountant, basis=ADAPTIVE, events=charged, delta=delta)
     # Nothing was chosen if no round was charged, or if one charge covers the whole run (a selection).
     if (
         declared is None
@@ -361,7 +404,7 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
         blocks = _blocks(last, begun + max(0, limit - reached)) - _blocks(last, begun)
         if not blocks and not level:
             return _claim(charged, delta, FIXED)
-        return _claim([*charged, (replace(last, index=0), blocks)], delta / 2**level, basis)
+        return _claim([*charged, (replace(last, index=0), blocks)], delta, basis, level)
     # DP: all rounds up to the limit, not only those that were done: the person who stopped may have looked at the model.
     events: list[Event | tuple[Event, int]] = [*before, *plan.events(limit)]
     # Rounds that were done again follow a crash, not a look at results.
@@ -370,8 +413,7 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
         if entry.round in numbers:
             events.append(entry.event)
         numbers.add(entry.round)
-    # DP: each level has a delta of its own, and their sum is at most twice the first.
-    return _claim(events, delta / 2**level, basis)
+    return _claim(events, delta, basis, level)
 
 
 def _blocks(event: CorrelatedGaussian, rounds: int) -> int:
@@ -379,10 +421,12 @@ def _blocks(event: CorrelatedGaussian, rounds: int) -> int:
     return -(-rounds // event.block)
 
 
-def _claim(events: Sequence[Event | tuple[Event, int]], delta: float, basis: str) -> Claim:
-    bound = best_epsilon(events, delta)
+def _claim(events: Sequence[Event | tuple[Event, int]], delta: float, basis: str, level: int = 0) -> Claim:
+    # DP: each level has a delta of its own, and their sum is at most twice the first.
+    share = delta / 2**level
+    bound = best_epsilon(events, share)
     name = bound.accountant if basis in (FIXED, UNKNOWN) else f"{bound.accountant} of the {basis}"
-    return Claim(epsilon=bound.epsilon, accountant=name, basis=basis, events=events, delta=delta)
+    return Claim(epsilon=bound.epsilon, accountant=name, basis=basis, events=events, delta=share, level=level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,19 +492,20 @@ class _Declared:
         return low
 
 
-def odometer(counts: Counts, failure: float, delta: float) -> Bound:
+def odometer(counts: Counts, failure: float, delta: float, *, of_two: bool = False) -> Bound:
     """Bound the epsilon of events that were chosen adaptively: each may depend on all results before it.
 
     Args:
         counts: Counted events, from `collapse`.
-        failure: The sum of the failure probabilities.
+        failure: The sum of the failure probabilities, which must not depend on results.
         delta: The delta of all filters together.
+        of_two: Whether the bound is for two users, so that one may be replaced by another.
 
     Returns:
         The bound; infinity if an event has no noise, or if the failure probabilities use up delta.
     """
     name = "an RDP odometer"
-    rest = delta - failure
+    rest = delta - (2 if of_two else 1) * failure
     if any(isinstance(event, NonPrivate) for event, _ in counts) or rest <= 0:
         return Bound(epsilon=math.inf, accountant=name)
     if not counts:
@@ -475,5 +520,28 @@ def odometer(counts: Counts, failure: float, delta: float) -> Bound:
         budget = max(spent, ODOMETER_FIRST * ODOMETER_STEP**level)
         # DP: one filter for each order and level; their deltas add up to delta, since sum 1/k^2 = pi^2/6.
         share = rest * 6 / (math.pi**2 * (level + 1) ** 2 * len(FILTER_ORDERS))
-        best = min(best, epsilon_at_order(order, budget, share))
+        best = min(best, (_epsilon_of_two if of_two else epsilon_at_order)(order, budget, share))
     return Bound(epsilon=best, accountant=name)
+
+
+def _epsilon_of_two(order: float, divergence: float, delta: float) -> float:
+    """Bound epsilon for two users: (epsilon, d) for one user is (2 epsilon, (1 + e^epsilon) d) for two (group privacy)."""
+    if order <= 2:  # a smaller d raises (1 + e^epsilon) d there
+        return math.inf
+
+    def is_too_large(share: float) -> bool:
+        epsilon = epsilon_at_order(order, divergence, share)
+        # DP: the delta of two users is that of the filter.
+        return epsilon > 600 or (1 + math.exp(epsilon)) * share > delta
+
+    share = _smallest(is_too_large) / 1.001
+    return math.inf if is_too_large(share) else 2 * epsilon_at_order(order, divergence, share)
+
+
+def _smallest(holds: Callable[[float], bool]) -> float:
+    """The smallest delta found, to three digits, from which on a property holds; 1 if it holds nowhere below 1."""
+    low, high = math.log(SMALLEST_DELTA), 0.0
+    for _ in range(24):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(math.exp(middle)) else (middle, high)
+    return math.exp(high)

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -208,14 +209,17 @@ def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bou
         return odometer(counts, failure, delta), why, None
     own = with_rounds[0] if with_rounds else None
     past = [event for member in population.members.values() if member is not own for event in member.events]
-    facts: dict[str, Any] = {"start": {"charges": len(past)}, "run_id": "of the run"}
-    entries = [Entry(event=event, round=0, hash="") for event in past]
+    rounds: list[Entry] = []
     if own is not None:
-        facts |= {"declared": own.facts.get("declared")}
-        entries += [
-            Entry(event=event, round=i if round < 0 else round, hash="")
-            for i, (event, round) in enumerate(zip(own.events, own.rounds, strict=True))
-        ]
+        # DP: one charge for the selection of a run comes before its rounds, as in the run's own ledger: the rounds that
+        # were added to the selected run were chosen after it.
+        selected = sum(1 for _ in takewhile(lambda event: isinstance(event, Selection), own.events))
+        past += own.events[:selected]
+        numbered = enumerate(zip(own.events[selected:], own.rounds[selected:], strict=True))
+        rounds = [Entry(event=event, round=i if round < 0 else round, hash="") for i, (event, round) in numbered]
+    declared = None if own is None else own.facts.get("declared")
+    facts: dict[str, Any] = {"start": {"charges": len(past)}, "run_id": "of the run", "declared": declared}
+    entries = [*(Entry(event=event, round=0, hash="") for event in past), *rounds]
     claim = claim_of_run(facts, entries, delta)
     bound = Bound(epsilon=claim.epsilon, accountant=claim.accountant)
     return bound, WHY[claim.basis], claim.events if claim.delta == delta else None

@@ -25,15 +25,12 @@ from unheard.errors import InvalidValue, RunFolderMissing
 from unheard.privacy.accountants import (
     ACCOUNTANTS,
     CLAIM_RULE,
-    CLAIMED,
     best_epsilon,
     collapse,
-    delta_at,
     epsilons,
-    replace_one_epsilon,
     versions,
 )
-from unheard.privacy.budget import DECLARED, WHY, Claim, claim_of_run
+from unheard.privacy.budget import ADAPTIVE, DECLARED, WHY, Claim, claim_of_run
 from unheard.privacy.events import (
     CorrelatedGaussian,
     DistributedGaussian,
@@ -119,7 +116,7 @@ def compute_statement(
     charged = [item.event if isinstance(item, Entry) else item for item in events]
     delta = _delta(facts, delta)
     claimed = claim_of_run(facts, events, delta)
-    replaced = replace_one_epsilon(claimed.events, claimed.delta)
+    replaced = claimed.replace_one()
     return plain(
         {
             "claim": _claim(claimed.epsilon, delta, claimed.accountant, charged),
@@ -130,15 +127,13 @@ def compute_statement(
             "claimed": {
                 "epsilon": claimed.epsilon,
                 "accountant": claimed.accountant,
-                "of": CLAIM_RULE,
+                "of": claimed.accountant if claimed.basis == ADAPTIVE else CLAIM_RULE,
             },
             "basis": {"of": claimed.basis, "why": WHY[claimed.basis], **_claimed_events(claimed)},
             "replace_one": {"epsilon": replaced.epsilon, "accountant": replaced.accountant},
             **_server(claimed),
-            "curve": _curve(claimed.events, claimed.epsilon),
-            "asked": None
-            if epsilon is None
-            else {"epsilon": epsilon, "delta": _smallest_delta(claimed.events, epsilon)},
+            "curve": _curve(claimed),
+            "asked": None if epsilon is None else {"epsilon": epsilon, "delta": claimed.delta_at(epsilon)},
             "population": facts.get("population", NOT_DECLARED),
             "sampling": facts.get("sampling", NOT_DECLARED),
             "weights": facts.get("weights", NOT_DECLARED),
@@ -202,7 +197,7 @@ def _server(claimed: Claim) -> dict[str, Any]:
         return {}
     # DP: of what the run claims, as the claim against readers: a run that was stopped early claims all declared rounds.
     seen = [(against_server(event), times) for event, times in counts]
-    bound = best_epsilon([*seen, FailureProbability(delta=min(1.0, failure))], claimed.delta)
+    bound = claimed.cost([*seen, FailureProbability(delta=min(1.0, failure))])
     return {"against_server": {"epsilon": bound.epsilon, "accountant": bound.accountant, "amplified": False}}
 
 
@@ -211,18 +206,12 @@ def _claimed_events(claimed: Claim) -> dict[str, Any]:
     return {"composed": _composed(claimed.events)} if claimed.basis == DECLARED else {}
 
 
-def _curve(events: Sequence[Event | tuple[Event, int]], epsilon: float) -> list[dict[str, float]]:
+def _curve(claimed: Claim) -> list[dict[str, float]]:
     """A dozen points of delta(epsilon), from a quarter of the claimed epsilon to twice it."""
-    if math.isinf(epsilon) or epsilon == 0:
+    if math.isinf(claimed.epsilon) or claimed.epsilon == 0:
         return []
-    points = [epsilon * (0.25 + 1.75 * i / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
-    return [{"epsilon": point, "delta": _smallest_delta(events, point)} for point in points]
-
-
-def _smallest_delta(events: Sequence[Event | tuple[Event, int]], epsilon: float) -> float:
-    counts, failure = collapse(events)
-    again = [*counts, (FailureProbability(delta=min(1.0, failure)), 1)]
-    return min(delta_at(again, epsilon, accountant) for accountant in CLAIMED)
+    points = [claimed.epsilon * (0.25 + 1.75 * i / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
+    return [{"epsilon": point, "delta": claimed.delta_at(point)} for point in points]
 
 
 def _rounds(events: Sequence[Entry | Event]) -> dict[str, Any]:

@@ -69,6 +69,7 @@ SETTINGS = {
 }
 """The setting and the trust model of each kind of run (docs/threat-model.md)."""
 FILL_IN = "FILL IN"
+NOT_CHECKED = "no software can check this"
 
 
 def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any] | None = None) -> str:
@@ -319,6 +320,8 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
             "held" if is_paid else "declared",
             "its releases are among the charged events" if is_paid else "declared public by its source",
         ),
+        *[("the settings of the run were not chosen by the words of its private vocabulary", "declared", NOT_CHECKED)]
+        * is_paid,
         (
             "the first model does not depend on these users, or its cost is included",
             "declared"
@@ -331,7 +334,7 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
         (
             "one person is one user, and all stores with the same users share one ledger",
             "declared",
-            "no software can check this",
+            NOT_CHECKED,
         ),
     ]
     return [{"assumption": a, "status": status, "basis": basis} for a, status, basis in rows]

@@ -47,7 +47,7 @@ from unheard.mechanism.noise import NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions
-from unheard.privacy.budget import declaration
+from unheard.privacy.budget import EARLIER_RUN, declaration
 from unheard.privacy.events import from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
@@ -321,7 +321,8 @@ def first_state(run: Run) -> State:
 
     Raises:
         InvalidValue: `init_from` is neither a run folder nor a model file.
-        UnprovenCombination: A private run starts from a model file whose cost nobody knows.
+        UnprovenCombination: A private run starts from a model file whose cost nobody knows, or a run with a budget from
+            an earlier run.
         CheckpointCorrupt: The model cannot be read.
     """
     if run.training.init_from is None:
@@ -336,6 +337,13 @@ def first_state(run: Run) -> State:
         raise UnprovenCombination(
             f"{path} is a model without a ledger: nobody can say what it cost these users. Give its run folder, or, "
             "if none of them had a part in it, set training.init_is_public = true."
+        )
+    if is_folder and run.budget is not None and not run.training.init_is_public:
+        # DP: the budget was declared after results of the earlier run, so keeping it proves nothing about both runs.
+        raise UnprovenCombination(
+            f"[privacy] budget_epsilon with training.init_from = {str(path)!r}: the budget would have to cover the earlier "
+            "run, which was there before it. Remove budget_epsilon, and set a budget of all runs before the first of them: "
+            "unheard budget STORE --epsilon E."
         )
     return State(round=0, params_P=load_model(RunFolder(path).model if is_folder else path, run.model))
 
@@ -484,7 +492,7 @@ def _start(run: Run) -> dict[str, Any]:
     parent = Path(run.training.init_from)
     if not parent.is_dir():
         return {"from": "a model file of unknown cost"}
-    return {"from": "an earlier run", **_inherited(Ledger.read(RunFolder(parent).ledger).facts)}
+    return {"from": EARLIER_RUN, **_inherited(Ledger.read(RunFolder(parent).ledger).facts)}
 
 
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
