@@ -1,31 +1,45 @@
-"""The speed of the engine `vectorised` for Hugging Face models: sums of whole cohorts, and a plain peft loop beside it.
+"""The speed of Hugging Face models on a GPU: whole rounds, a plain peft loop beside them, and the kernels.
 
-    python -m benchmarks.hugging_face --model smollm2 --train lora --unroll 512 --batch-size 2 --users 256
-    python -m benchmarks.hugging_face --base base/ --train lora --lengths lengths.npy
-    python -m benchmarks.hugging_face --unroll 256 --parts
+    python -m benchmarks.hugging_face --lengths lengths.npy --stop-after 170      # every row, as a table at the end
+    python -m benchmarks.hugging_face --only smollm2 --variants                   # one model, with switches
+    python -m benchmarks.hugging_face --parts                                     # one stream, kernel by kernel
 
-`--parts` measures one stream: settings of the kernels of attention and of the loss, and the time by kernel; one JSON
-line for each, as soon as it is known.
+A row trains whole rounds with `unheard.train`: cohorts are drawn, charged, summed, averaged and noised, and the server
+takes its step. Models have the shape of the named ones and random weights, and users have random tokens, which take the
+same time as others: 1,600 each as in blogs, or as many as the users of a file. Figures are tokens per second divided by
+1,600, over all rounds but the first, which also compiles. One JSON line for each result, as soon as it is known.
 
-Without `--base` the model has the shape of the named one and random weights, which take the same time. Users have
-random tokens: 1,600 each, or the lengths of a file. Figures are tokens per second divided by 1,600.
+Before the rows, every kernel is compared with its readable version on the GPU. `--variants` measures the sum of a cohort
+with switches: what the kernels and the merged products gain.
 """
 
 import argparse
 import json
+import math
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import unheard
+from unheard.corpus.store import write_store
+from unheard.corpus.vocabulary import Vocabulary
+from unheard.engines import packed as engine_module
 from unheard.engines.engine import Drawn
 from unheard.engines.reference import ReferenceEngine
 from unheard.engines.vectorised import VectorisedEngine
+from unheard.models import packed as model_module
+from unheard.models import packed_layers as layers_module
 from unheard.models.hugging_face import HuggingFaceModel, StoreVocabularyModel, with_lora
+from unheard.models.model import BaseModel
+from unheard.training.run import MODELS
 from unheard.updates.user_update import User
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -94,21 +108,75 @@ class RandomModel(HuggingFaceModel):
     def vocabulary_size(self) -> int:
         return self._module.get_buffer("row_V").numel()
 
+    def pinned(self, vocabulary_size: int | None = None) -> "RandomModel":
+        return self
+
+    def check_store(self, *args: Any, **kwargs: Any) -> None:
+        BaseModel.check_store(self, *args, **kwargs)
+
+
+MODELS["random"] = RandomModel  # so that a run file can name it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of the table.
+
+    Args:
+        model: a name of `SHAPES`.
+        train: "lora" (rank 8) or "all".
+        users: per round.
+        batch_size, unroll: windows of a local batch, and tokens of a window.
+        is_short: whether users have the lengths of the file instead of 1,600 tokens.
+        must: the speed that is asked for.
+    """
+
+    model: str
+    train: str
+    users: int
+    batch_size: int = 2
+    unroll: int
+    is_short: bool = False
+    must: float | None = None
+
+    @property
+    def title(self) -> str:
+        lengths = "lengths of the file" if self.is_short else "1,600 tokens"
+        return f"{self.model}, {self.train}, {self.batch_size} x {self.unroll}, {self.users} users of {lengths}"
+
+
+ROWS = (
+    Row(model="smollm2", train="lora", users=512, unroll=256, must=300),
+    Row(model="smollm2", train="lora", users=2000, unroll=256, is_short=True),
+    Row(model="llama-1.1b", train="lora", users=128, unroll=400, must=50),
+    Row(model="gpt2", train="all", users=64, unroll=400, must=30),
+)
+"""The rows, in order. The first SmolLM2 row is also compared with a plain peft loop, of which it must be 8 times."""
+
+
+SMALL = Row(model="tiny", train="lora", users=40, unroll=64)
+"""For trying this script."""
+
+
+def random_model(row: Row) -> RandomModel:
+    return RandomModel(path=row.model, train=row.train, base_is_public=True)  # pyright: ignore[reportArgumentType]
+
 
 def users_of(lengths: np.ndarray, vocabulary: int, seed: int = 0) -> list[User]:
+    """Users with random tokens."""
     rng = np.random.default_rng(seed)
     return [User(rng.integers(3, vocabulary, size=int(n)), None, k) for k, n in enumerate(lengths)]
 
 
-def plan_of(model: Any, batch_size: int | None, unroll: int, users: int) -> Any:
-    update = unheard.FedAvg(batch_size=batch_size, unroll=unroll, learning_rate=0.1)
+def plan_of(batch_size: int | None, unroll: int, users: float, population: int = 10_000) -> unheard.Plan:
+    """The plan of a private round."""
     return unheard.Plan(
-        population=10_000,
+        population=population,
         sampling=unheard.PoissonSampling(users_per_round=users),
-        update=update,
+        update=unheard.FedAvg(batch_size=batch_size or 8, unroll=unroll, learning_rate=0.1),
         clip=unheard.FlatClip(norm=0.5),
         noise=unheard.GaussianNoise(noise_multiplier=1.0),
-    ).at(0, model.layout)
+    )
 
 
 def wait() -> float:
@@ -117,44 +185,95 @@ def wait() -> float:
     return time.perf_counter()
 
 
-def measure(engine: Any, model: Any, params_P: torch.Tensor, lengths: np.ndarray, plan: Any, rounds: int) -> dict:
-    """The first round with compilation, and the best and the middle of the following rounds."""
-    users = users_of(lengths, model.vocabulary_size)
-    times = []
-    for number in range(rounds + 1):
+# ------------------------------------------------------------------------------------------- whole rounds
+
+
+class Counting:
+    """An engine that counts the tokens of its cohorts and the time of its sums."""
+
+    def __init__(self, engine: VectorisedEngine) -> None:
+        self.engine, self.device = engine, engine.device
+        self.tokens: list[int] = []
+        self.seconds: list[float] = []
+
+    def sum_cohorts(self, cohorts: Sequence[Any]) -> list[Any]:
+        self.tokens.append(sum(len(user.tokens) for cohort in cohorts for user in cohort.users))
         begun = wait()
-        engine.sum_updates(params_P, users, plan, Drawn(number))
-        times.append(wait() - begun)
-    tokens = int(sum(len(user.tokens) for user in users))
-    later = sorted(times[1:])
+        sums = self.engine.sum_cohorts(cohorts)
+        self.seconds.append(wait() - begun)
+        return sums
+
+    def sum_updates(self, *args: Any) -> Any:
+        return self.engine.sum_updates(*args)
+
+
+def whole_rounds(row: Row, lengths: np.ndarray, folder: Path, rounds: int, engine: VectorisedEngine) -> dict[str, Any]:
+    """Trains some rounds of a run on a store of random tokens."""
+    model: Any = engine.model
+    drawn = np.random.default_rng(1).choice(lengths, size=4 * row.users)
+    users = [user.tokens for user in users_of(drawn, model.vocabulary_size)]
+    words = Vocabulary.of([f"w{k}" for k in range(model.vocabulary_size - 3)])
+    write_store(folder / "store", train=users, held_out=users[:1], vocabulary=words, info={"tokens": {"kind": "words"}})
+    run = unheard.Run(
+        corpus=folder / "store",
+        model=model,
+        plan=plan_of(row.batch_size, row.unroll, row.users, population=4 * row.users),
+        training=unheard.Training(rounds=10**6, checkpoint_every=10**6),
+        evaluation=unheard.Evaluation(every=10**6, max_tokens=100),
+    )
+    counting, ends = Counting(engine), [wait()]
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    reports = unheard.train(run, folder / "run", on=counting)  # pyright: ignore[reportArgumentType]
+    for _, _report in zip(range(rounds + 1), reports, strict=False):
+        ends.append(wait())
+    seconds, tokens = ends[-1] - ends[1], sum(counting.tokens[1 : rounds + 1])
+    reports.close()
     return {
-        "users": len(users),
-        "tokens": tokens,
-        "first_s": round(times[0], 2),
-        "round_s": round(later[len(later) // 2], 4),
-        "users_per_s_of_1600": round(tokens / 1600 / later[len(later) // 2], 1),
+        "row": row.title,
+        "must": row.must,
+        "users_per_s_of_1600": round(tokens / 1600 / seconds, 1),
+        "sums_only": round(tokens / 1600 / sum(counting.seconds[1 : rounds + 1]), 1),
+        "round_s": round(seconds / rounds, 3),
+        "first_round_s": round(ends[1] - ends[0], 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1) if torch.cuda.is_available() else None,
     }
 
 
-def peft_users_per_s(model: Any, lengths: np.ndarray, plan: Any, device: torch.device) -> float:
-    """The plain loop on the same users and the same base."""
+# ---------------------------------------------------------------------------------------- sums of cohorts
+
+
+def measure(engine: Any, users: list[User], plan: Any, params_P: torch.Tensor, times: int = 2) -> dict[str, Any]:
+    """The sum of one cohort: the first time with compilation, and the best of some further times."""
+    taken = []
+    for number in range(times + 1):
+        begun = wait()
+        engine.sum_updates(params_P, users, plan, Drawn(number))
+        taken.append(wait() - begun)
+    tokens = sum(len(user.tokens) for user in users)
+    return {"users_per_s_of_1600": round(tokens / 1600 / min(taken[1:]), 1), "first_s": round(taken[0], 1)}
+
+
+def peft_speed(row: Row, engine: VectorisedEngine, users: list[User]) -> dict[str, Any]:
+    """The plain loop on some users of the same row and the same base."""
     import copy
 
     from benchmarks.peft_loop import sum_of_users
 
-    base = copy.deepcopy(model.store_module.base).to(device)
+    model: Any = engine.model
+    plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
+    base = copy.deepcopy(model.store_module.base).to(engine.device)
     base.get_base_model().config._attn_implementation = "sdpa"
     for name, p in base.named_parameters():
         p.requires_grad_("lora_" in name)
         if "lora_" not in name:
             p.data = p.data.to(torch.bfloat16)
-    users = users_of(lengths, model.vocabulary_size)
     batches = [plan.update.batches(user, 0) for user in users]
-    row_V = model.store_module.get_buffer("row_V").to(device)
+    row_V = model.store_module.get_buffer("row_V").to(engine.device)
     sum_of_users(base, batches[:2], row_V, plan.update.learning_rate, 0.5)
     _, seconds = sum_of_users(base, batches, row_V, plan.update.learning_rate, 0.5)
-    return sum(len(u.tokens) for u in users) / 1600 / seconds
+    speed = sum(len(u.tokens) for u in users) / 1600 / seconds
+    return {"row": "plain peft loop", "users": len(users), "users_per_s_of_1600": round(speed, 2)}
 
 
 def agreement(model: Any, params_P: torch.Tensor, plan: Any, device: torch.device, engine: Any) -> float:
@@ -164,6 +283,77 @@ def agreement(model: Any, params_P: torch.Tensor, plan: Any, device: torch.devic
     fast = engine.sum_updates(params_P, users, plan, Drawn(0)).units_P.double()
     plain = ReferenceEngine(model, device).sum_updates(params_P, users, plan, Drawn(0)).units_P.double()
     return float((fast.cpu() - plain.cpu()).norm() / plain.norm().cpu())
+
+
+VARIANTS: dict[str, Mapping[tuple[Any, str], Any]] = {
+    "as it is": {},
+    "before the gated kernels": {
+        (model_module, "gated_layers"): lambda module: None,
+        (engine_module, "fast_score_gradient"): lambda: torch.compile(model_module.score_gradient, dynamic=False),
+    },
+    "blocks of 128 tokens": {(engine_module, "BLOCKS"): (128, 64, 32, 16)},
+    "2 places for each batch": {(engine_module, "PLACES"): 2},
+    "blocks of 128, 2 places": {(engine_module, "BLOCKS"): (128, 64, 32, 16), (engine_module, "PLACES"): 2},
+    "separate products": {(model_module, "SAME_INPUT"): (), (model_module, "gated_layers"): lambda module: None},
+    "FlashAttention": {(model_module, "USES_KERNELS"): False},
+}
+"""Switches: constants of modules and their other values."""
+
+
+@contextmanager
+def switched(changes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
+    """Sets constants of modules, and sets them back."""
+    before = {(module, name): getattr(module, name) for module, name in changes}
+    for (module, name), value in changes.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name), value in before.items():
+            setattr(module, name, value)
+
+
+# ------------------------------------------------------------------------------------------------ kernels
+
+
+def relative(given: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((given.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check_kernels(tokens: int = 4096, rows: int = 49152) -> dict[str, float]:
+    """The relative difference of each kernel, in bfloat16 on the GPU, from its readable version in float32."""
+    from unheard.models import packed_kernels as kernels
+
+    make: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+    torch.manual_seed(1)
+    found: dict[str, float] = {}
+    lengths = torch.tensor([0, 256, 1, 255, 512, 63, 65, 800, 144, 256, 0, 488, tokens - 2840], device="cuda")
+    ends_M = lengths.cumsum(0).to(torch.int32)
+    for heads, groups, width in ((9, 3, 64), (32, 4, 64), (12, 12, 64)):
+        inputs = [torch.randn(tokens, n, width, **make) for n in (heads, groups, groups)]
+        grad = torch.randn(tokens, heads, width, **make)
+        leaves = [t.float().requires_grad_() for t in inputs]
+        expected = layers_module.plain_attention(*leaves, ends_M, width**-0.5)
+        gradients = torch.autograd.grad(expected, leaves, grad.float())
+        tiles = kernels.attention_tiles(ends_M, tokens)
+        output, lse = kernels.attention(*inputs, tiles, width**-0.5)
+        given = kernels.attention_gradients(grad, *inputs, output, lse, tiles, width**-0.5)
+        pairs = zip((output, *given), (expected, *gradients), strict=True)
+        found[f"attention {heads}/{groups}"] = max(relative(one, other) for one, other in pairs)
+    logits = 3 * torch.randn(512, rows, **make)
+    target, silent = torch.randint(0, rows - 5, (512,), device="cuda"), torch.zeros(rows, device="cuda").bool()
+    silent[-5:] = True
+    weight = torch.rand(512, device="cuda") * (torch.arange(512, device="cuda") % 7 > 0)
+    expected = model_module.score_gradient(logits.float(), target, weight, silent)
+    found["gradient of the loss"] = relative(kernels.score_gradient_(logits, target, weight, silent), expected)
+    both, grad = torch.randn(tokens, 2 * 1536, **make), torch.randn(tokens, 1536, **make)
+    leaf = both.float().requires_grad_()
+    gate, up = leaf.chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    found["gated product"] = relative(kernels.gated_product(both), expected)
+    (by_both,) = torch.autograd.grad(expected, leaf, grad.float())
+    found["gated gradient"] = relative(kernels.gated_gradient(grad, both), by_both)
+    return {name: round(value, 5) for name, value in found.items()}
 
 
 # ------------------------------------------------------------------------------------------ parts of a stream
@@ -273,52 +463,92 @@ def score_times(rows: int, tokens: int = 4096) -> list[dict]:
     return lines
 
 
-def parts(args: argparse.Namespace, model: Any, params_P: torch.Tensor, lengths: np.ndarray, plan: Any) -> None:
-    """Whole cohorts, one stream, and the kernels in it."""
-
-    def say(**line: Any) -> None:
-        print(json.dumps({"s": round(time.perf_counter() - begun), **line}), flush=True)
-
-    begun = time.perf_counter()
-    engine = VectorisedEngine(model, torch.device("cuda"))
-    result = measure(engine, model, params_P, lengths, plan, args.rounds)
+def parts(say: Any, engine: VectorisedEngine, plan: Any, unroll: int) -> None:
+    """One stream, and the kernels in it."""
+    model: Any = engine.model
     packed = engine._compiled["packed"]
     step = packed._step_for(plan)
     stream_of(packed, step, plan, model.vocabulary_size)
-    size = step.packed.size
-    say(**result, stream=size.tokens, places=size.users, stream_ms=milliseconds(step.graph.replay))
+    say(stream=step.packed.size.tokens, places=step.packed.size.users, stream_ms=milliseconds(step.graph.replay))
     say(by_kernel=by_kernel(step.graph.replay, 40))
-    say(difference_from_reference=agreement(model, params_P, plan, torch.device("cuda"), engine))
-    for line in [*score_times(step.packed._num_rows()), *best_attention(model, args.unroll)]:
+    for line in [*score_times(step.packed._num_rows()), *best_attention(model, unroll)]:
         say(**line)
+
+
+def beside(say: Any, row: Row, engine: VectorisedEngine, peft_users: int, *, with_parts: bool) -> None:
+    """What is measured beside the first row: the peft loop, the difference from the reference, and parts of a stream."""
+    model: Any = engine.model
+    plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
+    params_P = model.initial(0).to(engine.device)
+    if peft_users:
+        say(**peft_speed(row, engine, users_of(np.full(peft_users, 1600), model.vocabulary_size)))
+    say(difference_of_12_users_from_reference=round(agreement(model, params_P, plan, engine.device, engine), 4))
+    if with_parts:
+        parts(say, engine, plan, row.unroll)
+
+
+def variants(say: Any, row: Row, device: torch.device, is_over: Any) -> None:
+    """The sum of one cohort with each switch."""
+    for title, changes in VARIANTS.items():
+        if is_over():
+            return
+        with switched(changes):
+            model = random_model(row)
+            users = users_of(np.full(row.users, 1600), model.vocabulary_size)
+            plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
+            say(variant=title, **measure(VectorisedEngine(model, device), users, plan, model.initial(0).to(device)))
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    given = ["| row | must | users/s of 1,600 tokens | sums only | first round, s | GB |", "| --- |" + " ---: |" * 5]
+    for line in (line for line in lines if "row" in line):
+        figures = [line.get(k) for k in ("must", "users_per_s_of_1600", "sums_only", "first_round_s", "peak_gb")]
+        given.append(f"| {line['row']} | " + " | ".join("" if f is None else f"{f:g}" for f in figures) + " |")
+    return "\n".join(given)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(SHAPES), default="smollm2")
-    parser.add_argument("--base", help="a folder of save_pretrained, in place of --model")
-    parser.add_argument("--train", choices=["lora", "all"], default="lora")
-    parser.add_argument("--batch-size", type=int, default=2)
-    parser.add_argument("--unroll", type=int, default=512)
-    parser.add_argument("--users", type=int, default=256)
-    parser.add_argument("--lengths", help="a .npy file with the number of tokens of each user")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peft", type=int, default=0, help="users of the plain peft loop; 0: none")
-    parser.add_argument("--parts", action="store_true", help="measure parts of the computation, on a GPU")
+    parser.add_argument("--only", choices=list(SHAPES), help="the rows of one model")
+    parser.add_argument("--lengths", help="a .npy file with the numbers of tokens of users, for the second row")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of a row, after the first")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of the users per round, to try the script")
+    parser.add_argument("--peft", type=int, default=6, help="users of the plain peft loop; 0: none")
+    parser.add_argument("--variants", action="store_true", help="after the rows, sums of a cohort with switches")
+    parser.add_argument("--parts", action="store_true", help="after the rows, one stream, kernel by kernel")
+    parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     args = parser.parse_args()
+    begun, lines = time.perf_counter(), []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind = HuggingFaceModel if args.base else RandomModel
-    model = kind(path=args.base or args.model, train=args.train, base_is_public=True)
-    lengths = np.load(args.lengths)[: args.users] if args.lengths else np.full(args.users, 1600)
-    plan = plan_of(model, args.batch_size, args.unroll, args.users)
-    params_P = model.initial(0).to(device)
-    if args.parts:
-        parts(args, model, params_P, lengths, plan)
-        return
-    result = measure(VectorisedEngine(model, device), model, params_P, lengths, plan, args.rounds)
-    if args.peft:
-        result["peft_users_per_s_of_1600"] = round(peft_users_per_s(model, lengths[: args.peft], plan, device), 2)
-    print(json.dumps({"model": args.base or args.model, "train": args.train, "unroll": args.unroll, **result}))
+
+    def say(**line: Any) -> None:
+        lines.append(line)
+        print(json.dumps({"s": round(time.perf_counter() - begun), **line}), flush=True)
+
+    def is_over() -> bool:
+        return time.perf_counter() - begun > args.stop_after
+
+    say(device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU", torch=torch.__version__)
+    if device.type == "cuda":
+        say(differences_of_kernels=check_kernels())
+    rows = [row for row in ROWS if args.only in (None, row.model)] or [SMALL]
+    rows = [replace(row, users=max(2, round(args.scale * row.users))) for row in rows]
+    engine: Any = None
+    for row in rows:
+        if is_over() or (row.is_short and args.lengths is None):
+            continue
+        if engine is None or (engine.model.path, engine.model.train) != (row.model, row.train):
+            engine = VectorisedEngine(random_model(row), device)
+        lengths = np.minimum(np.load(args.lengths), 1600) if row.is_short else np.array([1600])
+        with tempfile.TemporaryDirectory() as folder:
+            say(**whole_rounds(row, lengths, Path(folder), args.rounds, engine))
+        if row is rows[0]:
+            beside(say, row, engine, args.peft, with_parts=args.parts and device.type == "cuda")
+    del engine
+    if args.variants:
+        variants(say, replace(rows[0], users=min(rows[0].users, 256)), device, is_over)
+    print(table(lines))
 
 
 if __name__ == "__main__":

@@ -1,190 +1,350 @@
-"""What user-level privacy costs a fine-tuned language model: base, without noise, and at two epsilons, three seeds.
+"""What user-level privacy costs a fine-tuned language model: base, without noise, epsilon 8 and 2, three repetitions.
 
     unheard base smollm2 --out base
-    unheard prepare blogs.jsonl.zst ... --tokens base/tokenizer.json --tokens-per-user 1600 --out corpora/blogs
-    python -m benchmarks.llm_finetuning --base base --out results/llm --minutes 90 blogs=corpora/blogs scotus=corpora/scotus
+    unheard prepare blogs.jsonl.zst --user-field user --text-field text --time-field time --tokens base/tokenizer.json \\
+        --tokens-per-user 512 --min-tokens 200 --held-out 0.05 --out corpora/blogs
+    python -m benchmarks.llm_finetuning --base base --out results/llm --stop-after 600 \\
+        blogs=corpora/blogs scotus=corpora/scotus
+    python -m benchmarks.llm_finetuning --out results/llm --show
 
-For each corpus and seed it trains LoRA without noise, and at each epsilon with sampling of users (FedAvg) and with
-sampling of examples (one gradient per example), for about the same number of tokens per round. The noise follows from
-the declared population, which is the true one. Every finished run is kept: the same command continues after a stop, and
-`--minutes` limits one call. results.json and results.md are written again after each run. `--noise-only` solves for the
-noise of all runs on a machine without a GPU first, and keeps it in OUT/noise.json.
+The result of each run is one line of OUT/results.jsonl, written when the run ends. The same command continues after a
+stop: finished runs are skipped, and an unfinished one goes on from its checkpoint. `--solve` computes the noise of all
+runs, which needs no GPU, and writes it to benchmarks/llm_noise.json.
 
-The base may have seen public text, these corpora among it; and the weights of SmolLM2 were quantised to 4 bits. Both are
-said beside the results.
+Rules, fixed before the runs
+----------------------------
+- Runs: two corpora, three repetitions, and for each of them sampling of users (FedAvg) and of examples (one clipped
+  gradient per window) without noise, at epsilon 8 and at epsilon 2. All have the clip, the rounds and the expected
+  tokens per round of `SETTINGS`; only sampling, local steps and noise differ. A repetition draws other cohorts and
+  other noise.
+- Epsilon is that of the statement: for adding or removing one user, at delta = N^-1.1, with N the number of users in
+  train, which is the true population of these public corpora. The noise is the smallest, to 1 %, that keeps to it.
+- Reported: loss, perplexity and top-1 accuracy of the model after the last round on `held_out_tokens` tokens of users
+  who are in no cohort; no model is chosen by its result. Means over the repetitions, with the standard deviation.
+- "Gain" is the loss of the base minus the loss of the model. Two ways differ if their mean losses differ by more than
+  twice the standard error of the difference over the repetitions; else the text says "no difference seen".
+- The learning rates and clips were chosen on a CPU, from gradients of 40 users of blogs at the base and from the loss of
+  a few thousand tokens of train (docs/log.md). Nothing was tuned on held-out text.
+- Said beside every figure: the weights of the base were quantised to 4 bits; the base may have seen public text, these
+  corpora among it; GPU minutes.
 """
 
 import argparse
 import json
 import math
+import statistics
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import unheard
-from unheard.evaluation.next_word import evaluate
-from unheard.models.base import record_of
-from unheard.privacy.accountants import best_epsilon
-from unheard.privacy.events import ExampleGaussian, PoissonGaussian
-from unheard.privacy.planner import default_delta
-from unheard.updates.user_update import users_in_turn
-
+NOISE = Path(__file__).parent / "llm_noise.json"
 SEEDS = (1, 2, 3)
-EPSILONS = (8.0, 2.0)
-KEPT = ("loss", "perplexity", "accuracy_top1", "accuracy_top3")
+KINDS = ("users", "examples")
+EPSILONS = (None, 8.0, 2.0)
+KEPT = ("loss", "perplexity", "accuracy_top1", "accuracy_top3", "tokens")
 
 
-def noise_for(file: Path, epsilon: float, delta: float, event_at: Any, rounds: int) -> float:
-    """The smallest noise multiplier, to 1 %, at which so many rounds keep to epsilon; kept in a file for other seeds."""
-    known: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-    name = f"{event_at(1.0)}, epsilon {epsilon}, delta {delta}, rounds {rounds}"
-    if name not in known:
-        known[name] = _least_noise(epsilon, delta, event_at, rounds)
-        file.write_text(json.dumps(known, indent=2) + "\n")
-    return known[name]
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of all runs.
+
+    Args:
+        tokens_per_user: at which the stores were cut.
+        rounds: of each run.
+        users_per_round: expected; a run that samples examples draws the windows of as many users.
+        unroll: tokens of a window.
+        rank: of LoRA on the layers that peft chooses; the A matrices are frozen.
+        clip: S of a user's delta, and of an example's.
+        learning_rate: of local steps, for users and for examples.
+        held_out_tokens: of an evaluation.
+    """
+
+    tokens_per_user: int = 512
+    rounds: int = 12
+    users_per_round: float = 1000
+    unroll: int = 128
+    rank: int = 4
+    clip: tuple[float, float] = (0.25, 0.25)
+    learning_rate: tuple[float, float] = (1.0, 4.0)
+    held_out_tokens: int = 50_000
+
+    @property
+    def examples_per_user(self) -> int:
+        """G: all windows of a user."""
+        return -(-self.tokens_per_user // self.unroll)
 
 
-def _least_noise(epsilon: float, delta: float, event_at: Any, rounds: int) -> float:
-    low, high = 0.2, 0.4
-    while best_epsilon([(event_at(high), rounds)], delta).epsilon > epsilon:
+SETTINGS = Settings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of the comparison.
+
+    Args:
+        corpus: its name.
+        kind: "users" or "examples".
+        epsilon: None without noise.
+        seed: the number of the repetition.
+    """
+
+    corpus: str
+    kind: str
+    epsilon: float | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus}-{self.kind}-epsilon_{self.epsilon or 'infinity'}-seed_{self.seed}"
+
+
+def jobs_of(corpora: list[str]) -> Iterator[Job]:
+    """All runs. The first repetition of everything comes first."""
+    for seed in SEEDS:
+        for corpus in corpora:
+            for kind in KINDS:
+                for epsilon in EPSILONS:
+                    yield Job(corpus=corpus, kind=kind, epsilon=epsilon, seed=seed)
+
+
+# ------------------------------------------------------------------------------------------------- noise
+
+
+def event_of(kind: str, population: int, noise_multiplier: float, settings: Settings = SETTINGS) -> Any:
+    """The event of one round."""
+    from unheard.privacy.events import ExampleGaussian, PoissonGaussian
+
+    q = settings.users_per_round / population
+    if kind == "users":
+        return PoissonGaussian(sampling_prob=q, noise_multiplier=noise_multiplier)
+    return ExampleGaussian(
+        sampling_prob=q, examples_per_user=settings.examples_per_user, noise_multiplier=noise_multiplier
+    )
+
+
+def noise_key(kind: str, population: int, epsilon: float, settings: Settings = SETTINGS) -> str:
+    """What the noise of a run depends on."""
+    sampled = f"{settings.users_per_round:g} of {population} users per round, {settings.rounds} rounds"
+    examples = f", {settings.examples_per_user} examples per user" if kind == "examples" else ""
+    return f"{kind}: {sampled}{examples}, epsilon {epsilon:g}"
+
+
+def least_noise(kind: str, population: int, epsilon: float) -> float:
+    """The smallest noise multiplier, to 1 %, at which all rounds keep to epsilon."""
+    from unheard.privacy.accountants import best_epsilon
+    from unheard.privacy.planner import default_delta
+
+    def spent(z: float) -> float:
+        return best_epsilon([(event_of(kind, population, z), SETTINGS.rounds)], default_delta(population)).epsilon
+
+    low, high = 0.3, 0.6
+    while spent(high) > epsilon:
         low, high = high, 2 * high
     while high / low > 1.01:
         middle = math.sqrt(low * high)
-        if best_epsilon([(event_at(middle), rounds)], delta).epsilon > epsilon:
-            low = middle
-        else:
-            high = middle
-    return high
+        low, high = (middle, high) if spent(middle) > epsilon else (low, middle)
+    return math.ceil(1e4 * high) / 1e4
 
 
-def run_of(args: argparse.Namespace, corpus: Path, kind: str, epsilon: float | None, seed: int) -> unheard.Run:
-    """One run: kind is "users" or "examples"; epsilon None is without noise and without a bound."""
-    store = unheard.TokenStore.open(corpus)
-    population = store.train.num_users  # the true population of these public corpora
-    delta = default_delta(population)
-    rounds = args.rounds
-    if kind == "users":
-        sampling: Any = unheard.PoissonSampling(users_per_round=args.users_per_round)
-        update: Any = unheard.FedAvg(batch_size=2, unroll=args.unroll, learning_rate=args.learning_rate)
-        q = args.users_per_round / population
+def solve(stores: dict[str, Path]) -> None:
+    """Writes the noise of all runs to benchmarks/llm_noise.json."""
+    import unheard
 
-        def event_at(z: float) -> Any:
-            return PoissonGaussian(sampling_prob=q, noise_multiplier=z)
+    known: dict[str, float] = json.loads(NOISE.read_text()) if NOISE.exists() else {}
+    for path in stores.values():
+        population = unheard.TokenStore.open(path).train.num_users
+        for kind in KINDS:
+            for epsilon in filter(None, EPSILONS):
+                key = noise_key(kind, population, epsilon)
+                if key not in known:
+                    known[key] = least_noise(kind, population, epsilon)
+                    NOISE.write_text(json.dumps(known, indent=2) + "\n")
+                print(f"{key}: z = {known[key]}", flush=True)
+
+
+# -------------------------------------------------------------------------------------------------- runs
+
+
+def run_of(job: Job, store: Path, model: Any) -> Any:
+    """The run of a job."""
+    import unheard
+
+    population = unheard.TokenStore.open(store).train.num_users
+    which = KINDS.index(job.kind)
+    if job.kind == "users":
+        sampling: Any = unheard.PoissonSampling(users_per_round=SETTINGS.users_per_round)
+        update: Any = unheard.FedAvg(batch_size=1, unroll=SETTINGS.unroll, learning_rate=SETTINGS.learning_rate[which])
     else:
-        G = -(-1600 // args.unroll)
-        total = population * G
-        per_round = args.users_per_round * G
-        sampling = unheard.ExampleSampling(examples_per_user=G, examples_per_round=per_round, total_examples=total)
-        update = unheard.FedSGD(unroll=args.unroll, learning_rate=args.learning_rate)
-
-        def event_at(z: float) -> Any:
-            return ExampleGaussian(sampling_prob=per_round / total, examples_per_user=G, noise_multiplier=z)
-
-    noise = (
-        unheard.NoNoise()
-        if epsilon is None
-        else unheard.GaussianNoise(
-            noise_multiplier=noise_for(args.out / "noise.json", epsilon, delta, event_at, rounds)
+        G = SETTINGS.examples_per_user
+        sampling = unheard.ExampleSampling(
+            examples_per_user=G, examples_per_round=SETTINGS.users_per_round * G, total_examples=population * G
         )
-    )
+        update = unheard.FedSGD(unroll=SETTINGS.unroll, learning_rate=SETTINGS.learning_rate[which])
+    noise: Any = unheard.NoNoise()
+    if job.epsilon is not None:
+        z = json.loads(NOISE.read_text())[noise_key(job.kind, population, job.epsilon)]
+        noise = unheard.GaussianNoise(noise_multiplier=z)
     return unheard.Run(
-        corpus=corpus,
-        model=unheard.HuggingFaceModel(
-            path=str(args.base), train="lora", lora_rank=args.rank, lora_freeze_a=args.freeze_a, base_is_public=True
-        ),
+        corpus=store,
+        model=model,
         plan=unheard.Plan(
             population=population,
             sampling=sampling,
             update=update,
-            clip=unheard.FlatClip(norm=args.clip) if epsilon is not None else unheard.NoClip(),
+            clip=unheard.FlatClip(norm=SETTINGS.clip[which]),
             noise=noise,
         ),
-        training=unheard.Training(rounds=rounds, init_seed=seed),
-        evaluation=unheard.Evaluation(every=max(1, rounds // 4), max_tokens=args.tokens, unroll=args.unroll),
+        training=unheard.Training(rounds=SETTINGS.rounds, init_seed=job.seed, checkpoint_every=SETTINGS.rounds),
+        evaluation=unheard.Evaluation(
+            every=SETTINGS.rounds, max_tokens=SETTINGS.held_out_tokens, unroll=SETTINGS.unroll
+        ),
     )
 
 
-def finish(run: unheard.Run, folder: Path, until: float) -> bool:
-    """Trains or continues a run until its end or the time limit; whether it has ended."""
-    reports = (
-        unheard.resume(folder, allow_no_privacy=True)
-        if folder.exists()
-        else unheard.train(run, folder, again=True, allow_no_privacy=True)
-    )
-    for _ in reports:
-        if time.monotonic() > until:
+def base_result(corpus: str, store: Path, model: Any, device: Any) -> dict[str, Any]:
+    """The metrics of the base itself: the parameters of LoRA begin at zero."""
+    import unheard
+    from unheard.evaluation.next_word import evaluate
+    from unheard.updates.user_update import users_in_turn
+
+    evaluation = unheard.Evaluation(max_tokens=SETTINGS.held_out_tokens, unroll=SETTINGS.unroll)
+    users = evaluation.choose(users_in_turn(unheard.TokenStore.open(store).held_out, model))
+    metrics = evaluate(model, model.initial(0).to(device), users, unroll=evaluation.unroll)
+    return {"corpus": corpus, "kind": "base", "metrics": {key: metrics[key] for key in KEPT}}
+
+
+def trained_result(job: Job, run: Any, folder: Path, engine: Any, until: float) -> dict[str, Any] | None:
+    """Trains a run, or continues it; None if the time is over before its end."""
+    import unheard
+
+    begun, last = time.monotonic(), None
+    reports = unheard.train(run, folder, on=engine, again=True, allow_no_privacy=True)
+    for last in reports:
+        if time.monotonic() > until and last.round < last.rounds:
             reports.close()
-            return False
-    return True
+            return None
+    seconds = time.monotonic() - begun
+    statement = json.loads((folder / "statement.json").read_text())
+    metrics = last.metrics if last is not None else unheard.evaluate(folder)
+    return {
+        **asdict(job),
+        "metrics": {key: metrics[key] for key in KEPT},
+        "seconds": round(seconds, 1),
+        "noise_multiplier": getattr(run.plan.noise, "noise_multiplier", 0.0),
+        "claimed": statement["claimed"],
+        "delta": statement["delta"],
+    }
 
 
-def base_metrics(run: unheard.Run) -> dict[str, float]:
-    """Of the base itself: LoRA begins with a product of zero."""
-    store = unheard.TokenStore.open(run.corpus)
-    users = run.evaluation.choose(users_in_turn(store.held_out, run.model))
-    return evaluate(run.model, run.model.initial(0), users, unroll=run.evaluation.unroll)
+def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -> None:
+    """All runs that are not finished yet, with one engine, until the time is over."""
+    import torch
+
+    import unheard
+    from unheard.engines.vectorised import VectorisedEngine
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    done = {name_of(line) for line in results_in(args.out)}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+
+    def keep(line: dict[str, Any]) -> None:
+        line |= {"device": place, "settings": asdict(SETTINGS)}
+        with open(args.out / "results.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps({key: line[key] for key in line if key != "settings"}), flush=True)
+
+    model = unheard.HuggingFaceModel(
+        path=str(args.base), train="lora", lora_rank=SETTINGS.rank, lora_freeze_a=True, base_is_public=True
+    ).pinned()
+    engine = VectorisedEngine(model, device)  # one for all runs: it compiles once for users and once for examples
+    for corpus, store in stores.items():
+        if f"{corpus}-base" not in done:
+            keep(base_result(corpus, store, model, device))
+    for job in jobs_of(list(stores)):
+        if job.name in done:
+            continue
+        if time.monotonic() > until:
+            print("The time is over; the same command continues.", flush=True)
+            return
+        folder = (args.runs or args.out / "runs") / job.name
+        result = trained_result(job, run_of(job, stores[job.corpus], model), folder, engine, until)
+        if result is None:
+            print(f"Stopped in {job.name}; the same command continues.", flush=True)
+            return
+        keep(result)
 
 
-def write(out: Path, results: dict[str, Any], args: argparse.Namespace) -> None:
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    record = record_of(args.base)
-    lines = ["# Fine-tuning with user-level privacy", "", *(f"{c}" for c in (record.caveats if record else [])), ""]
-    lines += ["| run | seconds | epsilon | " + " | ".join(KEPT) + " |", "| --- | ---: | ---: |" + " ---: |" * len(KEPT)]
-    for name, row in sorted(results.items()):
-        figures = " | ".join(f"{row[key]:.4g}" for key in KEPT)
-        lines.append(f"| {name} | {row['seconds']:.0f} | {row['epsilon']} | {figures} |")
-    (out / "results.md").write_text("\n".join(lines) + "\n")
+# --------------------------------------------------------------------------------------------- the results
+
+
+def results_in(out: Path) -> list[dict[str, Any]]:
+    file = out / "results.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def name_of(line: dict[str, Any]) -> str:
+    if line["kind"] == "base":
+        return f"{line['corpus']}-base"
+    return Job(**{key: line[key] for key in ("corpus", "kind", "epsilon", "seed")}).name
+
+
+def show(out: Path) -> str:
+    """The table of the results, in Markdown."""
+    lines = results_in(out)
+    rows = ["| corpus | model | runs | loss | perplexity | top-1 | gain | z |", "| --- | --- | ---: |" + " ---: |" * 5]
+    for corpus in dict.fromkeys(line["corpus"] for line in lines):
+        own = [line for line in lines if line["corpus"] == corpus]
+        base = next((line["metrics"] for line in own if line["kind"] == "base"), None)
+        if base is not None:
+            figures = f"{base['loss']:.4f} | {base['perplexity']:.2f} | {100 * base['accuracy_top1']:.2f} %"
+            rows.append(f"| {corpus} | base | | {figures} | | |")
+        for kind in KINDS:
+            for epsilon in EPSILONS:
+                some = [line for line in own if line["kind"] == kind and line["epsilon"] == epsilon]
+                if not some:
+                    continue
+                losses = [line["metrics"]["loss"] for line in some]
+                tops = [100 * line["metrics"]["accuracy_top1"] for line in some]
+                loss = statistics.mean(losses)
+                title = f"{kind}, " + ("no noise" if epsilon is None else f"ε = {epsilon:g}")
+                gain = "" if base is None else f"{base['loss'] - loss:.4f}"
+                noise = "" if epsilon is None else f"{some[0]['noise_multiplier']:.3f}"
+                rows.append(
+                    f"| {corpus} | {title} | {len(some)} | {spread(losses, '.4f')} | {math.exp(loss):.2f} | "
+                    f"{spread(tops, '.2f')} % | {gain} | {noise} |"
+                )
+    minutes = sum(line.get("seconds", 0.0) for line in lines) / 60
+    devices = ", ".join(sorted({line["device"] for line in lines}))
+    return "\n".join([*rows, "", f"{minutes:.1f} minutes of training and evaluation on {devices or 'nothing yet'}."])
+
+
+def spread(values: list[float], form: str) -> str:
+    """The mean, and the standard deviation of several values."""
+    mean = f"{statistics.mean(values):{form}}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):{form}}"
 
 
 def main() -> None:
+    begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpora", nargs="+", help="name=STORE")
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=90.0)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--users-per-round", type=float, default=200)
-    parser.add_argument("--unroll", type=int, default=256)
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--freeze-a", action="store_true")
-    parser.add_argument("--clip", type=float, default=0.5)
-    parser.add_argument("--learning-rate", type=float, default=0.5)
-    parser.add_argument("--tokens", type=int, default=50_000, help="held-out tokens of an evaluation")
-    parser.add_argument("--noise-only", action="store_true", help="solve for the noise of all runs, which needs no GPU")
+    parser.add_argument("corpora", nargs="*", help="name=STORE")
+    parser.add_argument("--base", type=Path, help="a folder of `unheard base`")
+    parser.add_argument("--out", type=Path, help="where results.jsonl is written")
+    parser.add_argument("--runs", type=Path, help="where run folders are written; OUT/runs if left out")
+    parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
+    parser.add_argument("--show", action="store_true", help="print the table of the results and stop")
+    parser.add_argument("--solve", action="store_true", help="solve for the noise of all runs and stop")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.noise_only:
-        for path in (Path(corpus.partition("=")[2]) for corpus in args.corpora):
-            for kind, epsilon in ((k, e) for e in EPSILONS for k in ("users", "examples")):
-                print(path.name, kind, epsilon, run_of(args, path, kind, epsilon, 1).plan.noise, flush=True)
-        return
-    until = time.monotonic() + 60 * args.minutes
-    file = args.out / "results.json"
-    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    for name, _, path in (corpus.partition("=") for corpus in args.corpora):
-        for seed in SEEDS:
-            for kind, epsilon in [("users", None), *((k, e) for e in EPSILONS for k in ("users", "examples"))]:
-                title = f"{name}, {kind}, epsilon {epsilon or 'infinity'}, seed {seed}"
-                if title in results or time.monotonic() > until:
-                    continue
-                run = run_of(args, Path(path), kind, epsilon, seed)
-                if f"{name}, base" not in results:
-                    metrics = base_metrics(run)
-                    results[f"{name}, base"] = {**{k: metrics[k] for k in KEPT}, "seconds": 0.0, "epsilon": 0}
-                    write(args.out, results, args)
-                folder, begun = args.out / title.replace(", ", "-").replace(" ", "_"), time.monotonic()
-                if not finish(run, folder, until):
-                    print(f"stopped in {title}; the same command continues", flush=True)
-                    return
-                metrics = unheard.evaluate(folder, max_tokens=args.tokens)
-                spent = unheard.statement(folder)["claimed"]["epsilon"]
-                results[title] = {
-                    **{k: metrics[k] for k in KEPT},
-                    "seconds": time.monotonic() - begun,
-                    "epsilon": spent,
-                }
-                write(args.out, results, args)
-                print(title, json.dumps(results[title]), flush=True)
+    stores = {name: Path(path) for name, _, path in (corpus.partition("=") for corpus in args.corpora)}
+    if args.solve:
+        solve(stores)
+    elif not args.show:
+        train_all(args, stores, begun + args.stop_after)
+    if args.out is not None:
+        print(show(args.out))
 
 
 if __name__ == "__main__":

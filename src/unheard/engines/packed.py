@@ -46,6 +46,10 @@ SMALLEST_STREAM = 2048
 """Below this number of tokens, activations are computed again in the backward pass instead of being kept."""
 BLOCKS = (64, 32, 16)
 """Sizes of a block of LoRA, in tokens. The first that leaves little of a full batch's last block empty is used."""
+PLACES = 4
+"""Places for each full batch that fits into a stream of LoRA: many users write less than a full batch."""
+STEPS_KEPT = 2
+"""Compiled steps that are kept: runs side by side may have two shapes."""
 
 
 @dataclass
@@ -450,7 +454,8 @@ class PackedCohorts:
         balls = tuple((b.where.start, b.where.stop) for b in plan.contribution.balls) or ((0, self.model.layout.total),)
         key = (plan.update.unroll, _windows_per_batch(plan), balls)
         if key not in self._steps:
-            self._steps.clear()
+            if len(self._steps) >= STEPS_KEPT:
+                self._steps.clear()
             self._steps[key] = self._built(plan, balls)
         return self._steps[key]
 
@@ -463,7 +468,10 @@ class PackedCohorts:
             size = self._size(plan, self._limit)
             with suppress(torch.OutOfMemoryError):
                 step = self._compiled(size, balls)
-            if step is None:
+            if step is None and self._steps:
+                self._steps.clear()
+                self._release()
+            elif step is None:
                 self._halve(size, plan)
         if self.is_compiled:
             self.say(f"compiled for {step.packed.size.tokens:,} tokens at once in {time.perf_counter() - begun:.0f} s")
@@ -500,9 +508,9 @@ class PackedCohorts:
             block = _block(T * (B or 1))
             tokens = max(limit // block, -(-T // block)) * block
             per_step = max(1, tokens // (-(-T * (B or 8) // block) * block))
-            # More places than full batches fit, because many users write less; of examples, few are not full.
-            places = max((2 if isinstance(plan.sampling, ExampleSampling) else 4) * per_step, 64)
-            users = self.users_at_once or places
+            # Of examples, few are not full.
+            places = min(PLACES, 2) if isinstance(plan.sampling, ExampleSampling) else PLACES
+            users = self.users_at_once or max(places * per_step, 64)
         else:
             block = -(-min(T * (B or 8), max(limit, T)) // 16) * 16
             users = min(max(1, limit // block), self.users_at_once or limit)
