@@ -8,7 +8,8 @@
     python -m benchmarks.llm_finetuning --out results/llm --show
 
 The result of each run is one line of OUT/results.jsonl, written when the run ends. The same command continues after a
-stop: finished runs are skipped, and an unfinished one goes on from its checkpoint. `--solve` computes the noise of all
+stop: finished runs are skipped, and an unfinished one goes on from its checkpoint. The seconds of each call are in
+OUT/calls.jsonl. `--solve` computes the noise of all
 runs, which needs no GPU, and writes it to benchmarks/llm_noise.json.
 
 Rules, fixed before the runs
@@ -43,6 +44,7 @@ NOISE = Path(__file__).parent / "llm_noise.json"
 SEEDS = (1, 2, 3)
 KINDS = ("users", "examples")
 EPSILONS = (None, 8.0, 2.0)
+clock = time.monotonic
 KEPT = ("loss", "perplexity", "accuracy_top1", "accuracy_top3", "tokens")
 
 
@@ -219,13 +221,13 @@ def trained_result(job: Job, run: Any, folder: Path, engine: Any, until: float) 
     """Trains a run, or continues it; None if the time is over before its end."""
     import unheard
 
-    begun, last = time.monotonic(), None
+    begun, last = clock(), None
     reports = unheard.train(run, folder, on=engine, again=True, allow_no_privacy=True)
     for last in reports:
-        if time.monotonic() > until and last.round < last.rounds:
+        if clock() > until and last.round < last.rounds:
             reports.close()
             return None
-    seconds = time.monotonic() - begun
+    seconds = clock() - begun
     statement = json.loads((folder / "statement.json").read_text())
     metrics = last.metrics if last is not None else unheard.evaluate(folder)
     return {
@@ -266,7 +268,7 @@ def train_all(args: argparse.Namespace, stores: dict[str, Path], until: float) -
     for job in jobs_of(list(stores)):
         if job.name in done:
             continue
-        if time.monotonic() > until:
+        if clock() > until:
             print("The time is over; the same command continues.", flush=True)
             return
         folder = (args.runs or args.out / "runs") / job.name
@@ -316,9 +318,10 @@ def show(out: Path) -> str:
                     f"| {corpus} | {title} | {len(some)} | {spread(losses, '.4f')} | {math.exp(loss):.2f} | "
                     f"{spread(tops, '.2f')} % | {gain} | {noise} |"
                 )
-    minutes = sum(line.get("seconds", 0.0) for line in lines) / 60
+    calls = [json.loads(line) for line in (out / "calls.jsonl").read_text().splitlines()] if lines else []
     devices = ", ".join(sorted({line["device"] for line in lines}))
-    return "\n".join([*rows, "", f"{minutes:.1f} minutes of training and evaluation on {devices or 'nothing yet'}."])
+    minutes = f"{sum(call['seconds'] for call in calls) / 60:.1f} minutes of {len(calls)} call{'s'[: len(calls) != 1]}"
+    return "\n".join([*rows, "", f"{minutes} on {devices or 'nothing yet'}."])
 
 
 def spread(values: list[float], form: str) -> str:
@@ -328,7 +331,7 @@ def spread(values: list[float], form: str) -> str:
 
 
 def main() -> None:
-    begun = time.monotonic()
+    begun = clock()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpora", nargs="*", help="name=STORE")
     parser.add_argument("--base", type=Path, help="a folder of `unheard base`")
@@ -342,7 +345,11 @@ def main() -> None:
     if args.solve:
         solve(stores)
     elif not args.show:
-        train_all(args, stores, begun + args.stop_after)
+        try:
+            train_all(args, stores, begun + args.stop_after)
+        finally:
+            with open(args.out / "calls.jsonl", "a") as file:
+                file.write(json.dumps({"seconds": round(clock() - begun, 1)}) + "\n")
     if args.out is not None:
         print(show(args.out))
 

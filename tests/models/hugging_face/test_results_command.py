@@ -1,0 +1,87 @@
+"""The command of the results (benchmarks/llm_finetuning.py) on a small model: it stops by the clock, continues and shows."""
+
+import json
+import shutil
+import sys
+
+import pytest
+from benchmarks import llm_finetuning as command
+
+import unheard
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path, base, corpus):
+    settings = command.Settings(
+        tokens_per_user=28, rounds=2, users_per_round=8, unroll=7, rank=2, held_out_tokens=200, clip=(0.4, 0.4)
+    )
+    monkeypatch.setattr(command, "SETTINGS", settings)
+    monkeypatch.setattr(command, "SEEDS", (1, 2))
+    monkeypatch.setattr(command, "NOISE", tmp_path / "noise.json")
+    monkeypatch.setattr(command, "least_noise", lambda kind, population, epsilon: 16 / epsilon)
+    shutil.copytree(corpus, tmp_path / "posts")
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["llm_finetuning", *map(str, words)])
+        command.main()
+
+    return call, ["--base", base, "--out", tmp_path / "out", f"posts={tmp_path / 'posts'}"]
+
+
+def names(out):
+    return [command.name_of(line) for line in command.results_in(out)]
+
+
+def test_results_are_kept_run_by_run_and_the_same_command_continues(small, tmp_path, capsys, monkeypatch):
+    call, words = small
+    call("--solve", f"posts={tmp_path / 'posts'}")
+    assert sorted(json.loads((tmp_path / "noise.json").read_text()).values()) == [2, 2, 8, 8]
+    jobs = [job.name for job in command.jobs_of(["posts"])]
+    assert len(jobs) == len(set(jobs)) == 12
+    out, rounds, real = tmp_path / "out", [], unheard.train
+
+    def train(*args, **settings):
+        for report in real(*args, **settings):
+            rounds.append(report.round)
+            yield report
+
+    monkeypatch.setattr(unheard, "train", train)
+    monkeypatch.setattr(command, "clock", lambda: len(rounds))
+    call(*words, "--stop-after", 4.5)  # in the middle of the third run
+    assert names(out) == ["posts-base", *jobs[:2]]
+    assert "Stopped in " + jobs[2] in capsys.readouterr().out
+    call(*words, "--stop-after", 0.5)  # the rest of the third run, and no more
+    assert names(out) == ["posts-base", *jobs[:3]]
+    assert rounds == [1, 2, 1, 2, 1, 2]
+    monkeypatch.setattr(command, "SEEDS", (1,))
+    call(*words)
+    assert names(out) == ["posts-base", *jobs[:6]]
+    call(*words)
+    assert names(out) == ["posts-base", *jobs[:6]]
+    assert len(rounds) == 12
+    for line in command.results_in(out)[1:]:
+        assert (float(line["claimed"]["epsilon"]) == float("inf")) == (line["epsilon"] is None)
+
+
+def test_the_table_has_means_deviations_and_gains(tmp_path, capsys, monkeypatch):
+    def line(kind, **changes):
+        metrics = {"loss": 4.0, "perplexity": 54.6, "accuracy_top1": 0.3}
+        metrics |= {key: changes.pop(key) for key in list(changes) if key in metrics}
+        return {"corpus": "posts", "kind": kind, "metrics": metrics, "device": "a GPU", **changes}
+
+    both = {"epsilon": 8.0, "noise_multiplier": 0.6}
+    lines = [
+        line("base"),
+        line("users", epsilon=None, seed=1, loss=3.5, noise_multiplier=0.0),
+        line("users", **both, seed=1, loss=3.6, accuracy_top1=0.35),
+        line("users", **both, seed=2, loss=3.8, accuracy_top1=0.33),
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (tmp_path / "calls.jsonl").write_text('{"seconds": 90}\n{"seconds": 60}\n')
+    monkeypatch.setattr(sys, "argv", ["llm_finetuning", "--out", str(tmp_path), "--show"])
+    command.main()
+    table = capsys.readouterr().out
+    assert "| posts | base | | 4.0000 | 54.60 | 30.00 % | | |" in table
+    assert "| posts | users, no noise | 1 | 3.5000 | 33.12 | 30.00 % | 0.5000 |  |" in table
+    assert "| posts | users, ε = 8 | 2 | 3.7000 ± 0.1414 | 40.45 | 34.00 ± 1.41 % | 0.3000 | 0.600 |" in table
+    assert "2.5 minutes of 2 calls on a GPU." in table
