@@ -238,10 +238,37 @@ def convert_gguf(file: Path, out: Path) -> None:
             fresh.load_state_dict(loaded.state_dict())
             fresh.save_pretrained(out)
             AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(out)
+            _make_independent_of_versions(out)
     except ModelError:
         raise
     except Exception as error:  # reading a file of any kind can raise anything
         raise ModelError(f"{file.name} cannot be read as a language model in GGUF: {str(error)[:300]}.") from None
+
+
+def _make_independent_of_versions(out: Path) -> None:
+    """Writes config.json and a byte-level tokenizer.json so that they do not depend on the version of transformers.
+
+    Versions convert the tokenizer of one GGUF file differently, with the same tokens for every text. Without this step
+    one file would have another digest on each machine, and a store of one machine would be refused by the other."""
+    from tokenizers import Tokenizer
+
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config.pop("transformers_version", None)
+    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    table = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
+    if table["model"]["type"] != "BPE" or (table.get("pre_tokenizer") or {}).get("type") != "ByteLevel":
+        return
+    byte_level = {"type": "ByteLevel", "trim_offsets": True, "use_regex": True}
+    unused = {"dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None}
+    table |= {
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "pre_tokenizer": {**byte_level, "add_prefix_space": False},
+        "decoder": {**byte_level, "add_prefix_space": True},
+        "model": {**table["model"], **unused, "fuse_unk": False, "byte_fallback": False},
+    }
+    Tokenizer.from_str(json.dumps(table)).save(str(out / "tokenizer.json"))
 
 
 def _quantisation(file: Path) -> str | None:

@@ -56,6 +56,39 @@ def test_a_wheel_becomes_a_folder_with_the_same_scores(wheel, llama, tmp_path):
     assert own["vocab"] == other["vocab"]
 
 
+def test_a_base_is_the_same_with_every_version_of_transformers(gguf_file, tmp_path, monkeypatch):
+    """Versions convert a tokenizer of one GGUF file in different ways, with the same tokens, and record their own name."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    records = [get_base(str(gguf_file), tmp_path / "one", say=lambda line: None)]
+    real = AutoTokenizer.from_pretrained
+
+    def other_version(*args, **settings):
+        tokenizer = real(*args, **settings)
+
+        def save(out):
+            type(tokenizer).save_pretrained(tokenizer, out)
+            file = out / "tokenizer.json"
+            table = json.loads(file.read_text())
+            table["normalizer"] = {"type": "Sequence", "normalizers": []}
+            table["pre_tokenizer"]["trim_offsets"] = not table["pre_tokenizer"]["trim_offsets"]
+            table["model"] |= {"byte_fallback": True, "fuse_unk": True}
+            file.write_text(json.dumps(table))
+            config = json.loads((out / "config.json").read_text())
+            (out / "config.json").write_text(json.dumps(config | {"transformers_version": "99.9"}))
+
+        monkeypatch.setattr(tokenizer, "save_pretrained", save, raising=False)
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", other_version)
+    records.append(get_base(str(gguf_file), tmp_path / "other", say=lambda line: None))
+    assert records[0].base_sha256 == records[1].base_sha256
+    text = "do you know tea with milk ? 42 times, naïve !"
+    tokens = [Tokenizer.from_file(str(tmp_path / name / "tokenizer.json")).encode(text) for name in ("one", "other")]
+    assert tokens[0].tokens == tokens[1].tokens == real(gguf_file.parent, gguf_file=gguf_file.name).tokenize(text)
+
+
 def test_a_wheel_with_another_digest_is_refused(wheel, tmp_path):
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more.txt", "another file")
