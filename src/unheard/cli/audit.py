@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes
-from unheard.cli.processes import run_on_processes, set_kept
+from unheard.cli.processes import run_on_processes, set_stop_message
 
 if TYPE_CHECKING:
     from unheard.audit.summary import AuditResult
@@ -77,7 +77,7 @@ def audit(
     Exit status 2 if the claim is refuted.
     """
     charged = " What its users were charged stays charged." if options.with_users else ""
-    set_kept(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
+    set_stop_message(lambda: f"Stopped before the audit was written.{charged} The same command starts again.")
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Audit the run, with the help of other processes if there are any."""

@@ -129,11 +129,11 @@ def synth(
     The store stays marked as synthetic.
     """
     from unheard.cli.display import echo, step_bars
-    from unheard.cli.processes import output_kept, set_kept
+    from unheard.cli.processes import output_stop_message, set_stop_message
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
-    set_kept(lambda: output_kept(out))
+    set_stop_message(lambda: output_stop_message(out))
     with step_bars() as progress:
         created = synthesise(
             TokenStore.open(like),
@@ -156,11 +156,11 @@ def narrow(
 ) -> None:
     """Make a store of the same users with a smaller vocabulary: rarer words become UNK. No text is needed."""
     from unheard.cli.display import echo, step_bars
-    from unheard.cli.processes import output_kept, set_kept
+    from unheard.cli.processes import output_stop_message, set_stop_message
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
-    set_kept(lambda: output_kept(out))
+    set_stop_message(lambda: output_stop_message(out))
     with step_bars() as progress:
         created = shrink_vocabulary(TokenStore.open(store), out, vocabulary_size=vocab_size, progress=progress)
     echo(str(created.path))
@@ -178,7 +178,7 @@ def part(
     The ledger is not copied: there is only one, with the whole store.
     """
     from unheard.cli.display import echo, step_bars
-    from unheard.cli.processes import output_kept, set_kept
+    from unheard.cli.processes import output_stop_message, set_stop_message
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store
     from unheard.errors import InvalidValue
@@ -186,7 +186,7 @@ def part(
     number, slash, of = part.partition("/")
     if not (slash and number.strip().isdecimal() and of.strip().isdecimal()):
         raise InvalidValue(f"--part {part}: write which part of how many, for example --part 2/8.")
-    set_kept(lambda: output_kept(out))
+    set_stop_message(lambda: output_stop_message(out))
     with step_bars() as progress:
         created = split_store(TokenStore.open(store), out, part=int(number), of=int(of), progress=progress)
     echo(str(created.path))

@@ -45,10 +45,10 @@ def demo(
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
     from unheard.cli.display import confirm_no_noise, if_interrupted, notes, show_rounds
-    from unheard.cli.processes import set_kept, store_kept
+    from unheard.cli.processes import set_stop_message, store_stop_message
     from unheard.training.loop import resume, train
 
-    set_kept(lambda: f"{store_kept(corpus)} `unheard demo` goes on from what is there.")
+    set_stop_message(lambda: f"{store_stop_message(corpus)} `unheard demo` goes on from what is there.")
     _prepare(corpus)
     if not _is_demo_corpus(corpus):
         confirm_no_noise([_run(corpus, rounds, _plain_plan())], yes)

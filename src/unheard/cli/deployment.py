@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from unheard.cli.options import Force, License, RunDir
-from unheard.cli.processes import output_kept, set_kept
+from unheard.cli.processes import output_stop_message, set_stop_message
 
 if TYPE_CHECKING:
     from unheard.deployment.personalize import PersonalResult
@@ -60,7 +60,7 @@ def export(
     from unheard.deployment.export import export as export_model
 
     target = out or Path("exports") / folder.resolve().name
-    set_kept(lambda: output_kept(target))
+    set_stop_message(lambda: output_stop_message(target))
     if to == "hub-folder":
         return _write_hub_folder(folder, target, license)
     if to != "onnx":
@@ -132,7 +132,7 @@ def card(
 ) -> None:
     """Write a model card: README.md with YAML front matter, accuracy, settings and the privacy report of the run."""
     target = out or folder / "README.md"
-    set_kept(lambda: output_kept(target))
+    set_stop_message(lambda: output_stop_message(target))
     from unheard.cli.display import notes, say
     from unheard.deployment.hub import write_card
 
@@ -280,7 +280,7 @@ def personalize(
 
     torch.set_num_threads(1)  # a step is small: threads would wait for each other longer than they work
     out = out.expanduser()
-    set_kept(lambda: output_kept(out))
+    set_stop_message(lambda: output_stop_message(out))
     check_output_folder(out)
     settings = PersonalSettings(passes=passes, learning_rate=learning_rate, later=later)
     released = Released.open(folder)

@@ -37,7 +37,7 @@ from rich.progress import (
 )
 from rich.segment import Segment
 
-from unheard.cli.processes import is_rank, let_unwind, what_is_kept
+from unheard.cli.processes import is_rank, let_unwind, stop_message
 from unheard.formatting import SEPARATOR, epsilon_text, printable
 
 if TYPE_CHECKING:
@@ -174,13 +174,13 @@ def if_interrupted(sentence: str = "") -> Iterator[None]:
     """Print what is kept and how to continue if Ctrl-C ends the block, except in a rank, whose launcher prints it.
 
     Args:
-        sentence: What to print; by default what `interruption.set_kept` has set.
+        sentence: What to print; by default the message of `processes.set_stop_message`.
     """
     try:
         yield
     except KeyboardInterrupt:
         if not is_rank():
-            note(f"unheard: {f'Stopped. {sentence}' if sentence else what_is_kept()}")
+            note(f"unheard: {f'Stopped. {sentence}' if sentence else stop_message()}")
         raise
 
 

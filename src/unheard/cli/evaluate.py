@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unheard.cli.options import AsJson, Processes, RunDir
-from unheard.cli.processes import run_on_processes, set_kept
+from unheard.cli.processes import run_on_processes, set_stop_message
 
 if TYPE_CHECKING:
     from unheard.corpus.store import TokenStore
@@ -50,7 +50,9 @@ def evaluate(
     processes: Processes = 1,
 ) -> None:
     """Measure AccuracyTop1/3/5, loss and perplexity on held-out users."""
-    set_kept(lambda: "Stopped. The run folder is as it was, or has its new measures; the same command starts again.")
+    set_stop_message(
+        lambda: "Stopped. The run folder is as it was, or has its new measures; the same command starts again."
+    )
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Evaluate the run, with the help of other processes if there are any."""

@@ -196,7 +196,7 @@ License = Annotated[
         help="The licence of the model, as the Hugging Face hub names it.", metavar="NAME", show_default="not named"
     ),
 ]
-MEASURES_KEPT = "Measures of runs that were finished are kept in the run folders."
+MEASURES_SAVED = "Measures of runs that were finished are kept in the run folders."
 """Part of what a command prints that was interrupted while it measured runs."""
 NoMeasure = Annotated[
     bool,

@@ -193,9 +193,9 @@ def prepare(
     machine: GroupingOptions,
 ) -> None:
     """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
-    from unheard.cli.processes import set_kept, store_kept
+    from unheard.cli.processes import set_stop_message, store_stop_message
 
-    set_kept(lambda: store_kept(out))
+    set_stop_message(lambda: store_stop_message(out))
     from unheard.cli.display import note, step_bars
     from unheard.corpus.grouping import DuckDBBackend
     from unheard.corpus.pipeline import build_store

@@ -1,11 +1,11 @@
 """Signals, and commands on several processes.
 
-**Signals.** Ctrl-C, SIGTERM and SIGHUP end a command at once with one line that says what is kept and how to go on. Most
-commands leave only complete files on disk at any moment, so they may end without unwinding. A thread waits for the
+**Signals.** Ctrl-C, SIGTERM and SIGHUP end a command at once with one line that says what is saved and how to continue.
+Most commands leave only complete files on disk at any moment, so they may end without unwinding. A thread waits for the
 signal, since the main thread may be in a query or an import of many seconds. `stop_at_signals` is called when the command
 line starts (`cli/__init__.py`), before the slow imports; this module therefore imports only the standard library. A
-command says with `set_kept` what a stop leaves behind as soon as its options are read. Commands that train or serve call
-`let_unwind` before the first step that must end in order: from then on a signal raises `KeyboardInterrupt`.
+command sets with `set_stop_message` what that line says, as soon as its options are read. Commands that train or serve
+call `let_unwind` before the first step that must end in order: from then on a signal raises `KeyboardInterrupt`.
 
 **Processes.** `--processes N` runs a command in N processes of one machine, torchrun on many machines:
 
@@ -40,7 +40,7 @@ LAUNCHER = "UNHEARD_LAUNCHER"
 """The environment variable with which `--processes` tells its ranks the id of its process."""
 NOTHING_WRITTEN = "Stopped before anything was written. The same command starts again."
 
-_kept: list[Callable[[], str]] = []
+_describe_stop: list[Callable[[], str]] = []
 _is_armed: list[bool] = []
 _ends_at_once = threading.Event()
 _is_stopping = threading.Event()
@@ -79,7 +79,7 @@ def wait_if_stopping() -> None:
     """Wait for the end of this process if a signal is ending it.
 
     The signal also ends the command's own workers, and the main thread may see that as an error. It must not print it
-    beside the line that says what is kept.
+    beside the message of the stop.
     """
     if _ends_at_once.is_set() and _is_stopping.is_set():
         threading.Event().wait(30)
@@ -111,13 +111,13 @@ def signals_as_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def set_kept(describe: Callable[[], str]) -> None:
-    """Set what `stop_at_signals` prints: a function that looks at the disk and says what is kept and how to go on."""
-    _kept[:] = [describe]
+def set_stop_message(describe: Callable[[], str]) -> None:
+    """Set the function that makes the message of a stop: it looks at the disk and says what is saved and how to continue."""
+    _describe_stop[:] = [describe]
 
 
-def store_kept(out: Path) -> str:
-    """What is kept of the store that `prepare` was making."""
+def store_stop_message(out: Path) -> str:
+    """Return the message of a stop while `prepare` makes the store `out`."""
     if (out / "corpus.json").is_file():
         return f"Stopped. The store at {out} is complete."
     partial = out.with_name(out.name + ".partial")
@@ -126,35 +126,35 @@ def store_kept(out: Path) -> str:
     return NOTHING_WRITTEN
 
 
-def output_kept(out: Path, *, also: str = "") -> str:
-    """What is kept of a file or folder that appears as a whole.
+def output_stop_message(out: Path, *, also: str = "") -> str:
+    """Return the message of a stop while a file or folder is made that appears as a whole.
 
     Args:
         out: The file or folder.
-        also: A clause on what else is kept, if `out` is not there yet.
+        also: A sentence on what else is saved, if `out` is not there yet.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         return f"Stopped. {out} is complete."
     return f"Stopped before {out} was written.{f' {also}' if also else ''} The same command starts again."
 
 
-def run_kept(folder: Path) -> str:
-    """What is kept of a run."""
+def run_stop_message(folder: Path) -> str:
+    """Return the message of a stop while a run trains in `folder`."""
     if (folder / "ledger.jsonl").exists():
         return f"Stopped. What was done is saved: unheard resume {shlex.quote(str(folder))} continues."
     return NOTHING_WRITTEN
 
 
-def runs_kept(out: Path) -> str:
-    """What is kept of the runs that one command trains, each in a folder inside `out`."""
+def runs_stop_message(out: Path) -> str:
+    """Return the message of a stop while several runs train, each in a folder inside `out`."""
     if any(out.rglob("ledger.jsonl")):
         return "Stopped. What was done is saved: the same command continues."
     return NOTHING_WRITTEN
 
 
-def what_is_kept() -> str:
-    """The line for a person: what is on disk, and how to go on."""
-    return _kept[0]() if _kept else NOTHING_WRITTEN
+def stop_message() -> str:
+    """Return the message of a stop now: what is saved, and how to continue."""
+    return _describe_stop[0]() if _describe_stop else NOTHING_WRITTEN
 
 
 def is_rank() -> bool:
@@ -172,7 +172,7 @@ def _wait(reader: socket.socket, writer: socket.socket) -> None:
         return
     _delete_staged_folders()
     show_cursor = "\r\x1b[?25h\x1b[K" if sys.stderr.isatty() else ""  # the progress bar hides it
-    os.write(2, f"{show_cursor}unheard: {what_is_kept()}\n".encode())
+    os.write(2, f"{show_cursor}unheard: {stop_message()}\n".encode())
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(EXIT_STATUS)
@@ -313,7 +313,7 @@ def _launch(processes: int, max_restarts: int) -> None:
         try:
             elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
         except SignalException:  # it has ended the ranks, and waited until the leader had saved the run
-            typer.echo(f"unheard: {what_is_kept()}", err=True)
+            typer.echo(f"unheard: {stop_message()}", err=True)
             raise typer.Exit(EXIT_STATUS) from None
         except ChildFailedError as error:
             _explain(error.failures)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.options import MEASURES_KEPT, AsJson, ComparisonOptions, RunDirs
-from unheard.cli.processes import output_kept, set_kept
+from unheard.cli.options import MEASURES_SAVED, AsJson, ComparisonOptions, RunDirs
+from unheard.cli.processes import output_stop_message, set_stop_message
 
 if TYPE_CHECKING:
     from unheard.report.comparison import Comparison
@@ -41,9 +41,11 @@ def report(
     options: ComparisonOptions,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
-    set_kept(
+    set_stop_message(
         lambda: (
-            "Stopped. The page is as it was." if options.force else output_kept(out / "index.html", also=MEASURES_KEPT)
+            "Stopped. The page is as it was."
+            if options.force
+            else output_stop_message(out / "index.html", also=MEASURES_SAVED)
         )
     )
     from unheard.cli.display import notes, say
@@ -110,7 +112,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
-    set_kept(lambda: f"Stopped. {MEASURES_KEPT} The same command goes on.")
+    set_stop_message(lambda: f"Stopped. {MEASURES_SAVED} The same command goes on.")
     from unheard.cli.display import note, say
     from unheard.report.page import check_page_folder, write_page
     from unheard.report.plots import write_images

@@ -31,7 +31,14 @@ from unheard.cli.options import (
     Track,
     Yes,
 )
-from unheard.cli.processes import let_unwind, run_kept, run_on_processes, runs_kept, set_kept, was_restarted
+from unheard.cli.processes import (
+    let_unwind,
+    run_on_processes,
+    run_stop_message,
+    runs_stop_message,
+    set_stop_message,
+    was_restarted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -85,7 +92,7 @@ def train(
     yes: Yes = False,
 ) -> None:
     """Train a model with user-level differential privacy, from a run file into a run folder."""
-    set_kept(lambda: run_kept(out))
+    set_stop_message(lambda: run_stop_message(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Train the run, with the help of other processes if there are any."""
@@ -128,7 +135,7 @@ def resume(
 
     Rounds that were lost are done, and charged, again.
     """
-    set_kept(lambda: run_kept(folder))
+    set_stop_message(lambda: run_stop_message(folder))
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Continue the run, with the help of other processes if there are any."""
@@ -312,7 +319,7 @@ def sweep(
     The result of each variant is what it would be alone, with a run folder and a ledger of its own.
     Each is charged to its users: ten variants cost them ten runs.
     """
-    set_kept(lambda: runs_kept(out))
+    set_stop_message(lambda: runs_stop_message(out))
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Train all variants, with the help of other processes if there are any."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes
-from unheard.cli.processes import let_unwind, runs_kept, set_kept, signals_as_ctrl_c
+from unheard.cli.processes import let_unwind, runs_stop_message, set_stop_message, signals_as_ctrl_c
 from unheard.cli.train import parse_vary, read_run
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def tune(
         _select(run_file, set_ or [], engine, selection, out, as_json)
         return
     _check_unused(context, selection, "a sweep (it is for --select)")
-    set_kept(lambda: runs_kept(out))
+    set_stop_message(lambda: runs_stop_message(out))
     _sweep(*read_run(run_file, set_, engine), sweep, out, as_json)
 
 
