@@ -17,16 +17,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from unheard.corpus.vocabulary import EOS, UNK
-from unheard.evaluation.next_word import target_rank
-from unheard.models.model import LanguageModel, window_targets
-from unheard.updates.user_update import windows_of
+if TYPE_CHECKING:  # the page is written without torch
+    from torch import Tensor
+
+    from unheard.models.model import LanguageModel
 
 HERE = Path(__file__).resolve().parent
 TEST_TOKENS = 75_122
@@ -37,6 +35,8 @@ PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Brea
 
 def facts(device: str) -> dict[str, Any]:
     """What a result states about its origin: commit, device, version of torch, date."""
+    import torch
+
     return {
         "commit": commit(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu",
@@ -128,8 +128,8 @@ def content_digest(store: Path) -> str:
 
 
 def hits_of(
-    model: LanguageModel,
-    params_P: Tensor,
+    model: "LanguageModel",
+    params_P: "Tensor",
     words: Sequence[str],
     texts: Sequence[np.ndarray],
     *,
@@ -150,6 +150,13 @@ def hits_of(
         For each text the number of `targets` and `hits`; `words` and `word_hits` without sentence ends; `plain` and
         `plain_hits` also without punctuation.
     """
+    import torch
+
+    from unheard.corpus.vocabulary import EOS, UNK
+    from unheard.evaluation.next_word import target_rank
+    from unheard.models.model import window_targets
+    from unheard.updates.user_update import windows_of
+
     params, device = model.layout.split(params_P), params_P.device
     # BOS, EOS and UNK count as words here; EOS is left out where a rule says so.
     is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
