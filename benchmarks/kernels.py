@@ -12,8 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from unheard.engines.engine import Cohort
-from unheard.engines.stacked.chunk import Chunk, Task
-from unheard.engines.stacked.engine import PRECISIONS
+from unheard.engines.stacked.engine import PRECISIONS, Chunk, Task
 from unheard.engines.stacked.kernels import KernelStep
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.models.recurrent import TiedLSTM

@@ -10,8 +10,7 @@ from torch import nn
 import unheard
 from unheard.engines.engine import Cohort
 from unheard.engines.reference import ReferenceEngine
-from unheard.engines.stacked.chunk import Task
-from unheard.engines.stacked.engine import StackedEngine
+from unheard.engines.stacked.engine import StackedEngine, Task
 from unheard.engines.vectorised import ROWS_AT_ONCE, VectorisedEngine
 from unheard.errors import InvalidValue
 from unheard.mechanism.clipping import Ball, BaseClip

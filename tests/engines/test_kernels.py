@@ -8,7 +8,7 @@ import unheard
 from tests.kernels import KERNEL_DEVICE, needs_triton, quietly
 from unheard.engines.engine import Cohort
 from unheard.engines.reference import ReferenceEngine
-from unheard.engines.stacked.chunk import Chunk, Task
+from unheard.engines.stacked.engine import Chunk, Task
 from unheard.engines.stacked.sizes import Buffers, Sizes
 from unheard.mechanism.clipping import clip_
 from unheard.randomness import reproducible_generator

@@ -11,8 +11,7 @@ for the whole model.
 
 | module | content |
 | --- | --- |
-| engine.py | `StackedEngine`: divides cohorts into chunks and sums the results |
-| chunk.py | fills the buffers of a chunk with users' batches and the settings of their runs |
+| engine.py | `StackedEngine`: divides cohorts into chunks, fills their buffers with users' batches, sums the results |
 | sizes.py | `Sizes` (shapes and offsets) and `Buffers` (the tensors of a chunk) |
 | plain.py | the step in torch operations, one user at a time: for CPUs, and the reference of every kernel |
 | kernels.py | the step as a sequence of Triton kernels, recorded as a CUDA graph |
