@@ -11,7 +11,7 @@ ScaleName = Annotated[
 ]
 MostRounds = Annotated[
     int | None,
-    typer.Option(min=1, help="At most so many rounds of every run.", metavar="N", show_default="as in the paper"),
+    typer.Option(min=1, help="At most N rounds of every run.", metavar="N", show_default="as in the paper"),
 ]
 ALL_RESULTS = Path("reproduction/results")
 """The results that are in the repository."""

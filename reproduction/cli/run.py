@@ -119,7 +119,7 @@ class HowToRun:
         float | None,
         typer.Option(
             min=0,
-            help="Stop after so many seconds, at the end of a round. Everything is saved and recorded.",
+            help="Stop after this many seconds, at the end of a round. Everything is saved and recorded.",
             metavar="SECONDS",
             show_default="no limit",
         ),

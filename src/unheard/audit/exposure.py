@@ -50,7 +50,7 @@ class Exposure:
         repeats: How often each of them wrote it.
         rank: Its rank among the candidates, 1 for the most likely.
         exposure: log2(candidates + 1) - log2(rank), in bits.
-        most: The largest exposure that so many candidates can show.
+        most: The largest exposure that this number of candidates can show.
     """
 
     number: int

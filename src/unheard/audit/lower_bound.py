@@ -117,7 +117,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 
 def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the largest epsilon under which so many correct guesses have probability below 1 - confidence.
+    """Return the largest epsilon under which that many correct guesses have probability below 1 - confidence.
 
     Args:
         canaries: The number of canaries, each included with probability 1/2.
@@ -131,7 +131,7 @@ def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confide
     """
 
     def is_ruled_out(epsilon: float) -> bool:
-        """Whether so many correct guesses are too unlikely under (epsilon, delta)."""
+        """Whether that many correct guesses are too unlikely under (epsilon, delta)."""
         return p_value(canaries, guesses, correct, epsilon, delta) < 1 - confidence
 
     if not guesses or p_value(canaries, guesses, correct, 0.0, delta) > 1 - confidence:
@@ -214,7 +214,7 @@ def f_dp_bound(
 
 
 def refutes(score_M: np.ndarray, included_M: np.ndarray, events: Iterable[Event], level: float) -> bool:
-    """Whether so many correct guesses have probability below `level` under the trade-off curve of the events.
+    """Whether that many correct guesses have probability below `level` under the trade-off curve of the events.
 
     This needs no family of curves: the claim is that the mechanism is at least as private as this curve.
 
@@ -331,9 +331,9 @@ def _rules(canaries: int) -> Sequence[tuple[int, int]]:
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 LEAST_DRAWS = 50
-"""The normal approximation needs so many draws of included canaries, summed over all rounds."""
+"""The normal approximation needs this many draws of included canaries, summed over all rounds."""
 MISFIT = 5.0
-"""The assumptions are rejected if a mean or variance is so many standard errors from what they say."""
+"""The assumptions are rejected if a mean or variance is this many standard errors from what they say."""
 MAX_KINDS = 24
 
 Signals = Counter[tuple[float, float]]

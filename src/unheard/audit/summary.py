@@ -199,7 +199,7 @@ def _about_exposures(results: Sequence[Exposure]) -> Iterator[str]:
     if learned:
         numbers = ", ".join(f"{r.number} (carried by {r.users}: {r.exposure:.1f} bits)" for r in learned[:10])
         yield f"Planted phrases: {len(learned)} of {len(results)} canaries were memorized: number {numbers}."
-        yield f"({learned[0].most:.1f} bits are the most that so many candidates can show.)"
+        yield f"({learned[0].most:.1f} bits are the most that this number of candidates can show.)"
     else:
         yield f"Planted phrases: none of {len(results)} canaries is more exposed than chance explains."
 

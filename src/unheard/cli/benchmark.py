@@ -65,7 +65,7 @@ class BenchmarkOptions:
     rounds: Annotated[
         list[int] | None,
         typer.Option(
-            help="Also time whole rounds of so many users; 0 for none. May be repeated.",
+            help="Also time whole rounds of N users; 0 for none. May be repeated.",
             min=0,
             metavar="N",
             show_default="100 and 1250 on a GPU, 4 on a CPU",
@@ -74,7 +74,7 @@ class BenchmarkOptions:
     short: Annotated[
         list[int] | None,
         typer.Option(
-            help="Also time whole rounds of so many users of 80 tokens (one local step); 0 for none. May be repeated.",
+            help="Also time whole rounds of N users of 80 tokens (one local step); 0 for none. May be repeated.",
             min=0,
             metavar="N",
             show_default="1000 and 5000 on a GPU, none on a CPU",
@@ -83,7 +83,7 @@ class BenchmarkOptions:
     runs: Annotated[
         int | None,
         typer.Option(
-            help="Also time so many runs of 100 users per round side by side, with evaluations; 0 for none.",
+            help="Also time N runs of 100 users per round side by side, with evaluations; 0 for none.",
             min=0,
             metavar="N",
             show_default="16 on a GPU, none on a CPU",

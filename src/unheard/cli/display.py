@@ -77,7 +77,7 @@ console = safe_console()
 notes = safe_console(stderr=True)
 
 FIGURE_WIDTH = 16
-"""A table cell of at most so many characters is a figure and is never broken over two lines."""
+"""A table cell of at most this many characters is a figure and is never broken over two lines."""
 COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 
 

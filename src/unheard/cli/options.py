@@ -43,7 +43,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 StopAfter = Annotated[
     float | None,
     typer.Option(
-        help="Stop after so many seconds, at the end of a round. Everything is saved. The number of rounds then follows "
+        help="Stop after this many seconds, at the end of a round. Everything is saved. The number of rounds then follows "
         "from their duration, and so from the users' text, which the guarantee does not cover: for a model that is "
         "published, resume until the last round of the run file.",
         min=0,
@@ -174,7 +174,7 @@ Prompts = Annotated[
 AsIfUsers = Annotated[
     int | None,
     typer.Option(
-        help="Also show the hypothetical ε of the same run on a population of so many users.",
+        help="Also show the hypothetical ε of the same run on a population of N users.",
         min=2,
         metavar="N",
         show_default="none",
@@ -183,7 +183,7 @@ AsIfUsers = Annotated[
 AsIfUsersPerRound = Annotated[
     float | None,
     typer.Option(
-        help="With --as-if-users: so many users per round, with the same noise on the average.",
+        help="With --as-if-users: N users per round, with the same noise on the average.",
         min=1,
         metavar="N",
         show_default="as in the run",

@@ -155,7 +155,7 @@ class CostOptions:
 ExamplesPerUser = Annotated[
     int | None,
     typer.Option(
-        help="Also compute the noise of sampling examples instead of users, with at most so many of each user, for the "
+        help="Also compute the noise of sampling examples instead of users, with at most G of each user, for the "
         "same epsilon and compute.",
         min=1,
         max=4096,
@@ -317,7 +317,7 @@ def _print_noise_options(run: RunOptions, rows: list[dict[str, Any]]) -> None:
     console.print(table)
     console.print(
         "error/S: the root mean square over the rounds of the noise in each coordinate of the summed updates, in units of S. b: "
-        "two rounds of one user are at least so many apart. history: past noise that the run keeps, as secret as the text, for "
+        "two rounds of one user are at least this many apart. history: past noise that the run keeps, as secret as the text, for "
         f"{run.parameters:,} parameters. With min_separation the guarantee does not rest on sampling. `unheard init --noise auto "
         "--epsilon E` writes the best one into a run file.",
         soft_wrap=True,

@@ -89,7 +89,7 @@ class UserOptions:
     salt: Annotated[str, _users(help="Decides which user is in which split.")] = "unheard"
     test_tokens: Annotated[
         int,
-        _users(min=0, metavar="N", help="Also a test set of random held-out posts with so many tokens (paper: 75122)."),
+        _users(min=0, metavar="N", help="Also a test set of random held-out posts with N tokens (paper: 75122)."),
     ] = 0
     exclude_users: Annotated[
         Path | None, _users(help="A file of users to leave out, one id per line.", show_default="nobody")

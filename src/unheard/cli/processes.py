@@ -272,7 +272,7 @@ def _serve(ranks: "ProcessGroup") -> None:
 
 
 def _launch(processes: int, max_restarts: int) -> None:
-    """Run the same command in so many processes under torch's elastic launcher."""
+    """Run the same command in several processes under torch's elastic launcher."""
     import logging
     import tempfile
     import uuid

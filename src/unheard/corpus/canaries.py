@@ -170,7 +170,7 @@ def draw_canaries(
     Args:
         vocabulary: Where the words come from. Only words of lower-case letters are used.
         rng: A secure generator: a phrase that can be guessed is no secret.
-        carriers: Numbers of users; each number makes a group of phrases carried by so many users.
+        carriers: Numbers of users; each number makes a group of phrases carried by that many users.
         each: The number of phrases in a group.
         words: The number of words in a phrase.
         repeats: How often each carrier writes its phrase.

@@ -62,7 +62,7 @@ def unspaced_share(texts: Iterable[str], longest_word: int = 6) -> float:
 
     Args:
         texts: The texts.
-        longest_word: Runs of at most so many characters count as words.
+        longest_word: Runs of at most this many characters count as words.
 
     Example:
         >>> unspaced_share(["今日はとても良い天気です"]), unspaced_share(["今日 は 良い 天気", "fine weather"])

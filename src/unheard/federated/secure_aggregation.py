@@ -44,7 +44,7 @@ from unheard.errors import NodeError
 from unheard.mechanism.aggregation import GRID_BITS
 
 NEIGHBOURS = 64
-"""Up to so many peers, every party shares with every other; among more parties each has so many neighbours."""
+"""Up to this many peers, every party shares with every other; among more parties each has this many neighbours."""
 SECRET_BYTES = 31
 """The length of a shared secret: Flower's Shamir shares pad it to two blocks of 16 bytes."""
 WRAP_PROBABILITY = 2.0**-60

@@ -48,7 +48,7 @@ from unheard.training.run import MODELS
 from unheard.updates.user_update import ONE, StoredUsers, User
 
 ABANDONED_IN_A_ROW = 3
-"""After so many abandoned rounds training stops: each was charged, and more would be spent for nothing."""
+"""After this many abandoned rounds training stops: each was charged, and more would be spent for nothing."""
 USERS_PER_NODE = 2**20
 """A node that claims more users is not registered: each of them is drawn and adds to the sum."""
 SMALLEST_PARTIES = 8

@@ -130,7 +130,7 @@ class RunningEpsilon:
         self.charge_times(event, 1)
 
     def charge_times(self, event: Event, times: int) -> None:
-        """Count the same event as spent so many times."""
+        """Count the same event as spent several times."""
         self._cost, self._failure = self._with(event, times)
         self._count += times
         self._times[event] = self._times.get(event, 0) + times
@@ -476,7 +476,7 @@ class _Declared:
         """The largest number of rounds of the plan that the budget allows. It depends on public numbers alone."""
 
         def fits(rounds: int) -> bool:
-            """Whether so many rounds stay within the budget."""
+            """Whether a number of rounds stays within the budget."""
             running = budget.running(before)
             for event, count in self.events(rounds):
                 running.charge_times(event, count)

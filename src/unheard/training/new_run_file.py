@@ -70,7 +70,7 @@ unroll = {unroll}
 [training]
 rounds = {rounds}
 init_seed = 0                  # runs with the same seed start from the same initial model
-checkpoint_every = 20          # rounds; after a crash at most so many are done, and charged, again
+checkpoint_every = 20          # rounds; after a crash at most this many are done, and charged, again
 # reproducible_seed = 1        # experiments only: the guarantee does not hold against anyone who knows the seed
 
 [engine]
@@ -130,7 +130,7 @@ users_per_round = {users_per_round}      # expected; q = users_per_round / popul
 CYCLIC = """\
 kind = "cyclic_poisson"        # groups take turns; in its turn each user of a group is drawn with probability q'
 users_per_round = {users_per_round}      # expected; q' = groups * users_per_round / population
-groups = {separation}          # b: two rounds of one user are at least so many apart"""
+groups = {separation}          # b: two rounds of one user are at least this many apart"""
 
 SEPARATED = """\
 kind = "min_separation"        # each user takes part in every b-th round; the guarantee does not rest on sampling

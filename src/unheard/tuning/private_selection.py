@@ -4,7 +4,7 @@
 
 The candidates are private runs that all cost the same (one q, z and number of rounds) and differ in other values, such
 as the learning rate. `select` charges the whole selection, draws the number of trials from a geometric or Poisson
-distribution, trains so many candidates drawn at random, and keeps the one with the best accuracy on held-out users. The
+distribution, trains that many candidates drawn at random, and keeps the one with the best accuracy on held-out users. The
 number of trials and the results of the others are secret: they are never shown, and their folders are deleted.
 
 The cost is about that of two to three runs, and not of all trials, by the bound of Papernot and Steinke

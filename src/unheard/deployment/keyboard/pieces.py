@@ -31,7 +31,7 @@ from unheard.errors import ModelError
 MAX_PIECES = 4
 """The largest number of pieces by which a begun word is continued."""
 CONTEXT = 200
-"""Of a long message only so many of the last tokens are read."""
+"""Of a long message only this many of the last tokens are read."""
 
 
 class PieceSuggester:

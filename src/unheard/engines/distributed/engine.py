@@ -51,7 +51,7 @@ from unheard.parameters import Layout
 from unheard.updates.user_update import ONE, StoredUsers, User
 
 LARGEST_SPEED_RATIO = 4.0
-"""A rank counts as at most so many times faster or slower than the median rank, so that one slow round does not starve
+"""A rank counts as at most this many times faster or slower than the median rank, so that one slow round does not starve
 it."""
 
 DIGEST = 4
