@@ -245,7 +245,7 @@ def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
 
         return work
 
-    with pytest.raises(LeaderFailed, match="ledger lies with the whole one"):
+    with pytest.raises(LeaderFailed, match="ledger of its users lies with the whole one"):
         on_ranks(PARTS, lead(None))
     assert not (tmp_path / "r").exists()
     (whole.path / "ledger.jsonl").unlink()
