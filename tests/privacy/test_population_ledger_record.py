@@ -1,6 +1,7 @@
 """A ledger that a store once had must be there, and a newer store of the same users continues it."""
 
 import json
+import logging
 import shutil
 from dataclasses import replace
 
@@ -202,6 +203,7 @@ def test_a_store_whose_earlier_ledger_is_gone_is_not_charged(tmp_path):
 
 
 def test_a_population_below_the_number_of_users_is_warned_of_without_the_number(own, tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="unheard")
     list(unheard.train(own, tmp_path / "fits"))
     assert caplog.messages == []
     sampling = unheard.PoissonSampling(users_per_round=3)
