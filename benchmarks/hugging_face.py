@@ -3,21 +3,25 @@
     python -m benchmarks.hugging_face --lengths lengths.npy --stop-after 170      # every row, as a table at the end
     python -m benchmarks.hugging_face --only smollm2 --variants                   # one model, with switches
     python -m benchmarks.hugging_face --parts                                     # one stream, kernel by kernel
+    python -m benchmarks.hugging_face --tune                                      # settings of the kernels
 
 A row trains whole rounds with `unheard.train`: cohorts are drawn, charged, summed, averaged and noised, and the server
 takes its step. Models have the shape of the named ones and random weights, and users have random tokens, which take the
 same time as others: 1,600 each as in blogs, or as many as the users of a file. Figures are tokens per second divided by
-1,600, over all rounds but the first, which also compiles. One JSON line for each result, as soon as it is known.
+1,600, over all rounds but the first, which also compiles. One JSON line for each result, as soon as it is known. A row
+that fails gives its error instead, and the next one begins.
 
 Before the rows, every kernel is compared with its readable version on the GPU. `--variants` measures the sum of a cohort
 with switches: what the kernels and the merged products gain.
 """
 
 import argparse
+import gc
 import json
 import math
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -149,7 +153,7 @@ ROWS = (
     Row(model="smollm2", train="lora", users=512, unroll=256, must=300),
     Row(model="smollm2", train="lora", users=2000, unroll=256, is_short=True),
     Row(model="llama-1.1b", train="lora", users=128, unroll=400, must=50),
-    Row(model="gpt2", train="all", users=64, unroll=400, must=30),
+    Row(model="gpt2", train="all", users=128, unroll=400, must=30),
 )
 """The rows, in order. The first SmolLM2 row is also compared with a plain peft loop, of which it must be 8 times."""
 
@@ -463,28 +467,32 @@ def score_times(rows: int, tokens: int = 4096) -> list[dict]:
     return lines
 
 
-def parts(say: Any, engine: VectorisedEngine, plan: Any, unroll: int) -> None:
-    """One stream, and the kernels in it."""
+def parts(say: Any, engine: VectorisedEngine, plan: Any, unroll: int, *, is_tuned: bool) -> None:
+    """One stream, and the kernels in it; also with other settings of the kernels."""
     model: Any = engine.model
     packed = engine._compiled["packed"]
     step = packed._step_for(plan)
     stream_of(packed, step, plan, model.vocabulary_size)
     say(stream=step.packed.size.tokens, places=step.packed.size.users, stream_ms=milliseconds(step.graph.replay))
     say(by_kernel=by_kernel(step.graph.replay, 40))
-    for line in [*score_times(step.packed._num_rows()), *best_attention(model, unroll)]:
-        say(**line)
+    if is_tuned:
+        for line in [*score_times(step.packed._num_rows()), *best_attention(model, unroll)]:
+            say(**line)
 
 
-def beside(say: Any, row: Row, engine: VectorisedEngine, peft_users: int, *, with_parts: bool) -> None:
+def beside(say: Any, row: Row, engine: VectorisedEngine, args: argparse.Namespace) -> None:
     """What is measured beside the first row: the peft loop, the difference from the reference, and parts of a stream."""
     model: Any = engine.model
     plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
     params_P = model.initial(0).to(engine.device)
-    if peft_users:
-        say(**peft_speed(row, engine, users_of(np.full(peft_users, 1600), model.vocabulary_size)))
-    say(difference_of_12_users_from_reference=round(agreement(model, params_P, plan, engine.device, engine), 4))
-    if with_parts:
-        parts(say, engine, plan, row.unroll)
+    with errors_said(say, "plain peft loop"):
+        if args.peft:
+            say(**peft_speed(row, engine, users_of(np.full(args.peft, 1600), model.vocabulary_size)))
+    with errors_said(say, "difference from the reference"):
+        say(difference_of_12_users_from_reference=round(agreement(model, params_P, plan, engine.device, engine), 4))
+    with errors_said(say, "parts of a stream"):
+        if engine.device.type == "cuda" and (args.parts or args.tune):
+            parts(say, engine, plan, row.unroll, is_tuned=args.tune)
 
 
 def variants(say: Any, row: Row, device: torch.device, is_over: Any) -> None:
@@ -492,11 +500,28 @@ def variants(say: Any, row: Row, device: torch.device, is_over: Any) -> None:
     for title, changes in VARIANTS.items():
         if is_over():
             return
-        with switched(changes):
+        release()
+        with errors_said(say, title), switched(changes):
             model = random_model(row)
             users = users_of(np.full(row.users, 1600), model.vocabulary_size)
             plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
             say(variant=title, **measure(VectorisedEngine(model, device), users, plan, model.initial(0).to(device)))
+
+
+@contextmanager
+def errors_said(say: Any, title: str) -> Iterator[None]:
+    """Gives an error as a line, so that the other measurements are not lost."""
+    try:
+        yield
+    except Exception as error:
+        say(failed=title, error=repr(error)[:500], where=traceback.format_exc()[-1500:])
+
+
+def release() -> None:
+    """Frees the memory of the models before."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -516,7 +541,8 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="factor of the users per round, to try the script")
     parser.add_argument("--peft", type=int, default=6, help="users of the plain peft loop; 0: none")
     parser.add_argument("--variants", action="store_true", help="after the rows, sums of a cohort with switches")
-    parser.add_argument("--parts", action="store_true", help="after the rows, one stream, kernel by kernel")
+    parser.add_argument("--parts", action="store_true", help="beside the first row, one stream, kernel by kernel")
+    parser.add_argument("--tune", action="store_true", help="and the kernels with other settings")
     parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     args = parser.parse_args()
     begun, lines = time.perf_counter(), []
@@ -530,8 +556,9 @@ def main() -> None:
         return time.perf_counter() - begun > args.stop_after
 
     say(device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU", torch=torch.__version__)
-    if device.type == "cuda":
-        say(differences_of_kernels=check_kernels())
+    with errors_said(say, "kernels"):
+        if device.type == "cuda":
+            say(differences_of_kernels=check_kernels())
     rows = [row for row in ROWS if args.only in (None, row.model)] or [SMALL]
     rows = [replace(row, users=max(2, round(args.scale * row.users))) for row in rows]
     engine: Any = None
@@ -539,13 +566,15 @@ def main() -> None:
         if is_over() or (row.is_short and args.lengths is None):
             continue
         if engine is None or (engine.model.path, engine.model.train) != (row.model, row.train):
+            engine = None
+            release()
             engine = VectorisedEngine(random_model(row), device)
         lengths = np.minimum(np.load(args.lengths), 1600) if row.is_short else np.array([1600])
-        with tempfile.TemporaryDirectory() as folder:
+        with errors_said(say, row.title), tempfile.TemporaryDirectory() as folder:
             say(**whole_rounds(row, lengths, Path(folder), args.rounds, engine))
         if row is rows[0]:
-            beside(say, row, engine, args.peft, with_parts=args.parts and device.type == "cuda")
-    del engine
+            beside(say, row, engine, args)
+    engine = None
     if args.variants:
         variants(say, replace(rows[0], users=min(rows[0].users, 256)), device, is_over)
     print(table(lines))
