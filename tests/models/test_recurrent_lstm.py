@@ -1,15 +1,18 @@
 """The paper's model: its size, its parts, and the LSTM itself against torch's."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import tomli_w
 import torch
 from torch import nn
+from torch.func import grad, vmap
 
 import unheard
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.model import PAD, mean_loss, window_targets
+from unheard.models.recurrent import _lstm_states
 from unheard.training.initialise import pinned
 from unheard.training.run import read_run_file, read_saved_run, run_hash, tables_from_run
 
@@ -156,3 +159,37 @@ def test_the_loss_is_the_mean_over_real_targets(model):
 def test_impossible_sizes_are_refused(bad):
     with pytest.raises(InvalidValue):
         unheard.TiedLSTM(**bad)
+
+
+def unrolled_gradients(unroll, gates_UBTG, weight_UHG, autocast=False):
+    """The states' sum of squares, differentiated for each user as engines/vectorised.py does."""
+
+    def loss(gates_BTG, weight_HG):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return unroll(gates_BTG, weight_HG.to(torch.bfloat16) if autocast else weight_HG).square().sum()
+
+    return vmap(grad(loss, argnums=(0, 1)))(gates_UBTG, weight_UHG)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_states_with_a_backward_pass_of_their_own_agree_with_autograd(compiled):
+    torch.manual_seed(0)
+    gates, weight = torch.randn(3, 2, 5, 24).double(), torch.randn(3, 6, 24).double() * 0.4
+    plain = unheard.TiedLSTM(vocabulary_size=10, hidden_size=6)._unroll
+    assert torch.allclose(_lstm_states(gates[0], weight[0]), plain(gates[0], weight[0]), atol=1e-12)
+    own = partial(unrolled_gradients, _lstm_states)
+    own = torch.compile(own, backend="aot_eager", fullgraph=True) if compiled else own
+    for ours, expected in zip(own(gates, weight), unrolled_gradients(plain, gates, weight), strict=True):
+        assert expected.norm() > 0.5
+        assert torch.allclose(ours, expected, atol=1e-12)
+
+
+def test_the_states_with_a_backward_pass_of_their_own_agree_in_bfloat16():
+    torch.manual_seed(0)
+    gates, weight = torch.randn(3, 2, 5, 24), torch.randn(3, 6, 24) * 0.4
+    plain = unheard.TiedLSTM(vocabulary_size=10, hidden_size=6)._unroll
+    exact = unrolled_gradients(plain, gates, weight)
+    for unroll in (plain, _lstm_states):
+        for coarse, expected in zip(unrolled_gradients(unroll, gates, weight, autocast=True), exact, strict=True):
+            assert coarse.dtype == torch.float32
+            assert (coarse - expected).norm() < 0.01 * expected.norm()

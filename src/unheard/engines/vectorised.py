@@ -164,7 +164,9 @@ class VectorisedEngine:
         # largest in the chunk, one user would move what another adds.
         for _, alike in groupby(by_length, key=lambda k: batches[k].shape[1:]):
             users = list(alike)
-            size = self._chunk_size(batches[users[0]])
+            largest = self._chunk_size(batches[users[0]])
+            # Chunks of one size, so that one compiled step serves them all.
+            size = -(-len(users) // -(-len(users) // largest))
             yield from (users[start : start + size] for start in range(0, len(users), size))
 
     def _deltas(

@@ -19,7 +19,7 @@ product (Cho et al. 2014, in the form that fast implementations use)."""
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -158,7 +158,9 @@ class TiedModel(BaseModel):
         if self.user_features:
             assert features_F is not None, "a model with user_features needs each user's features"
             input_BTX = torch.cat([input_BTX, features_F.expand(*tokens_BT.shape, self.user_features)], dim=-1)
-        weight_YG = torch.cat([params[f"{gate}_weight"] for gate in self.gates], dim=-1)
+        # Cast once, not at each of the T products: autocast would make T copies.
+        dtype = _product_dtype(input_BTX)
+        weight_YG = torch.cat([params[f"{gate}_weight"].to(dtype) for gate in self.gates], dim=-1)
         bias_G = torch.cat([params[f"{gate}_bias"] for gate in self.gates], dim=-1)
         from_input, from_state = weight_YG[: input_BTX.shape[-1]], weight_YG[input_BTX.shape[-1] :]
         hidden_BTH = self._unroll(input_BTX @ from_input + bias_G, from_state)
@@ -192,6 +194,12 @@ class TiedModel(BaseModel):
         return on_the_sphere(rows_VD) if self.unit_norm else rows_VD
 
 
+def _product_dtype(like: Tensor) -> torch.dtype:
+    """The precision in which matrix products are computed: that of autocast where it is on."""
+    kind = like.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+
+
 def on_the_sphere(rows_VD: Tensor) -> Tensor:
     """Each row scaled to norm 1. `SMALLEST_SQUARE` keeps a row of zeros, and its gradient, finite."""
     return rows_VD / rows_VD.square().sum(dim=-1, keepdim=True).clamp(min=SMALLEST_SQUARE).sqrt()
@@ -214,6 +222,8 @@ class TiedLSTM(TiedModel):
         return ("input", "forget", "cell", "output")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
+        if gates_BTG.is_cuda and torch.is_grad_enabled():
+            return _lstm_states(gates_BTG, from_state_HG)
         # All four gates are one product: of the inputs for all T at once, of the states step by step.
         state_BH = cell_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
         states = []
@@ -223,6 +233,66 @@ class TiedLSTM(TiedModel):
             state_BH = torch.sigmoid(o) * torch.tanh(cell_BH)
             states.append(state_BH)
         return torch.stack(states, dim=1)
+
+
+class _LSTMStates(torch.autograd.Function):
+    """`TiedLSTM._unroll` with a backward pass of its own: the gradient of the weights is one product over all T steps.
+
+    Autograd computes T such products and adds them up, which takes T times the memory traffic: it matters where each
+    user has weights of their own (`engines/vectorised.py`)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gates_BTG: Tensor, from_state_HG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The states, and what the backward pass needs: the cells and the gates after their activations."""
+        state_BH = cell_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
+        states, cells, gates = [], [], []
+        for t in range(gates_BTG.shape[1]):
+            i, f, g, o = (gates_BTG[:, t] + state_BH.to(from_state_HG.dtype) @ from_state_HG).chunk(4, dim=-1)
+            i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+            cell_BH = f * cell_BH + i * g
+            state_BH = o * torch.tanh(cell_BH)
+            states.append(state_BH)
+            cells.append(cell_BH)
+            gates.append(torch.cat([i, f, g, o], dim=-1))
+        return torch.stack(states, dim=1), torch.stack(cells, dim=1), torch.stack(gates, dim=1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keeps what the backward pass reads."""
+        ctx.save_for_backward(inputs[1], *output)
+        ctx.mark_non_differentiable(output[1], output[2])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The gradients by what the gates get from the input, and by the weights on the state."""
+        from_state_HG, state_BTH, cell_BTH, gate_BTG = ctx.saved_tensors
+        dtype = from_state_HG.dtype
+        d_state_BH = d_cell_BH = torch.zeros_like(state_BTH[:, 0])
+        before_first_BH = torch.zeros_like(d_cell_BH)
+        d_gates: list[Tensor] = []
+        for t in reversed(range(state_BTH.shape[1])):
+            i, f, g, o = gate_BTG[:, t].chunk(4, dim=-1)
+            d_state_BH = d_state_BH + gradients[0][:, t]
+            tanh_BH = torch.tanh(cell_BTH[:, t])
+            d_cell_BH = d_cell_BH + d_state_BH * o * (1 - tanh_BH * tanh_BH)
+            previous_BH = cell_BTH[:, t - 1] if t else before_first_BH
+            d_input, d_forget = d_cell_BH * g * i * (1 - i), d_cell_BH * previous_BH * f * (1 - f)
+            d_new, d_output = d_cell_BH * i * (1 - g * g), d_state_BH * tanh_BH * o * (1 - o)
+            d_gates.insert(0, torch.cat([d_input, d_forget, d_new, d_output], dim=-1))
+            d_state_BH = (d_gates[0].to(dtype) @ from_state_HG.mT).to(d_state_BH.dtype)
+            d_cell_BH = d_cell_BH * f
+        d_gate_BTG = torch.stack(d_gates, dim=1)
+        previous_BTH = torch.cat([before_first_BH[:, None], state_BTH[:, :-1]], dim=1)
+        d_from_state_HG = previous_BTH.to(dtype).flatten(0, 1).mT @ d_gate_BTG.to(dtype).flatten(0, 1)
+        return d_gate_BTG, d_from_state_HG
+
+
+@torch.compiler.allow_in_graph  # torch.compile cannot look into an autograd.Function under vmap
+def _lstm_states(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
+    """The states [B, T, H] of `TiedLSTM._unroll`."""
+    return _LSTMStates.apply(gates_BTG, from_state_HG)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
