@@ -2,11 +2,11 @@
 
 import json
 import os
-import shutil
 import sys
 
 import pytest
 
+from tests.stores import uncharged_copy
 from unheard.cli.main import main
 from unheard.corpus.store import write_store
 from unheard.privacy.population_ledger import PopulationLedger
@@ -29,7 +29,7 @@ def unheard(capsys, monkeypatch):
 @pytest.fixture
 def place(run, store, tmp_path):
     """A store of its own and a run file for it."""
-    shutil.copytree(store.path, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
+    uncharged_copy(store.path, tmp_path / "corpus")
     text = run_toml(run).replace(str(store.path), str(tmp_path / "corpus")).replace("rounds = 6", "rounds = 2")
     text = text.replace("users_per_round = 12", "users_per_round = 60")  # q = 1 is quick to account for
     assert "users_per_round = 60" in text

@@ -13,6 +13,7 @@ import pytest
 
 import unheard
 from tests.faults.inject import Steps, disk_full, every, in_a_child, install, kill, output_of_a_child, read_only
+from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.corpus.store import write_private_json, write_store
 from unheard.errors import UnheardError
@@ -55,7 +56,7 @@ def small(tmp_path_factory, store):
 @pytest.fixture
 def place(small, tmp_path):
     """A folder with its own copy of the corpus, whose ledger is empty, and where the run will be created."""
-    shutil.copytree(small.corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
+    uncharged_copy(small.corpus, tmp_path / "corpus")
     return tmp_path
 
 
@@ -71,7 +72,7 @@ def go(run: unheard.Run, place: Path) -> None:
 def names_of_steps(run, tmp_path_factory) -> list[str]:
     """The names of the steps of a run without a fault."""
     place = tmp_path_factory.mktemp("dry")
-    shutil.copytree(run.corpus, place / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
+    uncharged_copy(run.corpus, place / "corpus")
 
     def list_steps() -> str:
         steps = Steps(at=-1, fault=kill)

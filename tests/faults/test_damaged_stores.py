@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -124,7 +125,7 @@ def test_a_store_without_any_one_of_its_files_is_not_opened(store, tmp_path):
     assert len(names) > 8
     for number, name in enumerate(names):
         copy = tmp_path / str(number)
-        shutil.copytree(store.path, copy, ignore=shutil.ignore_patterns("*ledger.jsonl*"))
+        uncharged_copy(store.path, copy)
         TokenStore.open(copy)
         (copy / name).unlink()
         with pytest.raises(CorpusError):

@@ -1,7 +1,6 @@
 """What is claimed when a length or parameters were chosen after a look at results."""
 
 import math
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.cli.main import app
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import (
@@ -213,7 +213,7 @@ def test_a_budget_over_all_runs_is_a_filter_at_fixed_orders(tmp_path):
 
 
 def test_the_command_declares_a_budget_as_a_filter(store, tmp_path):
-    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger.jsonl"))
+    uncharged_copy(store.path, tmp_path / "store")
     done = CliRunner().invoke(app, ["budget", str(tmp_path / "store"), "--epsilon", "4", "--delta", "1e-6"])
     assert done.exit_code == 0, done.output
     assert PopulationLedger.read(tmp_path / "store" / "ledger.jsonl").is_filter

@@ -9,6 +9,7 @@ import pytest
 
 import unheard
 from tests.corpus.inputs import write_jsonl
+from tests.stores import uncharged_copy
 from unheard.corpus import pipeline
 from unheard.corpus.store import TokenStore, write_digests
 from unheard.errors import BudgetExceeded, LedgerError, UnheardError, UnprovenCombination
@@ -32,7 +33,7 @@ ROUND = PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0)
 @pytest.fixture
 def own(run, store, tmp_path):
     """The run on a copy of the store that nothing was charged to yet."""
-    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("ledger.jsonl"))
+    uncharged_copy(store.path, tmp_path / "store")
     return replace(run, corpus=tmp_path / "store", training=unheard.Training(rounds=1))
 
 
@@ -81,6 +82,29 @@ def test_a_store_that_lost_the_record_of_its_ledgers_is_refused(own, tmp_path):
             list(unheard.train(own, tmp_path / "second"))
     with pytest.raises(LedgerError, match=r"ledgers\.json is missing"):
         store_statement(tmp_path / "store")
+
+
+def test_a_store_that_lost_its_digests_too_is_refused(own, tmp_path):
+    list(unheard.train(own, tmp_path / "first"))
+    for name in ("ledger.jsonl", RECORD, "digests.json"):
+        (tmp_path / "store" / name).unlink()
+    with pytest.raises(LedgerError, match=r"digests\.json is missing.*Put it back"):
+        store_statement(tmp_path / "store")
+    with pytest.raises(UnheardError, match=r"digests\.json"):
+        list(unheard.train(own, tmp_path / "second"))
+
+
+def test_a_copy_of_a_store_needs_its_ledger(own, tmp_path):
+    """Its users are the same people: a copy that begins a ledger of its own would forget what they have spent."""
+    list(unheard.train(own, tmp_path / "first"))
+    copy = shutil.copytree(tmp_path / "store", tmp_path / "copy", ignore=shutil.ignore_patterns("ledger.jsonl"))
+    with pytest.raises(LedgerError, match="is missing"):
+        list(unheard.train(replace(own, corpus=copy), tmp_path / "second"))
+    with pytest.raises(LedgerError, match="is missing"):
+        store_statement(copy)
+    shutil.copy(tmp_path / "store" / "ledger.jsonl", copy)
+    list(unheard.train(replace(own, corpus=copy), tmp_path / "second"))
+    assert len(PopulationLedger.read(copy / "ledger.jsonl").members) == 2
 
 
 def test_a_ledger_that_was_cut_to_the_start_of_the_last_run_is_an_error(own, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.deployment.loading import run_statement
@@ -48,8 +49,7 @@ def invoke(*words: str | Path) -> str:
 def trained(tmp_path_factory, store, model, plan) -> Path:
     """A store of its own, two runs of 6 rounds on it, and the first run as it was after 2 rounds."""
     base = tmp_path_factory.mktemp("rolled")
-    shutil.copytree(store.path, base / "store")
-    (base / "store" / "ledger.jsonl").unlink(missing_ok=True)
+    uncharged_copy(store.path, base / "store")
     run = unheard.Run(
         corpus=base / "store",
         model=model,
@@ -134,7 +134,27 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_with_advice(base, content)
 
 def test_a_bare_ledger_can_be_stated(base, tmp_path):
     shutil.copy(base / "r" / "ledger.jsonl", tmp_path / "ledger.jsonl")
-    assert json.loads(invoke("statement", tmp_path, "--json"))["rounds"]["charged"] == 6
+    shutil.copy(base / "r" / "ledger.jsonl", tmp_path / "another-name.jsonl")
+    for words in (tmp_path, tmp_path / "ledger.jsonl", tmp_path / "another-name.jsonl"):
+        content = json.loads(invoke("statement", words, "--json"))
+        assert content["rounds"]["charged"] == 6
+        assert [warning for warning in content["warnings"] if warning.startswith("only the ledger was read")]
+    assert unheard.statement(tmp_path)["warnings"] == content["warnings"]
+    assert "only the ledger was read" not in str(unheard.statement(base / "r")["warnings"])
+
+
+@pytest.mark.parametrize(
+    "left", ["metrics.jsonl", "statement.json", "vocabulary.txt", "checkpoints", "model.safetensors"]
+)
+def test_a_ledger_beside_any_file_of_a_run_is_not_read_alone(base, tmp_path, left):
+    """A folder that has lost its other files, and the end of its ledger, would be stated with a smaller epsilon."""
+    (tmp_path / "left").mkdir()
+    for name in ("ledger.jsonl", left):
+        (base / "r" / name).rename(tmp_path / "left" / name)
+    shorten(tmp_path / "left" / "ledger.jsonl", 4)
+    for reader in ("statement", "unheard.statement"):
+        with pytest.raises(LedgerError, match=r"run\.toml is missing or damaged"):
+            READERS[reader](tmp_path / "left")
 
 
 def test_one_charge_that_a_crash_leaves_in_the_populations_ledger_is_no_fault(base, monkeypatch):
@@ -171,7 +191,30 @@ def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name):
         list(unheard.resume(base / name, rounds=7))
     assert not (base / "store" / "ledger.jsonl").exists()
     assert "is missing" in findings(base / name)["population"]
-    unheard.statement(base / name)  # the run's own files are whole
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_asks_for_the_ledger_that_the_store_has_lost(base, reader):
+    """It may hold more charges of the run than the folder, which may have been put back to an earlier state."""
+    (base / "store" / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match=r"is missing.*Put it back"):
+        READERS[reader](base / "early")
+
+
+def test_a_run_can_be_stated_on_a_machine_without_its_store(base):
+    shutil.rmtree(base / "store")
+    assert unheard.statement(base / "r")["rounds"]["charged"] == 6
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "damaged", "another table"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_needs_the_run_file_to_find_the_ledger_of_the_store(base, reader, how):
+    file = base / "early" / "run.toml"
+    file.unlink() if how == "deleted" else file.write_text(
+        {"emptied": "", "damaged": "[corpus\n", "another table": "corpus = 1\n"}[how]
+    )
+    with pytest.raises(UnheardError, match=r"run\.toml"):
+        READERS[reader](base / "early")
 
 
 def test_the_first_checkpoint_remembers_the_populations_ledger(base):

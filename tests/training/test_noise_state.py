@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.faults.inject import Steps, in_a_child, install, kill, output_of_a_child
+from tests.stores import uncharged_copy
 
 import unheard
 from unheard.audit import verification
@@ -56,7 +57,7 @@ def corpus(tmp_path_factory, store) -> Path:
 
 @pytest.fixture
 def place(corpus, tmp_path) -> Path:
-    shutil.copytree(corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*ledger.jsonl*"))
+    uncharged_copy(corpus, tmp_path / "corpus")
     return tmp_path
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.cli.main import app, main
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary
@@ -30,8 +31,7 @@ GENEROUS = ["--allow-clip-loss", "90", "--allow-loss", "95"]
 @pytest.fixture
 def run_file(run, store, tmp_path):
     """A private run of 20,000 declared users on a store of its own."""
-    shutil.copytree(store.path, tmp_path / "private")
-    (tmp_path / "private" / "ledger.jsonl").unlink(missing_ok=True)
+    uncharged_copy(store.path, tmp_path / "private")
     planned = replace(
         run,
         corpus=tmp_path / "private",

@@ -1,7 +1,6 @@
 """A selection: charged before its first trial, drawn by the tool, and nothing of it left but the best."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.engines.choice import EngineChoice
@@ -33,8 +33,7 @@ from unheard.tuning.private_selection import TrialCount, select
 @pytest.fixture
 def candidates(run, store, tmp_path):
     """Two learning rates on a store of their own."""
-    shutil.copytree(store.path, tmp_path / "store")
-    (tmp_path / "store" / "ledger.jsonl").unlink(missing_ok=True)
+    uncharged_copy(store.path, tmp_path / "store")
     short = replace(
         run,
         corpus=tmp_path / "store",

@@ -96,9 +96,10 @@ def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, An
     from unheard.errors import InvalidValue
     from unheard.privacy.ledger import Ledger
     from unheard.privacy.population_statement import all_runs, find_population_ledger, render_all_runs
-    from unheard.privacy.run_ledger import read_run_ledger
+    from unheard.privacy.run_ledger import is_alone, read_run_ledger
     from unheard.privacy.statement import compute_statement
     from unheard.privacy.statement_formats import read_audit, render, report_data
+    from unheard.run_folder import RunFolder
 
     population = find_population_ledger(path, options.all_runs)
     if population is not None:
@@ -110,8 +111,11 @@ def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, An
             )
         content = all_runs(population, delta=options.delta)
         return content, render_all_runs(content)
-    ledger = Ledger.read(path) if path.name != "ledger.jsonl" else read_run_ledger(path.parent)
-    content = compute_statement(ledger.facts, ledger.entries, delta=options.delta, epsilon=options.epsilon)
+    is_copy = path.name != "ledger.jsonl"
+    ledger = Ledger.read(path) if is_copy else read_run_ledger(path.parent)
+    asked = {"delta": options.delta, "epsilon": options.epsilon}
+    alone = is_copy or is_alone(RunFolder(path.parent))
+    content = compute_statement(ledger.facts, ledger.entries, **asked, is_alone=alone)
     if options.format == "text":
         return content, render(content, "text")
     audit = read_audit(path.parent)

@@ -23,11 +23,11 @@ compare it with: no checkpoint of its own remembers the ledger yet. So the store
 a ledger that is deleted, swapped or cut is an error, never a fresh start:
 
     {"known": {"ledger.jsonl": {"ledger": ..., "length": n, "head": ...}},     where each ledger stood at the last save
-     "continues": {"ledger": path, "joined": false},                           the ledger of an earlier store
-     "at": {"path": ..., "inode": ...}}                                        the store itself, to tell it from a copy
+     "continues": {"ledger": path, "joined": false}}                           the ledger of an earlier store
 
-The file holds paths and hashes only. A store has it from its preparation on, and `digests.json` says so: where it is
-missing, it was deleted. Stores of version 0.1.0 and parts of stores have none.
+The file holds paths and hashes only, and it is copied with the store: a copy without the ledger is refused too. A store
+has it from its preparation on, and `digests.json` says so: where it is missing, it was deleted. Stores of version 0.1.0
+and parts of stores have none.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ FILE = "ledger.jsonl"
 MAX_MOVES = 8
 RECORD = "ledgers.json"
 DIGESTS = "digests.json"
-NO_LEDGERS: dict[str, Any] = {"known": {}, "continues": None, "at": None}
+NO_LEDGERS: dict[str, Any] = {"known": {}, "continues": None}
 """The record of a new store (`RECORD`), which was charged in no ledger yet."""
 
 
@@ -505,7 +505,8 @@ def read_corpus_record(store: Path) -> dict[str, Any]:
     path = store / "corpus.json"
     try:
         content = path.read_bytes()
-        written = _digests(store)["files"]["corpus.json"]["sha256"] if os.path.lexists(store / DIGESTS) else None
+        digests = _digests(store)
+        written = None if digests is None else digests["files"]["corpus.json"]["sha256"]
         record = parse_json(content)
         # DP: a damaged record may have lost the events of a private vocabulary.
         if written not in (None, hashlib.sha256(content).hexdigest()) or not isinstance(record, dict):
@@ -528,10 +529,7 @@ def known_position(store: Path, ledger: Path) -> Mapping[str, Any] | None:
     Raises:
         LedgerError: The store's record is damaged.
     """
-    record = _read_record(store)
-    is_copy = record["at"] is not None and not {*record["at"].values()} & {*_place_of(store).values()}
-    # A copy of a store without its ledger has no ledger of its own yet (docs/sharp-edges.md).
-    return None if is_copy and not os.path.lexists(ledger) else record["known"].get(_record_key(store, ledger))
+    return _read_record(store)["known"].get(_record_key(store, ledger))
 
 
 def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) -> None:
@@ -542,14 +540,14 @@ def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) ->
         ledger: The file of the population's ledger.
         position: `PopulationLedger.position` of that file.
     """
-    here, key = _place_of(store), _record_key(store, ledger)
+    key = _record_key(store, ledger)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
         """The record with the position, unless it has a later one."""
         known = record["known"].get(key)
         # DP: another run may have recorded a later position meanwhile; an earlier one would let the ledger be cut.
         is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]
-        return {**record, "known": {**record["known"], key: known if is_later else dict(position)}, "at": here}
+        return {**record, "known": {**record["known"], key: known if is_later else dict(position)}}
 
     record = _read_record(store)
     if change(record) != record:
@@ -620,12 +618,6 @@ def _advice_on_failure(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _place_of(store: Path) -> dict[str, str]:
-    """Tells a store from a copy of it: one that was moved keeps its inode, one that was put back its path."""
-    status = os.stat(store)
-    return {"path": os.path.realpath(store), "inode": f"{status.st_dev}:{status.st_ino}"}
-
-
 def _record_key(store: Path, ledger: Path) -> str:
     """A path within the store is relative, so that the store can be moved."""
     here, there = os.path.realpath(store), os.path.realpath(ledger)
@@ -637,7 +629,7 @@ def _read_record(store: Path) -> dict[str, Any]:
     try:
         if not os.path.lexists(path):
             # DP: a store that was prepared with the record and lacks it may have been charged in a ledger that is gone.
-            if os.path.lexists(store / DIGESTS) and _digests(store).get("ledgers"):
+            if (_digests(store) or {}).get("ledgers"):
                 raise LedgerError(
                     f"{path} is missing: it records which ledgers this store has been charged in. Put it back; without it "
                     "nobody can say whether the ledger is whole. If it is lost, prepare the store again with `unheard "
@@ -645,22 +637,30 @@ def _read_record(store: Path) -> dict[str, Any]:
                 )
             return dict(NO_LEDGERS)
         record = parse_json(path.read_text(encoding="utf-8"))
-        known, continues, at = record["known"], record.get("continues"), record.get("at")
-        is_place = at is None or {*at} == {"path", "inode"}
+        known, continues = record["known"], record.get("continues")
         is_whole = all({*position} == {"ledger", "length", "head"} for position in known.values())
         if continues is not None:
             is_whole &= isinstance(continues["ledger"], str) and isinstance(continues["joined"], bool)
-        if not is_whole or not is_place:
+        if not is_whole:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise LedgerError(
             f"{path} is damaged: it records which ledgers this store has been charged in. Put back a whole copy."
         ) from None
-    return {"known": known, "continues": continues, "at": at}
+    return {"known": known, "continues": continues}
 
 
-def _digests(store: Path) -> dict[str, Any]:
-    return parse_json((store / DIGESTS).read_text(encoding="utf-8"))
+def _digests(store: Path) -> dict[str, Any] | None:
+    """The content of digests.json; None for a store of version 0.1.0, which has none."""
+    if os.path.lexists(store / DIGESTS):
+        return parse_json((store / DIGESTS).read_text(encoding="utf-8"))
+    # DP: corpus.json says whether the store was prepared with digests; without them a deleted record is not noticed.
+    if os.path.lexists(store / "corpus.json") and parse_json((store / "corpus.json").read_bytes()).get("digests"):
+        raise LedgerError(
+            f"{store / DIGESTS} is missing: it says which files this store was prepared with, the record of its ledgers "
+            "among them. Put it back; without it nobody can say whether the ledger is whole."
+        )
+    return None
 
 
 def _change_record(store: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

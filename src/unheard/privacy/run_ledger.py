@@ -27,7 +27,7 @@ from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, LedgerError
 from unheard.privacy.events import Event, Selection
 from unheard.privacy.ledger import Entry, Ledger, run_id
-from unheard.privacy.population_ledger import FILE, PopulationLedger, read_population_ledger
+from unheard.privacy.population_ledger import FILE, PopulationLedger, known_position, read_population_ledger
 from unheard.run_folder import RunFolder
 
 MAX_HEADER_BYTES = 100_000_000
@@ -52,7 +52,7 @@ class JointLedger:
         self._ledger = ledger
         self.population = population
         self.run = run_id(ledger)
-        if self.run not in population.members:  # the store was copied without its ledger, or this is another store
+        if self.run not in population.members:  # this is another store, or a run of a version before stores had ledgers
             came = {"came_with": len(ledger)} if len(ledger) else {}
             population.register(self.run, {**_repeated_facts(ledger, ledger.path.parent.name), **came}, held=0)
         population.settle(self.run, ledger.entries)
@@ -167,7 +167,8 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     run file says, the run's ledger must also hold what the population was charged for this run.
 
     Args:
-        folder: A run folder. Of a folder that holds nothing but a ledger, the hash chain alone is checked.
+        folder: A run folder. Of a folder that holds nothing but a ledger, the hash chain alone is checked, and the
+            statement says so (`is_alone`).
 
     Raises:
         LedgerError: The ledger is missing, damaged, shortened, rolled back or of another run.
@@ -179,7 +180,7 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     sources = remembered(folder)
     population = population_of(folder)
     ledger = Ledger.read(folder.ledger)
-    if not sources and folder.run_file.exists():
+    if not sources and not is_alone(folder):
         raise LedgerError(
             f"{folder.path} has neither a checkpoint nor a model that remembers its ledger, so nobody can say whether the "
             "ledger is whole. Put back the folder `checkpoints` or model.safetensors."
@@ -282,8 +283,20 @@ def check_population(
         )
 
 
+def is_alone(folder: RunFolder) -> bool:
+    """Whether a folder holds a ledger and no other file of a run, so that nothing can tell whether the ledger is whole."""
+    others = (folder.run_file, folder.model, folder.checkpoints, folder.metrics, folder.statement, folder.vocabulary)
+    return not any(os.path.lexists(path) for path in others)
+
+
 def population_of(folder: RunFolder) -> PopulationLedger | None:
-    """The population's ledger where the run file says; None if there is none at that path or no readable run file."""
+    """The population's ledger where the run file says; None if the store is not on this machine, or for a ledger alone.
+
+    Raises:
+        LedgerError: The run file is missing or damaged, or the store lacks a ledger in which it was charged.
+    """
+    if is_alone(folder):
+        return None
     try:
         tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
         store = Path(tables["corpus"]["path"])
@@ -291,8 +304,18 @@ def population_of(folder: RunFolder) -> PopulationLedger | None:
         path = path / FILE if path.is_dir() else path
         is_there = path.is_file()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return read_population_ledger(store, path) if is_there else None
+        # DP: without the run file nobody can find the population's ledger, which may hold more charges of this run.
+        raise LedgerError(
+            f"{folder.run_file} is missing or damaged, so the ledger of the run's store cannot be compared with this one. "
+            "Put back the run file that the run began with. For the statement of a ledger alone, copy ledger.jsonl to an "
+            "empty folder."
+        ) from None
+    if is_there:
+        return read_population_ledger(store, path)
+    # DP: a store that is here and has lost its ledger may have been charged for more rounds of this run.
+    if store.is_dir() and known_position(store, path) is not None:
+        raise LedgerError(f"{path} is missing: what the users of {store} have spent was recorded there. Put it back.")
+    return None
 
 
 def _remembered(path: Path) -> Remembered:

@@ -47,7 +47,8 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.ledger import Entry
 from unheard.privacy.planner import default_delta
-from unheard.privacy.run_ledger import read_run_ledger
+from unheard.privacy.run_ledger import is_alone, read_run_ledger
+from unheard.run_folder import RunFolder
 
 CURVE_POINTS = 12
 NOT_DECLARED = "not declared"
@@ -64,6 +65,11 @@ NOT_COVERED = [
     "other uses of these people's text, in other runs or elsewhere",
     "what is true of many users at once: the guarantee is about any one of them taking part or not",
 ]
+
+ALONE = (
+    "only the ledger was read: no file of the run is beside it, so charges that are missing at its end cannot be noticed. "
+    "State the whole run folder."
+)
 
 
 def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, Any]:
@@ -88,8 +94,8 @@ def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, An
     path = Path(folder) / "ledger.jsonl"
     if not path.is_file():
         raise RunFolderMissing(f"{folder} holds no ledger.jsonl: name the folder that `unheard train --out` wrote.")
-    ledger = read_run_ledger(folder)
-    return compute_statement(ledger.facts, ledger.entries, delta=delta)
+    ledger, alone = read_run_ledger(folder), is_alone(RunFolder(Path(folder)))
+    return compute_statement(ledger.facts, ledger.entries, delta=delta, is_alone=alone)
 
 
 def compute_statement(
@@ -98,6 +104,7 @@ def compute_statement(
     *,
     delta: float | None = None,
     epsilon: float | None = None,
+    is_alone: bool = False,
 ) -> dict[str, Any]:
     """Compute the statement of a run from its ledger.
 
@@ -106,6 +113,7 @@ def compute_statement(
         events: Everything that was charged. Entries also tell which rounds were charged twice.
         delta: The delta of the claim; by default the declared one, else users^-1.1.
         epsilon: One more point at which the delta is wanted.
+        is_alone: Whether the ledger was read without the files of its run, so that a warning is needed.
 
     Returns:
         Plain JSON data.
@@ -149,7 +157,7 @@ def compute_statement(
             "randomness": facts.get("randomness", NOT_DECLARED),
             "released": RELEASED,
             "not_covered": NOT_COVERED,
-            "warnings": _warnings(facts, charged, delta),
+            "warnings": [*_warnings(facts, charged, delta), *[ALONE] * is_alone],
             "versions": versions(),
             "software": facts.get("software", NOT_DECLARED),
             "ledger": _ledger(events),

@@ -248,12 +248,12 @@ def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run,
     tables = _read_tables(path)
     for override in overrides:
         set_key(tables, override)
-    return run_from_tables(tables)
+    return run_from_tables(tables, source=str(path))
 
 
 def read_saved_run(path: str | Path) -> tuple[Run, EngineChoice]:
     """Read the run file of a run folder. It is complete, so a key that it lacks was added by a later version."""
-    return run_from_tables(fill_added_keys(_read_tables(path)))
+    return run_from_tables(fill_added_keys(_read_tables(path)), source=str(path))
 
 
 def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,14 +283,14 @@ def _read_tables(path: str | Path) -> dict[str, Any]:
         raise InvalidValue(f"{path} is not valid TOML: {error}.") from None
 
 
-def run_from_tables(tables: Mapping[str, Any]) -> tuple[Run, EngineChoice]:
-    """The run that the tables of a run file describe; raises as `read_run_file`."""
+def run_from_tables(tables: Mapping[str, Any], *, source: str = "The run file") -> tuple[Run, EngineChoice]:
+    """The run that the tables of a run file (`source`, for messages) describe; raises as `read_run_file`."""
     known = {*REQUIRED, *DEFAULTS, "schedule"}
     for name in tables:
         if name not in known:
-            raise UnknownKey(f"Unknown table [{name}] in the run file.{nearest(name, known)}")
+            raise UnknownKey(f"{source} has an unknown table [{name}].{nearest(name, known)}")
     if missing := [name for name in REQUIRED if name not in tables]:
-        raise InvalidValue(f"The run file lacks [{'], ['.join(missing)}]. `unheard init` writes a complete one.")
+        raise InvalidValue(f"{source} lacks [{'], ['.join(missing)}]. `unheard init` writes a complete one.")
     tables = {**DEFAULTS, **tables}
     if not isinstance(tables.get("schedule", []), list):
         raise InvalidValue("[[schedule]] is a list of changes: write it with two pairs of brackets.")

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import unheard
 from tests.engines.distributed.forks import LeaderFailed, on_ranks
+from tests.stores import forget_charges
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shards_of_part, split_store
@@ -248,7 +249,7 @@ def test_a_part_has_no_ledger_of_its_own(seeded, whole, parts, tmp_path):
     with pytest.raises(LeaderFailed, match="ledger of its users lies with the whole one"):
         on_ranks(PARTS, lead(None))
     assert not (tmp_path / "r").exists()
-    (whole.path / "ledger.jsonl").unlink()
+    forget_charges(whole.path)
     on_ranks(PARTS, lead(whole.path / "ledger.jsonl"))
     assert len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 2
     assert (whole.path / "ledger.jsonl").exists()
