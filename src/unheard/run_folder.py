@@ -152,6 +152,7 @@ class RunFolder:
             RunFolderMissing: It has no run file, or it has lost its ledger.
         """
         folder = cls(Path(path))
+        folder.check_files()
         if not folder.run_file.exists():
             raise RunFolderMissing(not_a_run_folder(path))
         if not folder.ledger.exists():
@@ -159,6 +160,11 @@ class RunFolder:
                 f"{path} has lost its ledger: put it back. Without it nobody can say what this run has cost its users."
             )
         return folder
+
+    def check_files(self) -> None:
+        """Raise `RunFolderError` if something in the folder is no file, but for example a pipe or a device."""
+        if special := storage.special_file(self.path) or storage.special_file(self.checkpoints):
+            raise RunFolderError(f"{special} is not a regular file. Put back the file that the run has written.")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ system reports it, or `FileInUse` if another process holds a lock; callers turn 
     with locked(path, wait=60.0): ...           one process at a time; the lock ends with its process
     with staged_folder(out) as folder: ...      fill a folder beside `out`, then move it there in one step
     delete_folder(folder)                       delete a folder for good
+    special_file(folder)                        a pipe or device in a folder that is about to be read
 
 Locks use the `filelock` package, so importing this module works on Linux, macOS and Windows.
 """
@@ -235,6 +236,19 @@ def delete_folder(folder: Path) -> None:
     if os.path.lexists(folder):
         shutil.rmtree(folder)
         sync_folder(folder.parent)
+
+
+def special_file(folder: Path) -> Path | None:
+    """The first entry of a folder that is neither a file nor a folder (links are followed); None if there is none.
+
+    Somebody else's folder may hold a pipe, which a reader would wait for, or a link to an endless device.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            special = [entry.path for entry in entries if not (entry.is_file() or entry.is_dir())]
+    except OSError:  # no folder, which its reader reports
+        return None
+    return next((Path(path) for path in sorted(special) if os.path.exists(path)), None)
 
 
 def sync_folder(path: Path) -> None:

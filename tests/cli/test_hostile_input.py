@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +14,15 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli import display
 from unheard.cli.main import app
 from unheard.config import parse_toml
 from unheard.corpus.canaries import read_canaries
 from unheard.corpus.private_vocabulary import WordRelease
-from unheard.corpus.store import TokenStore
+from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.device import open_export
 from unheard.deployment.personalize import open_personal
 from unheard.errors import CorpusMissing, InvalidValue, ModelError, UnheardError
@@ -29,6 +32,7 @@ from unheard.report.run_monitor import RunMonitor
 from unheard.report.run_record import RunRecord
 from unheard.run_folder import RunFolder
 from unheard.training.released import Released
+from unheard.training.run import run_toml
 
 BRACKETS = "[" * 200_000
 ESCAPES = "\x1b]0;title\x07\x1b[31mred\x9b2J\u202eabc\r\x00"
@@ -172,12 +176,68 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
 def test_a_word_of_a_vocabulary_cannot_steer_the_terminal(run, store, tmp_path):
     """A received run folder with escape sequences for words."""
     own = replace(run, plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.01)))
-    list(unheard.train(replace(own, training=unheard.Training(rounds=1)), tmp_path / "r"))
-    words = (tmp_path / "r" / "vocabulary.txt").read_text().splitlines()
-    evil = [*words[:3], *(f"\x1b[3{i % 8}m{word}\x07" for i, word in enumerate(words[3:]))]
-    (tmp_path / "r" / "vocabulary.txt").write_text("\n".join(evil) + "\n")
+    evil = write_store(
+        tmp_path / "store",
+        train=[store.train.tokens(user) for user in range(20)],
+        held_out=[store.held_out.tokens(user) for user in range(5)],
+        vocabulary=Vocabulary.of([f"\x1b[3{i % 8}mw{i}\x07" for i in range(len(store.vocabulary) - 3)]),
+        info={"tokens": {"kind": "words"}, "vocabulary": {"kind": "file", "source": "a test's own words"}},
+    )
+    list(unheard.train(replace(own, corpus=evil.path, training=unheard.Training(rounds=1)), tmp_path / "r"))
     done = CliRunner().invoke(app, ["predict", str(tmp_path / "r"), "w1 w2", "--top", "9"])
+    assert done.exit_code == 0, done.output
     assert "\x1b" not in done.output
     assert "\x07" not in done.output
-    if done.exit_code == 0:
-        assert r"\x1b[3" in done.output
+    assert r"\x1b[3" in done.output
+
+
+def test_the_name_of_a_step_cannot_steer_the_terminal(capsys):
+    """The bars of `compare` and `report` show the names of folders, and Rich prints a bar without the render hooks."""
+    with display.counted_bar() as progress:
+        progress(f"Measuring {ESCAPES}", 1, 2)
+    assert not {"\x07", "\x9b", "\u202e", "\x00"} & set(capsys.readouterr().err)
+
+
+def test_a_path_with_colons_is_printed_as_it_is(capsys):
+    display.safe_console(width=200).print("runs/:warning:/:M:", markup=False)
+    assert capsys.readouterr().out == "runs/:warning:/:M:\n"
+
+
+def test_the_command_line_prints_what_the_library_warns_the_operator_of(run, store, tmp_path):
+    """A population below the number of users: the declared q is smaller than users_per_round asks for."""
+    uncharged_copy(store.path, tmp_path / "store")
+    plan = replace(run.plan, population=50)
+    small = replace(run, corpus=tmp_path / "store", plan=plan, training=unheard.Training(rounds=1))
+    (tmp_path / "run.toml").write_text(run_toml(small))
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "r")])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("privacy.population = 50) is smaller than the number of users") == 1
+    assert str(store.train.num_users) not in done.stderr.split("is smaller than")[1].split("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["run.toml", "ledger.jsonl", "metrics.jsonl", "vocabulary.txt", "tokens.json", "x.txt"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_in_a_folder_is_refused_at_once(run, tmp_path, name, kind):
+    list(unheard.train(replace(run, training=unheard.Training(rounds=1)), tmp_path / "r"))
+    folder = tmp_path / "r"
+    (folder / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
+    for read in (verify, unheard.statement, Released.open, RunRecord.read, lambda f: list(unheard.resume(f, rounds=2))):
+        with pytest.raises(UnheardError, match=rf"{name} is not a regular file|holds no ledger"):
+            read(folder)
+
+
+def test_a_pipe_in_a_store_or_an_export_is_refused_at_once(store, tmp_path):
+    copy = uncharged_copy(store.path, tmp_path / "store")
+    os.mkfifo(copy / "counts.txt")
+    with pytest.raises(UnheardError, match=r"counts\.txt is not a regular file"):
+        TokenStore.open(copy)
+    (tmp_path / "export").mkdir()
+    os.mkfifo(tmp_path / "export" / "vocabulary.txt")
+    with pytest.raises(UnheardError, match=r"vocabulary\.txt is not a regular file"):
+        open_export(tmp_path / "export")

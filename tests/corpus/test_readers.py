@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import duckdb
 import pytest
@@ -21,6 +22,7 @@ from tests.corpus.inputs import (
     write_with_duckdb,
 )
 from unheard.corpus import readers as json_rows
+from unheard.corpus.pipeline import read_user_ids
 from unheard.corpus.sources import Fields, FileBatch, find_sources, make_batches
 from unheard.errors import InputError
 
@@ -260,6 +262,9 @@ EQUAL_NUMBERS = [
     ["12345678901234567891", "12345678901234567891.0"],
     ["10000000000000000", 1e16, "1e16", "1.0E+16"],
     ["12.5", "1.25e1"],
+    ["0.5", ".5", "+.50"],
+    ["-0.5", "-.5"],
+    ["-5", "-.5e1"],
     ["12345678901234567892", "12345678901234567892.00"],
 ]
 
@@ -271,6 +276,14 @@ def test_ids_that_are_equal_numbers_are_one_user_and_the_merges_are_counted(tmp_
     done = prepared(tmp_path, lines, shards=3)
     assert done.counts["users"]["users_seen"] == len(EQUAL_NUMBERS) + len(others)
     assert done.counts["rows"]["merged_users"] == len(EQUAL_NUMBERS)
+
+
+def test_an_endless_list_of_excluded_users_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "ids").write_bytes(b"ann\nbob\n")
+    assert read_user_ids(tmp_path / "ids") == ("ann", "bob")
+    monkeypatch.setattr("unheard.corpus.pipeline.MAX_BYTES_OF_IDS", 1 << 20)
+    with pytest.raises(InputError, match="no list of ids"):
+        read_user_ids(Path("/dev/zero"))
 
 
 def test_excluded_users_are_gone_whole_and_their_ids_are_matched_as_users_are(tmp_path):

@@ -1,5 +1,7 @@
 """Tokenizers split text of any script into what a reader sees as words or characters."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,3 +108,25 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
         HuggingFaceTokenizer.read(tmp_path / "y.json")
     with pytest.raises(UnheardError, match="words"):
         tokenizer_from_table({"kind": "word"})
+    (tmp_path / "x.json").write_bytes(b"\xa8\xff")
+    with pytest.raises(InputError, match="not UTF-8"):
+        HuggingFaceTokenizer.read(tmp_path / "x.json")
+
+
+def test_a_panic_of_the_tokenizers_library_is_an_error_with_a_message(tokenizer_file, tmp_path, capfd):
+    """A panic is no `Exception`, and its traceback would end the command."""
+    definition = json.loads(tokenizer_file.read_text())
+    definition["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (tmp_path / "x.json").write_text(json.dumps(definition))
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        HuggingFaceTokenizer.read(tmp_path / "x.json")
+    definition["pre_tokenizer"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    definition["normalizer"] = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x" * 10_000}
+    (tmp_path / "x.json").write_text(json.dumps(definition))
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        HuggingFaceTokenizer.read(tmp_path / "x.json").split("hello")

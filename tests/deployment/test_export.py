@@ -1,5 +1,6 @@
 """Exports predict what PyTorch predicts, contain no data of users, need no torch, and are refused when damaged."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -160,6 +161,32 @@ def test_a_changed_or_missing_file_is_refused(exported, tmp_path, name):
     if name != "export.json":
         with pytest.raises(ModelError, match="not a whole export"):
             open_model(copy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"claimed": {}},
+        {"claimed": {"epsilon": "nan"}},
+        {"claimed": {"epsilon": -1.0}},
+        {"claimed": None},
+        {"delta": 2.0},
+        {"delta": None},
+        {"claim": 3},
+        {"warnings": [1]},
+        {"warnings": None},
+    ],
+)
+def test_an_export_whose_statement_cannot_be_read_is_refused(exported, tmp_path, change):
+    """Its digests fit: somebody has sealed it anew."""
+    copy = shutil.copytree(exported.path, tmp_path / "copy")
+    content = json.dumps({**json.loads((copy / "statement.json").read_text()), **change}).encode()
+    (copy / "statement.json").write_bytes(content)
+    record = json.loads((copy / "export.json").read_text())
+    record["files"]["statement.json"]["sha256"] = hashlib.sha256(content).hexdigest()
+    (copy / "export.json").write_text(json.dumps(record))
+    with pytest.raises(ModelError, match="statement cannot be read"):
+        open_model(copy)
 
 
 def test_a_folder_that_holds_something_is_not_written_over(run_folder, tmp_path):

@@ -213,7 +213,27 @@ class LoadsWhenReset(Big):
         self.words = Table(50, 50)
 
 
-LOADERS = [LoadsParameter, LoadsOneRow, LoadsBuffer, LoadsAttribute, LoadsWhenReset]
+class LoadsWithNoise(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = nn.Parameter(SECRET + 0.3 * torch.randn(50, 50))
+
+
+class LoadsTimesAFactor(Big):
+    def __init__(self) -> None:
+        super().__init__()
+        self.secret = nn.Parameter(SECRET * (torch.rand(()) - 0.5))
+
+
+LOADERS = [
+    LoadsParameter,
+    LoadsOneRow,
+    LoadsBuffer,
+    LoadsAttribute,
+    LoadsWhenReset,
+    LoadsWithNoise,
+    LoadsTimesAFactor,
+]
 
 
 def named(kind: type, **changes) -> unheard.ModuleModel:

@@ -301,6 +301,9 @@ def test_each_round_is_evaluated_once_in_the_metrics_after_a_resume(base):
         ("metrics.jsonl", '{"round": 2, "accuracy_top1": 7.0}\n', "metrics"),
         ("metrics.jsonl", "[" * 200_000 + "\n", "metrics"),
         ("metrics.jsonl", "nothing\n", "metrics"),
+        ("metrics.jsonl", "", "metrics"),
+        ("metrics.jsonl", "all lines but the last", "metrics"),
+        ("metrics.jsonl", "all lines but the second", "metrics"),
         ("tokens.json", "{", "tokens"),
         ("tokens.json", "[" * 200_000, "tokens"),
         ("tokens.json", '{"kind": "nonsense"}', "tokens"),
@@ -312,8 +315,39 @@ def test_each_round_is_evaluated_once_in_the_metrics_after_a_resume(base):
 )
 def test_verify_notices_damaged_metrics_tokens_and_measures(base, name, content, check):
     assert findings(base / "r") == {}
-    (base / "r" / name).write_text(content)
+    lines = (base / "r" / name).read_text().splitlines(keepends=True) if "all lines" in content else []
+    kept = {"all lines but the last": lines[:-1], "all lines but the second": lines[:1] + lines[2:]}.get(content)
+    (base / "r" / name).write_text(content if kept is None else "".join(kept))
     assert list(findings(base / "r")) == [check]
+
+
+def test_metrics_may_be_deleted_and_begin_anew(base):
+    """Neither the model nor the ledger needs them, and the messages about damaged ones say so."""
+    (base / "r" / "metrics.jsonl").unlink()
+    assert findings(base / "r") == {}
+    list(unheard.resume(base / "r", rounds=9))
+    assert findings(base / "r") == {}
+
+
+def test_verify_notices_a_store_without_its_record(base):
+    (base / "store" / "corpus.json").unlink()
+    assert "corpus.json is missing" in findings(base / "r")["store"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("vocabulary.txt", "w1\n", "v1\n"), ("tokens.json", '"words"', '"characters"'), ("tokens.json", None, None)],
+)
+@pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])
+def test_words_and_tokens_of_another_run_are_refused(base, reader, name, old, new):
+    file = base / "r" / name
+    if old is None:
+        file.unlink()
+    else:
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(UnheardError, match=rf"{name} is not the one that the run began with"):
+        MODEL_READERS[reader](base / "r")
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 200_000, "null", '{"format": 1, "model_sha256": "MODEL"}'])

@@ -312,15 +312,19 @@ def test_an_unknown_format_is_refused(content):
 
 
 def test_a_missing_audit_is_none_and_a_damaged_one_an_error(tmp_path):
-    assert read_audit(tmp_path) is None
+    assert read_audit(tmp_path, "mine") is None
     path = tmp_path / "audit" / "audit.json"
     path.parent.mkdir()
     path.write_text(json.dumps(AUDIT))
-    assert read_audit(tmp_path) == AUDIT
+    assert read_audit(tmp_path, "mine") == AUDIT
+    path.write_text(json.dumps({**AUDIT, "run": "mine"}))
+    assert read_audit(tmp_path, "mine") == {**AUDIT, "run": "mine"}
+    with pytest.raises(RunFolderError, match=r"of another run.*unheard audit"):
+        read_audit(tmp_path, "yours")
     for damaged in ("", "[]", "{}", '{"one_run": {"canaries": 3}}', "[" * 100_000):
         path.write_text(damaged)
         with pytest.raises(RunFolderError, match="unheard audit"):
-            read_audit(tmp_path)
+            read_audit(tmp_path, "mine")
 
 
 def test_an_audit_that_refutes_the_claim_is_prominent_in_every_format(content):

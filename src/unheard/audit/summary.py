@@ -51,10 +51,12 @@ class AuditResult:
     Attributes:
         exposures: The exposure of each phrase that was planted in the store.
         one_run: The result of the run with canary users.
+        run: The id of the run that was audited.
     """
 
     exposures: Sequence[Exposure] | None
     one_run: OneRunResult | None
+    run: str | None = None
 
     @property
     def holds(self) -> bool:
@@ -73,6 +75,7 @@ class AuditResult:
         results = self.exposures
         return plain(
             {
+                "run": self.run,
                 "verdict": list(self.sentences()),
                 "exposure": None if results is None else [vars(result) for result in results],
                 "learned_by_heart": None if results is None else [result.number for result in memorized(results)],
@@ -154,7 +157,7 @@ def audit_run(
             ranked.append(result)
             progress("Ranking planted phrases", len(ranked), len(planted))
     if skip_one_run:
-        return AuditResult(exposures=ranked, one_run=None)
+        return AuditResult(exposures=ranked, one_run=None, run=released.id)
     run, streams, background = released.run, SecureStreams(), None
     if with_users:
         opened = TokenStore.open(store)
@@ -167,7 +170,7 @@ def audit_run(
             result = step
         else:
             progress("One run with canary users", step, rounds or run.training.rounds)
-    return AuditResult(exposures=ranked, one_run=result)
+    return AuditResult(exposures=ranked, one_run=result, run=released.id)
 
 
 def _one_run_record(audit: OneRunResult) -> dict[str, Any]:

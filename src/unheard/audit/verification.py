@@ -107,8 +107,10 @@ def verify(path: str | Path, corpus: str | Path | None = None) -> list[Finding]:
 
     Raises:
         RunFolderMissing: The folder has neither a run file nor a ledger.
+        RunFolderError: Something in the folder is not a regular file.
     """
     folder = Folder(RunFolder(Path(path)))
+    folder.path.check_files()
     is_store = (Path(path) / "corpus.json").is_file()
     if not folder.path.run_file.exists() and (is_store or not folder.path.ledger.exists()):
         raise RunFolderMissing(not_a_run_folder(path))
@@ -338,7 +340,22 @@ def _metrics(folder: Folder) -> Iterator[str]:
     late = [row["round"] for row in rows if not 0 < int(row["round"]) <= reached]
     if late:
         raise CheckFailed(f"metrics.jsonl has an evaluation of round {late[0]}, which was never charged.")
+    due = _rounds_to_evaluate(run, folder, rows)
+    if folder.path.metrics.exists() and (missing := sorted(due - {int(row["round"]) for row in rows})):
+        raise CheckFailed(
+            f"metrics.jsonl lacks the evaluation of round {missing[0]}: it was shortened or replaced. Restore it from a "
+            "copy, or delete it: neither the model nor the ledger needs it."
+        )
     yield f"{len(rows)} evaluations, all of rounds that were charged" if rows else "none yet"
+
+
+def _rounds_to_evaluate(run: Run, folder: Folder, rows: list[dict[str, Any]]) -> set[int]:
+    """The rounds whose evaluations a run has written by its newest checkpoint, from the first that is kept on: the file
+    may be deleted, and a run that goes on then begins a new one."""
+    newest = max((checkpoint.state.round for checkpoint in folder.checkpoints), default=0)
+    first = min((int(row["round"]) for row in rows), default=0)
+    last = newest - newest % run.evaluation.every
+    return {r for r in range(run.evaluation.every, last + 1, run.evaluation.every) if r >= first or r == last}
 
 
 def _is_evaluation(line: bytes) -> bool:
@@ -458,6 +475,8 @@ def _store(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
     run, ledger = _run_and_ledger(folder)
     path = Path(corpus or run.corpus)
     if not (path / "corpus.json").is_file():
+        if (path / "digests.json").exists():
+            raise CheckFailed(f"{path / 'corpus.json'} is missing beside the other files of the store: put it back.")
         raise CheckSkipped(f"not checked: there is no store at {path} (name it with --corpus)")
     store = TokenStore.open(path)
     if ledger.facts.get("corpus") not in (None, store.name):

@@ -68,7 +68,7 @@ class _PrintableRenderable:
 
 def safe_console(**options: Any) -> Console:
     """A Rich console that prints no control characters of others. Arguments are those of `rich.console.Console`."""
-    console = Console(**options)
+    console = Console(emoji=False, **options)  # a path with `:M:` in it is printed as it is
     console.push_render_hook(_Printable())
     return console
 
@@ -215,7 +215,7 @@ def _bars(*columns: ProgressColumn) -> Iterator[Callable[[str, float, float], No
         def update(step: str, done: float, total: float) -> None:
             """Set how much of a step is done; adds its bar at the first call."""
             if step not in tasks:
-                tasks[step] = display.add_task(step, total=total)
+                tasks[step] = display.add_task(printable(step), total=total)
             display.update(tasks[step], completed=done, total=total)
 
         yield update

@@ -181,6 +181,35 @@ def log_to(path: Path | None) -> Iterator[None]:
         handler.close()
 
 
+class ShowWarnings(logging.Handler):
+    """Prints on standard error what the library warns the operator of: the records of the logger `unheard` itself.
+
+    The loggers below it (`unheard.training` and others) report what commands print in words of their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.addFilter(lambda record: record.name == "unheard")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one warning; ranks leave it to their leader."""
+        if int(os.environ.get("RANK") or 0) == 0:
+            from unheard.cli.display import notes
+
+            notes.print(record.getMessage(), style="bold yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def show_warnings() -> Iterator[None]:
+    """In the block, print the library's warnings to the operator on standard error."""
+    handler = ShowWarnings()
+    logging.getLogger("unheard").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("unheard").removeHandler(handler)
+
+
 def as_typer_command(function: Callable[..., None], *, uses_models: bool = False) -> Callable[..., None]:
     """Return a command in the form that Typer reads.
 
@@ -212,7 +241,7 @@ def as_typer_command(function: Callable[..., None], *, uses_models: bool = False
         """Run the command with its groups, its log and its permission to import code."""
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
-        with log_to(log_file), _trusting(trust_code):
+        with show_warnings(), log_to(log_file), _trusting(trust_code):
             function(**values)
 
     command.__annotations__ = annotations

@@ -94,7 +94,7 @@ def statement(
 def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, Any], str]:
     """Return the statement of a ledger as data and as text: of one run, or of all runs on its users."""
     from unheard.errors import InvalidValue
-    from unheard.privacy.ledger import Ledger
+    from unheard.privacy.ledger import Ledger, run_id
     from unheard.privacy.population_statement import all_runs, find_population_ledger, render_all_runs
     from unheard.privacy.run_ledger import is_alone, read_run_ledger
     from unheard.privacy.statement import compute_statement
@@ -118,7 +118,7 @@ def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, An
     content = compute_statement(ledger.facts, ledger.entries, **asked, is_alone=alone)
     if options.format == "text":
         return content, render(content, "text")
-    audit = read_audit(path.parent)
+    audit = read_audit(path.parent, run_id(ledger))
     return report_data(content, audit=audit), render(content, options.format, audit=audit)
 
 

@@ -290,10 +290,17 @@ def choose_vocabulary(
     return FileVocabulary(path=str(path), size=size)
 
 
+MAX_BYTES_OF_IDS = 1 << 28
+
+
 def read_user_ids(path: Path) -> tuple[str, ...]:
     """Read the ids of users who opted out or asked to be erased, one per line."""
     try:
-        return tuple(line for line in path.read_text(encoding="utf-8").split("\n") if line.strip())
+        with open(path, "rb") as file:  # a pipe will do, so the size is not known before
+            content = file.read(MAX_BYTES_OF_IDS + 1)
+        if len(content) > MAX_BYTES_OF_IDS:
+            raise InputError(f"--exclude-users {path} has more than {MAX_BYTES_OF_IDS:,} bytes: it is no list of ids.")
+        return tuple(line for line in content.decode().split("\n") if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"Cannot read --exclude-users {path}: {error}. Nothing was prepared.") from None
 

@@ -57,18 +57,19 @@ _SPACE = " \t\n\r\v\f\u00a0\u2007\u202f\u3000\ufeff"
 # Any character that is not white space. A search stops at the first one; trimming would copy every text.
 _VISIBLE = r"[^\s\x{a0}\x{2007}\x{202f}\x{3000}\x{feff}\x{0}]"
 
-# SQL that gives equal numbers in the column `id` one spelling: 1 and 1.0, 0 and -0.0, 007 and 7, 1e+16 and
-# 10000000000000000 are one user, since one file may hold the ids of another as floats. It works on the digits as text,
+# SQL that gives equal numbers in the column `id` one spelling: 1 and 1.0, 0 and -0.0, .5 and 0.5, 007 and 7, 1e+16
+# and 10000000000000000 are one user, since one file may hold the ids of another as floats. It works on the digits as text,
 # so that no long id is rounded.
-_NUMBER, _EXPONENT = "[+-]?[0-9]+([.][0-9]*)?", "[eE][+]?[0-9]{1,2}"
+_NUMBER, _EXPONENT = "[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)", "[eE][+]?[0-9]{1,2}"
 _POWER = "try_cast(regexp_extract(id, '([0-9]+)$', 1) AS INTEGER)"
 _FRACTION = "regexp_extract(id, '[.]([0-9]*)', 1)"
 _WITHOUT_EXPONENT = (
-    f"CASE WHEN regexp_full_match(id, '{_NUMBER}{_EXPONENT}') THEN regexp_extract(id, '^[+-]?[0-9]+') "
+    f"CASE WHEN regexp_full_match(id, '{_NUMBER}{_EXPONENT}') THEN regexp_extract(id, '^[+-]?[0-9]*') "
     f"|| left({_FRACTION} || repeat('0', {_POWER}), {_POWER}) || '.' || substr({_FRACTION}, {_POWER} + 1) ELSE id END"
 )
+_WITH_A_ZERO = rf"regexp_replace({_WITHOUT_EXPONENT}, '^([+-]?)[.]', '\10.')"  # .5 is 0.5
 _WITHOUT_ZEROS = (
-    rf"regexp_replace(regexp_replace({_WITHOUT_EXPONENT}, '^[+]?(-?)0*([0-9])', '\1\2'), "
+    rf"regexp_replace(regexp_replace({_WITH_A_ZERO}, '^[+]?(-?)0*([0-9])', '\1\2'), "
     r"'[.]0*$|([.][0-9]*[1-9])0+$', '\1')"
 )
 # DP: equal numbers are one id; one person with two ids would be two users.

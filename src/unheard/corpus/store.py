@@ -406,6 +406,8 @@ class TokenStore:
             CorpusCorrupt: The files do not agree, or have another format.
         """
         folder = Path(path)
+        if special := storage.special_file(folder):
+            raise CorpusCorrupt(f"{special} is not a regular file. {REMEDY}")
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
             seen = (

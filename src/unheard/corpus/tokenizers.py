@@ -10,6 +10,9 @@ Hugging Face library `tokenizers`. The paper uses words "after normalization".
 To add a tokenizer, implement `Tokenizer` and list the class in `TOKENIZER_KINDS`.
 """
 
+import contextlib
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -236,6 +239,8 @@ class HuggingFaceTokenizer:
             definition = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise InputError(f"Cannot read the tokenizer {path}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not a Hugging Face tokenizer.json: it is not UTF-8 text.") from None
         tokenizer = cls(definition=definition)
         try:
             _ = tokenizer.tokenizer
@@ -245,7 +250,8 @@ class HuggingFaceTokenizer:
 
     def split(self, text: str) -> list[str]:
         """Return the tokens of a text, without special tokens."""
-        return self.tokenizer.encode(text, add_special_tokens=False).tokens
+        with _panic_is_an_error():
+            return self.tokenizer.encode(text, add_special_tokens=False).tokens
 
     def join(self, words: Iterable[str]) -> str:
         """Decode tokens with the tokenizer's decoder."""
@@ -265,10 +271,22 @@ class HuggingFaceTokenizer:
         """The `tokenizers.Tokenizer`, without truncation and padding."""
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_str(self.definition)
+        with _panic_is_an_error():
+            tokenizer = Tokenizer.from_str(self.definition)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+
+@contextlib.contextmanager
+def _panic_is_an_error() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no `Exception`, into an `InputError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"The tokenizers library fails with this tokenizer.json: {error}.") from None
 
 
 TOKENIZER_KINDS: dict[str, type] = {
@@ -300,6 +318,11 @@ def choose_tokenizer(
 def tokenizer_from_table(table: Mapping[str, Any]) -> Tokenizer:
     """Restore the tokenizer that corpus.json or a run folder records."""
     return part_of_kind(TOKENIZER_KINDS, table, "tokens")
+
+
+def tokens_digest(table: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the record of a tokenizer; the header of a run's ledger names it."""
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def tokenizer_to_table(tokenizer: Tokenizer) -> dict[str, Any]:

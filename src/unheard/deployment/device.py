@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from unheard import storage
 from unheard.config import parse_json
 from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
@@ -101,6 +102,8 @@ def open_export(path: Path) -> LoadedModel:
         ModelError: A file is missing or changed, or the format is newer than this version reads.
     """
     folder, file = (path.parent, path.name) if path.suffix == ".onnx" else (path, FLOAT32)
+    if special := storage.special_file(folder):
+        raise ModelError(f"{special} is not a regular file. Export the run again.")
     contents = {name: _read_checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
     stepper = OnnxStepper(contents[file])
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")

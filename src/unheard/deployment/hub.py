@@ -212,7 +212,7 @@ def _card(folder: RunFolder, released: Released, statement: Mapping[str, Any], l
             round=last.get("round"),
             baselines=_baselines(folder),
             settings=[(key, markdown_line(str(value))) for key, value in settings.items()],
-            privacy_report=render_statement(statement, "report", audit=read_audit(folder.path)),
+            privacy_report=render_statement(statement, "report", audit=read_audit(folder.path, released.id or "")),
         )
     )
 

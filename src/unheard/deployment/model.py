@@ -65,6 +65,21 @@ class LoadedModel:
     statement: Mapping[str, Any] = field(repr=False)
     """The privacy statement; for a personal model that of the shared model it started from."""
 
+    def __post_init__(self) -> None:
+        try:
+            epsilon, delta = float(self.statement["claimed"]["epsilon"]), float(self.statement["delta"])
+            words = [
+                self.statement["claim"],
+                self.statement["claimed"].get("accountant", ""),
+                *self.statement["warnings"],
+            ]
+            is_whole = epsilon >= 0 and 0 < delta < 1 and all(isinstance(word, str) for word in words)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            is_whole = False
+        # DP: a claim that cannot be read must not be shown as none, nor left out.
+        if not is_whole:
+            raise ModelError(f"{self.name}: its privacy statement cannot be read. Export the run again.")
+
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
         """Predict the word after a text.
 

@@ -37,6 +37,9 @@ from unheard.errors import CodeNotTrusted, ModelError, UnprovenCombination
 from unheard.models.model import BaseModel
 from unheard.parameters import Layout
 
+MAX_CORRELATION = 8.0
+"""The largest correlation of two draws of a tensor, in standard deviations of that of independent draws."""
+
 
 class PureModule:
     """A module as a pure function: in eval mode and without gradients of its own parameters.
@@ -168,13 +171,15 @@ class ModuleModel(BaseModel):
         """Whether every weight is a constant or a function of the seed.
 
         The class is built with three seeds. Numbers that are the same in all three were not drawn; unless they are one
-        constant (zeros of a bias, ones of a norm), they were loaded or computed, and nobody can say from what."""
+        constant (zeros of a bias, ones of a norm), they were loaded or computed, and nobody can say from what. Draws that
+        are correlated have something in common that was not drawn: loaded weights with noise, or times a factor."""
         if self.weights_sha256 is not None or "_begins_as_it_is" in self.__dict__:
             return False
         builds = [_tensors_of(self._drawn(seed)) for seed in (1, 2, 3)]
         if any(build.keys() != builds[0].keys() for build in builds):
             return False
-        return all(_no_constant_but_one([build[name] for build in builds]) for name in builds[0])
+        draws = [[build[name] for build in builds] for name in builds[0]]
+        return all(_no_constant_but_one(draw) and _are_uncorrelated(draw[0], draw[1]) for draw in draws)
 
     def _drawn(self, seed: int) -> nn.Module:
         """A new module of the class, with every layer drawn from the seed."""
@@ -305,6 +310,17 @@ def _no_constant_but_one(draws: list[Tensor]) -> bool:
     # an element by chance now and then, three do not.
     same = torch.stack([first == other for other in others]).all(dim=0)
     return first[same].unique().numel() <= 1
+
+
+def _are_uncorrelated(first: Tensor, second: Tensor) -> bool:
+    """Whether two draws of a tensor are uncorrelated; a tensor of few numbers is taken to be so."""
+    if not first.is_floating_point():
+        return True
+    varies = first != second
+    x, y = (draw[varies].double() - draw[varies].double().mean() for draw in (first, second))
+    # DP: loaded weights with some noise on them differ in every element, and are the same weights all the same. Of n
+    # independent pairs the correlation is about n^(-1/2).
+    return bool((x @ y).abs() <= MAX_CORRELATION / max(x.numel(), 1) ** 0.5 * x.norm() * y.norm())
 
 
 def _digest_of(module: nn.Module) -> str:

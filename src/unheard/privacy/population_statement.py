@@ -292,6 +292,11 @@ def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
             warnings.append(
                 f"REPRODUCIBLE NOISE in run '{name}': THE GUARANTEE DOES NOT HOLD against anyone who knows the seed."
             )
+            if member.has_repeats:
+                warnings.append(
+                    f"run '{name}' was repeated: its folders share their noise. If it ran on several engines or kinds of "
+                    "machine, release the models of one folder only: the difference of two has no noise in it."
+                )
             if "streams" not in member.facts["randomness"]:
                 warnings.append(
                     f"run '{name}' was begun by an older version: it shares its noise with other runs of its seed on these "

@@ -173,8 +173,10 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
     Raises:
         LedgerError: The ledger is missing, damaged, shortened, rolled back or of another run.
         CheckpointCorrupt: A checkpoint or the model cannot be read.
+        RunFolderError: Something in the folder is not a regular file.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
+    folder.check_files()
     # In this order a run that trains meanwhile is read without contradictions: each file only grows after the one that
     # is read before it.
     sources = remembered(folder)

@@ -3,7 +3,7 @@
 In: a statement (`statement.py`) and, if there is one, the record of an audit (`audit.json`). Out: text.
 
     render(statement, "report")                        Markdown; `unheard card` includes it
-    render(statement, "nist", audit=read_audit(run))   Markdown, by the levels of NIST's pyramid
+    render(statement, "nist", audit=audit)             Markdown, by the levels of NIST's pyramid
     render(statement, "registry")                      JSON, an entry for the registry of deployments
     report_data(statement, audit=...)                  what the templates show, as plain JSON
 
@@ -212,11 +212,15 @@ def _mechanism(statement: Mapping[str, Any]) -> str:
     return f"{drawn or 'users take part in rounds'}; each update is clipped; {noise} (McMahan et al. 2018)"
 
 
-def read_audit(folder: str | Path) -> dict[str, Any] | None:
+def read_audit(folder: str | Path, run: str) -> dict[str, Any] | None:
     """Read the record that `unheard audit` wrote in a run folder; None if the run was not audited.
 
+    Args:
+        folder: The run folder.
+        run: The id of the run.
+
     Raises:
-        RunFolderError: The record cannot be read.
+        RunFolderError: The record cannot be read, or is of another run.
     """
     path = Path(folder) / "audit" / "audit.json"
     if not path.exists():
@@ -228,6 +232,10 @@ def read_audit(folder: str | Path) -> dict[str, Any] | None:
         raise RunFolderError(
             f"{path} is not the record of an audit. Delete it, or audit the run again: unheard audit {folder}."
         ) from None
+    if record.get("run") not in (None, run):  # records of older versions name no run
+        raise RunFolderError(
+            f"{path} is of another run than the ledger beside it. Delete it, or audit the run again: unheard audit {folder}."
+        )
     return record
 
 

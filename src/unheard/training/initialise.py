@@ -28,6 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from unheard.corpus.store import TokenStore, UserTokens
+from unheard.corpus.tokenizers import tokens_digest
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine
 from unheard.engines.distributed.parallel_map import ParallelMap, map_on_ranks, sequential_map
@@ -426,6 +427,7 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
         "delta": run.claimed_delta,
         "randomness": described_randomness(run),
         "vocabulary": vocabulary,
+        "tokens_sha256": tokens_digest(store.info.get("tokens", {})),
         "drop_duplicates": bool(store.info.get("drop_duplicates")),
         "start": {
             **_start(run),

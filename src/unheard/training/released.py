@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from unheard.corpus.store import TokenStore
-from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table, tokens_digest
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import CheckpointCorrupt, ModelError, RunFolderError, RunFolderMissing
 from unheard.evaluation.next_word import evaluate as evaluate_users
 from unheard.evaluation.next_word import predict
+from unheard.privacy.ledger import run_id
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import checkpoint_name, read_checkpoint, released_model
@@ -45,12 +46,14 @@ class Released:
         params_P: The parameters of the newest released model.
         vocabulary: The words of the model's output layer.
         tokens: How text is split into tokens.
+        id: The id of the run, from its ledger; None for a model that was not opened from a run folder.
     """
 
     run: Run
     params_P: Tensor
     vocabulary: Vocabulary
     tokens: Tokenizer
+    id: str | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> "Released":
@@ -65,13 +68,24 @@ class Released:
         if not folder.model.exists():
             raise RunFolderMissing(f"{path} has released no model yet. Continue it with `unheard resume {path}`.")
         # DP: a model that another run has trained would be shown, and measured, with this run's epsilon.
-        read_run_ledger(folder)
+        ledger = read_run_ledger(folder)
+        facts = ledger.facts
         run, _ = read_saved_run(folder.run_file)
         try:
             table = json.loads(folder.tokens.read_text(encoding="utf-8")) if folder.tokens.exists() else {}
         except (ValueError, OSError, RecursionError):
             raise RunFolderError(f"{folder.tokens} does not read back as written: copy it from the corpus.") from None
         vocabulary = Vocabulary.load(folder.vocabulary)
+        named = {
+            "vocabulary.txt": (facts.get("vocabulary") or {}).get("sha256"),
+            "tokens.json": facts.get("tokens_sha256"),
+        }
+        read = {"vocabulary.txt": vocabulary.digest, "tokens.json": tokens_digest(table)}
+        for name, digest in named.items():
+            if digest not in (None, read[name]):  # ledgers of older versions name no tokenizer
+                raise RunFolderError(
+                    f"{folder.path / name} is not the one that the run began with: copy it from the corpus."
+                )
         if len(vocabulary) != run.model.vocabulary_size:
             raise RunFolderError(
                 f"{folder.vocabulary} has {len(vocabulary)} words, the model {run.model.vocabulary_size} rows: "
@@ -82,6 +96,7 @@ class Released:
             params_P=_own_model(folder, run),
             vocabulary=vocabulary,
             tokens=tokenizer_from_table(table) if table else WordTokenizer(),
+            id=run_id(ledger),
         )
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
