@@ -45,7 +45,7 @@ def interrupted(words: list[str], cwd: Path, number: int, seconds: float) -> tup
     )
     time.sleep(seconds)
     os.killpg(process.pid, number)  # as a terminal does: every process of the group receives it
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)  # under load the launcher waits long for its ranks
     return process.returncode, said
 
 
@@ -80,6 +80,31 @@ def test_an_interrupted_command_says_what_is_kept_and_leaves_nothing_half_writte
         assert (tmp_path / "result" / "statement.json").exists()
     elif "export" in words:
         assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_ranks_have_begun_is_one_line(trained, tmp_path, number):
+    """The ranks are still starting Python, as they may be for many seconds on a busy machine."""
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\nif 'WORLD_SIZE' in os.environ:\n    os.write(1, b'ready\\n')\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unheard", "evaluate", "run", "--processes", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(unheard.__file__).parents[1])])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("unheard: Stopped. The run folder is as it was")
+    assert said.count("\n") == 1
 
 
 def test_a_signal_before_the_first_step_is_a_line_too(tmp_path):

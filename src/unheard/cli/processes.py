@@ -31,6 +31,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 EXIT_STATUS = 130
@@ -61,10 +62,13 @@ def stop_at_signals() -> None:
             signal.signal(number, lambda *_: _is_stopping.set())  # the thread acts; without a handler nothing wakes it
 
 
-def let_unwind() -> None:
+def let_unwind(handler: Callable[[int, FrameType | None], Any] = signal.default_int_handler) -> None:
     """From here on a signal raises `KeyboardInterrupt` in the main thread, so that the command ends in order.
 
     Does nothing if `stop_at_signals` was not called, or in another thread than the main one.
+
+    Args:
+        handler: What raises another exception instead.
     """
     if not _ends_at_once.is_set() or threading.current_thread() is not threading.main_thread():
         return
@@ -72,7 +76,7 @@ def let_unwind() -> None:
     signal.set_wakeup_fd(-1)
     for number in _signals():
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, handler)
 
 
 def wait_if_stopping() -> None:
@@ -284,7 +288,10 @@ def _launch(processes: int, max_restarts: int) -> None:
 
     from unheard.engines.distributed.process_group import RENDEZVOUS_FILE
 
-    let_unwind()  # the launcher has handlers of its own: it ends its ranks
+    def end_ranks(*_: object) -> None:
+        """Make the launcher end its ranks by SIGTERM, which is silent while a rank still imports. SIGINT is not."""
+        raise SignalException("stopped", sigval=signal.SIGTERM)
+
     # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
     logging.disable(logging.ERROR)
     # DP: sums on their way have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host
@@ -309,8 +316,10 @@ def _launch(processes: int, max_restarts: int) -> None:
             max_restarts=max_restarts,
             monitor_interval=0.2,
             start_method="spawn",
+            signals_to_handle="SIGTERM",  # torch's handler; the others keep `end_ranks`
         )
         try:
+            let_unwind(end_ranks)
             elastic_launch(config, sys.executable)("-m", "unheard", *sys.argv[1:])
         except SignalException:  # it has ended the ranks, and waited until the leader had saved the run
             typer.echo(f"unheard: {stop_message()}", err=True)
