@@ -52,13 +52,13 @@ def epsilon_text(value: float | None) -> str:
 
 
 def accountant_title(name: str) -> str:
-    """Format the name of an accountant in a sentence: RDP, PLD, or a claim in words that begins with one of them.
+    """Format the name of an accountant in a sentence: RDP, PLD, moments, or a claim in words that begins with one of them.
 
     >>> accountant_title("pld of the declared rounds")
     'PLD of the declared rounds'
     """
     first, space, rest = name.partition(" ")
-    return f"{first.upper()}{space}{rest}" if first in ("pld", "rdp", "moments") else name
+    return f"{first.upper()}{space}{rest}" if first in ("pld", "rdp") else name
 
 
 def small(value: float) -> str:

@@ -103,6 +103,9 @@ def test_japanese_works_by_characters(run, tmp_path):
     )
     assert result.exit_code == 0, result.output
     assert " 0.00 % of the training characters" in said(result)
+    shown = " ".join(run("corpus", "show", "store").stdout.split())
+    assert re.search(r"vocabulary: [\d,]+ characters, public", shown)
+    assert "0.00 % of characters out of the vocabulary" in shown
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,12 @@ def test_epsilon_is_described_in_words(two_models):
     assert description(model, 1.0, warnings=["seeded"])["warnings"] == ["Seeded"]
 
 
+def test_the_badge_names_the_accountant(two_models):
+    for accountant, shown in (("rdp", "RDP"), ("pld of the declared rounds", "PLD of the declared rounds")):
+        claimed = {"epsilon": 1.083, "accountant": accountant}
+        assert description(two_models[0], 0.0, claimed=claimed)["badge"] == f"ε = 1.08 ({shown})"
+
+
 def test_the_headline_of_a_seeded_model_states_no_guarantee(two_models):
     """A small epsilon, and a seed that somebody knows: the page may not call that a strong guarantee."""
     seeded = "REPRODUCIBLE NOISE: the noise was drawn from a known seed. THE GUARANTEE DOES NOT HOLD against anyone who knows it."

@@ -14,7 +14,7 @@ import unheard
 from unheard.corpus.tokenizers import WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InvalidValue
-from unheard.evaluation.measures import Measured, full_measures, write_measures
+from unheard.evaluation.measures import PROMPTS, Measured, full_measures, prompts_for, write_measures
 from unheard.evaluation.next_word import evaluate
 from unheard.run_folder import RunFolder
 from unheard.updates.user_update import User
@@ -49,6 +49,11 @@ def _text(rng: np.random.Generator, n: int) -> np.ndarray:
 @pytest.fixture(scope="module")
 def measures(what) -> dict:
     return full_measures(what, unheard.Evaluation(max_tokens=10_000, unroll=UNROLL), prompts=["w1 w2"])
+
+
+def test_text_in_another_language_is_not_continued_in_english():
+    assert prompts_for({"kind": "public", "language": "de"}) == ()
+    assert prompts_for({"kind": "public", "language": "en"}) == prompts_for({"kind": "private"}) == PROMPTS
 
 
 @pytest.fixture(scope="module")

@@ -57,16 +57,17 @@ def show(
     from unheard.cli.display import console, notes
     from unheard.corpus.store import TokenStore
     from unheard.corpus.store_stats import cap_effect, split_statistics
+    from unheard.corpus.vocabulary import vocabulary_unit
 
     opened = TokenStore.open(store)
     with notes.status("Checking every file of the store"):
         checked = opened.check_files()
     info = opened.info
-    words = info["vocabulary"]
+    words, unit = info["vocabulary"], vocabulary_unit(info)
     source = f" ({words['source']})" if words.get("source") else ""
     synthetic = "  (synthetic)" if info.get("synthetic") else ""
     console.print(f"[bold]{info.get('name', opened.path.name)}[/]{synthetic}", highlight=False)
-    console.print(f"vocabulary: {words['size']} words, {words['kind']}{source}", highlight=False)
+    console.print(f"vocabulary: {words['size']:,} {unit}, {words['kind']}{source}", highlight=False)
     console.print(f"tokens: {info.get('tokens', {}).get('kind', 'not recorded')}", highlight=False)
     files = "not recorded by the version that wrote the store" if checked is None else f"{checked} files as written"
     console.print(f"digests: {files}", highlight=False)
@@ -74,7 +75,7 @@ def show(
     for name in ("train", "held_out", "public", "test_posts"):
         users = getattr(opened, name)
         if users is not None and users.num_users:
-            _print_split(name, split_statistics(users))
+            _print_split(name, split_statistics(users), unit)
     if weight_cap is not None:
         effect = cap_effect(opened, weight_cap)
         console.print(
@@ -84,7 +85,7 @@ def show(
         )
 
 
-def _print_split(name: str, split: "SplitStatistics") -> None:
+def _print_split(name: str, split: "SplitStatistics", words: str) -> None:
     """Print the counts of one split, percentiles of its users' lengths, and a histogram of them."""
     from rich.table import Table
 
@@ -94,7 +95,7 @@ def _print_split(name: str, split: "SplitStatistics") -> None:
     unit = "post" if name == "test_posts" else "user"
     console.print(
         f"[bold]{name}[/]: {split.users:,} {unit}s, {split.tokens:,} tokens, {split.posts:,} sequences, "
-        f"{100 * split.out_of_dictionary:.2f} % of words out of the vocabulary, "
+        f"{100 * split.out_of_dictionary:.2f} % of {words} out of the vocabulary, "
         f"largest {unit} {100 * split.largest_user_share:.2f} %",
         highlight=False,
     )

@@ -38,7 +38,7 @@ from rich.progress import (
 from rich.segment import Segment
 
 from unheard.cli.processes import is_rank, let_unwind, stop_message
-from unheard.formatting import SEPARATOR, epsilon_text, printable
+from unheard.formatting import SEPARATOR, accountant_title, epsilon_text, printable, small
 
 if TYPE_CHECKING:
     from unheard.privacy.planner import NoiseLevel
@@ -264,7 +264,7 @@ def show_rounds(
         with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
             for last in open_reports:
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
-                figures = f"{_accuracy_text(accuracy)}ε {_running_epsilon(last)} at δ {last.delta:.1e}"
+                figures = f"{_accuracy_text(accuracy)}ε {_running_epsilon(last)} at δ = {small(last.delta)}"
                 if last.metrics:
                     log(f"{title}: round {last.round} of {last.rounds}, {figures}")
                     if tracking:
@@ -327,7 +327,7 @@ def show_runs(
 
 
 def _running_epsilon(report: "RoundReport") -> str:
-    return f"{epsilon_text(report.epsilon)} ({report.accountant.upper()})"
+    return f"{epsilon_text(report.epsilon)} ({accountant_title(report.accountant)})"
 
 
 def _accuracy_text(accuracy: float | None) -> str:

@@ -173,7 +173,7 @@ def _measure(
     from dataclasses import replace
 
     from unheard.cli.display import counted_bar
-    from unheard.evaluation.measures import FIT_TOKENS, PROMPTS, Measured, full_measures, write_measures
+    from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
     from unheard.training.worker import parallel_map_for
     from unheard.updates.user_update import users_in_turn
 
@@ -194,7 +194,7 @@ def _measure(
         numbers = full_measures(
             measured,
             how,
-            prompts=PROMPTS if prompts is None else prompts,
+            prompts=prompts_for(store.info["vocabulary"]) if prompts is None else prompts,
             progress=lambda done, total: progress(f"Measuring {folder.path.name}", done, total),
             spread=parallel_map_for(measured.model, ranks),
         )

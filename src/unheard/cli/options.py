@@ -169,7 +169,11 @@ Baseline = Annotated[
 ]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option("--prompt", help="Words to continue. May be repeated.", show_default="a few common beginnings"),
+    typer.Option(
+        "--prompt",
+        help="Words to continue. May be repeated.",
+        show_default="a few in English, none if the word list is of another language",
+    ),
 ]
 AsIfUsers = Annotated[
     int | None,

@@ -294,7 +294,9 @@ def print_counts(prepared: "PreparedStore") -> None:
 
     counts = prepared.counts
     rows, users = counts["rows"], counts["users"]
-    notes.print("[bold]For the owner of the data only; exact counts of private users are unsafe to publish:[/]")
+    notes.print(
+        "[bold]For the owner of the data only; exact counts of private users are unsafe to publish:[/]", soft_wrap=True
+    )
     line(rows["rows"], f"rows read, {rows['kept']:,} used")
     for name, words in {
         "malformed": "rows that are no valid JSON or CSV or no valid UTF-8",

@@ -233,7 +233,7 @@ def _progress(status: "RunStatus", width: int) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    from unheard.formatting import duration
+    from unheard.formatting import accountant_title, duration
 
     grid = Table.grid(padding=(0, 1))
     bar_width = max(10, width - 50)
@@ -242,7 +242,9 @@ def _progress(status: "RunStatus", width: int) -> Any:
     grid.add_row("round", f"{status.round:,}/{status.rounds:,}", bar, left)
     if status.budget:
         spent = ProgressBar(total=status.budget, completed=min(status.epsilon, status.budget), width=bar_width)
-        grid.add_row("budget", f"{status.epsilon:.3g}/{status.budget:g}", spent, f"ε by {status.accountant}")
+        grid.add_row(
+            "budget", f"{status.epsilon:.3g}/{status.budget:g}", spent, f"ε by {accountant_title(status.accountant)}"
+        )
     return grid
 
 
@@ -250,14 +252,14 @@ def _figures(status: "RunStatus") -> Any:
     """Return the newest figures of a run as a grid."""
     from rich.table import Table
 
-    from unheard.formatting import epsilon_text, number, percent, small
+    from unheard.formatting import accountant_title, epsilon_text, number, percent, small
 
     figures = {
         "AccuracyTop1": percent(status.newest.get("accuracy_top1")),
         "smoothed": percent(status.points[-1]["smoothed"] if status.points else None),
         "top 3": percent(status.newest.get("accuracy_top3")),
         "perplexity": number(status.newest.get("perplexity")),
-        f"ε so far, {status.accountant.upper()}": epsilon_text(status.epsilon),
+        f"ε so far, {accountant_title(status.accountant)}": epsilon_text(status.epsilon),
         "at δ": small(status.delta),
     }
     grid = Table.grid(padding=(0, 3))

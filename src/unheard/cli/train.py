@@ -266,7 +266,7 @@ def _print_result(folder: Path, last: "RoundReport | None") -> None:
     import json
 
     from unheard.cli.display import say
-    from unheard.formatting import epsilon_text
+    from unheard.formatting import accountant_title, epsilon_text, small
     from unheard.run_folder import RunFolder
 
     if last is None:
@@ -278,7 +278,9 @@ def _print_result(folder: Path, last: "RoundReport | None") -> None:
             f"Held-out AccuracyTop1 {100 * row['accuracy_top1']:.2f} % (top 3: {100 * row['accuracy_top3']:.2f} %), "
             f"perplexity {row['perplexity']:.4g}, after round {row['round']}."
         )
-    say(f"Running bound: ε = {epsilon_text(last.epsilon)} by {last.accountant.upper()} at δ = {last.delta:.2e}.")
+    say(
+        f"Running bound: ε = {epsilon_text(last.epsilon)} by {accountant_title(last.accountant)} at δ = {small(last.delta)}."
+    )
     if (statement := RunFolder.open(folder).statement).exists():
         say(f"Claimed: {json.loads(statement.read_text(encoding='utf-8'))['claim']}.")
     if last.stopped:
@@ -344,7 +346,7 @@ def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) 
     from rich.table import Table
 
     from unheard.cli.display import console, say
-    from unheard.formatting import epsilon_text
+    from unheard.formatting import accountant_title, epsilon_text
     from unheard.run_folder import RunFolder
 
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")
@@ -357,7 +359,7 @@ def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) 
         if report is None:
             table.add_row(name, str(rows[-1]["round"]) if rows else "-", *figures, "-", "was complete")
         else:
-            spent = f"{epsilon_text(report.epsilon)} {report.accountant.upper()}"
+            spent = f"{epsilon_text(report.epsilon)} {accountant_title(report.accountant)}"
             table.add_row(name, str(report.round), *figures, spent, report.stopped or "")
     console.print(table)
     if any(report.round < report.rounds and not report.stopped for report in last.values()):

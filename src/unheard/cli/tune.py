@@ -283,6 +283,7 @@ def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
 def _print_plan(plan: dict[str, Any], out: Path) -> None:
     """Print the run to train: users per round, hypothetical epsilon by each accountant, and its duration."""
     from unheard.cli.display import say
+    from unheard.formatting import accountant_title, small
 
     say("")
     say(
@@ -290,10 +291,10 @@ def _print_plan(plan: dict[str, Any], out: Path) -> None:
         f"σ = {plan['noise_std']:.4g}, {plan['rounds']:,} rounds."
     )
     epsilons = (
-        f"{value:.4g} by {name}" if isinstance(value, float) else f"{value} by {name}"
+        f"{f'{value:.4g}' if isinstance(value, float) else value} by {accountant_title(name)}"
         for name, value in plan["epsilon"].items()
     )
-    say(f"Hypothetical, since it has not happened: ε = {', '.join(epsilons)}, at δ = {plan['delta']:.2e}.")
+    say(f"Hypothetical, since it has not happened: ε = {', '.join(epsilons)}, at δ = {small(plan['delta'])}.")
     duration = ""
     if plan["users_per_second"] is not None:
         hours = plan["seconds"] / 3600

@@ -375,7 +375,7 @@ def likely_language(texts: Iterable[str]) -> str | None:
 
 def vocabulary_unit(info: Mapping[str, Any]) -> str:
     """What the vocabulary of a store lists, by its record (corpus.json): "words" or "characters"."""
-    return "characters" if info["tokens"]["kind"] == "characters" else "words"
+    return "characters" if info.get("tokens", {}).get("kind") == "characters" else "words"
 
 
 def advice_on_unknown_words(info: Mapping[str, Any], language: str | None) -> str:

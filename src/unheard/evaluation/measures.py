@@ -405,6 +405,19 @@ SUGGESTIONS = 5
 """Predicted words per prompt."""
 logger = logging.getLogger("unheard.evaluation")
 PROMPTS = ("how are", "i don't", "what do you", "have a nice", "thank you so")
+"""English beginnings to continue. `prompts_for` returns none for a vocabulary of another language."""
+
+
+def prompts_for(vocabulary: Mapping[str, Any]) -> Sequence[str]:
+    """Return the usual prompts if they may be in the language of a store's text.
+
+    >>> prompts_for({"kind": "public", "language": "de"})
+    ()
+
+    Args:
+        vocabulary: The record of the vocabulary in corpus.json. A vocabulary that is not a public list names no language.
+    """
+    return PROMPTS if vocabulary.get("language", "en") == "en" else ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from unheard.errors import InvalidValue
-from unheard.formatting import colour_numbers, epsilon_text, small
+from unheard.formatting import accountant_title, colour_numbers, epsilon_text, small
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.planner import default_delta
@@ -131,12 +131,16 @@ class Hypothetical:
     """The accountant of the smallest bound."""
 
     @property
+    def figure(self) -> str:
+        """The epsilon and its accountant."""
+        return f"{epsilon_text(self.epsilon)} by {accountant_title(self.accountant)}"
+
+    @property
     def words(self) -> str:
         """The epsilon in a sentence that describes the run it would belong to. Shown wherever the number is shown."""
         return (
             f"Hypothetical: the same rounds, clip and noise, with about {self.users_per_round:,.10g} users per round drawn from "
-            f"{self.users:,}, would cost ε = {epsilon_text(self.epsilon)} by "
-            f"{self.accountant.upper()} at δ = {small(self.delta)}. That run did not happen."
+            f"{self.users:,}, would cost ε = {self.figure} at δ = {small(self.delta)}. That run did not happen."
         )
 
     @property

@@ -65,7 +65,8 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
     runs = f"The same users were also charged for {'another run' if len(names) == 1 else f'{len(names)} other runs'} ({others})."
     by_itself = (
         "For somebody who sees this model and nothing of the other runs, and if nothing of this run was chosen in the "
-        f"light of them, the ε of this run alone holds: {epsilon_text(record.epsilon)} at δ = {small(record.delta)}. "
+        f"light of them, the ε of this run alone holds: {epsilon_text(record.epsilon)} by "
+        f"{accountant_title(record.statement['claimed']['accountant'])} at δ = {small(record.delta)}. "
     )
     try:
         total = record.all_runs
@@ -86,8 +87,8 @@ def _over_all_runs(record: RunRecord, alone: Promise) -> Promise:
         )
     grade = "none" if alone.grade == "none" else _grade(epsilon)
     together = (
-        f"{runs} Over all these runs ε = {epsilon_text(epsilon)} at δ = {small(delta)}, by the "
-        f"{total['claimed']['accountant'].upper()} accountant, and this is what each person is promised."
+        f"{runs} Over all these runs ε = {epsilon_text(epsilon)} by {accountant_title(total['claimed']['accountant'])} at "
+        f"δ = {small(delta)}, and this is what each person is promised."
     )
     return replace(
         alone,
@@ -129,7 +130,7 @@ def _describe_run(record: RunRecord) -> Promise:
             *_paragraphs(epsilon, delta),
             f"Formally: ({epsilon:.4g}, {small(delta)})-differential privacy at the level of users, to add or remove one "
             f"user, by {accountant_title(statement['claimed']['accountant'])} over {statement['rounds']['charged']:,} "
-            f"charged rounds. By the paper's own accountant ε is {epsilon_text(float(statement['epsilon']['moments']))}.",
+            f"charged rounds. By the paper's own accountant (moments) ε is {epsilon_text(float(statement['epsilon']['moments']))}.",
         ),
         warnings=warnings,
     )

@@ -69,7 +69,7 @@ def summary(compared: Comparison) -> Table:
         ["AccuracyTop3", *(percent(latest(r, "accuracy_top3")) for r in records)],
         ["perplexity", *(number(latest(r, "perplexity")) for r in records)],
         ["ε, claimed", *(_claim(r) for r in records)],
-        ["  by the paper's accountant", *(epsilon_text(float(r.statement["epsilon"]["moments"])) for r in records)],
+        ["  by moments, as in the paper", *(epsilon_text(float(r.statement["epsilon"]["moments"])) for r in records)],
         ["δ", *(small(r.delta) if r.is_private else NOTHING for r in records)],
         ["rounds", *(f"{r.rounds:,}" for r in records)],
         ["users per round, expected", *(f"{r.users_per_round:,.10g}" for r in records)],
@@ -78,7 +78,7 @@ def summary(compared: Comparison) -> Table:
     note = ""
     if would_be := {other.run: other for other in compared.hypotheticals}:
         first = next(iter(would_be.values()))
-        cells = [epsilon_text(would_be[r.name].epsilon) if r.name in would_be else NOTHING for r in records]
+        cells = [would_be[r.name].figure if r.name in would_be else NOTHING for r in records]
         rows.insert(7, [f"ε hypothetical, as if {first.users:,} users", *cells])
         note = first.words if len(would_be) == 1 else first.words_for_several
     return Table(title="Summary", columns=["", *(r.name for r in records)], rows=rows, note=note)

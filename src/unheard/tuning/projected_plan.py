@@ -20,6 +20,7 @@ from typing import Any
 from unheard.corpus.store import TokenStore
 from unheard.engines.distributed.engine import store_fingerprint
 from unheard.errors import InvalidValue
+from unheard.formatting import accountant_title, small
 from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.noise import GaussianNoise
 from unheard.mechanism.sampling import PoissonSampling
@@ -225,11 +226,10 @@ class TuningCost:
     @property
     def sentences(self) -> list[str]:
         """The cost in words, and what it means for the users of the corpus."""
-        epsilon = (
-            "infinity" if math.isinf(self.bound.epsilon) else f"{self.bound.epsilon:.4g} by {self.bound.accountant}"
-        )
+        by = accountant_title(self.bound.accountant)
+        epsilon = "infinity" if math.isinf(self.bound.epsilon) else f"{self.bound.epsilon:.4g} by {by}"
         spent = (
-            f"What this tuning cost: ε = {epsilon} at δ = {self.delta:.2e}, the composition of its {self.runs} runs "
+            f"What this tuning cost: ε = {epsilon} at δ = {small(self.delta)}, the composition of its {self.runs} runs "
             f"({self.charges} charges, {self.without_noise} of them without noise)."
         )
         if self.is_proxy:

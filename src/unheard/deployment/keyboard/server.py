@@ -34,7 +34,7 @@ from unheard.deployment.keyboard.pieces import PieceSuggester
 from unheard.deployment.keyboard.suggestions import Suggester, Suggestion
 from unheard.deployment.model import LoadedModel
 from unheard.errors import InvalidValue
-from unheard.formatting import TIMES, colour_numbers, epsilon_text, raised, small
+from unheard.formatting import TIMES, accountant_title, colour_numbers, epsilon_text, raised, small
 
 STRONG, WEAK = 1.0, 8.0
 """Up to STRONG an epsilon is called strong, above WEAK weak. A convention: the number is always shown too."""
@@ -86,7 +86,7 @@ def _accountant(statement: Mapping[str, Any]) -> str:
     """The accountant of the claim, in brackets; nothing for an infinite epsilon, which no accountant computed."""
     claimed = statement["claimed"]
     is_known = math.isfinite(float(claimed["epsilon"])) and "accountant" in claimed
-    return f" ({claimed['accountant'].upper()})" if is_known else ""
+    return f" ({accountant_title(claimed['accountant'])})" if is_known else ""
 
 
 def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
