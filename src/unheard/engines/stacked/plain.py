@@ -270,6 +270,8 @@ class PlainTable:
             ):
                 torch.sub(logit_WN, peak_N, out=power_WN).exp2_()
                 words_WD = self._words(theta0_WD, delta_WD, scale)
+                if self.coarse:
+                    self.coarse_WD[: len(words_WD)].copy_(words_WD)
                 self._expect(words_WD, inverse_W1, logit_WN, power_WN, total_N, expected_ND)
         return total_N[:, None], expected_ND
 
@@ -299,7 +301,7 @@ class PlainTable:
             power_WN.mul_(inverse_W1)
         if self.coarse:
             coarse_WD, coarse_WN = self.coarse_WD[: len(words_WD)], self.coarse_WN[: len(words_WD)]
-            expected_ND += torch.mm(coarse_WN.copy_(power_WN).T, coarse_WD.copy_(words_WD))
+            expected_ND += torch.mm(coarse_WN.copy_(power_WN).T, coarse_WD)  # which holds words_WD already
             return
         expected_ND.addmm_(power_WN.T, words_WD)
 
