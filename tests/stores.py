@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from unheard.privacy.population_ledger import NO_LEDGERS, RECORD
+from unheard.privacy.ledger import NO_LEDGERS, RECORD
 
 
 def uncharged_copy(store: Path, to: Path) -> Path:

@@ -17,8 +17,8 @@ from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.corpus.store import write_private_json, write_store
 from unheard.errors import UnheardError
-from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import NO_LEDGERS, RECORD, PopulationLedger
+from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, released_model
 from unheard.training.run import read_run_file

@@ -105,6 +105,12 @@ def test_importing_it_does_not_import_torch(module):
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_the_processes_that_prepare_text_do_not_import_scipy():
+    """It takes a second to import, in each process."""
+    code = "import sys, unheard.corpus.pipeline; sys.exit('scipy' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_every_module_has_a_docstring_that_opens_with_a_sentence():
     def opens_with_a_sentence(path: Path) -> bool:
         first = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]

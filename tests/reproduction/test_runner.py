@@ -23,8 +23,8 @@ from reproduction import runner
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy import accountants
-from unheard.privacy.ledger import Ledger
-from unheard.privacy.population_ledger import NO_LEDGERS, RECORD, PopulationLedger
+from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
+from unheard.privacy.population_ledger import PopulationLedger
 from unheard.training.checkpoint import checkpoint_files, load_model, read_checkpoint
 from unheard.training.loop import train_together
 

@@ -67,7 +67,6 @@ from unheard.corpus.vocabulary import (
     likely_language,
 )
 from unheard.errors import ConfigError, CorpusError, InputError, InvalidValue
-from unheard.privacy.population_ledger import continue_ledger
 
 # Steps and public choices only: counts of private users are for the owner's terminal.
 logger = logging.getLogger("unheard.corpus")
@@ -466,6 +465,8 @@ def _run_steps(
     record = preparation.public_record(replace(result, events=events), writer.path.name)
     if earlier is not None:
         # DP: written before the store is at its path, so that no run can begin a ledger without the earlier charges.
+        from unheard.privacy.population_ledger import continue_ledger  # scipy, which most calls do not need
+
         continue_ledger(writer.partial, earlier)
     store = writer.finish(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
     releases.clear(store.path)

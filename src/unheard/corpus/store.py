@@ -43,7 +43,7 @@ import numpy as np
 from unheard import storage
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
-from unheard.privacy.population_ledger import DIGESTS, NO_LEDGERS, RECORD
+from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD
 
 OFFSET_BYTES = 8
 REMEDY = "The store was damaged after it was written: prepare it again, or bring back an undamaged copy."

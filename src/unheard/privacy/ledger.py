@@ -48,6 +48,13 @@ _WHOLE_SEAL = re.compile(re.escape(_SEAL) + rb'[0-9a-f]{64}"}')
 LOCK_WAIT_SECONDS = 60.0
 """How long to wait for another process, which holds the lock only while it writes one line."""
 
+RECORD = "ledgers.json"
+"""The file of a store that says which ledgers it was charged in."""
+DIGESTS = "digests.json"
+"""The file of a store with the digests of its other files."""
+NO_LEDGERS: dict[str, Any] = {"known": {}, "continues": None}
+"""The content of `RECORD` of a new store, which was charged in no ledger yet."""
+
 RESTORE = (
     "The file was changed after it was written: put back an untouched copy, or count the run as not accounted for."
 )

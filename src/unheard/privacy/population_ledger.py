@@ -48,15 +48,11 @@ from unheard.errors import InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import CorrelatedGaussian, Event, from_record, has_rounds, to_record
-from unheard.privacy.ledger import REPRODUCIBLE, ChainedFile, Entry
+from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD, REPRODUCIBLE, ChainedFile, Entry
 
 FORMAT = "unheard-population-1"
 FILE = "ledger.jsonl"
 MAX_MOVES = 8
-RECORD = "ledgers.json"
-DIGESTS = "digests.json"
-NO_LEDGERS: dict[str, Any] = {"known": {}, "continues": None}
-"""The record of a new store (`RECORD`), which was charged in no ledger yet."""
 
 
 @dataclass
