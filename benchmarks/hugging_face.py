@@ -211,7 +211,9 @@ class Counting:
         return self.engine.sum_updates(*args)
 
 
-def whole_rounds(row: Row, lengths: np.ndarray, folder: Path, rounds: int, engine: VectorisedEngine) -> dict[str, Any]:
+def whole_rounds(
+    row: Row, lengths: np.ndarray, folder: Path, rounds: int, engine: VectorisedEngine, say: Any
+) -> dict[str, Any]:
     """Trains some rounds of a run on a store of random tokens."""
     model: Any = engine.model
     drawn = np.random.default_rng(1).choice(lengths, size=4 * row.users)
@@ -231,6 +233,7 @@ def whole_rounds(row: Row, lengths: np.ndarray, folder: Path, rounds: int, engin
     reports = unheard.train(run, folder / "run", on=counting)  # pyright: ignore[reportArgumentType]
     for _, _report in zip(range(rounds + 1), reports, strict=False):
         ends.append(wait())
+        say(round_of=row.title, round_s=round(ends[-1] - ends[-2], 3), sums_s=round(counting.seconds[-1], 3))
     seconds, tokens = ends[-1] - ends[1], sum(counting.tokens[1 : rounds + 1])
     reports.close()
     return {
@@ -571,7 +574,7 @@ def main() -> None:
             engine = VectorisedEngine(random_model(row), device)
         lengths = np.minimum(np.load(args.lengths), 1600) if row.is_short else np.array([1600])
         with errors_said(say, row.title), tempfile.TemporaryDirectory() as folder:
-            say(**whole_rounds(row, lengths, Path(folder), args.rounds, engine))
+            say(**whole_rounds(row, lengths, Path(folder), args.rounds, engine, say))
         if row is rows[0]:
             beside(say, row, engine, args)
     engine = None

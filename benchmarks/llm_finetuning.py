@@ -66,7 +66,7 @@ class Settings:
     """
 
     tokens_per_user: int = 512
-    rounds: int = 24
+    rounds: int = 20
     users_per_round: float = 240
     unroll: int = 128
     rank: int = 8
