@@ -18,7 +18,7 @@ help:  ## What there is to make
 demo: $(VENV)/.installed  ## Train with and without privacy on a small real corpus, and compare (a few minutes)
 	$(BIN)/unheard demo
 
-paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from reproduction/results/ (2 to 3 minutes)
+paper: $(VENV)/.installed  ## Rebuild every table and figure of the paper, and one page, from reproduction/results/ (40 s of processor time)
 	$(BIN)/python -m reproduction page --results reproduction/results --out build/paper
 
 docs: $(VENV)/.installed-docs  ## Build the documentation site into build/site, in strict mode, without the network

@@ -12,7 +12,7 @@ import pytest
 
 from unheard.cli import demo
 from unheard.cli.main import main
-from unheard.corpus.store import write_store
+from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.run_folder import RunFolder
 
@@ -169,6 +169,13 @@ def test_the_demo_compares_the_same_users_per_round():
     plain, private = demo._plain_plan(), demo._private_plan()
     assert plain.sampling.users_per_round == private.sampling.users_per_round
     assert all(f"{plain.sampling.users_per_round} users per round" in about for about in demo.ABOUT.values())
+
+
+def test_the_demo_declares_as_many_users_as_its_corpus_has(tmp_path):
+    """Else the first lines of `make demo` would be a warning of a population that is too small."""
+    pytest.importorskip("chitchat_dataset", reason="the extra `demo` is not installed")
+    demo._prepare(tmp_path / "store")
+    assert TokenStore.open(tmp_path / "store").train.num_users <= demo.POPULATION
 
 
 def test_the_demo_says_where_each_model_stands_beside_a_bigram():

@@ -264,9 +264,9 @@ def show_rounds(
         with contextlib.closing(reports) as open_reports:  # pyright: ignore[reportArgumentType]
             for last in open_reports:
                 accuracy = last.metrics["accuracy_top1"] if last.metrics else accuracy
-                figures = f"{_accuracy_text(accuracy)}ε {_running_epsilon(last)} at δ = {small(last.delta)}"
+                figures = f"{_accuracy_text(accuracy)}ε {_running_epsilon(last)}"
                 if last.metrics:
-                    log(f"{title}: round {last.round} of {last.rounds}, {figures}")
+                    log(f"{title}: round {last.round} of {last.rounds}, {figures} at δ = {small(last.delta)}")
                     if tracking:
                         tracking.update()
                 bar.update(task, completed=last.round, total=last.rounds, figures=figures)
