@@ -56,13 +56,22 @@ def test_a_log_of_training_has_evaluations_and_no_times(run, tmp_path):
     assert {line.split()[0] for line in lines if " unheard." in line} == {"INFO"}
 
 
-def test_without_the_option_nothing_is_logged_to_a_file_and_handlers_do_not_stay(tmp_path):
-    before = list(logging.getLogger("unheard").handlers)
-    with pytest.raises(PrivacyError), log_to(tmp_path / "log.txt"):
-        raise PrivacyError("no")
-    assert logging.getLogger("unheard").handlers == before
-    with log_to(None):
-        assert logging.getLogger("unheard").handlers == before
+@pytest.mark.parametrize("name", ["unheard", "py.warnings"])
+def test_without_the_option_nothing_is_logged_to_a_file_and_neither_handlers_nor_levels_stay(name, tmp_path):
+    log = logging.getLogger(name)
+    before, level = list(log.handlers), log.level
+    log.setLevel(logging.ERROR)  # not the level of the log file
+    try:
+        with log_to(tmp_path / "first.txt"):
+            assert log.level == logging.INFO
+        assert (log.handlers, log.level) == (before, logging.ERROR)
+        with pytest.raises(PrivacyError), log_to(tmp_path / "second.txt"):
+            raise PrivacyError("no")
+        assert (log.handlers, log.level) == (before, logging.ERROR)
+        with log_to(None):
+            assert (log.handlers, log.level) == (before, logging.ERROR)
+    finally:
+        log.setLevel(level)
 
 
 def test_a_log_that_cannot_be_written_is_refused(tmp_path):

@@ -163,6 +163,7 @@ def log_to(path: Path | None) -> Iterator[None]:
     # DP: no times. The duration of a round depends on how much text its users have.
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger("unheard"), logging.getLogger("py.warnings")]
+    levels = [log.level for log in loggers]
     logging.captureWarnings(True)
     for log in loggers:
         log.addHandler(handler)
@@ -176,8 +177,9 @@ def log_to(path: Path | None) -> Iterator[None]:
         raise
     finally:
         logging.captureWarnings(False)
-        for log in loggers:
+        for log, level in zip(loggers, levels, strict=True):
             log.removeHandler(handler)
+            log.setLevel(level)
         handler.close()
 
 
