@@ -121,4 +121,4 @@ class ModelError(UnheardError):
 
 
 class CodeNotTrusted(ModelError):
-    """A model's class would have to be imported where no code of others is."""
+    """A run file names a model class of the user's own code, and the reader does not import such code without permission."""

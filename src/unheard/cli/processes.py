@@ -143,7 +143,7 @@ def output_stop_message(out: Path, *, also: str = "") -> str:
 
 
 def run_stop_message(folder: Path) -> str:
-    """Return the message of a stop while a run trains in `folder`."""
+    """Return what a command prints when it is stopped while it trains a run in `folder`."""
     if (folder / "ledger.jsonl").exists():
         return f"Stopped. What was done is saved: unheard resume {shlex.quote(str(folder))} continues."
     return NOTHING_WRITTEN

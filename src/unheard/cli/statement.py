@@ -42,7 +42,7 @@ unheard statement corpora/chat    (the same, from the store)
 
 @dataclass(frozen=True, kw_only=True)
 class StatementOptions:
-    """What to state."""
+    """The options of `unheard statement`: which guarantee to state, and in which format."""
 
     delta: Annotated[
         float | None, typer.Option(help="The delta at which epsilon is stated.", show_default="the declared delta")

@@ -84,7 +84,7 @@ def split_sequences(texts: Iterable[str], unit: SequenceUnit) -> Iterable[str]:
     """Return what BOS and EOS enclose: each whole post, or each sentence (up to . ! ? or the end of a line).
 
     Args:
-        texts: Posts.
+        texts: The posts of a user.
         unit: What BOS and EOS enclose.
     """
     return texts if unit == "post" else itertools.chain.from_iterable(map(_SENTENCE_END.split, texts))
@@ -204,7 +204,7 @@ class _ShardOutput:
     chars: int = 0
 
     def add_user(self, user: str, lists: Iterator[Iterable[str]]) -> None:
-        """Take the next user.
+        """Collect the text of the next user for encoding.
 
         A user with up to twice the text that the cap needs is encoded whole, a longer one in pieces.
         """

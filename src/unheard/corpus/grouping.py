@@ -298,7 +298,7 @@ def encode_labels(*labels: str) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class DuckDBBackend:
-    """Groups on this machine.
+    """Groups rows by user with DuckDB, in one or several processes of this machine.
 
     Args:
         workers: The number of processes; 0 means one per core. More than one process needs a main module that can be

@@ -295,12 +295,12 @@ def sql_list(texts: Sequence[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """An SQL string literal."""
+    """Return a text as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def column_name(column: str) -> str:
-    """An SQL identifier."""
+    """Return the name of a column as an SQL identifier."""
     return '"' + column.replace('"', '""') + '"'
 
 

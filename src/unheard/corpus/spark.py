@@ -100,7 +100,7 @@ class SparkBackend:
             yield shard, done[shard] if shard in done else task(shard, iter(()))
 
     def _kept(self, session: "SparkSession", grouping: Grouping) -> "DataFrame":
-        """The usable rows."""
+        """Return the rows that belong to a shard; rows that cannot be used have the shard -1."""
         return session.read.parquet(str(grouping.rows / "00000")).where("shard >= 0")
 
     def _session(self, grouping: Grouping) -> "SparkSession":

@@ -36,7 +36,7 @@ Format = Literal["adapter", "merged", "gguf"]
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written.
+    """The result of an export of a fine-tuned language model.
 
     Args:
         out: the folder.
@@ -259,7 +259,7 @@ def _difference(one: Any, other: Any) -> float:
 
 
 def _card(model: HuggingFaceModel, statement: dict[str, Any], to: str, difference: float) -> str:
-    """README.md of the folder."""
+    """Return the README.md of an exported folder."""
     record = record_of(Path(model.path))
     use = {
         "adapter": "`peft.PeftModel.from_pretrained(base_model, folder)` with the base model named above.",

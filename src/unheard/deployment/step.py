@@ -46,7 +46,7 @@ class StepArrays:
 
     @property
     def hidden_size(self) -> int:
-        """H."""
+        """H, the length of the cell's state."""
         return self.from_state_HG.shape[0]
 
     @property

@@ -113,7 +113,7 @@ class EngineChoice:
         require(self.parties is None or self.parties >= 3, "parties must be at least 3; leave it out to choose.")
 
     def build(self, model: LanguageModel) -> Engine:
-        """The engine for a model.
+        """Build the engine for a model.
 
         Raises:
             InvalidValue: if the engine does not support the model or the precision, or the device is not available.

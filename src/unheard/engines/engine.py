@@ -84,7 +84,7 @@ class Engine(Protocol):
         """The sum over users of w_k * Clip(delta_k).
 
         Args:
-            params_P: theta0.
+            params_P: theta0, the model that every user starts from.
             users: the cohort; may be empty.
             plan: of the round.
             rng: seeds FedSGD's batches, nothing else.

@@ -70,7 +70,7 @@ class ReferenceEngine:
 
         Args:
             theta0_P: the parameters at the beginning of the round.
-            user: user k.
+            user: user k, with their text.
             plan: of the round.
             seed: of FedSGD's batches.
             unclipped: a bool tensor, set to False when a local step is clipped.

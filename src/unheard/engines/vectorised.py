@@ -294,7 +294,7 @@ class VectorisedEngine:
         return (gradients_of_one_user if self._is_alone else gradients_of_users)(loss, layers, window_UBW, features_UF)
 
     def _choose(self, params_P: Tensor) -> None:
-        """Decides, at the first round, whether users are processed one at a time."""
+        """Decide, at the first round, whether users are processed one at a time."""
         if "alone" in self._compiled:
             return
         check_model(self.model, params_P)

@@ -67,7 +67,7 @@ FIT_TOKENS = 2_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """One row for each target.
+    """The model's predictions on held-out text, with one row for each target (each next word).
 
     Attributes:
         user_N: The index of the user who wrote it.

@@ -179,7 +179,7 @@ class GridNetwork:
 
 
 def node_app(data_of: Any) -> ClientApp:
-    """The ClientApp of nodes.
+    """Return the Flower ClientApp that runs on each node.
 
     Args:
         data_of: A function of Flower's context: where this node has its users' text (`NodeData`).

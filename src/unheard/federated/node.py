@@ -67,7 +67,7 @@ class NodeFolder:
 
     @property
     def store(self) -> Path:
-        """The token store."""
+        """The token store of the node's users."""
         return self.path / "store"
 
     @property

@@ -66,7 +66,7 @@ def modulus_bits(
         num_users: All registered users: the largest cohort.
         is_noised: Whether the run adds noise; then each user adds at most 2^21 units to a coordinate.
         noise_std: The standard deviation, in units, of the noise of all nodes together; 0 if the server adds it.
-        num_parameters: P.
+        num_parameters: P, the number of parameters.
         num_nodes: All registered nodes: the most shares of noise.
     """
     if not is_noised:

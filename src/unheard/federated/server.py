@@ -115,11 +115,11 @@ class Registry:
 
 
 class FederatedEngine:
-    """The engine of the server.
+    """Sums cohorts whose users are on nodes: sends each node its users, and adds the answers.
 
     Args:
         network: Reaches the nodes.
-        model: Whose updates are summed.
+        model: The model whose updates are summed.
         choice: The engine of the nodes, and the options of a federated run.
         store: The server's store: its vocabulary, and held-out users.
 

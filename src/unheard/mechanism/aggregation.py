@@ -144,8 +144,8 @@ class Contribution:
     """What each user may add to the sum. Public, and the same for every user.
 
     Args:
-        balls: of the clip; none for a baseline without a clip.
-        l2_bound: S.
+        balls: the balls of the clip; empty for a baseline without a clip.
+        l2_bound: S, the largest L2 norm of what a user adds.
         grid: the size of one unit.
         is_noised: whether noise will be added; then the bound is enforced on the integers.
     """
@@ -344,7 +344,7 @@ class FixedDenominator(BaseEstimator):
     """
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:
-        """S / (qW)."""
+        """Return S / (qW): one user changes the sum by at most S, and the denominator not at all."""
         return l2_bound / expected_weight
 
     def average(self, total: CohortSum, expected_weight: float) -> BoundedAverage:
@@ -381,7 +381,7 @@ class ClippedDenominator(BaseEstimator):
         require_positive(min_total_weight=self.min_total_weight)
 
     def minimum_weight(self, total_weight: float) -> float:
-        """W_min, as declared."""
+        """Return W_min as declared, whatever the total weight is."""
         return self.min_total_weight
 
     def sensitivity(self, l2_bound: float, expected_weight: float, num_parameters: int) -> float:

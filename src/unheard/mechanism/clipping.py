@@ -110,7 +110,7 @@ class FlatClip(BaseClip):
         return [Ball(slice(0, layout.total), self.norm)]
 
     def l2_bound(self, layout: Layout) -> float:
-        """S."""
+        """Return S, the radius of the one ball."""
         return self.norm
 
     def at_norm(self, norm: float) -> "FlatClip":
@@ -266,7 +266,7 @@ class AdaptiveClip:
         return FlatClip(norm=self.initial_norm).balls(layout)
 
     def l2_bound(self, layout: Layout) -> float:
-        """The initial S."""
+        """Return the S of the first round."""
         return self.initial_norm
 
     def at_norm(self, norm: float) -> "AdaptiveClip":
@@ -297,7 +297,7 @@ class AdaptiveClip:
         return FlatClip(norm=norm or self.initial_norm)
 
     def count_noise(self, expected_users: float) -> float:
-        """sigma_b, from declared numbers only."""
+        """Return sigma_b, the noise on the count of unclipped users; it depends on declared numbers only."""
         return self.count_noise_std if self.count_noise_std is not None else max(expected_users / 20, 1e-9)
 
     def update_multiplier(self, z: float, count_noise_std: float) -> float:
@@ -324,13 +324,13 @@ class AdaptiveClip:
     def next_norm(
         self, norm: float, balance: int, expected_users: float, count_noise_std: float, rng: np.random.Generator
     ) -> float:
-        """S of the next round.
+        """Move S towards the quantile of the norms, and return the S of the next round.
 
         Args:
             norm: S of this round.
             balance: how many more users were unclipped than clipped: each counts +1/2 or -1/2.
             expected_users: declared, the denominator of the fraction.
-            count_noise_std: sigma_b.
+            count_noise_std: sigma_b, the standard deviation of the noise on the count, in users.
             rng: the stream that the count's noise is drawn from.
         """
         # DP: in half users one person moves the balance by 1, so the noise is 2 sigma_b; whole numbers, as in the sum.

@@ -142,7 +142,7 @@ class NoiseHistory:
 
     Args:
         factorisation: The matrix C.
-        num_parameters: P.
+        num_parameters: P, the number of parameters.
         device: Where the noise is used.
         index: How many attempts the history has seen.
         rows_RP: The history itself, as `rows` gave it; None for an empty one.
@@ -240,7 +240,7 @@ class CorrelatedNormals:
     Args:
         key: The key of the attempt.
         history: The noise of the attempts before it.
-        num_parameters: P.
+        num_parameters: P, the number of parameters.
         device: Where the noise is used.
     """
 

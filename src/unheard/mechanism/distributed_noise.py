@@ -102,8 +102,8 @@ class DistributedGaussianNoise:
 
         Args:
             rng: The node's own secure generator (`randomness.secure_generator`).
-            count: P.
-            l2_bound: S.
+            count: P, the number of parameters.
+            l2_bound: S, the largest L2 norm of a user's update.
             grid: The size of one unit.
         """
         # DP: drawn exactly, one independent integer for each coordinate.

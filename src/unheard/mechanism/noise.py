@@ -62,12 +62,12 @@ class Noise(Protocol):
 
     @property
     def noise_multiplier(self) -> float | None:
-        """z, if it is declared."""
+        """z, if the run file declares it; None if it declares sigma or there is no noise."""
         ...
 
     @property
     def noise_std(self) -> float | None:
-        """sigma, if it is declared."""
+        """sigma, if the run file declares it; None if it declares z or there is no noise."""
         ...
 
     def multiplier(self, sensitivity: float) -> float:
@@ -207,11 +207,11 @@ class NoNoise:
     noise_std = None
 
     def multiplier(self, sensitivity: float) -> float:
-        """0: no noise."""
+        """Return 0, the noise multiplier of no noise."""
         return 0.0
 
     def std(self, sensitivity: float) -> float:
-        """0: no noise."""
+        """Return 0, the standard deviation of no noise."""
         return 0.0
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "NoNoise":
@@ -221,7 +221,7 @@ class NoNoise:
         )
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
-        """The generator, unused."""
+        """Return the generator. There is no noise to draw before the round."""
         return rng
 
     def add(self, average: BoundedAverage, rng: "Normals") -> NoisyAverage:

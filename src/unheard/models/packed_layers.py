@@ -135,7 +135,10 @@ def _attend(
 
 
 class _Trained(nn.Module):
-    """A layer with parameters of each user. `Packed` sets the tensors; `user_K` is set for blocks that share users."""
+    """A layer in which each user has parameters of their own.
+
+    `Packed` sets `own` before a forward pass, and `user_K`, the user of each block, where a user can have several
+    blocks."""
 
     own: dict[str, Tensor]
     user_K: Tensor | None = None
@@ -337,12 +340,12 @@ class PackedLinear(_Trained):
 
 
 class PackedEmbedding(_Trained):
-    """Rows of each user's table."""
+    """An embedding in which each user has a table of their own."""
 
     weight: Tensor
 
     def forward(self, row_1N: Tensor) -> Tensor:
-        """The word vectors of the user of each block."""
+        """Return the word vectors of the tokens, each from the table of its block's user."""
         C, V, D = self.weight.shape
         first_C1 = torch.arange(C, device=row_1N.device)[:, None] * V
         rows_CL = row_1N.reshape(C, -1) + first_C1

@@ -38,9 +38,9 @@ class TiedModel(BaseModel):
     """What `TiedLSTM` and `TiedGRU` share: everything but the gates.
 
     Args:
-        vocabulary_size: V. Left out: the number of words of the store, taken from it when a run begins (`pinned`).
-        embedding_size: D.
-        hidden_size: H.
+        vocabulary_size: V, the number of words. Left out: that of the store, taken when a run begins (`pinned`).
+        embedding_size: D, the length of a word vector.
+        hidden_size: H, the length of the cell's state.
         tied: False gives the output layer an embedding of its own: a 70 % larger model for a little accuracy
             (appendix).
         unit_norm: word vectors of norm 1.0, which the paper found to converge faster. They are normalised in the

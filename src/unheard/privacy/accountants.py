@@ -746,7 +746,7 @@ def _epsilon_of_two(counts: Counts, failure: float, delta: float, accountant: Ac
         return math.inf
 
     def holds(epsilon: float) -> bool:
-        """Whether epsilon is enough at this delta."""
+        """Whether (epsilon, delta) for one user gives two users a delta of at most `rest`."""
         log_delta = math.log(max(_delta(counts, 0.0, epsilon, accountant), 1e-300))
         return epsilon + math.log1p(math.exp(-epsilon)) + log_delta <= math.log(rest)
 

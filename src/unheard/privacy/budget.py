@@ -179,7 +179,7 @@ class Budget:
     """The epsilon at delta that a run, or all runs on a population, may spend.
 
     Args:
-        epsilon: Above 0.
+        epsilon: The most that may be spent, above 0.
         delta: Between 0 and 1.
         accountant: The accountant that decides, one with additive costs: "rdp" or "moments".
         orders: For a budget over several runs, the orders of "rdp" at which it is kept: it is then a privacy filter,
@@ -463,7 +463,10 @@ class _Declared:
         return [(event, count) for event, count in counts if count > 0]
 
     def limit(self, before: Sequence[Event], reached: int) -> tuple[int, int]:
-        """How many rounds are allowed, and the level: 0 within the declaration, k for up to 2^k times as many."""
+        """Return the number of rounds that are allowed, and the level.
+
+        The level is 0 within the declared rounds, and k for up to 2^k times as many.
+        """
         allowed = None if self.budget is None else self._rounds_within(self.budget, before)
         if reached <= self.rounds:
             return (self.rounds if allowed is None else min(self.rounds, allowed)), 0

@@ -61,7 +61,7 @@ RESTORE = (
 
 
 def seal(record: Mapping[str, Any], previous: str) -> tuple[bytes, str]:
-    """Seal one record.
+    """Write a record as the next line of a ledger, with a hash over the record and the line before.
 
     Args:
         record: Plain JSON values, all finite.

@@ -194,7 +194,7 @@ def separated_sensitivity(column: np.ndarray, separation: int, participations: i
 
     Args:
         column: The first column of C, non-negative and non-increasing, of T entries.
-        separation: b.
+        separation: b, the smallest number of rounds from one round of a user to the next.
         participations: k, the most rounds of one user.
 
     Raises:
@@ -231,10 +231,10 @@ def optimise(
 
     Args:
         strategy: "banded" or "blt".
-        rounds: T.
-        separation: b.
-        bands: Of a banded matrix, at most `separation`; None for `separation`, or T if that is less.
-        buffers: Of a BLT matrix, 2 to 4.
+        rounds: T, the number of rounds.
+        separation: b, the smallest number of rounds from one round of a user to the next.
+        bands: The number of bands of a banded matrix, at most `separation`. None: `separation`, or T if that is less.
+        buffers: The number of buffers of a BLT matrix, 2 to 4.
 
     Raises:
         InvalidValue: A value is out of range.

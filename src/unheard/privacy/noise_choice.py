@@ -113,11 +113,11 @@ def compare_noise(
     Args:
         population: The number of users that the run would declare.
         users_per_round: The expected size of a cohort.
-        rounds: T.
+        rounds: T, the number of rounds.
         epsilon: The target.
         delta: `default_delta(population)` if left out.
         accountant: The accountant whose bound must meet the target; "best" is the smaller of pld and rdp.
-        buffers: Of BLT, 2 to 4.
+        buffers: The number of buffers of BLT noise, 2 to 4.
         most_bands: The largest number of bands to propose.
         progress: Called with a line of text before each computation that takes long.
 

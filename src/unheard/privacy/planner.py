@@ -329,8 +329,8 @@ class NoiseLevel:
     'drowns'
 
     Args:
-        noise_std: sigma.
-        clip_norm: S.
+        noise_std: sigma, the standard deviation of the noise on each parameter.
+        clip_norm: S, the largest L2 norm of a user's update.
         parameters: P, the number of parameters that are trained.
     """
 
@@ -460,7 +460,7 @@ def feasible_plans(
 
 
 def default_delta(population: int) -> float:
-    """The paper's choice: users^-1.1."""
+    """Return the paper's delta: population^-1.1."""
     return population**-1.1
 
 
@@ -483,8 +483,8 @@ class SamplingComparison:
     """Sampling of users beside sampling of examples, at one epsilon and about the same compute.
 
     Attributes:
-        epsilon: Of both.
-        examples_per_user: G.
+        epsilon: The epsilon of both.
+        examples_per_user: G, the largest number of examples of a user.
         examples_per_round: As many as the users of a round have, if each has G.
         users_noise: z of sampling users, in units of the bound of one user.
         examples_noise: z of sampling examples, in units of the bound of one example.

@@ -81,7 +81,7 @@ class NoiseState:
         history: The noise of the attempts so far.
         first: The position in the run's ledger at which the mechanism began or begins.
         groups_key: The key of the users' groups.
-        num_parameters: P.
+        num_parameters: P, the number of parameters.
         device: Where the noise is used.
     """
 

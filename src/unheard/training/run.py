@@ -232,7 +232,7 @@ class Privacy:
 
 
 def read_run_file(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Run, EngineChoice]:
-    """Read a run file.
+    """Read a run file and check every key and value in it.
 
     Args:
         path: The file. A relative corpus path in it is relative to the working folder.

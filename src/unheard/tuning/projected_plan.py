@@ -43,7 +43,7 @@ class ProjectedPlan:
     Attributes:
         run: The run to train; `chosen.toml` holds it.
         users_per_round: Its expected users per round.
-        noise_multiplier: Its z.
+        noise_multiplier: Its z, the noise in units of the sensitivity.
         noise_std: Its sigma: the chosen one, or less by less than one part in `users_per_round`.
         epsilon: Its hypothetical epsilon by each accountant.
     """
@@ -145,9 +145,9 @@ def users_for(run: Run, norm: float, noise_std: float, noise_multiplier: float) 
 
     Args:
         run: The run to plan; its weights and estimator determine W.
-        norm: S.
-        noise_std: sigma.
-        noise_multiplier: z.
+        norm: S, the largest L2 norm of a user's update.
+        noise_std: sigma, the standard deviation of the noise on each parameter.
+        noise_multiplier: z, the noise in units of the sensitivity.
     """
     everybody = private_run(run, norm, run.plan.population, noise_multiplier)
     sensitivity = everybody.plan.at(0, run.model.layout).sensitivity  # at q = 1; in proportion to 1 / q
@@ -166,9 +166,9 @@ def private_run(run: Run, norm: float, users_per_round: int, noise_multiplier: f
 
     Args:
         run: The run to plan.
-        norm: S.
+        norm: S, the largest L2 norm of a user's update.
         users_per_round: The expected users per round.
-        noise_multiplier: z.
+        noise_multiplier: z, the noise in units of the sensitivity.
     """
     plan = replace(
         run.plan,

@@ -71,8 +71,8 @@ class Trial:
 
     Attributes:
         stage: "baseline", "clip" or "noise".
-        norm: S; infinite without a clip.
-        noise_std: sigma; 0 without noise.
+        norm: S, the norm of the clip; infinite without a clip.
+        noise_std: sigma, the noise on each parameter; 0 without noise.
         seed: Which repetition of the setting this is, from 1.
         run: The run to train.
         folder: Its run folder.
@@ -194,7 +194,7 @@ def clip_at(clip: Clip | AdaptiveClip, norm: float) -> Clip:
 
     Args:
         clip: The clip of the run.
-        norm: S.
+        norm: S, the largest L2 norm of a user's update.
     """
     return FlatClip(norm=norm) if isinstance(clip, NoClip | AdaptiveClip) else clip.at_norm(norm)
 

@@ -251,9 +251,9 @@ class FedAvg:
         require(0 <= self.update_penalty <= LARGEST_NUMBER, "update_penalty must be 0 or more.")
 
     def batches(self, user: User, seed: int) -> np.ndarray:
-        """The batches of the user's local steps:
+        """Return the batches of the user's local steps, [S, B, T + 1].
 
-        E passes over their text in the order written, [S, B, T + 1]. Nothing is random.
+        They are E passes over the text in the order in which it was written. Nothing is random.
         """
         once_SBW = batches_of(windows_of(user.tokens, self.unroll), self.batch_size)
         return np.tile(once_SBW, (self.epochs, 1, 1))

@@ -102,7 +102,7 @@ def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
 
 
 def _factor(epsilon: float) -> str:
-    """e^epsilon, rounded up."""
+    """Return e^epsilon as text, rounded up."""
     factor = math.exp(min(epsilon, 700.0))
     if factor < 100:
         return f"{math.ceil(10 * factor) / 10:g}"

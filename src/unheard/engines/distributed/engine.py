@@ -146,7 +146,7 @@ def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarr
 
 
 def assign_users(cost_U: np.ndarray, speed_R: np.ndarray, holder_U: np.ndarray, may_HR: np.ndarray) -> np.ndarray:
-    """The rank of each user.
+    """Decide which rank sums which user; returns the rank of each user.
 
     Expensive users are distributed round robin in proportion to the speeds; the cheapest are assigned one by one to the
     rank that would finish first.
@@ -212,13 +212,13 @@ summed, and the sum of their numbers."""
 
 
 class DistributedEngine:
-    """The engine of the leader.
+    """Sums cohorts on several ranks. The leader has this engine; it sends each rank its share of the users.
 
     Args:
         local: the engine for the leader's own share.
         ranks: the process group; every other rank runs `training.worker.serve`.
         stores: where this rank reads users.
-        layout: of the model.
+        layout: the layout of the model's parameters.
     """
 
     def __init__(self, local: Engine, ranks: ProcessGroup, stores: StoreReplicas, layout: Layout) -> None:

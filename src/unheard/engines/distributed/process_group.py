@@ -106,12 +106,12 @@ class Reply:
 
     @staticmethod
     def buffer(head: Tensor | None = None) -> Tensor:
-        """A tensor into which a head is received; given the head, one for its numbers."""
+        """Return an empty tensor to receive a head into; or, if the head is given, one to receive its numbers into."""
         return torch.zeros(2 + ERROR_BYTES // 8 if head is None else int(head[0]), dtype=torch.int64)
 
     @classmethod
     def decode(cls, head: Tensor, numbers: Tensor) -> "Reply":
-        """The reply from its two tensors."""
+        """Return the reply that the two tensors encode."""
         error = head[2:].numpy().tobytes().rstrip(b"\0").decode(errors="replace")
         return cls(numbers.numpy(), int(head[1]) / 1e9, error)
 
@@ -123,13 +123,13 @@ class PendingSend:
     parts: list[tuple[Any, Tensor]]
 
     def wait(self, seconds: float) -> None:
-        """Waits until all is sent; raises `RuntimeError` if that takes longer."""
+        """Wait until all is sent; raises `RuntimeError` if that takes longer than `seconds`."""
         for work, _ in self.parts:
             wait(work, seconds)
 
 
 def wait(work: Any, seconds: float) -> None:
-    """Waits for a posted send or receive; raises `RuntimeError` if it takes longer, or the other process is gone."""
+    """Wait for a posted send or receive; raises `RuntimeError` if it takes longer, or the other process is gone."""
     work.wait(timedelta(seconds=max(seconds, 0.01)))
 
 

@@ -106,7 +106,7 @@ class PlainLSTM:
         self.through_T = list(self.through_TBH)
 
     def forward(self, weights: GateWeights) -> Tensor:
-        """States [N, H]."""
+        """Run the cell over all time steps of a batch, and return its states [N, H]."""
         workspace = self.workspace
         workspace.read(weights)
         cell_before = None
@@ -152,6 +152,7 @@ class PlainLSTM:
         torch.addcmul(o, o * self.squashed_TBH, self.squashed_TBH, value=-1, out=self.through_TBH)
 
     def step(self, delta_GRH: Tensor, eta: float, left: float) -> None:
+        """Take the local step of the gates, as `CellWorkspace.step` does for every cell."""
         self.workspace.step(delta_GRH, eta, left)
 
 
@@ -164,7 +165,7 @@ class PlainGRU:
         self.slope_TBH = like.new_empty(s.T, s.B, s.H)
 
     def forward(self, weights: GateWeights) -> Tensor:
-        """States [N, H]."""
+        """Run the cell over all time steps of a batch, and return its states [N, H]."""
         workspace = self.workspace
         workspace.read(weights)
         for t, (gate, of_state) in enumerate(zip(workspace.gate_TGBH, self.of_state_TGBH, strict=True)):
@@ -386,6 +387,7 @@ class PlainStep:
 
     @torch.no_grad()
     def run(self, num_steps: int) -> None:
+        """Train the users of the chunk one after the other, each for its own number of steps, at most `num_steps`."""
         for u, steps in enumerate(self.b.num_steps_U.tolist()):
             self.begin(u)
             for step in range(min(num_steps, steps)):

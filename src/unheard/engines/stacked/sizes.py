@@ -135,9 +135,9 @@ class Buffers:
 
     @classmethod
     def allocate(cls, sizes: Sizes, *, U: int, S: int, R: int, device: torch.device, dtype: torch.dtype) -> "Buffers":
-        """Zeroed buffers.
+        """Allocate buffers filled with zeros.
 
-        `dtype` is that of deltas and factors of products; learning rates, clips and shares are at least float32.
+        `dtype` is the type of deltas and factors of products; learning rates, clips and shares are at least float32.
         """
         N, M, P = sizes.N, sizes.M, sizes.P
         wide = torch.float64 if dtype == torch.float64 else torch.float32
