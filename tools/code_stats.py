@@ -1,15 +1,18 @@
 """Measure how readable a Python package is: size, documentation, and how concepts are spread over files.
 
-    python tools/code_stats.py [FOLDER ...]        (default: src/unheard reproduction)
+    python tools/code_stats.py                     # this checkout: src/unheard and reproduction
+    python tools/code_stats.py ../other [...]      # other checkouts, or package folders, of any project
+    python tools/code_stats.py --trace ../other    # also run `train` and `prepare` (a checkout of Unheard)
 
-Each FOLDER is a package in any checkout, for example the source folder of another project. The script prints one column per
-folder. It needs only the standard library.
+The script prints one column per package. Without `--trace` it needs only the standard library.
 
-    lines                      all lines of all Python files
     code lines                 without blank lines, comments and docstrings
-    documentation              share of lines that are docstrings or comments
     single importer            modules that exactly one other module of the package imports
     private, used once         functions whose name begins with _ and occurs once outside their definition
+    public functions           functions and methods without a leading _; functions inside functions do not count
+    class names used twice     classes of the package that share their name with another one (not counting private ones)
+    test functions             of the folder tests/ of the checkout; parametrised ones count once
+    visits, calls              see tools/trace.py
 """
 
 import argparse
@@ -18,10 +21,15 @@ import collections
 import io
 import re
 import statistics
+import subprocess
+import sys
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 LONG_LINE = 120
+TRACE = Path(__file__).with_name("trace.py")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documentation_lines(source: str, tree: ast.Module) -> tuple[set[int], set[int]]:
@@ -43,6 +51,26 @@ def documentation_lines(source: str, tree: ast.Module) -> tuple[set[int], set[in
     return docstrings, comments
 
 
+def definitions(node: ast.AST) -> Iterator[ast.ClassDef | Function]:
+    """Yield the classes and functions of a module and of its classes, without those inside functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Function):
+            yield child
+        elif isinstance(child, ast.ClassDef):
+            yield child
+            yield from definitions(child)
+        else:
+            yield from definitions(child)
+
+
+def packages_of(folder: Path) -> list[Path]:
+    """Return the packages to measure: those of a checkout, or the folder itself."""
+    if (folder / "src" / "unheard").is_dir():
+        return [folder / "src" / "unheard", *(p for p in [folder / "reproduction"] if p.is_dir())]
+    inside = [folder / "src" / folder.name, folder / folder.name, folder / folder.name.replace("-", "_")]
+    return [next((p for p in inside if p.is_dir()), folder)]
+
+
 def measure(folder: Path) -> dict[str, str]:
     """Return the table's column for one package, as text by row name."""
     paths = sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
@@ -53,6 +81,7 @@ def measure(folder: Path) -> dict[str, str]:
     total = code = docs = comments = 0
     public = undocumented = with_args = 0
     private: collections.Counter[str] = collections.Counter()
+    classes: collections.Counter[str] = collections.Counter()
     words = collections.Counter(re.findall(r"\w+", "\n".join(sources.values())))
     stems = {path: ".".join(path.with_suffix("").relative_to(folder.parent).parts) for path in paths}
     modules = {name.removesuffix(".__init__") for name in stems.values()}
@@ -74,43 +103,72 @@ def measure(folder: Path) -> dict[str, str]:
                     targets |= {full if full in modules else node.module} & modules
             elif isinstance(node, ast.Import):
                 targets |= {alias.name for alias in node.names} & modules
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            elif isinstance(node, Function):
                 body_sizes.append((node.end_lineno or node.lineno) - node.body[0].lineno + 1)
-                if node.name.startswith("_") and not node.name.startswith("__"):
-                    private[node.name] += 1
-                elif not node.name.startswith("_"):
-                    public += 1
-                    text = ast.get_docstring(node) or ""
-                    undocumented += not text
-                    with_args += "Args:" in text or "Parameters" in text
+                private[node.name] += node.name.startswith("_") and not node.name.startswith("__")
         imported_by.update(targets - {stems[path]})
-    once = sum(1 for name, defined in private.items() if words[name] - defined == 1)
-    documents = list((folder.parent.parent / "docs").rglob("*.md")) if folder.name == "unheard" else []
-    long_lines = sum(
-        len(line) > LONG_LINE and not line.startswith("|")
-        for path in documents
-        for line in path.read_text().splitlines()
-    )
-    share = f"{100 * (docs + comments) / total:.1f} % ({100 * docs / total:.1f} % docstrings)"
+        for node in definitions(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name] += not node.name.startswith("_")
+            elif not node.name.startswith("_"):
+                text = ast.get_docstring(node) or ""
+                public += 1
+                undocumented += not text
+                with_args += "Args:" in text or "Parameters" in text
+    once = sum(1 for name, defined in private.items() if defined and words[name] - defined == 1)
     return {
         "files": f"{len(paths):,}",
         "lines": f"{total:,}",
         "code lines": f"{code:,}",
-        "documentation, share of lines": share,
+        "docstrings, share of lines": f"{100 * docs / total:.1f} %",
+        "docstrings and comments, share of lines": f"{100 * (docs + comments) / total:.1f} %",
         "lines per file, median": f"{statistics.median(lines_of):g}",
         "function body, median lines": f"{statistics.median(body_sizes or [0]):g}",
         "modules with a single importer": f"{sum(count == 1 for count in imported_by.values())} of {len(modules)}",
         "private functions used once": f"{once} of {sum(private.values())}",
         "public functions without docstring": f"{undocumented} of {public}",
         "public functions with Args": f"{with_args} of {public}",
-        f"lines of docs/ over {LONG_LINE} characters": f"{long_lines}" if documents else "-",
+        "class names used twice": f"{sum(count > 1 for count in classes.values())} of {len(+classes)}",
     }
+
+
+def measure_checkout(checkout: Path, with_trace: bool) -> dict[str, str]:
+    """Return the rows about a checkout of Unheard as a whole: its documents, its tests and, if asked for, its commands."""
+    documents = [line for path in (checkout / "docs").rglob("*.md") for line in path.read_text().splitlines()]
+    tests = [
+        node.name.startswith("test_")
+        for path in (checkout / "tests").rglob("test_*.py")
+        for node in definitions(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, Function)
+    ]
+    rows = {
+        f"lines of docs/ over {LONG_LINE} characters": f"{sum(len(s) > LONG_LINE and s[0] != '|' for s in documents):,}",
+        "test functions": f"{sum(tests):,}",
+    }
+    if with_trace:
+        for command in ("train", "prepare"):
+            words = [sys.executable, str(TRACE), command, "--checkout", str(checkout)]
+            output = subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()
+            figures = dict(figure.rsplit(" ", 1) for figure in output[-1].partition(": ")[2].split(", "))
+            rows[f"files that `{command}` visits"] = figures["files"]
+            if command == "train":
+                rows["calls from the command `train` to the round"] = figures["calls"]
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path, default=[Path("src/unheard"), Path("reproduction")])
-    columns = {str(folder): measure(folder.resolve()) for folder in parser.parse_args().folders}
+    parser.add_argument("folders", nargs="*", type=Path, default=[Path()], help="checkouts or package folders")
+    parser.add_argument("--trace", action="store_true", help="also count the files that `train` and `prepare` visit")
+    options = parser.parse_args()
+    columns: dict[str, dict[str, str]] = {}
+    for folder in options.folders:
+        packages = packages_of(folder.resolve())
+        for package in packages:
+            name = str(folder / package.relative_to(folder.resolve()))
+            columns[name] = measure(package)
+            if package.parts[-2:] == ("src", "unheard"):
+                columns[name] |= measure_checkout(package.parents[1], options.trace)
     rows = list(dict.fromkeys(row for column in columns.values() for row in column))
     print("| | " + " | ".join(columns) + " |")
     print("| --- |" + " ---: |" * len(columns))

@@ -5,13 +5,14 @@ Usage:
     python tools/trace.py train            # figures for a run of two rounds on a synthetic corpus
     python tools/trace.py prepare --files  # also list the files, with the functions called in each
     python tools/trace.py train --path     # also print the calls from the command to the round
+    python tools/trace.py train --checkout ../unheard-0.1.0      # the same for another checkout of Unheard
 
 The script runs the command in this process on a small synthetic corpus in a temporary folder and records every Python
 call with `sys.setprofile`. It reports
 
     files       files under src/unheard in which at least one function was called
     switches    distinct pairs (caller, callee) of functions that lie in two different packages of src/unheard
-    calls       for `train`: calls of package functions between the command and the round (training/round.py)
+    calls       for `train`: calls of package functions between the command and the round (`ROUNDS`)
 
 Module bodies and calls made while a module is imported do not count: a reader of the command does not follow them.
 """
@@ -28,40 +29,52 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SRC = ROOT / "src" / "unheard"
-sys.path.insert(0, str(ROOT / "src"))
-
 COMMANDS = ("train", "prepare")
-THE_ROUND = ("training/round.py", "run_rounds")
+ROUNDS = (("training/round.py", "run_rounds"), ("training/loop.py", "_rounds"))
+"""The function that runs a round: today, and in version 0.1.0."""
 IMPORT_MACHINERY = "<frozen importlib"
 
 
 class Trace:
-    """Records which functions of the package are called, and from where."""
+    """Records which functions of the package are called, and from where.
 
-    def __init__(self) -> None:
+    Args:
+        source: The folder of the package, `src/unheard` of a checkout.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.source = f"{source}/"
         self.functions: dict[str, set[str]] = defaultdict(set)
         self.edges: set[tuple[str, str, str, str]] = set()
         self.path: list[str] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or (name := _package_file(frame)) is None or _is_importing(frame):
+        if event != "call" or (name := self._package_file(frame)) is None or _is_importing(frame):
             return
         function = frame.f_code.co_qualname
         self.functions[name].add(function)
-        stack = _package_stack(frame.f_back)
+        stack = self._package_stack(frame.f_back)
         if stack and _package(stack[0][0]) != _package(name):
             self.edges.add((*stack[0], name, function))
-        if (name, function) == THE_ROUND and not self.path:
+        if (name, function) in ROUNDS and not self.path:
             self.path = [f"{file}: {caller}" for file, caller in reversed(stack)]
 
+    def _package_file(self, frame: FrameType) -> str | None:
+        """The path of a frame's file relative to the package; None for other code and for module and class bodies."""
+        path = frame.f_code.co_filename
+        if not path.startswith(self.source) or not frame.f_code.co_flags & 0x2:  # CO_NEWLOCALS: a function
+            return None
+        return path[len(self.source) :]
 
-def _package_file(frame: FrameType) -> str | None:
-    """The path of a frame's file relative to src/unheard; None for other code and for module and class bodies."""
-    path = frame.f_code.co_filename
-    if not path.startswith(str(SRC)) or not frame.f_code.co_flags & 0x2:  # CO_NEWLOCALS: a function, not a module body
-        return None
-    return path[len(str(SRC)) + 1 :]
+    def _package_stack(self, frame: FrameType | None) -> list[tuple[str, str]]:
+        """The package's functions on the stack, innermost first; comprehensions and generator expressions are skipped."""
+        stack = []
+        while frame is not None:
+            name = self._package_file(frame)
+            if name is not None and not frame.f_code.co_name.startswith("<"):
+                stack.append((name, frame.f_code.co_qualname))
+            frame = frame.f_back
+        return stack
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -70,17 +83,6 @@ def _is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _package_stack(frame: FrameType | None) -> list[tuple[str, str]]:
-    """The package's functions on the stack, innermost first; comprehensions and generator expressions are skipped."""
-    stack = []
-    while frame is not None:
-        name = _package_file(frame)
-        if name is not None and not frame.f_code.co_name.startswith("<"):
-            stack.append((name, frame.f_code.co_qualname))
-        frame = frame.f_back
-    return stack
 
 
 def _package(name: str) -> str:
@@ -114,9 +116,10 @@ def _steps(command: str, folder: Path) -> tuple[list[Callable[[], None]], Callab
     return [prepare, init], train
 
 
-def trace(command: str) -> Trace:
-    """Run a command on a small corpus and record its calls."""
-    recorded = Trace()
+def trace(command: str, checkout: Path = ROOT) -> Trace:
+    """Run a command of a checkout on a small corpus and record its calls. One process can trace one checkout."""
+    sys.path.insert(0, str(checkout / "src"))
+    recorded = Trace(checkout / "src" / "unheard")
     with tempfile.TemporaryDirectory() as folder:
         before, work = _steps(command, Path(folder))
         for step in before:
@@ -136,8 +139,9 @@ def main() -> None:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--files", action="store_true", help="list the files and the functions called in each")
     parser.add_argument("--path", action="store_true", help="print the calls from the command to the round")
+    parser.add_argument("--checkout", type=Path, default=ROOT, help="the checkout to trace (default: this one)")
     options = parser.parse_args()
-    recorded = trace(options.command)
+    recorded = trace(options.command, options.checkout.resolve())
     print(f"{options.command}: files {len(recorded.functions)}, switches {len(recorded.edges)}", end="")
     print(f", calls {len(recorded.path) - 1}" if recorded.path else "")
     if options.files:
