@@ -54,6 +54,10 @@ class CorrelatedNoise(GaussianNoise):
 
     Raises:
         InvalidValue: A value is out of range.
+
+    Example:
+        >>> CorrelatedNoise(noise_multiplier=2.0, strategy="blt", rounds=2000).buffers
+        3
     """
 
     strategy: Literal["banded", "blt"] = "banded"

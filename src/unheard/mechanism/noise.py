@@ -121,6 +121,12 @@ class GaussianNoise:
     Raises:
         InvalidValue: unless exactly one of the two is given, or z is above 2^19.
         UnprovenCombination: if the average has no bounded sensitivity.
+
+    Example:
+        >>> GaussianNoise(noise_multiplier=1.0).std(sensitivity=0.003)
+        0.003
+        >>> GaussianNoise(noise_std=0.003).multiplier(sensitivity=0.003)
+        1.0
     """
 
     noise_multiplier: float | None = None
@@ -180,6 +186,10 @@ class ExactGaussianNoise(GaussianNoise):
     Args:
         noise_multiplier: as in `GaussianNoise`.
         noise_std: as in `GaussianNoise`.
+
+    Example:
+        >>> ExactGaussianNoise(noise_multiplier=0.5).std(sensitivity=0.002)
+        0.001
     """
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
@@ -201,7 +211,12 @@ class ExactGaussianNoise(GaussianNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class NoNoise:
-    """No noise, for a non-private baseline: its event is `NonPrivate`, and its epsilon prints as infinity."""
+    """No noise, for a non-private baseline: its event is `NonPrivate`, and its epsilon prints as infinity.
+
+    Example:
+        >>> NoNoise().std(sensitivity=0.002)
+        0.0
+    """
 
     noise_multiplier = None
     noise_std = None

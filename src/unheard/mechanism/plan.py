@@ -225,8 +225,7 @@ class Plan:
 
     Args:
         population: K as declared: how many users there are, as you may say in public. q, W and delta come from it,
-        never from
-            the store.
+            never from the store.
         sampling: who takes part in a round.
         weights: how much a user counts.
         update: what a user computes: FedAvg or FedSGD.
@@ -238,6 +237,17 @@ class Plan:
     Raises:
         InvalidValue: for numbers that contradict each other.
         UnprovenCombination: for private noise with parts for which there is no proof.
+
+    Example:
+        >>> plan = Plan(
+        ...     population=1_000_000,
+        ...     sampling=PoissonSampling(users_per_round=5000),
+        ...     update=FedAvg(),
+        ...     clip=FlatClip(norm=15.0),
+        ...     noise=GaussianNoise(noise_multiplier=1.0),
+        ... )
+        >>> plan.sampling.probability(plan.population)
+        0.005
     """
 
     population: int

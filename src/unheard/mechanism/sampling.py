@@ -69,6 +69,10 @@ class PoissonSampling:
 
     Raises:
         InvalidValue: unless exactly one of the two is given and in range.
+
+    Example:
+        >>> PoissonSampling(users_per_round=5000).probability(population=1_000_000)
+        0.005
     """
 
     users_per_round: float | None = None
@@ -110,6 +114,10 @@ class FixedSizeSampling:
 
     Args:
         users_per_round: C, the number of users in every cohort.
+
+    Example:
+        >>> len(FixedSizeSampling(users_per_round=3).draw(num_users=10, population=10, rng=np.random.default_rng(0)))
+        3
     """
 
     users_per_round: int
@@ -155,6 +163,11 @@ class ExampleSampling:
 
     Raises:
         InvalidValue: for a number out of range, or more examples in a round than there are.
+
+    Example:
+        >>> sampling = ExampleSampling(examples_per_user=8, examples_per_round=1000, total_examples=500_000)
+        >>> sampling.probability(population=100_000)
+        0.002
     """
 
     examples_per_user: int
@@ -245,6 +258,10 @@ class CyclicPoissonSampling:
 
     Raises:
         InvalidValue: A value is out of range.
+
+    Example:
+        >>> CyclicPoissonSampling(users_per_round=100, groups=20).probability(population=10_000)
+        0.01
     """
 
     users_per_round: float
@@ -299,6 +316,10 @@ class MinSeparationSampling:
 
     Raises:
         InvalidValue: Unless exactly one of the two is given and in range.
+
+    Example:
+        >>> MinSeparationSampling(users_per_round=100).probability(population=10_000)
+        0.01
     """
 
     users_per_round: float | None = None

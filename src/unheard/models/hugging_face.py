@@ -300,7 +300,10 @@ class HuggingFaceModel(BaseModel):
         UnprovenCombination: by a run with noise, if `base_is_public` is not set.
 
     Example:
-        model = unheard.HuggingFaceModel(path="models/gpt2", train="lora", base_is_public=True)
+        >>> import unheard
+        >>> model = unheard.HuggingFaceModel(path="models/gpt2", train="lora", base_is_public=True)
+        >>> model.train, model.lora_rank
+        ('lora', 8)
     """
 
     path: str

@@ -118,7 +118,9 @@ class ModuleModel(BaseModel):
             not set.
 
     Example:
-        model = unheard.ModuleModel(module="small_transformer:SmallTransformer", vocabulary_size=10_000)
+        >>> import unheard
+        >>> unheard.ModuleModel(module="small_transformer:SmallTransformer", vocabulary_size=10_000).module
+        'small_transformer:SmallTransformer'
     """
 
     module: str
@@ -344,8 +346,9 @@ def trusted_code() -> Iterator[None]:
     the working folder unless the caller trusts the code in it.
 
     Example:
-        with unheard.trusted_code():
-            released = unheard.Released.open("runs/first")
+        >>> import unheard
+        >>> with unheard.trusted_code():
+        ...     released = unheard.Released.open("runs/first")
     """
     global _trust_code
     before, _trust_code = _trust_code, True

@@ -78,6 +78,12 @@ class RoundReport:
         metrics: The held-out evaluation, as `unheard.evaluate` returns it, after the rounds that have one; else None.
         stopped: Why training ended before its last round, if it did.
         accountant: The accountant of `epsilon`: the budget's, else RDP.
+
+    Example:
+        >>> import unheard
+        >>> report = list(unheard.train(run, "runs/reported"))[-1]
+        >>> report.round, report.rounds, report.stopped
+        (2, 2, None)
     """
 
     round: int

@@ -235,6 +235,12 @@ class FedAvg:
 
     Raises:
         InvalidValue: for a number out of range.
+
+    Example:
+        >>> update = FedAvg(batch_size=8, unroll=10, epochs=1)
+        >>> user = User(np.arange(3, 1603), None, 0)  # 1,600 tokens
+        >>> update.batches(user, seed=0).shape
+        (20, 8, 11)
     """
 
     batch_size: int = 8
@@ -280,6 +286,11 @@ class FedSGD:
 
     Raises:
         InvalidValue: for a number out of range.
+
+    Example:
+        >>> user = User(np.arange(3, 1603), None, 0)  # 1,600 tokens
+        >>> FedSGD(batch_size=8, unroll=10).batches(user, seed=0).shape
+        (1, 8, 11)
     """
 
     batch_size: int | None = None
@@ -392,7 +403,12 @@ def _rows(tokens: np.ndarray, lengths_U: np.ndarray, L: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class EqualWeights:
-    """w_k = 1 for every user, so W is the declared population."""
+    """w_k = 1 for every user, so W is the declared population.
+
+    Example:
+        >>> EqualWeights().total(population=1_000_000)
+        1000000.0
+    """
 
     def units(self, num_tokens_U: np.ndarray) -> np.ndarray:
         """w_k of each user in units of 2^-30, int64."""
@@ -414,6 +430,11 @@ class CappedWeights:
 
     Raises:
         InvalidValue: unless both are above 0.
+
+    Example:
+        >>> weights = CappedWeights(weight_cap=1600, total_weight=500_000)
+        >>> (weights.units(np.array([400, 3200])) / ONE).tolist()
+        [0.25, 1.0]
     """
 
     weight_cap: float
