@@ -8,12 +8,13 @@ from pathlib import Path
 
 import duckdb
 
-from unheard.corpus.grouping import SplitRule
+from unheard.corpus.grouping import DuckDBBackend, SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
 from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.vocabulary import FileVocabulary
 
 FIELDS = Fields(user="who", text="what", time="when")
+ONE_PROCESS = DuckDBBackend(workers=1)  # a process per shard takes seconds to start
 
 # The same posts in every format: two users, not in order of time.
 POSTS = [
@@ -76,7 +77,7 @@ def write_sqlite(path: Path, rows) -> Path:
 
 
 def prepared(
-    folder: Path, inputs, *, out="store", backend=None, memory_bytes=1 << 28, user_map=None, given=None, **choices
+    folder: Path, inputs, *, out="store", backend=ONE_PROCESS, memory_bytes=1 << 28, user_map=None, given=None, **choices
 ):
     """A prepared store, with everybody in the training split unless the test says otherwise."""
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs

@@ -55,4 +55,5 @@ def test_the_default_corpus_is_the_installed_package_through_the_same_pipeline(t
     lengths = np.array([np.count_nonzero(store.train.tokens(k) != BOS) for k in range(store.train.num_users)])
     assert lengths.min() >= 100
     assert lengths.max() == 1600
+    assert store.info["name"] == "chitchat"
     assert word_list(tmp_path).path  # the folder is still writable: nothing was left locked

@@ -137,10 +137,22 @@ def test_tokenizers_and_vocabularies_can_be_named_or_given(tmp_path):
     )
 
 
-def test_users_can_be_excluded_and_the_demo_corpus_named(tmp_path, monkeypatch):
+def test_users_can_be_excluded(tmp_path):
     assert words_of(prepared(tmp_path, POSTS, exclude_users=["ann"])) == [BOB]
+
+
+def test_the_demo_corpus_has_defaults_of_its_own_and_what_is_given_replaces_them(tmp_path, monkeypatch):
+    """The store of the demo corpus is built in test_conversion.py; here only what would be built."""
+    asked = []
+
+    def build(sources, out, preparation, **_):
+        asked.append(preparation)
+        raise InputError("enough")
+
+    monkeypatch.setattr("unheard.corpus.prepare.build_store", build)
     pytest.importorskip("chitchat_dataset", reason="the extra `demo` is not installed")
-    monkeypatch.chdir(tmp_path)
-    store = unheard.prepare("chitchat", "chat", tokens_per_user=200)
-    assert store.info["name"] == "chitchat"
-    assert store.info["streams"]["tokens_per_user"] == 200
+    for options in ({}, {"tokens_per_user": 200}):
+        with pytest.raises(InputError, match="enough"):
+            unheard.prepare("chitchat", tmp_path / "chat", **options)
+    assert [p.name for p in asked] == ["chitchat", "chitchat"]
+    assert [p.encoding.tokens_per_user for p in asked] == [1600, 200]

@@ -39,7 +39,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(LINES, max_size=8), st.sampled_from(["who", "/who/name", "a/b", "/a~1b"]))
 def test_both_readers_see_the_same_rows(tmp_path_factory, lines, user):
     file = tmp_path_factory.mktemp("json") / "x.jsonl"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.corpus.inputs import write_jsonl
+from tests.corpus.inputs import ONE_PROCESS, write_jsonl
 from unheard.cli.main import app
 from unheard.corpus.grouping import SplitRule
 from unheard.corpus.pipeline import Preparation, build_store
@@ -38,7 +38,7 @@ def prepared(source, out, size) -> TokenStore:
         test_tokens=40,
         shards=2,
     )
-    return build_store(find_sources([str(source)]), out, preparation).store
+    return build_store(find_sources([str(source)]), out, preparation, backend=ONE_PROCESS).store
 
 
 def test_a_narrowed_store_equals_a_prepared_one_byte_for_byte(tmp_path):

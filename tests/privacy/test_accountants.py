@@ -344,7 +344,7 @@ def test_a_new_accountant_needs_only_a_record(monkeypatch):
         budget.check(budget.running([PAPER_ROUND]), PAPER_ROUND, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(round=rounds, times=st.integers(1, 10**6), delta=deltas)
 def test_epsilon_by_rdp_is_the_smallest_over_all_orders_to_the_bit(round, times, delta):
     cost = times * rdp_cost(round)

@@ -74,7 +74,6 @@ def composed_epsilons(event: ExampleGaussian, rounds: int, delta: float, step: f
     ("event", "rounds", "delta"),
     [
         (ExampleGaussian(sampling_prob=0.1, examples_per_user=4, noise_multiplier=1.6), 15, 2e-4),
-        (ExampleGaussian(sampling_prob=0.025, examples_per_user=8, noise_multiplier=2.5), 25, 4e-5),
         (ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=0.9), 8, 1e-3),
     ],
 )
@@ -154,7 +153,8 @@ def test_the_event_reads_back_and_values_out_of_range_are_refused():
     )
 
 
-def test_the_planner_compares_both_ways_to_sample_at_one_epsilon():
+def test_the_planner_compares_both_ways_to_sample_at_one_epsilon(monkeypatch):
+    monkeypatch.setattr("unheard.privacy.accountants.EXAMPLE_GRID", 0.01)  # a coarse bound is valid, and quick to search
     estimate = CostEstimate(population=200, users_per_round=20, noise_multiplier=2.0, rounds=3, delta=1e-4)
     both = compare_sampling(estimate, 2)
     event = ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=both.examples_noise)

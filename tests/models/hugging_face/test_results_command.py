@@ -18,6 +18,7 @@ def small(monkeypatch, tmp_path, base, corpus):
     monkeypatch.setattr(command, "SETTINGS", settings)
     monkeypatch.setattr(command, "SEEDS", (1, 2))
     monkeypatch.setattr(command, "NOISE", tmp_path / "noise.json")
+    monkeypatch.setattr("unheard.privacy.accountants.EXAMPLE_GRID", 0.1)  # a coarse bound is enough here, and quick
     monkeypatch.setattr(command, "least_noise", lambda kind, population, epsilon: 16 / epsilon)
     shutil.copytree(corpus, tmp_path / "posts")
 
