@@ -23,6 +23,15 @@ for number in (signal.SIGINT, signal.SIGHUP):
 settings.register_profile("house", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("house")
 
+
+def fsync_without_waiting(descriptor: int) -> None:
+    """Check the descriptor as `os.fsync` does. No test cuts the power, and tests that check when it is called replace it."""
+    os.fstat(descriptor)
+
+
+os.fsync = fsync_without_waiting
+
+
 WORDS = 47
 ROWS = WORDS + 3
 

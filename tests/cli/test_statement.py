@@ -68,6 +68,7 @@ def test_a_folder_without_a_ledger_is_refused(tmp_path):
         assert "unheard train" in str(refusal)
 
 
+@pytest.mark.system
 def test_neither_plan_nor_statement_imports_torch(folder):
     code = (
         "import sys; from unheard.cli.main import app\n"

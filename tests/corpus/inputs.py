@@ -77,7 +77,15 @@ def write_sqlite(path: Path, rows) -> Path:
 
 
 def prepared(
-    folder: Path, inputs, *, out="store", backend=ONE_PROCESS, memory_bytes=1 << 28, user_map=None, given=None, **choices
+    folder: Path,
+    inputs,
+    *,
+    out="store",
+    backend=ONE_PROCESS,
+    memory_bytes=1 << 28,
+    user_map=None,
+    given=None,
+    **choices,
 ):
     """A prepared store, with everybody in the training split unless the test says otherwise."""
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs

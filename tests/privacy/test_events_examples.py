@@ -154,7 +154,9 @@ def test_the_event_reads_back_and_values_out_of_range_are_refused():
 
 
 def test_the_planner_compares_both_ways_to_sample_at_one_epsilon(monkeypatch):
-    monkeypatch.setattr("unheard.privacy.accountants.EXAMPLE_GRID", 0.01)  # a coarse bound is valid, and quick to search
+    monkeypatch.setattr(
+        "unheard.privacy.accountants.EXAMPLE_GRID", 0.01
+    )  # a coarse bound is valid, and quick to search
     estimate = CostEstimate(population=200, users_per_round=20, noise_multiplier=2.0, rounds=3, delta=1e-4)
     both = compare_sampling(estimate, 2)
     event = ExampleGaussian(sampling_prob=0.1, examples_per_user=2, noise_multiplier=both.examples_noise)

@@ -154,6 +154,7 @@ def test_an_edited_ledger_makes_no_page(runs, tmp_path):
     assert not (tmp_path / "page" / "index.html").exists()
 
 
+@pytest.mark.system
 def test_a_page_is_written_without_torch(runs, tmp_path):
     code = (
         "import sys; from unheard.report.comparison import Comparison; from unheard.report.page import write_page;"

@@ -1,9 +1,13 @@
 """Exhibits of made-up results, with a quick accountant in the place of PLD, which takes seconds for Table 1."""
 
+from pathlib import Path
+
 import pytest
+from reproduction.page import private_run
 from reproduction.results import ResultSet
 
 from reproduction import printed as recomputed
+from reproduction import results as results_module
 from tests.reproduction.builders import world
 from unheard.privacy.accountants import Bound, epsilon
 
@@ -19,6 +23,14 @@ def quick(monkeypatch: pytest.MonkeyPatch):
     recomputed.best_epsilon_today.cache_clear()
     yield
     recomputed.best_epsilon_today.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def published() -> dict:
+    """The first section of the page, from the published results of the private run; it takes seconds to compute."""
+    content = private_run(Path(results_module.__file__).parent / "results")
+    assert content is not None
+    return content
 
 
 @pytest.fixture(scope="session")

@@ -189,6 +189,7 @@ main() if sys.argv[1] == "corpus" else run_app(app)
 """
 
 
+@pytest.mark.system
 def test_running_and_synthesising_need_no_database_no_plots_and_no_word_lists(store, tmp_path):
     """A machine with an accelerator need not have all that preparing and showing need."""
     blocked = [sys.executable, "-c", BLOCKED]

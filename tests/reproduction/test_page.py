@@ -10,7 +10,7 @@ import pytest
 from reproduction.comparison import comparison_tables
 from reproduction.exhibit import Figure, Line
 from reproduction.exhibits import EXHIBITS, exhibit
-from reproduction.page import count_outcomes, exhibits, private_run, render_page, write_page, write_pages
+from reproduction.page import count_outcomes, exhibits, render_page, write_page, write_pages
 from reproduction.plots import legend_styles, plot_of
 from reproduction.results import ResultSet, read_results, result_sets
 
@@ -165,6 +165,7 @@ def test_the_effect_of_noise_has_its_upright_line_at_02(everything):
     ]
 
 
+@pytest.mark.system
 def test_a_page_needs_no_torch():
     code = "import sys, reproduction.page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -192,9 +193,8 @@ def test_the_results_in_the_repository_give_the_published_counts():
     assert max(float(row[-1].replace("−", "-")) for row in runs) == 0  # no run is better with vectors put back
 
 
-def test_the_page_opens_with_the_private_run_and_its_registered_rules():
-    content = private_run(Path(results_module.__file__).parent / "results")
-    assert content is not None
+def test_the_page_opens_with_the_private_run_and_its_registered_rules(published):
+    content = published
     assert "epsilon" in content["sentences"][1]
     text = render_page(exhibits(ResultSet()), private=content)
     assert text.index('id="private-run"') < text.index('<ol class="contents">')
@@ -210,10 +210,9 @@ def test_the_page_opens_with_the_private_run_and_its_registered_rules():
     assert (len(of_paper), min(held, 3), min(failed, 1)) == (30, 3, 1)
 
 
-def test_earlier_results_show_both_readings_and_what_was_not_tested(tmp_path):
-    content = private_run(Path(results_module.__file__).parent / "results")
+def test_earlier_results_show_both_readings_and_what_was_not_tested(published):
     readings = [("word vectors grow", "16 of 19"), ("projected", "11 of 19")]
-    text = render_page(exhibits(ResultSet()), private=content, readings=readings)
+    text = render_page(exhibits(ResultSet()), private=published, readings=readings)
     assert text.index("12 held, 7 did not, 2 were open") < text.index("18 held, 3 did not, 0 were open")
     assert "projected: 11 of 19." in text
     assert "S = 7.9 was compared with S = 20 only" in text

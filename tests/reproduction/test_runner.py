@@ -241,6 +241,7 @@ for happening in run_steps(workplace(TokenStore.open(sys.argv[1]), Path(sys.argv
 """
 
 
+@pytest.mark.system
 def test_the_same_call_continues_after_a_kill(store, tmp_path):
     ended = subprocess.run([sys.executable, "-c", KILLED, store.path, tmp_path], cwd=Path(__file__).parents[2])
     assert ended.returncode == 9

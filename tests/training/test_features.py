@@ -37,8 +37,8 @@ def run_on(store, user_features):
             clip=unheard.FlatClip(norm=5.0),
             noise=unheard.NoNoise(),
         ),
-        training=unheard.Training(rounds=10, reproducible_seed=1),
-        evaluation=unheard.Evaluation(every=10, unroll=1),
+        training=unheard.Training(rounds=6, reproducible_seed=1),
+        evaluation=unheard.Evaluation(every=6, unroll=1),
     )
 
 

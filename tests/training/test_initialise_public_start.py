@@ -45,8 +45,8 @@ def public_run(public_store, model, tmp_path_factory):
         corpus=public_store.path,
         model=model,
         plan=plan,
-        training=unheard.Training(rounds=20),
-        evaluation=unheard.Evaluation(every=20, max_tokens=200, unroll=20),
+        training=unheard.Training(rounds=8),
+        evaluation=unheard.Evaluation(every=8, max_tokens=200, unroll=20),
     )
     folder = tmp_path_factory.mktemp("runs") / "public"
     for _ in unheard.train(run, folder, allow_no_privacy=True):

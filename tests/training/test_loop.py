@@ -67,8 +67,8 @@ def test_the_model_learns_on_text_that_can_be_learned(run, tmp_path):
             clip=unheard.FlatClip(norm=10.0),
             update=unheard.FedAvg(batch_size=2, unroll=5, learning_rate=3.0),
         ),
-        training=unheard.Training(rounds=50, reproducible_seed=1),
-        evaluation=unheard.Evaluation(every=50, max_tokens=500, unroll=20),
+        training=unheard.Training(rounds=30, reproducible_seed=1),
+        evaluation=unheard.Evaluation(every=30, max_tokens=500, unroll=20),
     )
     last = list(unheard.train(easy, tmp_path / "r", allow_no_privacy=True))[-1]
     assert last.metrics is not None

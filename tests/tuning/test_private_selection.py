@@ -143,6 +143,7 @@ selecting.select([read_run_file(Path(sys.argv[1]))[0]], sys.argv[2], TrialCount(
 """
 
 
+@pytest.mark.system
 def test_the_next_selection_deletes_the_rest_of_a_killed_one(candidates, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(run_toml(candidates[1]))

@@ -55,9 +55,7 @@ def sums(ranks, store, model, plans, engine: str) -> np.ndarray:
     return np.stack(found)
 
 
-@pytest.mark.parametrize(
-    ("size", "engine"), [(2, "reference"), (2, "vectorised"), (2, "stacked"), (8, "stacked")]
-)
+@pytest.mark.parametrize(("size", "engine"), [(2, "reference"), (2, "vectorised"), (2, "stacked"), (8, "stacked")])
 def test_sums_on_many_ranks_are_those_of_one_to_the_bit(store, model, plan, engine, size):
     plans = [make(plan) for make in PLANS.values()]
     alone = sums(None, store, model, plans, engine)
