@@ -182,7 +182,7 @@ def run_file_page(markdown: str) -> str:
                 parts.append(f'#### `kind = "{kind}"` {{ #{table}-{kind.replace("_", "-")} }}')
             parts.append(first_paragraph(cls))
             fields = [field for field in dataclasses.fields(cls) if field.init]
-            rows = [_field_row(cls, field, table) for field in fields]
+            rows = [_field_row(cls, field) for field in fields]
             if rows:
                 parts.append("\n".join(["| key | type | default | meaning |", "| --- | --- | --- | --- |", *rows]))
             elif kind:
@@ -190,14 +190,14 @@ def run_file_page(markdown: str) -> str:
     return markdown.replace("<!-- run file tables -->", "\n\n".join(parts))
 
 
-def _field_row(cls: type, field: "dataclasses.Field[Any]", table: str) -> str:
+def _field_row(cls: type, field: "dataclasses.Field[Any]") -> str:
     if field.default is not dataclasses.MISSING:
         default = "none" if field.default is None else f"`{_toml(field.default)}`"
     elif field.default_factory is not dataclasses.MISSING:
         default = f"`{_toml(field.default_factory())}`"
     else:
         default = "required"
-    return _row(f"`{field.name}`", type_in_words(cls, field.name), default, meanings(cls, table).get(field.name, ""))
+    return _row(f"`{field.name}`", type_in_words(cls, field.name), default, meanings(cls).get(field.name, ""))
 
 
 def _toml(value: Any) -> str:
@@ -227,9 +227,9 @@ def first_paragraph(cls: type) -> str:
     return " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
 
 
-def meanings(cls: type, table: str = "") -> dict[str, str]:
-    """What each field of a part means: its attribute docstring, else its line under Args or Attributes, else MEANINGS."""
-    by_field = {key: text for (of, key), text in MEANINGS.items() if of == table}
+def meanings(cls: type) -> dict[str, str]:
+    """What each field of a part means: its attribute docstring, else its line under Args or Attributes."""
+    by_field: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             by_field |= _from_args(inspect.getdoc(base) or "") | _from_attributes(base)
@@ -255,63 +255,6 @@ def _from_args(docstring: str) -> dict[str, str]:
     return texts
 
 
-MEANINGS: dict[tuple[str, str], str] = {
-    ("corpus", "path"): "The folder of a token store (`unheard prepare`), relative to the working folder.",
-    (
-        "privacy",
-        "population",
-    ): "K: how many users there are, as you may state in public. q, W and the check of delta use it.",
-    (
-        "privacy",
-        "delta",
-    ): "δ at which epsilon is shown and claimed. Default: population^-1.1. Must be below 1/population.",
-    ("privacy", "budget_epsilon"): "A round after which epsilon would exceed this value never starts.",
-    ("privacy", "budget_accountant"): 'The accountant that checks the budget: "rdp" or "moments".',
-    ("model", "embedding_size"): "D: length of a word vector.",
-    ("model", "hidden_size"): "H: size of the recurrent state.",
-    ("model", "tied"): "Use one embedding for input and output.",
-    ("model", "unit_norm"): "Normalise word vectors to norm 1 in the forward pass.",
-    ("model", "keep_norm"): "With unit_norm: the server rescales word vectors to norm 1 after every round.",
-    ("model", "user_features"): "F: length of an optional vector about the user. A `module` takes none.",
-    ("model", "vocabulary_size"): "V: number of words. Must be the store's.",
-    ("model", "module"): 'The class, as "package.file:Class".',
-    ("model", "arguments"): "Keyword arguments of the class.",
-    ("model", "path"): "The folder of a Hugging Face model (`save_pretrained`).",
-    ("model", "train"): "Train all parameters, or LoRA adapters only.",
-    ("model", "lora_rank"): "Rank of the LoRA matrices.",
-    ("model", "lora_alpha"): "Scale of the LoRA update.",
-    ("sampling", "users_per_round"): "`poisson`: expected users per round. `fixed_size`: exact users per round.",
-    ("sampling", "sampling_prob"): "q, instead of users_per_round. Give exactly one of the two.",
-    ("weights", "weight_cap"): "ŵ: a user with n tokens has weight min(n/ŵ, 1).",
-    ("update", "batch_size"): "B: windows per step. `fedsgd` without it uses all of the user's data.",
-    ("update", "unroll"): "Tokens per window.",
-    ("update", "epochs"): "E: passes over the user's data.",
-    ("update", "learning_rate"): "η of the local steps.",
-    ("clip", "norm"): "S: the largest L2 norm of an update. `per_layer` gives each of m layers S/√m.",
-    ("clip", "norms"): "S_j for every layer by name, instead of norm.",
-    ("clip", "initial_norm"): "S of the first round.",
-    ("clip", "learning_rate"): "Step size of S towards the quantile.",
-    ("noise", "noise_multiplier"): "z: the noise in units of the sensitivity. Give exactly one of z and σ.",
-    (
-        "noise",
-        "noise_std",
-    ): "σ: the standard deviation of the noise on each parameter; z is computed from it and recorded.",
-    ("schedule", "from_round"): "The first round with the new values; the first round of a run is 0.",
-    ("schedule", "clip_norm"): "S from this round on.",
-    ("schedule", "noise_std"): "σ from this round on.",
-    ("schedule", "noise_multiplier"): "z from this round on.",
-    ("schedule", "learning_rate"): "η of the local steps from this round on.",
-    ("server", "learning_rate"): "Factor of the server's step.",
-    ("server", "momentum"): "Share of the last step that is kept.",
-    ("server", "beta1"): "Decay of the mean of the noisy averages.",
-    ("server", "beta2"): "Decay of the mean of their squares.",
-    ("server", "epsilon"): "Added to the denominator. (Not the ε of privacy.)",
-    ("training", "rounds"): "T: rounds to train.",
-    ("training", "keep_checkpoints"): "How many of the newest checkpoints stay on disk.",
-}
-"""Meanings of keys (table, key) for which the code has none: neither an attribute docstring nor a line under Args."""
-
-
 # -------------------------------------------------------------------------------------------------------- API and other pages
 
 
@@ -327,22 +270,25 @@ def public_names() -> dict[str, list[str]]:
 
 
 TITLES = {
-    "privacy": "Accounting",
     "corpus": "Corpus",
     "models": "Models",
     "updates": "User updates",
     "mechanism": "Mechanism: sampling, clipping, averaging, noise",
     "engines": "Engines",
-    "evaluation": "Evaluation",
     "training": "Training",
-    "deployment": "Deployment",
+    "evaluation": "Evaluation",
+    "privacy": "Accounting",
+    "errors": "Errors",
 }
+"""The headings of the API page, in their order."""
 
 
 def api_page(markdown: str) -> str:
+    """The page with every public name, by package in the order of `TITLES`."""
     parts = []
-    for package, names in public_names().items():
-        parts.append(f"## {TITLES.get(package, package.capitalize())} {{ #api-{package} }}")
+    order = list(TITLES)
+    for package, names in sorted(public_names().items(), key=lambda item: order.index(item[0])):
+        parts.append(f"## {TITLES[package]} {{ #api-{package} }}")
         parts += [f"::: {name}\n    options:\n      heading_level: 3" for name in names]
     return markdown.replace("<!-- public names -->", "\n\n".join(parts))
 
@@ -500,13 +446,6 @@ GENERATED = {"commands.md": commands_page, "run-file.md": run_file_page, "api.md
 def rendered(page: str, markdown: str) -> str:
     """A page of docs/ as the site shows it, in Markdown."""
     return with_links(GENERATED.get(page, lambda text: text)(markdown), page)
-
-
-def on_config(config: Any) -> Any:
-    """Adds the page on extending the package to the navigation where it exists."""
-    if (ROOT / "docs" / "extending.md").exists() and "extending.md" not in str(config.nav):
-        next(entry for entry in config.nav if "How-to" in entry)["How-to"].append({"Extend it": "extending.md"})
-    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -200,7 +200,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The table [corpus]: the folder of the token store."""
+    """The table [corpus]: the folder of the token store.
+
+    Args:
+        path: The folder of a token store (`unheard prepare`), relative to the working folder.
+    """
 
     path: str
 
