@@ -324,7 +324,8 @@ def switched(changes: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
 
 
 def relative(given: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((given.double() - expected.double()).norm() / expected.double().norm())
+    given, expected = given.detach().double(), expected.detach().double()
+    return float((given - expected).norm() / expected.norm())
 
 
 def check_kernels(tokens: int = 4096, rows: int = 49152) -> dict[str, float]:

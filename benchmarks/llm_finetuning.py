@@ -315,17 +315,47 @@ def show(out: Path) -> str:
                 losses = [line["metrics"]["loss"] for line in some]
                 tops = [100 * line["metrics"]["accuracy_top1"] for line in some]
                 loss = statistics.mean(losses)
-                title = f"{kind}, " + ("no noise" if epsilon is None else f"ε = {epsilon:g}")
+                title = title_of(kind, epsilon)
                 gain = "" if base is None else f"{base['loss'] - loss:.4f}"
                 noise = "" if epsilon is None else f"{some[0]['noise_multiplier']:.3f}"
                 rows.append(
                     f"| {corpus} | {title} | {len(some)} | {spread(losses, '.4f')} | {math.exp(loss):.2f} | "
                     f"{spread(tops, '.2f')} % | {gain} | {noise} |"
                 )
+    rows += ["", *differences(lines)]
     calls = [json.loads(line) for line in (out / "calls.jsonl").read_text().splitlines()] if lines else []
     devices = ", ".join(sorted({line["device"] for line in lines}))
     minutes = f"{sum(call['seconds'] for call in calls) / 60:.1f} minutes of {len(calls)} call{'s'[: len(calls) != 1]}"
     return "\n".join([*rows, "", f"{minutes} on {devices or 'nothing yet'}."])
+
+
+def differences(lines: list[dict[str, Any]]) -> list[str]:
+    """What the rules say about pairs of ways: a table in Markdown."""
+    losses: dict[tuple[str, str, float | None], list[float]] = {}
+    for line in lines:
+        if line["kind"] != "base":
+            losses.setdefault((line["corpus"], line["kind"], line["epsilon"]), []).append(line["metrics"]["loss"])
+    pairs = [((kind, None), (kind, epsilon)) for kind in KINDS for epsilon in filter(None, EPSILONS)]
+    pairs += [(("users", epsilon), ("examples", epsilon)) for epsilon in EPSILONS]
+    rows = [
+        "| corpus | compared | difference of loss | twice its standard error | |",
+        "| --- | --- | ---: | ---: | --- |",
+    ]
+    for corpus in dict.fromkeys(line["corpus"] for line in lines):
+        for one, other in pairs:
+            both = [losses.get((corpus, *way), []) for way in (one, other)]
+            if min(map(len, both)) < 2:
+                continue
+            difference = statistics.mean(both[1]) - statistics.mean(both[0])
+            error = math.sqrt(sum(statistics.variance(some) / len(some) for some in both))
+            verdict = "differ" if abs(difference) > 2 * error else "no difference seen"
+            compared = f"{title_of(*other)} against {title_of(*one)}"
+            rows.append(f"| {corpus} | {compared} | {difference:+.4f} | {2 * error:.4f} | {verdict} |")
+    return rows
+
+
+def title_of(kind: str, epsilon: float | None) -> str:
+    return f"{kind}, " + ("no noise" if epsilon is None else f"ε = {epsilon:g}")
 
 
 def spread(values: list[float], form: str) -> str:

@@ -1,6 +1,8 @@
 """Rounds that draw examples: the bound of one user with all their examples, against an integral and against users."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import ExampleGaussian, PoissonGaussian, from_record, to_record
 from unheard.privacy.planner import CostEstimate, compare_sampling
 
+FINE_TUNING = Path(__file__).parents[2] / "benchmarks" / "results" / "2026-11-17-h200-fine-tuning" / "results.jsonl"
 ROUND = ExampleGaussian(sampling_prob=0.05, examples_per_user=3, noise_multiplier=2.0)
 
 
@@ -82,6 +85,34 @@ def test_many_rounds_are_bounded_by_the_convolution_of_their_losses(event, round
     given = epsilon([(event, rounds)], delta, "pld")
     assert low <= given <= high * 1.002
     assert high < 1.01 * low
+
+
+def published_runs() -> list[tuple[str, float, float, float, int, float, float]]:
+    """Each private setting of the published fine-tuning results once: kind, asked and claimed epsilon, z, rounds, q and
+    delta."""
+    lines = [json.loads(line) for line in FINE_TUNING.read_text().splitlines()]
+    settings = set()
+    for line in lines:
+        if line.get("epsilon") is not None:
+            population = round(line["delta"] ** (-1 / 1.1))  # delta = N^-1.1
+            q = line["settings"]["users_per_round"] / population
+            spent, z = line["claimed"]["epsilon"], line["noise_multiplier"]
+            settings.add((line["kind"], line["epsilon"], spent, z, line["settings"]["rounds"], q, line["delta"]))
+    return sorted(settings)
+
+
+def test_there_is_one_claim_for_each_private_setting_of_the_published_results():
+    assert [run[:2] for run in published_runs()] == [(k, e) for k in ("examples", "users") for e in (2, 2, 8, 8)]
+
+
+@pytest.mark.parametrize(("kind", "asked", "claimed", "z", "rounds", "q", "delta"), published_runs())
+def test_published_claims_are_bounded_by_the_convolution_of_their_losses(kind, asked, claimed, z, rounds, q, delta):
+    G = 4 if kind == "examples" else 1  # a user who is drawn as a whole is one example
+    event = ExampleGaussian(sampling_prob=q, examples_per_user=G, noise_multiplier=z)
+    low, high = composed_epsilons(event, rounds, delta)
+    assert low <= claimed <= high * 1.002
+    assert high < 1.01 * low
+    assert 0.98 * asked <= claimed <= asked
 
 
 def test_one_example_per_user_is_sampling_of_users():

@@ -74,6 +74,10 @@ def test_the_table_has_means_deviations_and_gains(tmp_path, capsys, monkeypatch)
     lines = [
         line("base"),
         line("users", epsilon=None, seed=1, loss=3.5, noise_multiplier=0.0),
+        line("examples", epsilon=None, seed=1, loss=3.50, noise_multiplier=0.0),
+        line("examples", epsilon=None, seed=2, loss=3.52, noise_multiplier=0.0),
+        line("examples", **both, seed=1, loss=3.61),
+        line("examples", **both, seed=2, loss=3.63),
         line("users", **both, seed=1, loss=3.6, accuracy_top1=0.35),
         line("users", **both, seed=2, loss=3.8, accuracy_top1=0.33),
     ]
@@ -86,3 +90,7 @@ def test_the_table_has_means_deviations_and_gains(tmp_path, capsys, monkeypatch)
     assert "| posts | users, no noise | 1 | 3.5000 | 33.12 | 30.00 % | 0.5000 |  |" in table
     assert "| posts | users, ε = 8 | 2 | 3.7000 ± 0.1414 | 40.45 | 34.00 ± 1.41 % | 0.3000 | 0.600 |" in table
     assert "2.5 minutes of 2 calls on a GPU." in table
+    # By the rules: 0.11 is more than 2 sqrt(0.01^2 + 0.01^2), and 0.08 is less than 2 sqrt(0.1^2 + 0.01^2).
+    assert "| posts | examples, ε = 8 against examples, no noise | +0.1100 | 0.0283 | differ |" in table
+    assert "| posts | examples, ε = 8 against users, ε = 8 | -0.0800 | 0.2010 | no difference seen |" in table
+    assert "against users, no noise" not in table  # which ran once
