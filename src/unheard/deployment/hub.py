@@ -33,6 +33,7 @@ from unheard.corpus.tokenizers import tokenizer_to_table
 from unheard.deployment.loading import run_statement
 from unheard.errors import InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.formatting import number, percent
+from unheard.models.base import facts_about_base
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.population_statement import all_runs
 from unheard.privacy.run_ledger import population_of
@@ -193,6 +194,7 @@ def _card(folder: RunFolder, released: Released, statement: Mapping[str, Any], l
         for key, (kind, title) in SHOWN.items()
         if isinstance(last.get(key), int | float) and math.isfinite(last[key])
     ]
+    model = released.run.model
     vocabulary = statement["vocabulary"] if isinstance(statement["vocabulary"], Mapping) else {}
     return (
         _environment()
@@ -201,8 +203,9 @@ def _card(folder: RunFolder, released: Released, statement: Mapping[str, Any], l
             name=name,
             license=None if license is None else markdown_line(license),
             language=vocabulary.get("language"),
-            kind=settings.get("model.kind", type(released.run.model).__name__),
-            parameters=f"{released.run.model.layout.total:,}",
+            kind=settings.get("model.kind", type(model).__name__),
+            parameters=f"{model.layout.total:,}",
+            base=list(map(markdown_line, facts_about_base(model))) if isinstance(model, HuggingFaceModel) else [],
             words=f"{len(released.vocabulary):,}",
             version=version("unheard"),
             claim=markdown_line(statement["claim"]),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from unheard.deployment.loading import run_statement
 from unheard.errors import InvalidValue, ModelError
-from unheard.models.base import record_of
+from unheard.models.base import facts_about_base, record_of
 from unheard.models.hugging_face import INSTALL, HuggingFaceModel, quietly, read_tokenizer
 from unheard.run_folder import RunFolder
 from unheard.storage import staged_folder
@@ -260,7 +260,7 @@ def _difference(one: Any, other: Any) -> float:
 
 def _card(model: HuggingFaceModel, statement: dict[str, Any], to: str, difference: float) -> str:
     """Return the README.md of an exported folder."""
-    record = record_of(Path(model.path))
+    base, *caveats = facts_about_base(model)
     use = {
         "adapter": "`peft.PeftModel.from_pretrained(base_model, folder)` with the base model named above.",
         "merged": "`transformers.AutoModelForCausalLM.from_pretrained(folder)`.",
@@ -269,11 +269,11 @@ def _card(model: HuggingFaceModel, statement: dict[str, Any], to: str, differenc
     lines = [
         f"# {_title(model)}, fine-tuned with user-level differential privacy",
         "",
-        f"- Base model: {record.source if record else _title(model)}, SHA-256 of its files {model.base_sha256}.",
+        f"- {base}",
         f"- Trained: {'LoRA of rank ' + str(model.lora_rank) if model.train == 'lora' else 'all parameters'}.",
         f"- Guarantee: {statement['claim']}. The whole statement is in statement.json.",
         f"- Use: {use}",
         f"- Scores of this file and of the run's model differ by {difference:.1g} (relative).",
     ]
-    lines += [f"- {caveat}" for caveat in (record.caveats if record else [])]
+    lines += [f"- {caveat}" for caveat in caveats]
     return "\n".join(lines) + "\n"

@@ -26,7 +26,15 @@ from typing import Any
 import torch
 
 from unheard.errors import ModelError
-from unheard.models.hugging_face import base_digest, base_files, quietly, read_base, read_tokenizer, rows_of
+from unheard.models.hugging_face import (
+    HuggingFaceModel,
+    base_digest,
+    base_files,
+    quietly,
+    read_base,
+    read_tokenizer,
+    rows_of,
+)
 from unheard.storage import staged_folder
 
 RECORD = "base.json"
@@ -69,6 +77,10 @@ WHEELS = {
 """The models that have a name of their own."""
 
 
+MAY_HAVE_SEEN = "The base may have seen public text, the corpus or its source among it."
+"""What to say beside every result of a model that begins from a base."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BaseRecord:
     """Where the weights of a base folder come from; stored as base.json.
@@ -94,7 +106,7 @@ class BaseRecord:
     @property
     def caveats(self) -> list[str]:
         """What to say beside every result of a model that begins from this base."""
-        said = ["The base may have seen public text, the corpus or its source among it."]
+        said = [MAY_HAVE_SEEN]
         if self.quantisation:
             said.insert(0, f"The weights of {self.title} were quantised to {self.quantisation} before training.")
         return said
@@ -132,6 +144,14 @@ def record_of(folder: Path) -> BaseRecord | None:
     except (OSError, ValueError, TypeError):
         return None
     return record if record.base_sha256 == base_digest(folder) else None
+
+
+def facts_about_base(model: HuggingFaceModel) -> list[str]:
+    """What a card says about the base of a fine-tuned model: its source, its digest, and the caveats of its results."""
+    record = record_of(Path(model.path))
+    source = record.source if record else Path(model.path).name
+    caveats = record.caveats if record else [MAY_HAVE_SEEN]
+    return [f"Base model: {source}, SHA-256 of its files {model.base_sha256}.", *caveats]
 
 
 def rows_of_base(folder: Path, config: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -128,3 +129,34 @@ def test_a_hub_folder_has_the_adapter_and_the_model_card(trained, llama, tmp_pat
     assert card.startswith("---\nlibrary_name: unheard\n")
     assert "AutoPeftModelForCausalLM" in card
     assert str(llama) not in card
+    digest = unheard.Released.open(trained).run.model.base_sha256
+    assert f"Base model: {llama.name}, SHA-256 of its files {digest}. The base may have seen public text" in card
+
+
+def test_a_card_names_the_base_and_says_how_it_was_quantised_beside_the_accuracy(llama, corpus, tmp_path):
+    from unheard.deployment.hub import model_card
+    from unheard.models.base import RECORD, BaseRecord
+    from unheard.models.hugging_face import base_digest
+
+    shutil.copytree(corpus, tmp_path / "corpus")
+    shutil.copytree(llama, tmp_path / "base")
+    record = BaseRecord(
+        source="a-package==1.0",
+        title="A-Model",
+        licence=None,
+        quantisation="4 bits (Q4_1)",
+        parameters=10,
+        source_sha256=None,
+        base_sha256=base_digest(tmp_path / "base"),
+    )
+    (tmp_path / "base" / RECORD).write_text(json.dumps(asdict(record)))
+    for _ in unheard.train(
+        run_of(tmp_path / "corpus", model_of(tmp_path / "base", "lora"), training=unheard.Training(rounds=1)),
+        tmp_path / "run",
+    ):
+        pass
+    card = model_card(tmp_path / "run")
+    accuracy = card[card.index("## Accuracy") : card.index("## Training")]
+    assert "Base model: a-package==1.0, SHA-256" in accuracy
+    assert "The weights of A-Model were quantised to 4 bits (Q4_1) before training." in accuracy
+    assert str(tmp_path) not in card
