@@ -156,3 +156,22 @@ def test_kinds_of_noise_are_compared_as_a_table_and_as_json():
     for words in ("Hypothetical", "independent", "cyclic_poisson", "blt", "<- best", "as secret as the text"):
         assert words in page
     assert "--compare-noise goes with" in refusal("--users", "5000", "--compare-noise")
+
+
+def test_the_noise_of_sampled_examples_is_shown_rounded_up(monkeypatch):
+    """Rounded to the nearest, it would not keep to the epsilon beside it."""
+    from unheard.privacy import planner
+
+    found = planner.SamplingComparison(
+        epsilon=4.0,
+        examples_per_user=8,
+        examples_per_round=4000.0,
+        users_noise=0.6,
+        examples_noise=1.14821,
+        users_std=1.2e-3,
+        examples_std=3e-4,
+    )
+    monkeypatch.setattr(planner, "compare_sampling", lambda *args: found)
+    told = " ".join(run(*PAPER, "--examples-per-user", "8").output.split())
+    assert "epsilon 4 needs z = 1.149 in units of one example's clip" in told
+    assert "is 0.25 times that of sampling users" in told

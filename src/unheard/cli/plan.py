@@ -478,9 +478,10 @@ def _print_comparison(comparison: "SamplingComparison") -> None:
     from unheard.cli.display import say
 
     less = comparison.examples_std / comparison.users_std
+    z = math.ceil(1e3 * comparison.examples_noise) / 1e3  # up: whoever copies it into a run file keeps to epsilon
     say(
         f"Sampling of examples, at most {comparison.examples_per_user} of each user, {comparison.examples_per_round:,g} per "
-        f"round: epsilon {comparison.epsilon:.3g} needs z = {comparison.examples_noise:.3g} in units of one example's clip. "
+        f"round: epsilon {comparison.epsilon:.3g} needs z = {z:g} in units of one example's clip. "
         f"The noise of the average, for the same clip, is {less:.2g} times that of sampling users."
     )
     say(
