@@ -48,7 +48,8 @@ class PieceSuggester:
         if not isinstance(model.tokenizer, HuggingFaceTokenizer):
             raise ModelError(
                 f"{model.name} reads characters, and this keyboard suggests whole words. "
-                "Prepare the corpus with --tokens words, or with the tokenizer of a language model."
+                "`unheard predict` suggests characters. For the keyboard prepare the corpus with the tokenizer.json of a "
+                "language model (--tokens FILE) or, if the language puts spaces between words, with --tokens words."
             )
         self.model = model
         self._lock = threading.RLock()
