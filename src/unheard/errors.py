@@ -23,6 +23,8 @@
     `-- ModelError             a model that does not fit its parameters, its vocabulary or the engine
         `-- CodeNotTrusted     a model's class would have to be imported where no code of others is
 
+`NoiseWarning` is the only warning: `train` emits it before the first round if the noise will drown the updates.
+
 The command line prints the message and exits with status 2; a traceback is a bug. Catch `UnheardError` to handle them
 all:
 
@@ -34,6 +36,10 @@ all:
     except BudgetExceeded as error:
         print(error)  # the model of the last completed round is in the run folder
 """
+
+
+class NoiseWarning(UserWarning):
+    """The noise of each round will drown the updates: the model will be useless. The message names cures."""
 
 
 class UnheardError(Exception):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from unheard.errors import (
     InvalidValue,
     LedgerError,
     ModelError,
+    NoiseWarning,
     PrivacyError,
     RunFolderExists,
     RunFolderInUse,
@@ -40,6 +42,18 @@ def reproducible(run: unheard.Run, **changes) -> unheard.Run:
 
 def final_model(folder: Path, run: unheard.Run) -> torch.Tensor:
     return load_model(RunFolder(folder).model, run.model)
+
+
+def test_train_warns_before_anything_is_created_if_the_noise_will_drown_the_updates(run, tmp_path):
+    loud = replace(run, plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=100.0)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NoiseWarning)
+        with pytest.raises(NoiseWarning, match=r"will drown the updates: sigma = .* Cures: "):
+            unheard.train(loud, tmp_path / "loud")
+        assert not (tmp_path / "loud").exists()
+        quiet = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.01))
+        unheard.train(replace(run, plan=quiet), tmp_path / "quiet").close()
+    assert (tmp_path / "quiet").exists()
 
 
 def test_a_run_folder_has_every_documented_file(run, tmp_path):

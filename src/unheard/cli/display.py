@@ -108,22 +108,10 @@ def warn_of_delta(delta: float) -> None:
 
 def show_noise(run: "Run") -> None:
     """Print sigma before the first round of a private run, and warn if the noise will drown the updates."""
-    from unheard.mechanism.noise import NoNoise
-    from unheard.privacy.planner import NoiseLevel
-    from unheard.training.initialise import pinned
+    from unheard.training.initialise import noise_level, pinned
 
-    if isinstance(run.plan.noise, NoNoise):
-        return
-    layout = pinned(run).model.layout
-    levels = [
-        NoiseLevel(
-            noise_std=plan.noise.std(plan.sensitivity),
-            clip_norm=plan.contribution.l2_bound,
-            parameters=layout.total,
-        )
-        for _, plan in run.plan.phases(layout)
-    ]
-    warn_of_noise(max(levels, key=lambda level: level.ratio))
+    if (level := noise_level(pinned(run))) is not None:
+        warn_of_noise(level)
 
 
 def warn_of_noise(level: "NoiseLevel") -> None:

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import typing
+import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -42,7 +43,7 @@ from unheard.cli import (
 from unheard.cli.options import LogFile, TrustCode
 from unheard.cli.processes import ignore_signals, wait_if_stopping
 from unheard.config import LARGEST_NUMBER
-from unheard.errors import InvalidValue, UnheardError
+from unheard.errors import InvalidValue, NoiseWarning, UnheardError
 
 logger = logging.getLogger("unheard.cli")
 
@@ -243,7 +244,8 @@ def as_typer_command(function: Callable[..., None], *, uses_models: bool = False
         """Run the command with its groups, its log and its permission to import code."""
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
-        with show_warnings(), log_to(log_file), _trusting(trust_code):
+        with show_warnings(), log_to(log_file), _trusting(trust_code), warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoiseWarning)  # commands print sigma and this warning themselves
             function(**values)
 
     command.__annotations__ = annotations

@@ -51,6 +51,7 @@ from unheard.privacy.accountants import versions
 from unheard.privacy.budget import EARLIER_RUN, declaration
 from unheard.privacy.events import from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
+from unheard.privacy.planner import NoiseLevel
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import JointLedger, check_ledger, check_population, read_run_ledger, remembered
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
@@ -78,6 +79,27 @@ def check_permission(run: Run, allow_no_privacy: bool) -> None:
             f"{run.corpus}. Add noise ([noise] kind = 'gaussian'); or, if the text is public or its users agreed, allow it: "
             "allow_no_privacy=True in Python, --yes on the command line."
         )
+
+
+def noise_level(run: Run) -> NoiseLevel | None:
+    """Return how large the noise of a round is beside an update, in the phase where it is largest.
+
+    Args:
+        run: A run whose model is pinned.
+
+    Returns:
+        The level; None for a run without noise.
+    """
+    if isinstance(run.plan.noise, NoNoise):
+        return None
+    layout = run.model.layout
+    levels = [
+        NoiseLevel(
+            noise_std=plan.noise.std(plan.sensitivity), clip_norm=plan.contribution.l2_bound, parameters=layout.total
+        )
+        for _, plan in run.plan.phases(layout)
+    ]
+    return max(levels, key=lambda level: level.ratio)
 
 
 def pinned(run: Run) -> Run:

@@ -20,6 +20,7 @@ a crash can only over-count.
 import json
 import logging
 import math
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,7 +33,7 @@ from unheard.corpus.store import TokenStore, UserTokens
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.engines.engine import Engine
-from unheard.errors import BudgetExceeded, InvalidValue
+from unheard.errors import BudgetExceeded, InvalidValue, NoiseWarning
 from unheard.evaluation.next_word import HeldOutText
 from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.noise import Normals
@@ -49,6 +50,7 @@ from unheard.training.initialise import (
     build_engine,
     check_permission,
     create_run,
+    noise_level,
     parallel_map_of,
     pinned,
     reopen_ledgers,
@@ -132,6 +134,9 @@ def train(
     Returns:
         A generator of one report per round. Closing it saves the state.
 
+    Warns:
+        NoiseWarning: The noise of each round will drown the updates.
+
     Raises:
         ConfigError: A value is not usable.
         UnprovenCombination: The parts have no privacy proof together.
@@ -147,6 +152,9 @@ def train(
     built = on or build_engine(engine, run.model, ranks)
     if again and RunFolder(Path(out)).run_file.exists():
         return _reports(_train_loop([reopen_run(run, RunFolder.open(out), built)], built))
+    level = noise_level(run)
+    if level is not None and (caution := level.caution()):
+        warnings.warn(caution, NoiseWarning, stacklevel=2)
     return _reports(_train_loop([create_run(run, out, engine, built)], built))
 
 
