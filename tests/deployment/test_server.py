@@ -142,6 +142,14 @@ def test_requests_of_another_page_are_refused(server, origin):
     assert ask(server, Origin=origin.format(port=server.server_port))[0] == 403
 
 
+def test_a_second_origin_counts_too_and_answers_always_have_headers(server):
+    own = f"127.0.0.1:{server.server_port}"
+    head = f"Host: {own}\r\nOrigin: http://{own}\r\n".encode()
+    asked = b"GET / HTTP/1.1\r\n" + head + b"Origin: http://evil.example\r\n\r\n"
+    assert b" 403 " in raw(server, asked).split(b"\r\n")[0]
+    assert b" 400 " in raw(server, b"GET /\r\n" + head + b"\r\n").split(b"\r\n")[0]
+
+
 def test_requests_of_our_own_page_are_answered(server):
     assert ask(server, Origin=f"http://127.0.0.1:{server.server_port}")[0] == 200
 

@@ -58,6 +58,14 @@ def test_a_secure_stream_of_any_purpose_has_a_new_key_of_16_bytes_from_the_syste
     assert {len(key) for key in used} == {16}
 
 
+@pytest.mark.parametrize("purpose", ["noise_key", "groups_key"])
+def test_a_secure_key_of_any_attempt_comes_from_the_system(keys, purpose):
+    _, given = keys
+    drawn = [getattr(SecureStreams(), purpose)(attempt) for attempt in (0, 0, 1, 1, 2, 300)]
+    assert len(set(drawn)) == 6
+    assert set(drawn) <= set(given)
+
+
 def test_no_two_streams_of_seeded_runs_share_a_key(keys):
     used, _ = keys
     runs = [ReproducibleStreams(seed=seed, scope=scope) for seed in (1, 2, 2**40 + 1) for scope in (None, "a", "b")]

@@ -1,6 +1,8 @@
 """Run files: one to one with the parts, and every slip of the pen named."""
 
+import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import tomli_w
 
 import unheard
 from unheard.errors import InvalidValue, UnheardError, UnknownKey
+from unheard.privacy.planner import default_delta
 from unheard.training.run import (
     read_run_file,
     read_saved_run,
@@ -169,3 +172,15 @@ def test_another_kind_by_override_drops_what_only_the_old_one_had(tmp_path, run)
     assert baseline.plan.noise == unheard.NoNoise()
     per_layer, _ = read_run_file(file, ["clip.kind=per_layer"])
     assert per_layer.plan.clip == unheard.PerLayerClip(norm=2.0)
+
+
+@pytest.mark.parametrize("population", [60, 1_000, 763_430, 10**9])
+def test_the_delta_of_a_run_is_the_declared_one_or_that_of_the_paper_to_the_last_digit(run, population):
+    """A delta that is rounded is another delta: below 10^-7 nothing would be left of it, or it would be larger."""
+    plan = replace(run.plan, population=population)
+    own = replace(run, plan=plan, delta=None)
+    assert own.claimed_delta == default_delta(population) == math.pow(population, -1.1)
+    declared = 0.123456789012345 / population
+    assert replace(own, delta=declared).claimed_delta == declared
+    saved, _ = run_from_tables(tomllib.loads(run_toml(replace(own, delta=declared))))
+    assert saved.claimed_delta == declared

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unheard.corpus.store import TokenStore
 from unheard.deployment.loading import run_statement
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.base import facts_about_base, record_of
-from unheard.models.hugging_face import INSTALL, HuggingFaceModel, quietly, read_tokenizer
+from unheard.models.hugging_face import INSTALL, HuggingFaceModel, base_digest, quietly, read_tokenizer
 from unheard.run_folder import RunFolder
 from unheard.storage import staged_folder
+from unheard.training.initialise import population_ledger_of
 from unheard.training.released import Released
 
 GGUF_FILE = "model.gguf"
@@ -91,10 +93,20 @@ def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
                 f"What was written as {to} has other scores than the run's model (relative difference {difference:.2g}). "
                 "Nothing was kept. Use --to merged, or another version of transformers and peft."
             )
+        if to == "merged":
+            _record_as_base(released, base_digest(stage))
         (stage / "statement.json").write_text(json.dumps(statement, indent=2) + "\n", encoding="utf-8")
         (stage / "README.md").write_text(_card(model, statement, to, difference), encoding="utf-8")
     files = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
     return Written(out=out, files=files, statement=statement, difference=difference)
+
+
+def _record_as_base(released: Released, sha256: str) -> None:
+    """Record a merged model with the users of its run, if their store is on this machine."""
+    if released.id is None or not (Path(released.run.corpus) / "corpus.json").is_file():
+        return
+    # DP: a merged model can be the base of another run on these users; declared public, it would be free.
+    population_ledger_of(released.run, TokenStore.open(released.run.corpus)).record_release(released.id, sha256)
 
 
 def _title(model: HuggingFaceModel) -> str:

@@ -393,8 +393,9 @@ def check_public_start(run: Run, population: PopulationLedger, first: State) -> 
     elif start is not None or run.model.origin() is None:
         return
     # DP: a run that these very users are charged for left no public model, whatever is declared.
-    # DP: a model is known by the digest of its parameters, wherever its file lies.
-    if of_run in population.members or parameters_digest(first.params_P) in population.released:
+    # DP: a model is known by the digest of its parameters, and a merged one by that of its files, wherever they lie.
+    digests = {parameters_digest(first.params_P), run.model.weights_digest()}
+    if of_run in population.members or not digests.isdisjoint(population.released):
         raise UnprovenCombination(
             f"{start or 'The model'} was trained on these same users (their ledger, {population.path}, holds it): it is "
             "not public for them. Name its run folder in training.init_from, without training.init_is_public: what "

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.deployment.language_model import write_language_model
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, UnprovenCombination
 from unheard.models.hugging_face import read_base
 
 from .conftest import model_of, run_of
@@ -61,6 +61,22 @@ def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert tokenizer.eos_token_id == json.loads((llama / "config.json").read_text())["eos_token_id"]
     assert tokenizer.tokenize("i like tea") == unheard.Released.open(trained).tokens.split("i like tea")
+
+
+def test_a_merged_model_is_no_public_base_for_the_users_that_it_was_trained_on(llama, corpus, tmp_path):
+    """A run without noise, merged into its base: declared public, it would begin a private run for nothing."""
+    shutil.copytree(corpus, tmp_path / "corpus")
+    plain = run_of(tmp_path / "corpus", model_of(llama, "lora"), training=unheard.Training(rounds=1))
+    plain = replace(plain, plan=replace(plain.plan, noise=unheard.NoNoise()))
+    list(unheard.train(plain, tmp_path / "plain", allow_no_privacy=True))
+    write_language_model(tmp_path / "plain", tmp_path / "merged", "merged")
+    shutil.copytree(tmp_path / "merged", tmp_path / "elsewhere")
+    for base in ("merged", "elsewhere"):
+        run = run_of(tmp_path / "corpus", model_of(tmp_path / base, "lora"))
+        assert run.model.base_is_public
+        with pytest.raises(UnprovenCombination, match="trained on these same users"):
+            unheard.train(run, tmp_path / "private")
+    assert not (tmp_path / "private").exists()
 
 
 def test_an_adapter_with_frozen_a_holds_both_matrices_and_every_format_has_the_same_scores(llama, corpus, tmp_path):

@@ -157,11 +157,16 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         self.server.expect(self.connection, REQUEST_SECONDS)
         if not super().parse_request():
             return False
-        hosts, origin = self.headers.get_all("Host", []), self.headers.get("Origin")
+        if (
+            self.request_version == "HTTP/0.9"
+        ):  # its answers have no headers, and so none of those that protect the page
+            self.send_error(400)
+            return False
+        hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
         if len(hosts) != 1 or hosts[0] not in self.server.hosts:
             self._refuse(421, "this server answers to its own address only")
             return False
-        if origin is not None and origin not in {f"http://{host}" for host in self.server.hosts}:
+        if not {*origins} <= {f"http://{host}" for host in self.server.hosts}:
             self._refuse(403, "other pages may not ask")
             return False
         return True
