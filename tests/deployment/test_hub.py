@@ -1,14 +1,21 @@
 """The model card and the folder for the hub: front matter, the privacy statement, nothing of this machine."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
 from safetensors import safe_open
 
+import unheard
+from tests.stores import uncharged_copy
 from unheard.deployment.hub import model_card, write_card, write_hub_folder
 from unheard.deployment.loading import open_model
 from unheard.errors import InvalidValue, LedgerError
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs
+from unheard.training.run import read_saved_run
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +42,21 @@ def test_the_card_has_the_privacy_statement_in_it(card, run_folder):
     assert card.count(claim) >= 2
     assert "## Privacy report" in card
     assert "### Accounting" in card
+
+
+def test_the_card_states_what_all_runs_on_the_same_users_cost(run_folder, store, tmp_path):
+    shutil.copytree(run_folder, tmp_path / "first")
+    shutil.copytree(store.path, tmp_path / "store")
+    file = tmp_path / "first" / "run.toml"
+    file.write_text(file.read_text().replace(str(store.path), str(tmp_path / "store")))
+    run, _ = read_saved_run(file)
+    list(unheard.train(replace(run, training=unheard.Training(rounds=1)), tmp_path / "second"))
+    total = all_runs(PopulationLedger.read(tmp_path / "store" / "ledger.jsonl"))["claim"]
+    for name in ("first", "second"):
+        assert f"Over all runs on the same users: {total}" in model_card(tmp_path / name)
+    uncharged_copy(store.path, tmp_path / "other")
+    list(unheard.train(replace(run, corpus=tmp_path / "other"), tmp_path / "alone"))
+    assert "Over all runs" not in model_card(tmp_path / "alone")
 
 
 def test_the_card_names_no_path_of_this_machine(card, store, run_folder):

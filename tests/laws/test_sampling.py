@@ -120,3 +120,37 @@ def test_every_sampler_draws_with_exactly_the_probability_that_is_charged():
         cyclic.draw(1000, 67, asked, Turn(index=index, groups_key=bytes(16)))  # pyright: ignore[reportArgumentType]
         assert asked.n == (groups == index % 3).sum()
         assert asked.p == noise.event(cyclic, 67, index).sampling_prob
+
+
+SETS = [(3, 0.05), (3, 0.15), (3, 0.5), (2, 0.9)]
+
+
+@pytest.mark.parametrize(("users", "q"), SETS)
+@pytest.mark.parametrize("kind", ["poisson", "cyclic", "examples"])
+def test_every_set_of_users_has_the_probability_of_independent_draws(kind, users, q):
+    """A cohort that is cut at some size, or filled up to one, follows who was drawn: then no event is proved for it."""
+    population, draws = 1000, 20_000
+    seen = np.zeros(2**users)
+    for number in range(draws):
+        rng = reproducible_generator(11, kind, users, number)
+        if kind == "poisson":
+            drawn = PoissonSampling(sampling_prob=q).draw(users, population, rng)
+        elif kind == "cyclic":
+            cyclic = CyclicPoissonSampling(users_per_round=q * population, groups=1)
+            drawn = cyclic.draw(users, population, rng, Turn(index=0, groups_key=bytes(16)))
+        else:
+            examples = ExampleSampling(examples_per_user=1, examples_per_round=q * 1000, total_examples=1000)
+            drawn, _ = examples.draw_examples(np.full(users, 2), 5, population, rng)
+        seen[sum(1 << int(user) for user in drawn)] += 1
+    sizes = np.array([bin(members).count("1") for members in range(2**users)])
+    expected = draws * q**sizes * (1 - q) ** (users - sizes)
+    assert stats.chisquare(seen, expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("limit", [1, 8, 9, 64, 4096])
+def test_a_user_takes_part_with_as_many_examples_as_the_event_charges_for_and_no_more(limit):
+    sampling = ExampleSampling(examples_per_user=limit, examples_per_round=1000 * limit, total_examples=1000 * limit)
+    event = sampling.event(1000, 1.5)
+    users, windows = sampling.draw_examples(np.array([10**6, 3]), 5, 1000, reproducible_generator(1))
+    assert event.examples_per_user == limit == (users == 0).sum() == len(set(windows[users == 0]))
+    assert (event.sampling_prob, event.noise_multiplier) == (1.0, 1.5)

@@ -15,11 +15,12 @@ import unheard
 from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
+from unheard.corpus.store import write_digests
 from unheard.engines.choice import EngineChoice
 from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import Budget
-from unheard.privacy.events import Selection, from_record
+from unheard.privacy.events import FailureProbability, Gaussian, Selection, from_record, to_record
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
@@ -70,6 +71,24 @@ def test_one_charge_for_all_trials_in_both_ledgers_and_the_folder_fits_together(
     assert told["rounds"]["charged"] == 3
     for warnings in (told["warnings"], all_runs(people(candidates))["warnings"]):
         assert any("best of a secret number of runs" in warning for warning in warnings)
+
+
+def test_a_selected_run_pays_for_its_vocabulary_too(candidates, tmp_path):
+    spent = [Gaussian(noise_multiplier=4.0), FailureProbability(delta=1e-7)]
+    path = candidates[0].corpus / "corpus.json"
+    record = json.loads(path.read_text())
+    record["vocabulary"]["events"] = [to_record(event) for event in spent]
+    path.write_text(json.dumps(record))
+    write_digests(candidates[0].corpus)
+    folder = select(candidates, tmp_path / "best", Drawn(mean=2))
+    events = Ledger.read(folder.ledger).events
+    assert events[:2] == spent
+    assert [type(event) for event in events[2:]] == [Selection]
+    assert sorted(map(repr, people(candidates).events)) == sorted(map(repr, events))
+    stated = json.loads(folder.statement.read_text())
+    assert stated["vocabulary_cost"]["events"] == 2
+    assert sum(row["times"] for row in stated["composed"]) == 3
+    assert all(finding.fits for finding in verify(tmp_path / "best"))
 
 
 def test_the_users_are_charged_before_any_text_is_read(candidates, tmp_path, monkeypatch):
