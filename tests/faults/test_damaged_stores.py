@@ -142,3 +142,21 @@ def test_a_store_without_the_features_of_its_users_is_not_opened(tmp_path):
     (tmp_path / "s" / "train" / "features.npy").unlink()
     with pytest.raises(CorpusError, match="missing"):
         TokenStore.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_a_store_with_a_file_of_another_size_is_not_opened(tmp_path, change):
+    """Also where a reader would not notice: numpy leaves out what follows an array."""
+    tokens = [np.array([0, 3, 4, 1], dtype=np.uint16)] * 3
+    features = {"train": np.zeros((3, 2), dtype=np.float32)}
+    made = write_store(
+        tmp_path / "s", train=tokens, held_out=tokens[:1], vocabulary=Vocabulary.of(["a", "b"]), features=features
+    )
+    assert "train/features.npy" in (made.digests or {})
+    for name in made.digests or {}:
+        content = (tmp_path / "s" / name).read_bytes()
+        (tmp_path / "s" / name).write_bytes(content + b"\0" if change > 0 else content[:-1])
+        with pytest.raises(CorpusError):
+            TokenStore.open(tmp_path / "s")
+        (tmp_path / "s" / name).write_bytes(content)
+    TokenStore.open(tmp_path / "s")

@@ -66,7 +66,21 @@ def test_a_new_run_refuses_another_ledger_than_the_stores(own, tmp_path, how):
         list(unheard.train(own, tmp_path / "second"))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"known": {"ledger.jsonl": 1}}', "[" * 200_000, '{"known": []}'])
+DAMAGED_RECORDS = [
+    "",
+    "[]",
+    "{}",
+    '{"known": {"ledger.jsonl": 1}}',
+    "[" * 200_000,
+    '{"known": []}',
+    '{"known": {"ledger.jsonl": {"ledger": "x", "length": 1}}}',
+    '{"known": {"ledger.jsonl": {}}}',
+    '{"known": {}, "continues": {"ledger": "x", "joined": 1}}',
+    '{"known": {}, "continues": {"ledger": 1, "joined": true}}',
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED_RECORDS)
 def test_a_damaged_record_of_the_ledgers_is_an_error(own, tmp_path, content):
     list(unheard.train(own, tmp_path / "first"))
     (tmp_path / "store" / RECORD).write_text(content)

@@ -132,6 +132,14 @@ def test_a_checkpoint_that_cannot_be_read_is_an_error_with_advice(base, content)
         read_run_ledger(base / "r")
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_checkpoint_that_is_listed_and_cannot_be_found_is_an_error(base, reader):
+    """What it remembers is not known: without it a shortened ledger, or one begun anew, would pass."""
+    (base / "r" / "checkpoints" / "round-00000099.safetensors").symlink_to(base / "gone")
+    with pytest.raises(CheckpointCorrupt, match=r"changes while it is read|is missing"):
+        READERS[reader](base / "r")
+
+
 def test_a_bare_ledger_can_be_stated(base, tmp_path):
     shutil.copy(base / "r" / "ledger.jsonl", tmp_path / "ledger.jsonl")
     shutil.copy(base / "r" / "ledger.jsonl", tmp_path / "another-name.jsonl")
