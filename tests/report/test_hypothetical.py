@@ -18,7 +18,7 @@ def test_the_hypothetical_epsilon_of_the_papers_private_run():
     assert result is not None
     meant = PoissonGaussian(sampling_prob=5000 / 763_430, noise_multiplier=1.0)
     assert result.epsilon == pytest.approx(best_epsilon([(meant, 5000)], 763_430**-1.1).epsilon, rel=1e-6)
-    assert result.figure == "3.90 by PLD"
+    assert result.figure == "3.12 by PLD"
     assert result.figure in result.words
     assert result.words.startswith("Hypothetical")
     assert "did not happen" in result.words
