@@ -4,6 +4,7 @@
     python -m benchmarks.hugging_face --only smollm2 --variants                   # one model, with switches
     python -m benchmarks.hugging_face --parts                                     # one stream, kernel by kernel
     python -m benchmarks.hugging_face --tune                                      # settings of the kernels
+    python -m benchmarks.hugging_face --lengths lengths.npy --streams             # how full streams are; needs no GPU
 
 A row trains whole rounds with `unheard.train`: cohorts are drawn, charged, summed, averaged and noised, and the server
 takes its step. Models have the shape of the named ones and random weights, and users have random tokens, which take the
@@ -245,6 +246,19 @@ def whole_rounds(
         "first_round_s": round(ends[1] - ends[0], 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1) if torch.cuda.is_available() else None,
     }
+
+
+def count_streams(row: Row, lengths: np.ndarray) -> dict[str, Any]:
+    """How many streams a cohort needs, and how full they are. Nothing is computed, so any model will do."""
+    model, ran = random_model(replace(row, model="tiny")), []
+    users = users_of(np.random.default_rng(1).choice(lengths, size=row.users), model.vocabulary_size)
+    plan = plan_of(row.batch_size, row.unroll, row.users).at(0, model.layout)
+    size = engine_module.TOKENS_AT_ONCE
+    packed = engine_module.PackedCohorts(model, torch.device("cpu"), torch.float32, tokens_at_once=size)
+    with switched({(engine_module._Step, "run"): lambda step, host: ran.append(host)}):
+        packed.sum_updates(model.initial(0), users, plan, 0)
+    share = sum(len(user.tokens) for user in users) / (size * len(ran))
+    return {"streams_of": row.title, "streams": len(ran), "full": round(share, 3)}
 
 
 # ---------------------------------------------------------------------------------------- sums of cohorts
@@ -512,6 +526,11 @@ def variants(say: Any, row: Row, device: torch.device, is_over: Any) -> None:
             say(variant=title, **measure(VectorisedEngine(model, device), users, plan, model.initial(0).to(device)))
 
 
+def lengths_of(row: Row, file: str) -> np.ndarray:
+    """The numbers of tokens from which those of the row's users are drawn."""
+    return np.minimum(np.load(file), 1600) if row.is_short else np.array([1600])
+
+
 @contextmanager
 def errors_said(say: Any, title: str) -> Iterator[None]:
     """Gives an error as a line, so that the other measurements are not lost."""
@@ -547,6 +566,7 @@ def main() -> None:
     parser.add_argument("--variants", action="store_true", help="after the rows, sums of a cohort with switches")
     parser.add_argument("--parts", action="store_true", help="beside the first row, one stream, kernel by kernel")
     parser.add_argument("--tune", action="store_true", help="and the kernels with other settings")
+    parser.add_argument("--streams", action="store_true", help="only count the streams of the rows with LoRA")
     parser.add_argument("--stop-after", type=float, default=math.inf, metavar="SECONDS")
     args = parser.parse_args()
     begun, lines = time.perf_counter(), []
@@ -565,6 +585,12 @@ def main() -> None:
             say(differences_of_kernels=check_kernels())
     rows = [row for row in ROWS if args.only in (None, row.model)] or [SMALL]
     rows = [replace(row, users=max(2, round(args.scale * row.users))) for row in rows]
+    if args.streams:
+        longer = [replace(row, unroll=512) for row in rows if row.is_short]
+        for row in (*rows, *longer):
+            if row.train == "lora" and (args.lengths or not row.is_short):
+                say(**count_streams(row, lengths_of(row, args.lengths)))
+        return
     engine: Any = None
     for row in rows:
         if is_over() or (row.is_short and args.lengths is None):
@@ -573,7 +599,7 @@ def main() -> None:
             engine = None
             release()
             engine = VectorisedEngine(random_model(row), device)
-        lengths = np.minimum(np.load(args.lengths), 1600) if row.is_short else np.array([1600])
+        lengths = lengths_of(row, args.lengths)
         with errors_said(say, row.title), tempfile.TemporaryDirectory() as folder:
             say(**whole_rounds(row, lengths, Path(folder), args.rounds, engine, say))
         if row is rows[0]:

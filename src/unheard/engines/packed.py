@@ -312,10 +312,9 @@ class PackedCohorts:
         return plan.contribution.sum(self._finished(params_P, users, plan, seed), self.model.layout.total)
 
     def _finished(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, seed: int) -> Iterator[CohortSum]:
-        # Users with much text first: at the end of a cohort, places that nobody needs are idle for few steps. A user's
-        # batches are cut when the user takes a place, while the GPU computes the streams before.
-        waiting = sorted(range(len(users)), key=lambda k: len(users[k].tokens))
+        # A user's batches are cut when the user takes a place, while the GPU computes the streams before.
         step = self._started(plan, params_P)
+        waiting = _turns([len(user.tokens) for user in users], is_shared=step.packed.size.is_shared)
         places: list[_Work | None] = [None] * step.packed.size.users
         while waiting or any(places):
             for place, work in enumerate(places):
@@ -578,6 +577,20 @@ class PackedCohorts:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _turns(lengths: Sequence[int], *, is_shared: bool) -> list[int]:
+    """Users in the order in which they take places; the last of the list is the first.
+
+    Users with much text come first: at the end of a cohort, places that nobody needs are idle for few steps. Where users
+    share a stream, the ones with the least text come between them. Else places would hold short texts only in the end,
+    and streams would not be full.
+    """
+    shortest = sorted(range(len(lengths)), key=lambda k: lengths[k])
+    if not is_shared:
+        return shortest
+    longest = shortest[::-1]
+    return [shortest[turn // 2] if turn % 2 else longest[turn // 2] for turn in range(len(lengths))][::-1]
 
 
 def _recompute(layers: nn.ModuleList) -> None:

@@ -75,6 +75,20 @@ def test_the_sum_of_twelve_users_is_that_of_a_loop_over_users(kind, train, updat
     assert given.weight == expected.weight
 
 
+def test_short_texts_fill_the_streams_of_long_ones(llama, monkeypatch):
+    """60 users, most of them with little text, fit into 5 streams. If all long texts came first, places would hold short
+    ones only in the end, and 6 streams would be needed."""
+    model, ran, run = model_of(llama, "lora"), [], engine._Step.run
+    monkeypatch.setattr(engine._Step, "run", lambda step, host: (ran.append(step), run(step, host))[1])
+    shares = (np.arange(60) + 0.5) / 60
+    users = users_of(model, np.maximum(-30 * np.log(1 - shares), 4).astype(int))
+    plan = plan_of(model, unheard.FedAvg(batch_size=2, unroll=56, learning_rate=0.3))
+    given = packed(model, tokens=448, users=16).sum_updates(start_of(model), users, plan, 1)
+    assert len(ran) == 5
+    expected = ReferenceEngine(model).sum_updates(start_of(model), users, plan, Drawn(1))
+    assert distance(expected, given) < 1e-4
+
+
 def test_an_empty_cohort_is_zero(llama):
     model = model_of(llama, "lora")
     total = packed(model).sum_updates(start_of(model), [], plan_of(model), 1)
