@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unheard.cli import demo
+from unheard.cli import demo, display
 from unheard.cli.main import main
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -163,6 +163,15 @@ def test_training_leaves_event_files_beside_the_metrics(unheard, run, tmp_path):
     (tmp_path / "run.toml").write_text(run_toml(run))
     unheard("train", tmp_path / "run.toml", "--out", tmp_path / "r", "--set", "training.rounds=3")
     assert list((tmp_path / "r" / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.25])
+def test_the_axis_of_a_flat_curve_does_not_begin_below_zero(accuracy):
+    points = [{"run": "a", "round": round_, "accuracy": accuracy} for round_ in (2, 4)]
+    drawing = str(display.curves(points, "accuracy", width=60, height=12, times=100))
+    labels = [float(value) for value in re.findall(r"(-?[\d.]+)┤", drawing)]
+    assert min(labels) == 0
+    assert max(labels) == max(1, 200 * accuracy)
 
 
 def test_the_demo_compares_the_same_users_per_round():

@@ -415,6 +415,9 @@ def curves(
         colour = COLOURS[(number - 1) % len(COLOURS)]
         x, y = [point["round"] for point in own], [times * point[field] for point in own]
         plotext.plot(x, y, label=name if len(names) > 1 else None, marker="braille", color=colour)
+    values = {times * point[field] for point in points}
+    if len(values) == 1:  # plotext would begin the axis 1 below the value: at -1 % for an accuracy of 0
+        plotext.ylim(0, max(1, 2 * values.pop()))
     rounds = [point["round"] for point in points]
     low, high = min(rounds), max(rounds)
     plotext.xticks(sorted({round(low + i * (high - low) / 4) for i in range(5)}))

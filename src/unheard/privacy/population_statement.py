@@ -345,6 +345,7 @@ def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     for i, run in enumerate(statement["runs"]):
         alone = f"epsilon {figure(run['alone']['epsilon'])} alone by {run['alone']['accountant']}"
-        yield row("runs" if i == 0 else "", f"{run['name']}: {run['charges']} charges, {alone}")
+        charges = "1 charge" if run["charges"] == 1 else f"{run['charges']:,} charges"
+        yield row("runs" if i == 0 else "", f"{run['name']}: {charges}, {alone}")
     for i, line in enumerate(statement["not_covered"]):
         yield row("not covered" if i == 0 else "", line)
