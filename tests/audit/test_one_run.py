@@ -79,7 +79,8 @@ def test_noise_at_a_fortieth_of_what_is_charged_is_refuted(run, monkeypatch):
     monkeypatch.setattr(GaussianNoise, "add", quieter)
     audit = audited(private, canaries=200, rounds=3)
     assert not audit.holds
-    assert any("REFUTED" in sentence for sentence in AuditResult(exposures=None, one_run=audit).sentences())
+    (refuted,) = [s for s in AuditResult(exposures=None, one_run=audit).sentences() if "REFUTED" in s]
+    assert f"{audit.claimed:.3g} by {audit.accountant.upper()} was claimed" in refuted
 
 
 def test_noise_at_two_thirds_of_what_is_charged_is_refuted_by_the_parametric_bound(run, monkeypatch):

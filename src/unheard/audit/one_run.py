@@ -105,6 +105,7 @@ class OneRunResult:
         estimate: The epsilon of a Gaussian mechanism whose two output distributions are as far apart as the scores of
             included and excluded canaries. Not a bound, but close to the truth unless q is small.
         claimed: The epsilon that the accountants give for these rounds, at `delta`.
+        accountant: The accountant of `claimed`.
         delta: The delta of all figures.
         confidence: The confidence of each lower bound by itself.
     """
@@ -118,6 +119,7 @@ class OneRunResult:
     refuted_by: tuple[str, ...]
     estimate: float
     claimed: float
+    accountant: str
     delta: float
     confidence: float = CONFIDENCE
 
@@ -308,7 +310,8 @@ def _result(
     # delta once for each canary, so a large delta would hide everything. All figures are therefore given at this
     # smaller delta.
     delta = min(run.claimed_delta, LARGEST_DELTA / len(score_M))
-    claimed, guesses = best_epsilon(events, delta).epsilon, best_guesses(score_M, included_M, delta)
+    bound, guesses = best_epsilon(events, delta), best_guesses(score_M, included_M, delta)
+    claimed = bound.epsilon
     signals = signals if signals.total() == len(events) else Counter()  # a round without noise reveals everything
     strict = parametric_bound(score_M, included_M, signals, delta, confidence=1 - REFUTATION_LEVELS["parametric"])
     refutations = {
@@ -326,6 +329,7 @@ def _result(
         refuted_by=tuple(name for name, is_refuted in refutations.items() if is_refuted),
         estimate=_estimate(score_M[included_M], score_M[~included_M], delta, isinstance(run.plan.noise, NoNoise)),
         claimed=claimed,
+        accountant=bound.accountant,
         delta=delta,
     )
 

@@ -23,6 +23,7 @@ from unheard.audit.one_run import OneRunResult, audit_one_run
 from unheard.corpus.canaries import has_canaries, read_canaries
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine
+from unheard.formatting import accountant_title
 from unheard.privacy.statement import plain
 from unheard.randomness import SecureStreams, secure_generator
 from unheard.run_folder import replace_file
@@ -216,17 +217,18 @@ def _about_one_run(audit: OneRunResult) -> Iterator[str]:
     for bound in audit.bounds:
         value = "-" if math.isnan(bound.epsilon) else f"{bound.epsilon:.3g}"
         yield f"  {bound.name:<18}{value:>6}   assumes: {bound.assumptions}"
+    claimed = f"{audit.claimed:.3g} by {accountant_title(audit.accountant)}"
     if math.isinf(audit.claimed):
         yield "The run claims no guarantee (its epsilon is infinite), and the audit shows what that means."
     elif audit.holds:
-        yield f"The claim of {audit.claimed:.3g} for these rounds stands: an audit can refute a claim, not prove it."
+        yield f"The claim of {claimed} for these rounds stands: an audit can refute a claim, not prove it."
         if audit.parametric.epsilon > audit.claimed:
             yield "The parametric bound is above the claim, as in one of 20 sound audits: repeat the audit."
         if "pure noise" in audit.parametric.reason:
             yield "If no users of the store took part, the noise is not what the plan says: look for the fault."
     else:
         yield (
-            f"THE CLAIM IS REFUTED by the {' and the '.join(audit.refuted_by)} bound: {audit.claimed:.3g} was claimed for these "
+            f"THE CLAIM IS REFUTED by the {' and the '.join(audit.refuted_by)} bound: {claimed} was claimed for these "
             "rounds. Release nothing of this run, and look for the fault. By chance this happens in fewer than 7 of 100 "
             "audits, so repeat the audit once."
         )
