@@ -20,7 +20,7 @@ from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run import read_run_file, run_toml
-from unheard.tuning import projected_plan as cost_module
+from unheard.tuning import output as cost_module
 from unheard.tuning.pipeline import Allowance, run_stages
 from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
 

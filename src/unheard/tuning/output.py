@@ -2,24 +2,118 @@
 
 `conclude` is called once all stages are trained. It computes the cost of the tuning and the projected plan, writes both
 files, and returns everything for the command line to print.
+
+**The cost of the tuning itself** is the composition of all its trials, read from their ledgers. A sweep without noise
+has epsilon infinity for the users it was done on, whatever is trained afterwards. `tuning_cost` computes the figure,
+and its `sentences` must accompany every choice.
 """
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
-from unheard.privacy.accountants import versions
+from unheard.formatting import accountant_title, small
+from unheard.privacy.accountants import Bound, best_epsilon, versions
+from unheard.privacy.events import Event, NonPrivate
+from unheard.privacy.run_ledger import read_run_ledger
 from unheard.privacy.statement import plain
-from unheard.run_folder import replace_file
+from unheard.run_folder import RunFolder, replace_file
 from unheard.training.run import Run, run_toml
 from unheard.tuning.pipeline import Allowance, TuningResult, users_per_second
-from unheard.tuning.projected_plan import ProjectedPlan, TuningCost, project_plan, tuning_cost
-from unheard.tuning.trials import Result
+from unheard.tuning.projected_plan import ProjectedPlan, project_plan
+from unheard.tuning.trials import Result, Trial
 
 RECORD, CHOSEN = "tuning.json", "chosen.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningCost:
+    """The cost of all trials together.
+
+    Attributes:
+        corpus: The name of the corpus whose users were charged.
+        is_proxy: Whether that is a proxy corpus and not the run's own.
+        runs: The number of trials.
+        charges: The number of rounds that were charged.
+        without_noise: How many of these rounds had no noise.
+        delta: The delta of both bounds.
+        bound: Epsilon of all charges.
+        noised: Epsilon of the charges with noise alone, as if the others had not happened.
+    """
+
+    corpus: str
+    is_proxy: bool
+    runs: int
+    charges: int
+    without_noise: int
+    delta: float
+    bound: Bound
+    noised: Bound
+
+    def record(self) -> dict[str, Any]:
+        """Return the cost for `tuning.json`."""
+        return {
+            "corpus": self.corpus,
+            "is_proxy": self.is_proxy,
+            "runs": self.runs,
+            "charges": self.charges,
+            "charges_without_noise": self.without_noise,
+            "delta": self.delta,
+            "epsilon": self.bound.epsilon,
+            "accountant": self.bound.accountant,
+            "epsilon_of_the_noised": self.noised.epsilon,
+        }
+
+    @property
+    def sentences(self) -> list[str]:
+        """The cost in words, and what it means for the users of the corpus."""
+        by = accountant_title(self.bound.accountant)
+        epsilon = "infinity" if math.isinf(self.bound.epsilon) else f"{self.bound.epsilon:.4g} by {by}"
+        spent = (
+            f"What this tuning cost: ε = {epsilon} at δ = {small(self.delta)}, the composition of its {self.runs} runs "
+            f"({self.charges} charges, {self.without_noise} of them without noise)."
+        )
+        if self.is_proxy:
+            return [
+                spent,
+                "It was charged to the users of the proxy corpus, who are not protected by it. The users of the run's own corpus "
+                "took part in no trial and paid nothing.",
+            ]
+        return [
+            spent,
+            "It was charged to the same users that the plan is for. Whatever the plan's own statement will say, over all runs "
+            "they have no guarantee (unheard statement --all-runs). Tune on public or proxy text: --corpus PROXY --population N.",
+            "No smaller bound holds for a sweep: a bound for the best of several private runs needs a number of trials that the "
+            "tool itself draws (unheard tune --select).",
+        ]
+
+
+def tuning_cost(trials: Sequence[Trial], *, is_proxy: bool) -> TuningCost:
+    """Compute the cost of the trials from their ledgers.
+
+    Args:
+        trials: All trials; each has a run folder.
+        is_proxy: Whether they were trained on a proxy corpus.
+    """
+    ledgers = [read_run_ledger(RunFolder.open(trial.folder)) for trial in trials]
+    events: list[Event] = [event for ledger in ledgers for event in ledger.events]
+    delta = min(ledger.facts["delta"] for ledger in ledgers)
+    noised = [event for event in events if not isinstance(event, NonPrivate)]
+    return TuningCost(
+        corpus=Path(trials[0].run.corpus).name,
+        is_proxy=is_proxy,
+        runs=len(ledgers),
+        charges=len(events),
+        without_noise=len(events) - len(noised),
+        delta=delta,
+        bound=best_epsilon(events, delta),
+        noised=best_epsilon(noised, delta),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue
 from unheard.training.loop import RoundReport, train_together
 from unheard.training.run import Run
-from unheard.tuning.projected_plan import check_other_population
 from unheard.tuning.trials import (
     Grid,
     Margin,
@@ -34,6 +33,7 @@ from unheard.tuning.trials import (
     Trial,
     baseline_trials,
     check_can_be_tuned,
+    check_other_population,
     check_same,
     clip_trials,
     margin,

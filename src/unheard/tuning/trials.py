@@ -24,6 +24,7 @@ from typing import Any
 
 from unheard.config import require, require_positive
 from unheard.corpus.store import TokenStore
+from unheard.engines.distributed.engine import store_fingerprint
 from unheard.errors import InvalidValue, RunFolderExists
 from unheard.formatting import SMOOTHED_OVER
 from unheard.mechanism.aggregation import ClippedDenominator, Estimator, FixedDenominator, TrueAverage
@@ -32,6 +33,7 @@ from unheard.mechanism.noise import GaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.population_ledger import FILE, PopulationLedger
 from unheard.run_folder import RunFolder
 from unheard.training.run import Run, hint_for_older_run, run_hash
 from unheard.updates.user_update import CappedWeights
@@ -138,6 +140,38 @@ def on_proxy(run: Run, corpus: Path, population: int) -> Run:
         noise=NoNoise(),
     )
     return replace(run, corpus=corpus, plan=plan, ledger=None, delta=None, budget=None)
+
+
+def check_other_population(run: Run, proxy: Path) -> None:
+    """Raise `InvalidValue` if a proxy is the run's own corpus, a copy of it, or charged to the same ledger.
+
+    Nothing can be checked for a corpus that is not on this machine.
+
+    Args:
+        run: The run that is tuned.
+        proxy: The folder of the proxy corpus.
+    """
+    own = Path(run.corpus)
+    is_same = proxy.resolve() == own.resolve()
+    if not is_same and (own / "corpus.json").is_file() and (proxy / "corpus.json").is_file():
+        stores = [TokenStore.open(path) for path in (own, proxy)]
+        is_copy = bool(
+            (store_fingerprint(stores[0], stores[0].train) == store_fingerprint(stores[1], stores[1].train)).all()
+        )
+        ledger = _ledger_path(proxy)
+        is_same = is_copy or (ledger is not None and ledger in (_ledger_path(own), _ledger_path(run.ledger)))
+    if is_same:
+        # DP: what is said of a proxy's tuning, that the run's own users paid nothing, would be false.
+        raise InvalidValue(
+            f"{proxy} is the run's own corpus, or holds the same users, and no proxy for it. Leave out --corpus and --population, "
+            "or give text of other users."
+        )
+
+
+def _ledger_path(path: str | Path | None) -> Path | None:
+    """Return the ledger that a store's users are charged in, following it if it was joined with another."""
+    file = None if path is None else Path(path) / FILE if Path(path).is_dir() else Path(path)
+    return PopulationLedger.read(file).path if file is not None and file.is_file() else None
 
 
 def baseline_trials(run: Run, grid: Grid, out: Path) -> list[Trial]:
