@@ -34,7 +34,7 @@ BUNDLE_EVERY = 60.0
 
 
 @dataclass(frozen=True)
-class Step:
+class BatchStep:
     """A step of a batch.
 
     Attributes:
@@ -48,7 +48,7 @@ class Step:
     only: str = "*"
 
     @classmethod
-    def parse(cls, written: str) -> "Step":
+    def parse(cls, written: str) -> "BatchStep":
         """The step of a text such as `private:2` or `trade-offs *-seed1`."""
         what, _, only = written.partition(" ")
         name, _, repetition = what.partition(":")
@@ -74,7 +74,7 @@ class Step:
         return all((Path(start) / "facts.json").exists() for start in starts)
 
 
-def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[Step]:
+def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[BatchStep]:
     """The steps of a batch in order.
 
     Args:
@@ -84,11 +84,11 @@ def read_batch(name: str, schedule: Path = HERE / "schedule.toml") -> list[Step]
     batches = {batch["name"]: batch for batch in tomllib.loads(schedule.read_text(encoding="utf-8"))["batch"]}
     if name not in batches:
         raise SystemExit(f"There is no batch {name}: choose from {', '.join(batches)}.")
-    return [Step.parse(written) for written in batches[name]["steps"]]
+    return [BatchStep.parse(written) for written in batches[name]["steps"]]
 
 
 def run_batch(
-    steps: list[Step],
+    steps: list[BatchStep],
     work: Path,
     *,
     out: Path | None = None,
@@ -114,7 +114,7 @@ def run_batch(
     if not (work / "chosen_S.json").exists():  # S was chosen once, on blogs
         shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
     waiting = [step for step in steps if not step.is_complete(work, scale)]
-    running: dict[Step, subprocess.Popen[bytes]] = {}
+    running: dict[BatchStep, subprocess.Popen[bytes]] = {}
     bundled_at = time.time()
     while waiting or running:
         is_late = until is not None and until - time.time() < SHORTEST
@@ -137,7 +137,7 @@ def run_batch(
         print(f"{step}: not begun; the same command goes on here", flush=True)
 
 
-def _command(step: Step, work: Path, device: str, until: float | None, scale: float) -> list[str]:
+def _command(step: BatchStep, work: Path, device: str, until: float | None, scale: float) -> list[str]:
     command = [sys.executable, "-m", "reproduction.private_run", "run", step.name, "--work", str(work)]
     command += ["--repetition", str(step.repetition), "--only", step.only, "--device", device, "--scale", str(scale)]
     return command + ([] if until is None else ["--stop-at", str(until)])
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="steps at the same time")
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
     arguments = parser.parse_args()
-    steps = read_batch(arguments.name) if arguments.steps is None else [Step.parse(one) for one in arguments.steps]
+    steps = read_batch(arguments.name) if arguments.steps is None else [BatchStep.parse(one) for one in arguments.steps]
     run_batch(
         steps,
         arguments.work.resolve(),

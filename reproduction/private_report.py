@@ -23,7 +23,7 @@ from reproduction.private_results import (
     REVIEWS,
     RULES,
     SEEDED,
-    Verdict,
+    RuleVerdict,
     charges,
     folders_of,
     mean_curve,
@@ -160,7 +160,7 @@ def sentences(root: Path = REVIEWS) -> list[str]:
     ]
 
 
-def registered(name: str, verdict: Verdict | None) -> dict[str, str]:
+def registered(name: str, verdict: RuleVerdict | None) -> dict[str, str]:
     """One registered rule with its verdict, as variables of `templates/paper.html`.
 
     Args:
@@ -198,7 +198,7 @@ def registered(name: str, verdict: Verdict | None) -> dict[str, str]:
     }
 
 
-def counts_of(judged: dict[str, Verdict]) -> str:
+def counts_of(judged: dict[str, RuleVerdict]) -> str:
     """How many conclusions of the paper were tested by the registered rules, each counted once, and with which result."""
     of_paper = [name for name, rule in RULES.items() if rule["counts"] == "paper"]
     tested = [judged[name] for name in of_paper if name in judged and judged[name].outcome in ("held", "did not hold")]

@@ -45,7 +45,7 @@ SEEDED = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleVerdict:
     """An outcome of `rules.toml` and the reason for it."""
 
     outcome: str
@@ -181,12 +181,12 @@ def cost(name: str, baseline: str, at: int, root: Path) -> str | None:
     return f"{apart.value:.2f} ({apart.value - apart.half:.2f} to {apart.value + apart.half:.2f})"
 
 
-def joined(parts: Sequence[tuple[bool | None, str]]) -> Verdict:
+def joined(parts: Sequence[tuple[bool | None, str]]) -> RuleVerdict:
     """Combine the parts of a rule: it did not hold if one part is false, and is undecided if one part is."""
     reason = "; ".join(text for _, text in parts) + "."
     if any(is_so is False for is_so, _ in parts):
-        return Verdict("did not hold", reason)
-    return Verdict("cannot tell" if any(is_so is None for is_so, _ in parts) else "held", reason)
+        return RuleVerdict("did not hold", reason)
+    return RuleVerdict("cannot tell" if any(is_so is None for is_so, _ in parts) else "held", reason)
 
 
 def is_so(seen: str, wanted: str) -> bool | None:
@@ -222,18 +222,18 @@ def within(
     return answer, f"{first.removesuffix('-seed')} against {second.removesuffix('-seed')}: {measured}"
 
 
-def private_norm() -> Verdict:
+def private_norm() -> RuleVerdict:
     """Rule private-S, computed again from the evaluations."""
     values = {norm: accuracy([BLOGS / f"S{norm}"], 1000) for norm in CANDIDATES}
     best = max(values, key=lambda norm: (values[norm], -norm))
     is_edge = best in (CANDIDATES[0], CANDIDATES[-1])
     listed = ", ".join(f"S = {norm}: {value[0]:.2f} %" for norm, value in values.items())
-    return Verdict(
+    return RuleVerdict(
         "chosen: S = " + str(best), f"{listed}. {'At the edge of the list.' if is_edge else 'Inside the list.'}"
     )
 
 
-def private_run(root: Path) -> Verdict:
+def private_run(root: Path) -> RuleVerdict:
     """Rule private-run: accuracy against the baseline with as many users, and epsilon at most that of the paper."""
     gap = within("private-run", "private", "baseline-C5000-seed", RULES["private-run"]["threshold"], root)
     largest = spent(complete("private", RULES["private-run"]["rounds"], root), 1e-9, "pld")
@@ -255,7 +255,7 @@ def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
     return rounds, [100 * float(np.mean([curve[r] for curve in curves])) for r in rounds]
 
 
-def private_rounds(root: Path) -> Verdict:
+def private_rounds(root: Path) -> RuleVerdict:
     """Rule private-rounds: the private run reaches the accuracy of the baseline a given number of rounds later."""
     first, last = RULES["private-rounds"]["read_at"]
     target = float(np.interp(first, *mean_curve("baseline-seed", root)))
@@ -267,7 +267,7 @@ def private_rounds(root: Path) -> Verdict:
     )
 
 
-def private_estimate(root: Path) -> Verdict:
+def private_estimate(root: Path) -> RuleVerdict:
     """Rule private-estimate: training with 100 users per round predicts the accuracy of the private run."""
     parts = []
     for at in RULES["private-estimate"]["read_at"]:
@@ -277,7 +277,7 @@ def private_estimate(root: Path) -> Verdict:
     return joined(parts)
 
 
-def table_2_cost(root: Path) -> Verdict:
+def table_2_cost(root: Path) -> RuleVerdict:
     """Rule table-2-cost: each sigma costs no more than in the paper, and more noise costs more."""
     names = [name for label, name in SEEDED.items() if label.startswith("S = 1")]
     parts = [
@@ -291,7 +291,7 @@ def table_2_cost(root: Path) -> Verdict:
     return joined(parts)
 
 
-def figure_1_later(root: Path) -> Verdict:
+def figure_1_later(root: Path) -> RuleVerdict:
     """Rule figure-1-later: the cost of noise grows during training."""
     parts = []
     for name in (name for label, name in SEEDED.items() if label.startswith("S = 1")):
@@ -304,7 +304,7 @@ def figure_1_later(root: Path) -> Verdict:
     return joined(parts)
 
 
-def figure_7(root: Path) -> Verdict:
+def figure_7(root: Path) -> RuleVerdict:
     """Rule figure-7: 1,250 and 100 users per round have the same accuracy at equal sigma."""
     many, few = "S15-sigma0.012-C1250-seed", "S15-sigma0.012-seed"
     curves = [dict(zip(*mean_curve(name, root), strict=True)) for name in (many, few)]
@@ -316,12 +316,12 @@ def figure_7(root: Path) -> Verdict:
     return joined([(is_so(mean.against(0.25), "below"), words), within("figure-7", many, few, 0.25, root, both=True)])
 
 
-def figure_1_match(root: Path) -> Verdict:
+def figure_1_match(root: Path) -> RuleVerdict:
     """Rule figure-1-match: sigma = 0.003 nearly matches the baseline."""
     return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, root)])
 
 
-def figure_4(root: Path) -> Verdict:
+def figure_4(root: Path) -> RuleVerdict:
     """Rule figure-4: after a change at round 4,885, S = 7.9 is better than the larger S."""
     parts = []
     for norm in (10, 12.6, 20):
@@ -330,7 +330,7 @@ def figure_4(root: Path) -> Verdict:
     return joined(parts)
 
 
-def figure_8_early(root: Path) -> Verdict:
+def figure_8_early(root: Path) -> RuleVerdict:
     """Rule figure-8-early: S = 10 and S = 12.6 are nearly as good as the best S, and the sweep tells values of S apart."""
     (at,) = RULES["figure-8-early"]["read_at"]
     names = {norm: f"trade-S{norm:g}-seed" for norm in TRADES}
@@ -348,14 +348,16 @@ def figure_8_early(root: Path) -> Verdict:
     return joined([*parts, (is_apart, f"the worst, S = {worst:g}, against S = {better:g}: {measured}")])
 
 
-def figure_8_seeds(root: Path) -> Verdict:
+def figure_8_seeds(root: Path) -> RuleVerdict:
     """Rule figure-8-seeds: three seeds of S = 20 are close together."""
     rule = RULES["figure-8-seeds"]
     values = accuracy(complete("trade-S20-seed", rule["read_at"][0], root), rule["read_at"][0])
     if len(values) < rule["seeds"]:
-        return Verdict("cannot tell", f"{len(values)} of {rule['seeds']} seeds.")
+        return RuleVerdict("cannot tell", f"{len(values)} of {rule['seeds']} seeds.")
     apart = max(values) - min(values)
-    return Verdict("held" if apart <= rule["threshold"] else "did not hold", f"range of the seeds {apart:.2f} points.")
+    return RuleVerdict(
+        "held" if apart <= rule["threshold"] else "did not hold", f"range of the seeds {apart:.2f} points."
+    )
 
 
 JUDGES = {
@@ -376,7 +378,7 @@ LONG_JUDGES = {
 """The same for the rules on reviews_1600_200k."""
 
 
-def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, Verdict]:
+def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, RuleVerdict]:
     """The verdict of every rule that the runs of `private_run.py` belong to.
 
     Args:
@@ -388,11 +390,11 @@ def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, Verdict]:
     judged += [(rule, *one, long) for rule, one in LONG_JUDGES.items() if any(folders_of(n, long) for n in one[1])]
     for rule, judge, needed, place in judged:
         why = missing(needed, place)
-        outcomes[rule] = Verdict("cannot tell", why) if why else judge(place)
+        outcomes[rule] = RuleVerdict("cannot tell", why) if why else judge(place)
     return outcomes | accounting()
 
 
-def accounting() -> dict[str, Verdict]:
+def accounting() -> dict[str, RuleVerdict]:
     """The verdicts of the rules that need no training: Tables 1 and 2 by three accountants."""
     from reproduction.printed import TABLE_1, TABLE_2, moments
     from unheard.privacy.accountants import epsilon
@@ -427,11 +429,11 @@ def accounting() -> dict[str, Verdict]:
     }
 
 
-def _hours() -> Verdict:
+def _hours() -> RuleVerdict:
     """Rule expect-hours: the private run takes at most 15 minutes, all its sessions together."""
     seen = sittings(REVIEWS / "private")
     rounds, seconds, done = RULES["expect-hours"]["rounds"], sum(one["seconds"] for one in seen), seen[-1]["to_round"]
     if done < rounds:
         whole = rounds * seconds / done / 60
-        return Verdict("cannot tell", f"{done:,} of {rounds:,} rounds; at this pace all take {whole:.1f} minutes.")
-    return Verdict("held" if seconds <= 900 else "did not hold", f"{seconds / 60:.1f} minutes.")
+        return RuleVerdict("cannot tell", f"{done:,} of {rounds:,} rounds; at this pace all take {whole:.1f} minutes.")
+    return RuleVerdict("held" if seconds <= 900 else "did not hold", f"{seconds / 60:.1f} minutes.")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reproduction.batch import Step, read_batch, run_batch
+from reproduction.batch import BatchStep, read_batch, run_batch
 from reproduction.bundles import bundle, restore
 from reproduction.private_run import is_measured
 
@@ -103,7 +103,7 @@ def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_pa
 
 @pytest.mark.parametrize("written", ["private", "private:2", "trade-offs *-seed1", "z1-C1250:3 z1*"])
 def test_a_step_is_written_as_it_is_read(written):
-    assert str(Step.parse(written)) == written
+    assert str(BatchStep.parse(written)) == written
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def processes(tmp_path, monkeypatch):
         return [sys.executable, "-c", script, step.name, str(log)]
 
     monkeypatch.setattr(batch_module, "_command", command)
-    monkeypatch.setattr(Step, "runs", lambda *given: {"run": {"training": {"rounds": 5}}})
+    monkeypatch.setattr(BatchStep, "runs", lambda *given: {"run": {"training": {"rounds": 5}}})
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
     return log
 
@@ -132,7 +132,7 @@ def processes(tmp_path, monkeypatch):
 def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_path, monkeypatch, processes, capsys):
     ended = []
     monkeypatch.setattr(batch_module, "_write", lambda *given: ended.append(processes.read_text().split()))
-    steps = [Step("until-third"), Step("fails"), Step("second"), Step("third"), Step("last")]
+    steps = [BatchStep("until-third"), BatchStep("fails"), BatchStep("second"), BatchStep("third"), BatchStep("last")]
     run_batch(steps, tmp_path, out=tmp_path, processes=2)  # with one at a time it would not end
     assert processes.read_text().split()[:2] == ["second", "third"]
     assert sorted(processes.read_text().split()[2:]) == ["last", "until-third"]
@@ -144,8 +144,8 @@ def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_p
 def test_no_step_begins_when_the_time_is_over_and_complete_steps_are_passed_over(
     tmp_path, monkeypatch, processes, capsys
 ):
-    monkeypatch.setattr(Step, "is_complete", lambda step, *given: step.name == "complete")
-    steps = [Step("complete"), Step("first"), Step("late")]
+    monkeypatch.setattr(BatchStep, "is_complete", lambda step, *given: step.name == "complete")
+    steps = [BatchStep("complete"), BatchStep("first"), BatchStep("late")]
     clock = iter([0.0, 0.0, 10.0])
     monkeypatch.setattr(batch_module, "time", SimpleNamespace(time=lambda: next(clock, 75.0), sleep=time.sleep))
     run_batch(steps, tmp_path, out=tmp_path / "out", stop_after=100.0)  # at 75 s less than SHORTEST is left
@@ -155,17 +155,17 @@ def test_no_step_begins_when_the_time_is_over_and_complete_steps_are_passed_over
 
 def test_a_step_waits_for_the_runs_that_it_begins_from(tmp_path):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    step = Step.parse("trade-offs-adjusted *-seed1")
+    step = BatchStep.parse("trade-offs-adjusted *-seed1")
     assert not step.is_ready(tmp_path, 1.0)
     make_run(tmp_path / "runs" / "trade-S20-seed1", flat(20))
     (tmp_path / "runs" / "trade-S20-seed1" / "facts.json").write_text("{}")
     assert step.is_ready(tmp_path, 1.0)
-    assert not Step.parse("trade-offs-adjusted *-seed2").is_ready(tmp_path, 1.0)
-    assert Step.parse("trade-offs *-seed2").is_ready(tmp_path, 1.0)
+    assert not BatchStep.parse("trade-offs-adjusted *-seed2").is_ready(tmp_path, 1.0)
+    assert BatchStep.parse("trade-offs *-seed2").is_ready(tmp_path, 1.0)
 
 
 def test_the_command_of_a_step_says_which_runs_and_until_when():
-    command = batch_module._command(Step.parse("private:2"), Path("work"), "cpu", 1234.5, 1.0)
+    command = batch_module._command(BatchStep.parse("private:2"), Path("work"), "cpu", 1234.5, 1.0)
     assert command[1:6] == ["-m", "reproduction.private_run", "run", "private", "--work"]
     assert command[command.index("--repetition") + 1] == "2"
     assert command[command.index("--stop-at") + 1] == "1234.5"
