@@ -92,7 +92,7 @@ def test_an_impossible_target_is_refused(target):
         ({"delta": 1 / 763430}, "below 1/users"),
         ({"delta": 0.0}, "above 0"),
         ({"users_per_round": 763431}, "not possible"),
-        ({"users_per_round": 0}, "users a round"),
+        ({"users_per_round": 0}, "users per round"),
         ({"rounds": 0}, "rounds"),
         ({"noise_multiplier": -1.0}, "noise multiplier"),
         ({"noise_multiplier": math.nan}, "noise multiplier"),

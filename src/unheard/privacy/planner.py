@@ -72,11 +72,11 @@ class CostEstimate:
 
     def __post_init__(self) -> None:
         require(self.population >= 1, f"users must be 1 or more, not {self.population}.")
-        require(self.users_per_round > 0, f"users a round must be more than 0, not {self.users_per_round:g}.")
+        require(self.users_per_round > 0, f"users per round must be more than 0, not {self.users_per_round:g}.")
         require(
             self.users_per_round <= self.population,
-            f"{self.users_per_round:g} users a round out of {self.population} users is not possible: "
-            "lower the users a round, or declare more users.",
+            f"{self.users_per_round:g} users per round out of {self.population} users is not possible: "
+            "lower the users per round, or declare more users.",
         )
         require(
             0 <= self.noise_multiplier < math.inf,

@@ -292,7 +292,10 @@ def is_alone(folder: RunFolder) -> bool:
 
 
 def population_of(folder: RunFolder) -> PopulationLedger | None:
-    """The population's ledger where the run file says; None if the store is not on this machine, or for a ledger alone.
+    """Open the ledger of the population in which a run is charged, as its run file names it.
+
+    Returns:
+        The ledger. None if the store is not on this machine, or if the folder holds a ledger and no run (`is_alone`).
 
     Raises:
         LedgerError: The run file is missing or damaged, or the store lacks a ledger in which it was charged.
