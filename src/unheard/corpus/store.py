@@ -696,6 +696,15 @@ def write_digests(folder: Path, known: Mapping[str, tuple[int, str]] | None = No
     write_private_json(folder / DIGESTS, {"files": content, "ledgers": (folder / RECORD).is_file()})
 
 
+def tokens_digest(table: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the record of a tokenizer (`tokens` of corpus.json); a run's ledger names it in its header.
+
+    Args:
+        table: The record, as corpus.json or tokens.json of a run folder holds it.
+    """
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
 def _read_digests(folder: Path) -> dict[str, tuple[int, str]]:
     """Read digests.json; a store that was written with one and lacks it is damaged."""
     try:

@@ -11,8 +11,6 @@ To add a tokenizer, implement `Tokenizer` and list the class in `TOKENIZER_KINDS
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -318,11 +316,6 @@ def choose_tokenizer(
 def tokenizer_from_table(table: Mapping[str, Any]) -> Tokenizer:
     """Restore the tokenizer that corpus.json or a run folder records."""
     return part_of_kind(TOKENIZER_KINDS, table, "tokens")
-
-
-def tokens_digest(table: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the record of a tokenizer; the header of a run's ledger names it."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def tokenizer_to_table(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -27,8 +27,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from unheard.corpus.store import TokenStore, UserTokens
-from unheard.corpus.tokenizers import tokens_digest
+from unheard.corpus.store import TokenStore, UserTokens, tokens_digest
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.engine import DistributedEngine
 from unheard.engines.distributed.parallel_map import ParallelMap, map_on_ranks, sequential_map

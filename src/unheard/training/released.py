@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unheard.corpus.store import TokenStore
-from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table, tokens_digest
+from unheard.corpus.store import TokenStore, tokens_digest
+from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import CheckpointCorrupt, ModelError, RunFolderError, RunFolderMissing
