@@ -19,6 +19,7 @@ from unheard.privacy.events import PoissonGaussian, Selection, to_record
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+from unheard.training.run import read_saved_run
 
 
 def wrong(folder, **more) -> dict[str, str]:
@@ -121,6 +122,22 @@ def test_a_ledger_that_was_written_anew_does_not_fit_its_run_file_or_checkpoints
     assert "checkpoints" in found  # whose hashes are of the true one
 
 
+def test_every_fact_that_follows_from_the_run_file_is_compared_with_it(folder):
+    """Also how the noise was drawn: a seeded run whose ledger says "secure" would be stated without its warning."""
+    run, _ = read_saved_run(folder / "run.toml")
+    lines, file = lines_of(folder), folder / "ledger.jsonl"
+    for name in [*run.plan.facts(run.model.layout), "delta", "randomness", "parameters"]:
+
+        def changed(records, name=name):
+            facts = records[0]["facts"]
+            kind = type(facts[name])
+            other = {"mode": "another"} if kind is dict else [] if kind is list else kind(2 * facts[name])
+            return [{**records[0], "facts": {**facts, name: other}}, *records[1:]]
+
+        file.write_bytes(resealed(lines, changed))
+        assert name in wrong(folder)["facts"], name
+
+
 def test_one_charge_that_the_population_lacks_does_not_fit(folder):
     ledger = Ledger.open(folder / "ledger.jsonl")
     ledger.charge(ledger.events[-1], 6)
@@ -182,6 +199,10 @@ def test_a_model_that_was_replaced_does_not_fit(folder, model):
     from unheard.training.checkpoint import save_model
 
     save_model(folder / "model.safetensors", model, torch.zeros(model.layout.total), {"round": 6})
+    assert "it was replaced" in wrong(folder)["model"]
+    close_P = newest_checkpoint(RunFolder(folder)).state.params_P.clone()
+    close_P[0] = torch.nextafter(close_P[0], torch.tensor(torch.inf))  # the last bit of one number
+    save_model(folder / "model.safetensors", model, close_P, {"round": 6})
     assert "it was replaced" in wrong(folder)["model"]
     save_model(folder / "model.safetensors", model, torch.zeros(model.layout.total), {"round": 7})
     assert "no checkpoint" in wrong(folder)["model"]

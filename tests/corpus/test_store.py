@@ -233,3 +233,20 @@ def test_a_user_written_in_pieces_is_one_user(tmp_path):
 def test_a_store_stands_for_its_path(store):
     assert Path(store) == store.path
     assert TokenStore.open(store).name == store.name
+
+
+def test_the_content_digest_follows_every_token_and_boundary_of_training_users_and_nothing_else(tmp_path):
+    """Seeded runs on two stores share no noise because of it: stores that were prepared alike have one name."""
+
+    def digest(train, held_out=((0, 3, 1),)):
+        splits = {
+            name: [np.array(tokens, dtype=np.uint16) for tokens in users]
+            for name, users in (("train", train), ("held_out", held_out))
+        }
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        return write_store(folder, **splits, vocabulary=Vocabulary.of(["a", "b"])).content_digest
+
+    first = digest([(0, 3, 4, 1), (0, 4, 1)])
+    assert first == digest([(0, 3, 4, 1), (0, 4, 1)], held_out=((0, 4, 4, 1),))
+    others = [digest([(0, 3, 3, 1), (0, 4, 1)]), digest([(0, 3, 4), (1, 0, 4, 1)]), digest([(0, 4, 1), (0, 3, 4, 1)])]
+    assert len({first, *others}) == 4

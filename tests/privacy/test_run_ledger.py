@@ -14,7 +14,7 @@ from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.deployment.loading import run_statement
-from unheard.errors import CheckpointCorrupt, InvalidValue, LedgerError, UnheardError
+from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, UnheardError
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
@@ -107,6 +107,36 @@ def test_every_reader_refuses_a_folder_that_was_rolled_back_whole(base, reader):
     with pytest.raises(LedgerError, match=r"holds 6 charges of this run, the run's own ledger 2.*newest copy"):
         READERS[reader](base / "r")
     assert "newest copy" in findings(base / "r")["population"]
+
+
+@pytest.mark.parametrize("where", ["a file", "a folder"])
+def test_a_folder_that_was_rolled_back_is_compared_with_the_ledger_that_its_run_file_names(base, tmp_path, where):
+    run, _ = read_saved_run(base / "other" / "run.toml")
+    uncharged_copy(base / "store", base / "fresh")
+    (tmp_path / "named").mkdir()
+    named = replace(run, corpus=base / "fresh", ledger=tmp_path / "named" / ("" if where == "a folder" else "l.jsonl"))
+    list(unheard.train(named, base / "n"))
+    shutil.copytree(base / "n", base / "n-early")
+    list(unheard.resume(base / "n", rounds=6))
+    assert not (base / "fresh" / "ledger.jsonl").exists()
+    READERS["statement"](base / "n")
+    for reader in ("statement", "unheard.statement", "export", "record"):
+        with pytest.raises(LedgerError, match="newest copy"):
+            READERS[reader](base / "n-early")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_run_folder_without_its_ledger_is_an_error(base, reader):
+    (base / "r" / "ledger.jsonl").unlink()
+    with pytest.raises(UnheardError, match=r"ledger"):
+        READERS[reader](base / "r")
+
+
+def test_measures_of_an_older_model_are_not_shown(base):
+    invoke("evaluate", base / "r", "--full")
+    assert RunRecord.read(base / "r").measures is not None
+    list(unheard.resume(base / "r", rounds=7))
+    assert RunRecord.read(base / "r").measures is None
 
 
 @pytest.mark.parametrize("reader", ["statement", "unheard.statement", "record", "export"])
@@ -340,6 +370,8 @@ def test_metrics_may_be_deleted_and_begin_anew(base):
 def test_verify_notices_a_store_without_its_record(base):
     (base / "store" / "corpus.json").unlink()
     assert "corpus.json is missing" in findings(base / "r")["store"]
+    with pytest.raises(CorpusError, match=r"corpus\.json is missing beside the other files"):
+        unheard.evaluate(base / "r")
 
 
 @pytest.mark.parametrize(

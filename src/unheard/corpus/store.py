@@ -414,6 +414,10 @@ class TokenStore:
                 "" if folder.is_absolute() else " (seen from here)"
             )  # the path in a run file may be relative to another folder
             what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
+            if (folder / DIGESTS).exists():
+                raise CorpusCorrupt(
+                    f"{folder / 'corpus.json'} is missing beside the other files of the store. {REMEDY}"
+                )
             raise CorpusMissing(
                 f"No token store at {folder}{seen}: there is {what}. "
                 f"Make one with `unheard prepare INPUT --out {folder}`"

@@ -575,8 +575,8 @@ def _check_position(population: PopulationLedger, position: Mapping[str, Any] | 
     # DP: a ledger that was cut or replaced would make these users look less spent than they are.
     if position is not None and not population.contains(position):
         raise LedgerError(
-            f"{path} does not hold what was charged when its store last recorded it: it was shortened or replaced. Put the "
-            "right one back; without it what these users have spent cannot be known."
+            f"{path} does not hold what was charged when its store last recorded it ({RECORD}): it was shortened or "
+            "replaced. Put the right one back; without it what these users have spent cannot be known."
         )
 
 
