@@ -10,9 +10,10 @@ from torch import nn
 from torch.func import grad, vmap
 
 import unheard
+from unheard.engines.vectorised import VectorisedEngine
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.model import PAD, mean_loss, window_targets
-from unheard.models.recurrent import _lstm_states
+from unheard.models.recurrent import lstm_states
 from unheard.training.initialise import pinned
 from unheard.training.run import read_run_file, read_saved_run, run_hash, tables_from_run
 
@@ -176,9 +177,11 @@ def test_the_states_with_a_backward_pass_of_their_own_agree_with_autograd(compil
     torch.manual_seed(0)
     gates, weight = torch.randn(3, 2, 5, 24).double(), torch.randn(3, 6, 24).double() * 0.4
     plain = unheard.TiedLSTM(vocabulary_size=10, hidden_size=6)._unroll
-    assert torch.allclose(_lstm_states(gates[0], weight[0]), plain(gates[0], weight[0]), atol=1e-12)
-    own = partial(unrolled_gradients, _lstm_states)
-    own = torch.compile(own, backend="aot_eager", fullgraph=True) if compiled else own
+    assert torch.allclose(lstm_states(gates[0], weight[0]), plain(gates[0], weight[0]), atol=1e-12)
+    own = partial(unrolled_gradients, lstm_states)
+    if compiled:
+        torch.compiler.allow_in_graph(lstm_states)  # as engines/vectorised.py does
+        own = torch.compile(own, backend="aot_eager", fullgraph=True)
     for ours, expected in zip(own(gates, weight), unrolled_gradients(plain, gates, weight), strict=True):
         assert expected.norm() > 0.5
         assert torch.allclose(ours, expected, atol=1e-12)
@@ -189,7 +192,15 @@ def test_the_states_with_a_backward_pass_of_their_own_agree_in_bfloat16():
     gates, weight = torch.randn(3, 2, 5, 24), torch.randn(3, 6, 24) * 0.4
     plain = unheard.TiedLSTM(vocabulary_size=10, hidden_size=6)._unroll
     exact = unrolled_gradients(plain, gates, weight)
-    for unroll in (plain, _lstm_states):
+    for unroll in (plain, lstm_states):
         for coarse, expected in zip(unrolled_gradients(unroll, gates, weight, autocast=True), exact, strict=True):
             assert coarse.dtype == torch.float32
             assert (coarse - expected).norm() < 0.01 * expected.norm()
+
+
+def test_the_engine_lets_the_compiler_take_the_states_whole_before_it_compiles(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.compiler, "allow_in_graph", done.append)
+    monkeypatch.setattr(torch, "compile", lambda step: lambda *args: (*done, *args))
+    engine = VectorisedEngine(unheard.TiedLSTM(vocabulary_size=10), torch.device("cuda"))
+    assert engine._step("chunk") == (lstm_states, "chunk")

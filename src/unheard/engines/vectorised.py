@@ -28,6 +28,7 @@ from unheard.errors import ModelError
 from unheard.mechanism.aggregation import CohortSum
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel, mean_loss
+from unheard.models.recurrent import lstm_states
 from unheard.parameters import to_device
 from unheard.updates.user_update import User, padded_batches
 
@@ -227,6 +228,7 @@ class VectorisedEngine:
         if self.device.type == "cuda" and self._compiled.get("step") is not False:
             try:
                 if "step" not in self._compiled:
+                    torch.compiler.allow_in_graph(lstm_states)
                     self._compiled["step"] = torch.compile(self._local_step)
                 return self._compiled["step"](*args)
             except torch.OutOfMemoryError:

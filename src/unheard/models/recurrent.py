@@ -222,7 +222,7 @@ class TiedLSTM(TiedModel):
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
         if gates_BTG.is_cuda and torch.is_grad_enabled():
-            return _lstm_states(gates_BTG, from_state_HG)
+            return lstm_states(gates_BTG, from_state_HG)
         # All four gates are one product: of the inputs for all T at once, of the states step by step.
         state_BH = cell_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
         states = []
@@ -288,9 +288,13 @@ class _LSTMStates(torch.autograd.Function):
         return d_gate_BTG, d_from_state_HG
 
 
-@torch.compiler.allow_in_graph  # torch.compile cannot look into an autograd.Function under vmap
-def _lstm_states(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
-    """The states [B, T, H] of `TiedLSTM._unroll`."""
+def lstm_states(gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
+    """The states [B, T, H] of `TiedLSTM._unroll`.
+
+    torch.compile cannot look into an autograd.Function under vmap: an engine that compiles calls
+    `torch.compiler.allow_in_graph` with this function first. Not here: that imports the compiler, which takes as long as
+    importing torch.
+    """
     return _LSTMStates.apply(gates_BTG, from_state_HG)[0]
 
 
