@@ -359,6 +359,16 @@ def test_verify_notices_damaged_metrics_tokens_and_measures(base, name, content,
     assert list(findings(base / "r")) == [check]
 
 
+def test_verify_knows_the_tokenizer_of_a_run_without_its_store(base):
+    shutil.rmtree(base / "store")
+    assert "tokens" not in findings(base / "r")
+    file = base / "r" / "tokens.json"
+    file.write_text('{"kind": "words", "lowercase": false}')
+    assert "another tokenizer" in findings(base / "r")["tokens"]
+    file.unlink()
+    assert "tokens.json is missing" in findings(base / "r")["tokens"]
+
+
 def test_metrics_may_be_deleted_and_begin_anew(base):
     """Neither the model nor the ledger needs them, and the messages about damaged ones say so."""
     (base / "r" / "metrics.jsonl").unlink()

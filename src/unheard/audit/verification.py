@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from unheard.corpus.store import TokenStore
+from unheard.corpus.store import TokenStore, tokens_digest
 from unheard.corpus.tokenizers import tokenizer_from_table
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CodeNotTrusted, RunFolderMissing, UnheardError
@@ -374,9 +374,13 @@ def _is_evaluation(line: bytes) -> bool:
 
 
 def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
-    """The record of the tokenizer reads back, and is the one of the run's store if that is on this machine."""
+    """The record of the tokenizer reads back, is the one that the ledger's header names, and the one of the run's store if
+    that is on this machine."""
     run, ledger = _run_and_ledger(folder)
+    named = ledger.facts.get("tokens_sha256")  # ledgers of older versions name none
     if not folder.path.tokens.exists():
+        if named not in (None, tokens_digest({})):
+            raise CheckFailed("tokens.json is missing: copy it from the corpus.")
         yield "no tokens.json: text is split into words"
         return
     try:
@@ -387,6 +391,8 @@ def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
         raise CheckFailed("tokens.json does not read back as written: copy it from the corpus.") from None
     if table:
         tokenizer_from_table(table)
+    if named not in (None, tokens_digest(table)):
+        raise CheckFailed("tokens.json names another tokenizer than the run began with: copy it from the corpus.")
     yield "tokens.json names a tokenizer"
     record = Path(corpus or run.corpus) / "corpus.json"
     if record.is_file():
