@@ -28,6 +28,7 @@ from unheard.deployment.personalize import open_personal
 from unheard.errors import CorpusMissing, InvalidValue, ModelError, UnheardError
 from unheard.formatting import printable, shown_word
 from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import find_population_ledger
 from unheard.report.run_monitor import RunMonitor
 from unheard.report.run_record import RunRecord
 from unheard.run_folder import RunFolder
@@ -227,7 +228,10 @@ def test_a_pipe_or_a_device_in_a_folder_is_refused_at_once(run, tmp_path, name, 
         os.mkfifo(folder / name)
     else:
         (folder / name).symlink_to("/dev/zero")
-    for read in (verify, unheard.statement, Released.open, RunRecord.read, lambda f: list(unheard.resume(f, rounds=2))):
+    readers = [verify, unheard.statement, Released.open, RunRecord.read, lambda f: list(unheard.resume(f, rounds=2))]
+    if name != "ledger.jsonl":
+        readers.append(lambda f: find_population_ledger(f / "ledger.jsonl", True))
+    for read in readers:
         with pytest.raises(UnheardError, match=rf"{name} is not a regular file|holds no ledger"):
             read(folder)
 

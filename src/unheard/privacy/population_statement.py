@@ -41,6 +41,7 @@ from unheard.privacy.population_ledger import (
 )
 from unheard.privacy.statement import figure, plain, rounded_up, row
 from unheard.privacy.trade_off import figures, figures_of_pair
+from unheard.run_folder import RunFolder
 
 NOT_COVERED = [
     "runs that were not charged to this ledger: on copies of the store, or on other stores with the same users",
@@ -172,6 +173,7 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
         return read_population_ledger(path.parent, path)
     if not wanted:
         return None
+    RunFolder(path.parent).check_files()
     try:
         tables = parse_toml((path.parent / "run.toml").read_text(encoding="utf-8"))
         store = Path(tables["corpus"]["path"])
