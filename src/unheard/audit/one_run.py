@@ -341,7 +341,7 @@ def _estimate(included: np.ndarray, excluded: np.ndarray, delta: float, without_
         return math.nan
     spread = float(np.sqrt((included.var(ddof=1) + excluded.var(ddof=1)) / 2))
     distance = float(included.mean() - excluded.mean())
-    if without_noise and stats.mannwhitneyu(included, excluded).pvalue < 1e-3:
+    if without_noise and float(np.asarray(stats.mannwhitneyu(included, excluded))[1]) < 1e-3:  # the p-value
         return math.inf
     if spread == 0 or distance <= 0:
         return 0.0

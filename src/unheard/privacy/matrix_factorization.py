@@ -343,7 +343,7 @@ def _error_and_gradient(numerator: np.ndarray, denominator: np.ndarray, rounds: 
     error = float(count @ noise**2) / rounds
     adjoint = np.cumsum((2 * count * noise / rounds)[::-1])
     adjoint = np.asarray(lfilter(numerator, denominator, lfilter(numerator, denominator, adjoint)))
-    return error, -adjoint[::-1]
+    return error, np.negative(adjoint[::-1])
 
 
 def _blt_inverse(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
