@@ -371,6 +371,24 @@ def test_a_port_in_use_is_a_refusal_with_advice(server, two_models):
         KeyboardServer([Suggester(two_models[0])], server.server_port)
 
 
+def test_ctrl_c_while_a_thread_starts_ends_the_server(two_models, monkeypatch):
+    """The thread may be done before the main thread goes on."""
+    server = KeyboardServer([Suggester(model) for model in two_models])
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread):
+        start(thread)
+        thread.join()
+        raise KeyboardInterrupt
+
+    with server, socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as client:
+        client.shutdown(socket.SHUT_WR)
+        monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            server.serve_forever()
+        monkeypatch.undo()
+
+
 def test_closing_waits_for_the_request_that_is_being_answered(two_models):
     """A thread that is inside torch when the interpreter ends would abort the process."""
     begun, ended = threading.Event(), threading.Event()

@@ -197,6 +197,8 @@ def test_the_simulation_gives_the_model_of_plain_training_and_stays_on_this_mach
     run = replace(run, training=replace(run.training, rounds=2, reproducible_seed=3))
     expected = plain(run, tmp_path / "plain")
     before = set(descendants(os.getpid()))
+    import ray  # noqa: F401  # as another part of a program may have done before
+
     with simulated_nodes(run.corpus, 4, processes=1) as network:
         for name in ("central", "secure"):
             choice = EngineChoice(kind="reference", secure_aggregation=name == "secure", parties=3)

@@ -378,15 +378,15 @@ def _environment(**variables: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ray_services() -> Iterator[None]:
-    """In the block Ray starts without its dashboard's process, and waits longer for its own process.
+    """In the block Ray starts for this machine only, without its dashboard's process, and waits longer for its own process.
 
     Ray starts the dashboard's process also where no dashboard is asked for. It asks the metadata services of three cloud
     providers where it runs, whatever the settings of telemetry. Ray's own limit of 30 seconds is too short for a machine
     that does other work meanwhile, and it is no setting.
     """
-    from ray._private import services
+    from ray._private import ray_constants, services
 
-    before = services.start_api_server, services.get_node
+    before = services.start_api_server, services.get_node, ray_constants.ENABLE_RAY_CLUSTER
 
     def get_node(*args: Any, **named: Any) -> Any:
         """Wait up to `START_TIMEOUT` seconds for the node that Ray has started."""
@@ -401,10 +401,13 @@ def _ray_services() -> Iterator[None]:
 
     services.start_api_server = lambda *_, **__: (None, None)  # what Ray returns if the dashboard does not start
     services.get_node = get_node
+    # DP: Ray listens on the loopback interface only: updates without noise are on their way to the server. Otherwise it
+    # replaces 127.0.0.1 by an address of the network and listens on all interfaces.
+    ray_constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        services.start_api_server, services.get_node = before
+        services.start_api_server, services.get_node, ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager
@@ -414,9 +417,6 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
     Raises:
         NodeError: Ray runs in this process already, does not start, or listens to the network.
     """
-    # DP: Ray listens on the loopback interface only: updates without noise are on their way to the server. Ray replaces
-    # 127.0.0.1 by an address of the network and listens on all interfaces, unless this is set when it is imported.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
 
     if ray.is_initialized():
@@ -429,7 +429,8 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
     try:
         try:
             path = os.pathsep.join(filter(None, sys.path))
-            with warnings.catch_warnings(), _environment(PYTHONPATH=path), _ray_services():
+            variables = {"PYTHONPATH": path, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            with warnings.catch_warnings(), _environment(**variables), _ray_services():
                 warnings.simplefilter("ignore")  # Ray's advice on its own settings
                 ray.init(
                     address="local",
@@ -450,7 +451,7 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
         if addresses != {"127.0.0.1"}:
             raise NodeError(
                 f"Ray listens on {', '.join(sorted(addresses))} instead of 127.0.0.1, and updates without noise could be "
-                "read there. Another part of this program has imported Ray before: start the simulation in its own process."
+                "read there. Nothing was trained; `pip show ray` tells the version, and constraints.txt the one that was tested."
             )
         yield
     finally:

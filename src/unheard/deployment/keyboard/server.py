@@ -315,7 +315,7 @@ class KeyboardServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
+        except Exception:  # no thread could be started; after Ctrl-C there may be one, which releases the slot itself
             self._free.release()
             raise
 
