@@ -23,14 +23,13 @@ from unheard.corpus.canaries import read_canaries
 from unheard.corpus.private_vocabulary import WordRelease
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.deployment.device import open_export
+from unheard.deployment.loading import open_export
 from unheard.deployment.personalize import open_personal
 from unheard.errors import CorpusMissing, InvalidValue, ModelError, UnheardError
 from unheard.formatting import printable, shown_word
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import find_population_ledger
-from unheard.report.run_monitor import RunMonitor
-from unheard.report.run_record import RunRecord
+from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder
 from unheard.training.released import Released
 from unheard.training.run import run_toml

@@ -12,10 +12,8 @@ import torch
 from torch import nn
 
 import unheard
-from unheard.deployment.device import FLOAT32, INT8, OnnxStepper
-from unheard.deployment.export import export, in_int8, step_graph
-from unheard.deployment.loading import open_model
-from unheard.deployment.parity import AT_ONCE, CONTEXTS, Agreement, ParityCheck, draw_texts
+from unheard.deployment.export import AT_ONCE, CONTEXTS, Agreement, ParityCheck, draw_texts, export, in_int8, step_graph
+from unheard.deployment.loading import FLOAT32, INT8, OnnxStepper, open_model
 from unheard.deployment.step import ReplayStepper, step_arrays, stepper_for
 from unheard.errors import InvalidValue, LedgerError, ModelError
 from unheard.models.recurrent import TiedGRU
@@ -46,7 +44,7 @@ def test_every_model_and_option_predicts_on_10_000_contexts_what_pytorch_predict
 
 
 def test_the_papers_model_agrees_and_is_1_4_megabytes_in_int8(wild, monkeypatch):
-    monkeypatch.setattr("unheard.deployment.parity.TEXTS", AT_ONCE)  # 640 contexts: each has 10,000 scores
+    monkeypatch.setattr("unheard.deployment.export.TEXTS", AT_ONCE)  # 640 contexts: each has 10,000 scores
     model = unheard.TiedLSTM(vocabulary_size=10_000)
     params_P = wild(model, spread=0.05)
     found = compared(model, params_P)

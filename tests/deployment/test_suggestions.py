@@ -8,8 +8,7 @@ import pytest
 
 from unheard.corpus.tokenizers import CharacterTokenizer
 from unheard.corpus.vocabulary import BOS, Vocabulary
-from unheard.deployment.keyboard.pieces import suggester_for
-from unheard.deployment.keyboard.suggestions import MAX_STATES, WINDOW, Suggester, split_at_cursor
+from unheard.deployment.keyboard.suggestions import MAX_STATES, WINDOW, Suggester, split_at_cursor, suggester_for
 from unheard.deployment.model import probabilities
 from unheard.errors import ModelError
 

@@ -18,7 +18,7 @@ from tests.federated.test_server import SECURE, one_round, seeded, sum_of
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, LedgerError, NodeError, PrivacyError, UnprovenCombination
 from unheard.mechanism.aggregation import BoundedAverage
-from unheard.mechanism.distributed_noise import SMALLEST_SHARE, DistributedGaussianNoise
+from unheard.mechanism.noise import SMALLEST_SHARE, DistributedGaussianNoise
 from unheard.privacy.events import (
     DistributedGaussian,
     Gaussian,

@@ -18,8 +18,7 @@ from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerE
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
-from unheard.report.run_monitor import RunMonitor
-from unheard.report.run_record import RunRecord
+from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_model
 from unheard.training.run import read_saved_run

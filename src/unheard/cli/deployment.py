@@ -187,8 +187,7 @@ def predict(
 
 def _open(folder: Path):
     """Open a model. A run is opened without its privacy statement, which takes seconds to compute."""
-    from unheard.deployment.device import is_export
-    from unheard.deployment.loading import is_personal
+    from unheard.deployment.loading import is_export, is_personal
 
     if is_export(folder) or is_personal(folder):
         from unheard.deployment.loading import open_model
@@ -231,8 +230,8 @@ def keyboard(
 
     from unheard.cli.display import console, notes
     from unheard.cli.processes import let_unwind
-    from unheard.deployment.keyboard.pieces import suggester_for
     from unheard.deployment.keyboard.server import KeyboardServer
+    from unheard.deployment.keyboard.suggestions import suggester_for
     from unheard.deployment.loading import open_models
 
     with notes.status("Opening the models and computing their privacy statements"):

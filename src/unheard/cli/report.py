@@ -20,7 +20,7 @@ from unheard.cli.processes import output_stop_message, set_stop_message
 
 if TYPE_CHECKING:
     from unheard.report.comparison import Comparison
-    from unheard.report.run_monitor import RunStatus
+    from unheard.report.run_record import RunStatus
     from unheard.run_folder import RunFolder
 
 REPORT_EXAMPLES = """Examples:
@@ -175,7 +175,7 @@ def watch(
 
     from unheard.cli.display import console
     from unheard.cli.processes import let_unwind
-    from unheard.report.run_monitor import RunMonitor
+    from unheard.report.run_record import RunMonitor
 
     monitor = RunMonitor(folder)
     status = monitor.status()

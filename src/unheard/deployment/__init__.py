@@ -3,11 +3,9 @@
 Modules:
 
     model           `LoadedModel`: a model that predicts word by word, with its privacy statement; no torch
-    loading         open a run folder, an export or a personal model as a `LoadedModel`
-    device          open an export with onnxruntime, without torch
+    loading         open a run folder, an export or a personal model as a `LoadedModel`; an export without torch
     step            one step of a trained model in torch
-    export          write a run's model as ONNX in float32 and int8
-    parity          compare an exported graph with the trained model
+    export          write a run's model as ONNX in float32 and int8, after comparing it with the trained model
     personalize     continue training on one user's own text, for that user only
     keyboard/       a phone keyboard on a local web page that shows the suggestions
 

@@ -32,8 +32,7 @@ from unheard.engines.distributed.engine import plan_from_table
 from unheard.engines.engine import Drawn, Engine
 from unheard.errors import NodeError, UnheardError
 from unheard.federated.messages import Packet, refused
-from unheard.mechanism.distributed_noise import DistributedGaussianNoise
-from unheard.mechanism.noise import NoNoise
+from unheard.mechanism.noise import DistributedGaussianNoise, NoNoise
 from unheard.mechanism.plan import RoundPlan
 from unheard.models.model import LanguageModel
 from unheard.randomness import secure_generator

@@ -39,7 +39,7 @@ from unheard.errors import InvalidValue, NodeError, PrivacyError, UnheardError, 
 from unheard.federated.messages import Network, Packet
 from unheard.federated.node import EXTRAS
 from unheard.mechanism.aggregation import CohortSum
-from unheard.mechanism.distributed_noise import DistributedGaussianNoise
+from unheard.mechanism.noise import DistributedGaussianNoise
 from unheard.mechanism.plan import Plan, RoundPlan
 from unheard.mechanism.sampling import FixedSizeSampling, PoissonSampling
 from unheard.models.model import LanguageModel

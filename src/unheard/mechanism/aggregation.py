@@ -93,7 +93,7 @@ class CohortSum:
     balance: int | None = field(default=None, repr=False)
     """How many more users were never clipped than were clipped; counted for an adaptive clip only."""
     added_noise: float = 0.0
-    """The standard deviation, in units, of the noise that the nodes have added (mechanism/distributed_noise.py).
+    """The standard deviation, in units, of the noise that the nodes have added (mechanism/noise.py).
 
     0 for a sum without noise; infinite for a sum that holds nothing of any user.
     """

@@ -48,8 +48,7 @@ from unheard.mechanism.aggregation import (
 )
 from unheard.mechanism.clipping import AdaptiveClip, Clip, FlatClip, NoClip, PerLayerClip
 from unheard.mechanism.correlated import CorrelatedNoise
-from unheard.mechanism.distributed_noise import DistributedGaussianNoise
-from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, Noise, NoNoise
+from unheard.mechanism.noise import DistributedGaussianNoise, ExactGaussianNoise, GaussianNoise, Noise, NoNoise
 from unheard.mechanism.sampling import (
     CyclicPoissonSampling,
     ExampleSampling,

@@ -88,7 +88,7 @@ class ExampleGaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedGaussian(PoissonGaussian):
-    """One round whose noise the nodes add before secure aggregation (mechanism/distributed_noise.py).
+    """One round whose noise the nodes add before secure aggregation (mechanism/noise.py).
 
     Against readers of the models it costs what `PoissonGaussian` costs. The server knows who was drawn, so against the
     server it costs what `Gaussian` costs (`against_server`).

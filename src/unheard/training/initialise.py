@@ -42,8 +42,7 @@ from unheard.errors import (
     PrivacyError,
     UnprovenCombination,
 )
-from unheard.mechanism.distributed_noise import DistributedGaussianNoise
-from unheard.mechanism.noise import NoNoise
+from unheard.mechanism.noise import DistributedGaussianNoise, NoNoise
 from unheard.mechanism.plan import Plan
 from unheard.models.model import LanguageModel
 from unheard.privacy.accountants import versions

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import unheard
 from unheard.corpus.vocabulary import BOS
-from unheard.deployment.keyboard.pieces import PieceSuggester, suggester_for
 from unheard.deployment.keyboard.server import KeyboardServer
+from unheard.deployment.keyboard.suggestions import PieceSuggester, suggester_for
 from unheard.deployment.loading import open_model
 
 from .conftest import model_of, run_of

@@ -3,8 +3,7 @@
 Modules:
 
     server          serves the page, the suggestions and the guarantee of a model on the loopback address
-    suggestions     the suggestions of a model for a text
-    pieces          the same for models whose tokens are pieces of words
+    suggestions     the suggestions of a model for a text, for tokens that are words or pieces of words
     page/           HTML, CSS and JavaScript of the page
 
 Example:

@@ -30,8 +30,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-from unheard.deployment.keyboard.pieces import PieceSuggester
-from unheard.deployment.keyboard.suggestions import Suggester, Suggestion
+from unheard.deployment.keyboard.suggestions import PieceSuggester, Suggester, Suggestion
 from unheard.deployment.model import LoadedModel
 from unheard.errors import InvalidValue
 from unheard.formatting import TIMES, accountant_title, colour_numbers, epsilon_text, raised, small

@@ -10,7 +10,7 @@ from tests.report.builders import ROUNDS
 from unheard.errors import LedgerError
 from unheard.privacy.accountants import epsilons
 from unheard.privacy.ledger import Ledger
-from unheard.report.run_monitor import SILENT_AFTER, RunMonitor
+from unheard.report.run_record import SILENT_AFTER, RunMonitor
 from unheard.run_folder import RunFolder
 
 
