@@ -3,12 +3,11 @@
 An `Exhibit` holds tables of text, figures as lists of points, a verdict, notes and the list of its runs. The terminal
 (`cli/`), the page (`page.py`) and the pictures (`plots.py`) display it; nothing here depends on how.
 
-Every module in `exhibits/` uses the functions below: `curves_by_round` for accuracy over rounds, `sweep_line` and
-`clip_lines` for accuracy over a setting after 100, 500 and 3,000 rounds, `cell` and `signed` for table cells, and
-`build_exhibit` to put the parts together.
+Every function in `exhibits/` fills a `Draft`, which adds figures of accuracy over rounds or over a setting, and tables:
 
-    figure = curves_by_round(results, "clip", "AccuracyTop1 by round", {"baseline": "no clip", "flat-S15": "S = 15"})
-    build_exhibit(recipe, results, verdict, tables=[table], figures=[figure])
+    draft = Draft(recipe, results)
+    draft.add_curves("AccuracyTop1 by round", {"baseline": "no clip", "flat-S15": "S = 15"})
+    draft.exhibit(verdict)
 """
 
 import math
@@ -19,7 +18,7 @@ from typing import Any
 from reproduction.recipe import PaperRun, Recipe, distinct
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, RunResult
-from reproduction.verdict import Verdict, plural
+from reproduction.verdict import Verdict
 from unheard.formatting import NOTHING, Points, epsilon_text, in_points, percent, small
 from unheard.report.tables import Table
 
@@ -191,207 +190,167 @@ CHECKPOINTS = (100, 500, 3000)
 """Numbers of rounds after which the sweeps of the paper are drawn."""
 
 
-def build_exhibit(
-    recipe: Recipe,
-    results: ResultSet,
-    verdict: Verdict,
-    *,
-    tables: Iterable[Table] = (),
-    figures: Iterable[Figure] = (),
-    notes: Iterable[str] = (),
-    compared_with: Iterable[str] = (),
-    over_seeds: bool = False,
-) -> Exhibit:
-    """Put an exhibit together, with the list of its runs and notes on what is missing. A figure without points is left
-    out.
+class Draft:
+    """An exhibit that is being filled.
 
     Args:
         recipe: The table or figure.
         results: Results of one corpus.
-        verdict: Whether the claim of the recipe held.
-        tables: Tables in the order of display.
-        figures: Figures in the order of display.
+
+    Attributes:
         notes: Remarks below the tables.
         compared_with: Names of runs of other recipes that appear in it.
-        over_seeds: Whether all seeds of a run are in it. Otherwise only the first is, and a note says so.
+        is_over_seeds: Whether all seeds of a run are in it. Otherwise only the first is, and a note says so.
     """
-    runs = exhibit_runs(recipe, compared_with)
-    if not over_seeds and any(len(results.seeds(run.name)) > 1 for run in runs):
-        notes = (*notes, "Of a run with several seeds the first is shown here, beside others of that seed.")
-    drawn = tuple(f for f in figures if any(line.points and not line.is_level for line in f.lines))
-    return Exhibit(
-        recipe=recipe,
-        corpus=results.title,
-        tables=tuple(tables),
-        figures=drawn,
-        verdict=verdict,
-        notes=(*notes, *gap_notes(runs, results)),
-        runs=run_table(runs, results),
-    )
 
+    def __init__(self, recipe: Recipe, results: ResultSet) -> None:
+        self.recipe, self.results = recipe, results
+        self.tables: list[Table] = []
+        self.figures: list[Figure] = []
+        self.notes: list[str] = []
+        self.compared_with: Iterable[str] = ()
+        self.is_over_seeds = False
 
-def _lines(
-    results: ResultSet, names: Mapping[str, str], *, first: int = 0, over_seeds: bool = False
-) -> tuple[Line, ...]:
-    """Lines of accuracy by round, from the names of runs to their labels. With `over_seeds`, single seeds are thin lines
-    behind their mean."""
-    lines = []
-    for name, label in names.items():
-        seeds = results.seeds(name)
-        if over_seeds and len(seeds) > 1:
-            lines += [
-                Line(
-                    name=f"{label}, seed {results.runs[one].seed}",
-                    points=_later(results.curve(one), first),
-                    tint=label,
-                    is_thin=True,
-                )
-                for one in seeds
-            ]
-            lines.append(Line(name=label, points=_later(_mean_curve(results, seeds), first), tint=label))
-        elif results.curve(name):
-            lines.append(Line(name=label, points=_later(results.curve(name), first)))
-    return tuple(lines)
+    def exhibit(self, verdict: Verdict) -> Exhibit:
+        """Return the exhibit, with the list of its runs and notes on what is missing. A figure without points is left
+        out."""
+        runs, results, notes = exhibit_runs(self.recipe, self.compared_with), self.results, self.notes
+        if not self.is_over_seeds and any(len(results.seeds(run.name)) > 1 for run in runs):
+            notes = [*notes, "Of a run with several seeds the first is shown here, beside others of that seed."]
+        return Exhibit(
+            recipe=self.recipe,
+            corpus=results.title,
+            tables=tuple(self.tables),
+            figures=tuple(f for f in self.figures if any(line.points and not line.is_level for line in f.lines)),
+            verdict=verdict,
+            notes=(*notes, *gap_notes(runs, results)),
+            runs=run_table(runs, results),
+        )
 
+    def add_table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+        """Add a table (see `Table`)."""
+        self.tables.append(Table(title=title, columns=columns, rows=rows, note=note))
 
-def curves_by_round(
-    results: ResultSet, name: str, title: str, names: Mapping[str, str], *, first: int = 0, over_seeds: bool = False
-) -> Figure:
-    """A figure of accuracy by round.
+    def add_rounds_table(self, labels: Mapping[str, str], marks: Sequence[int] | None = None) -> None:
+        """Add a table of the AccuracyTop1 of each run after some rounds.
 
-    The figure ends where only one run continues, so that a run without a counterpart does not compress the part that
-    can be compared.
+        Args:
+            labels: The label of each row, by the name of its run.
+            marks: The numbers of rounds, one for each column; None for those of `drawn_rounds`.
+        """
+        marks = marks or self.drawn_rounds(labels)
+        rows = [[label, *(self.cell(name, mark) for mark in marks)] for name, label in labels.items()]
+        self.add_table("AccuracyTop1 after some rounds", ["", *(f"{mark:,}" for mark in marks)], rows)
 
-    Args:
-        results: Results of one corpus.
-        name: Name of the figure and of its picture file.
-        title: Title of the figure.
-        names: Label of each run by its name.
-        first: Round at which the runs started, if they continue another run.
-        over_seeds: Whether to draw every seed and the mean instead of the first seed.
-    """
-    lines = _lines(results, names, first=first, over_seeds=over_seeds)
-    ends = sorted(line.points[-1][0] for line in lines if line.points and not line.is_thin)
-    last = ends[-2] if len(ends) > 1 else math.inf
-    cut = [replace(line, points=tuple(point for point in line.points if point[0] <= last)) for line in lines]
-    return Figure(name=name, title=title, x="round", lines=tuple(cut))
+    def add_figure(self, title: str, x: str, lines: Iterable[Line], *, name: str = "", **style: Any) -> None:
+        """Add a figure.
 
+        Args:
+            title: Title of the figure.
+            x: Label of the horizontal axis.
+            lines: Its lines.
+            name: Name of the figure and of its picture file; empty for the name of the recipe.
+            style: Other fields of `Figure`.
+        """
+        named = name or self.recipe.name
+        self.figures.append(Figure(name=named, title=title, x=x, lines=tuple(lines), **style))
 
-def drawn_rounds(results: ResultSet, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the rounds at which a sweep is drawn: 100, 500 and 3,000.
+    def add_curves(self, title: str, labels: Mapping[str, str], *, first: int = 0, name: str = "") -> None:
+        """Add a figure of accuracy by round, with every seed and the mean if the exhibit is over seeds.
 
-    If most runs stopped before one of them, it is replaced by the number of rounds that all runs completed, or, if that adds
-    nothing, by the number that most runs completed.
+        The figure ends where only one run continues, so that a run without a counterpart does not compress the part that
+        can be compared.
 
-    Args:
-        results: The results of one corpus.
-        names: The runs of the sweep.
-    """
-    ends = sorted(results.runs[name].rounds for name in names if results.curve(name))
-    if not ends:
-        return CHECKPOINTS
-    all_, most = ends[0], ends[(len(ends) - 1) // 2]
-    marks = [mark for mark in CHECKPOINTS if mark <= most]
-    if len(marks) < len(CHECKPOINTS):
-        marks.append(all_ if all_ > max(marks, default=0) else most)
-    return tuple(dict.fromkeys(marks))
+        Args:
+            title: Title of the figure.
+            labels: Label of each run by its name.
+            first: Round at which the runs started, if they continue another run.
+            name: Name of the figure and of its picture file; empty for the name of the recipe.
+        """
+        lines = [line for run, label in labels.items() for line in self._curves(run, label, first)]
+        ends = sorted(line.points[-1][0] for line in lines if line.points and not line.is_thin)
+        last = ends[-2] if len(ends) > 1 else math.inf
+        cut = [replace(line, points=tuple(point for point in line.points if point[0] <= last)) for line in lines]
+        self.add_figure(title, "round", cut, name=name)
 
+    def _curves(self, name: str, label: str, first: int) -> list[Line]:
+        """The accuracy of a run by round. Over seeds, single seeds are thin lines behind their mean."""
+        results, seeds = self.results, self.results.seeds(name)
+        if not self.is_over_seeds or len(seeds) < 2:
+            points = results.curve(name)
+            return [Line(name=label, points=_later(points, first))] if points else []
+        thin = [
+            Line(
+                name=f"{label}, seed {results.runs[one].seed}",
+                points=_later(results.curve(one), first),
+                tint=label,
+                is_thin=True,
+            )
+            for one in seeds
+        ]
+        return [*thin, Line(name=label, points=_later(_mean_curve(results, seeds), first), tint=label)]
 
-def sweep_line(
-    results: ResultSet, runs: Mapping[float, str], at: int, *, name: str, tint: str = "", dashed: bool = False
-) -> Line:
-    """Return a line of the accuracy after `at` rounds over the values of a setting.
+    def drawn_rounds(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Return the rounds at which a sweep is drawn: 100, 500 and 3,000.
 
-    Args:
-        results: The results of one corpus.
-        runs: The name of the run by the value of the setting.
-        at: The number of rounds.
-        name: The name of the line.
-        tint: The colour group; empty for a colour of its own.
-        dashed: Whether the line is dashed.
-    """
-    known = ((x, results.accuracy(run, at)) for x, run in sorted(runs.items()))
-    return Line(name=name, points=tuple((x, y) for x, y in known if y is not None), tint=tint or name, is_dashed=dashed)
+        If most runs stopped before one of them, it is replaced by the number of rounds that all runs completed, or, if that
+        adds nothing, by the number that most runs completed.
 
+        Args:
+            names: The runs of the sweep.
+        """
+        ends = sorted(self.results.runs[name].rounds for name in names if self.results.curve(name))
+        if not ends:
+            return CHECKPOINTS
+        all_, most = ends[0], ends[(len(ends) - 1) // 2]
+        marks = [mark for mark in CHECKPOINTS if mark <= most]
+        if len(marks) < len(CHECKPOINTS):
+            marks.append(all_ if all_ > max(marks, default=0) else most)
+        return tuple(dict.fromkeys(marks))
 
-def clip_lines(
-    results: ResultSet,
-    marks: Iterable[int],
-    flat: Mapping[float, str],
-    layered: Mapping[float, str],
-    *,
-    without: tuple[str, str],
-) -> tuple[Line, ...]:
-    """For every number of rounds in `marks`, in one colour: the sweep with flat clipping, with per-layer clipping, and
-    the level of a reference run.
+    def sweep(self, runs: Mapping[float, str], at: int, name: str, *, tint: str = "", dashed: bool = False) -> Line:
+        """Return a line of the accuracy after `at` rounds over the values of a setting.
 
-    Args:
-        results: Results of one corpus.
-        marks: Numbers of rounds.
-        flat: Value of the setting to the name of the run with flat clipping.
-        layered: The same for per-layer clipping.
-        without: Label and name of the reference run (no clip, or no noise).
-    """
-    label, run = without
-    lines = []
-    for mark in marks:
-        name = f"after {plural(mark)}"
-        lines.append(sweep_line(results, flat, mark, name=f"{name}, flat", tint=name))
-        lines.append(sweep_line(results, layered, mark, name=f"{name}, per layer", tint=name, dashed=True))
-        lines += level_line(results, run, mark, name=f"{name}, {label}", tint=name)
-    return tuple(lines)
+        Args:
+            runs: The name of the run by the value of the setting.
+            at: The number of rounds.
+            name: The name of the line.
+            tint: The colour group; empty for a colour of its own.
+            dashed: Whether the line is dashed.
+        """
+        known = ((x, self.results.accuracy(run, at)) for x, run in sorted(runs.items()))
+        drawn = tuple((x, y) for x, y in known if y is not None)
+        return Line(name=name, points=drawn, tint=tint or name, is_dashed=dashed)
 
+    def level(self, run: str, at: int, name: str, *, tint: str) -> list[Line]:
+        """Return the accuracy of one run as a horizontal line; nothing if it did not complete `at` rounds.
 
-def level_line(results: ResultSet, run: str, at: int, *, name: str, tint: str = "") -> tuple[Line, ...]:
-    """Return the accuracy of one run as a horizontal line; nothing if it did not complete `at` rounds.
+        Args:
+            run: The name of the run.
+            at: The number of rounds.
+            name: The name of the line.
+            tint: The colour group.
+        """
+        value = self.results.accuracy(run, at)
+        return [] if value is None else [Line(name=name, points=((0.0, value),), tint=tint, is_level=True)]
 
-    Args:
-        results: The results of one corpus.
-        run: The name of the run.
-        at: The number of rounds.
-        name: The name of the line.
-        tint: The colour group; empty for a colour of its own.
-    """
-    value = results.accuracy(run, at)
-    return () if value is None else (Line(name=name, points=((0.0, value),), tint=tint or name, is_level=True),)
+    def cell(self, run: str, at: int | None = None, *, over_seeds: bool = False) -> str:
+        """Return AccuracyTop1 as a table cell, or the reason why there is no value: not run, stopped, or not evaluated.
 
+        Args:
+            run: The name of the run.
+            at: The number of rounds; None for the end of the run.
+            over_seeds: Whether the value is the mean of the seeds.
+        """
+        value = self.results.mean(run, at) if over_seeds else self.results.accuracy(run, at)
+        return self.reason_missing(run, at) if value is None else percent(value)
 
-def rounds_table(results: ResultSet, labels: Mapping[str, str], marks: Sequence[int]) -> Table:
-    """Return a table of the AccuracyTop1 of each run after each number of rounds.
-
-    Args:
-        results: The results of one corpus.
-        labels: The label of each row, by the name of its run.
-        marks: The numbers of rounds, one for each column.
-    """
-    rows = [[label, *(cell(results, name, mark) for mark in marks)] for name, label in labels.items()]
-    return Table(title="AccuracyTop1 after some rounds", columns=["", *(f"{mark:,}" for mark in marks)], rows=rows)
-
-
-def cell(results: ResultSet, run: str, at: int | None = None) -> str:
-    """Return AccuracyTop1 as a table cell, or the reason why there is no value.
-
-    Args:
-        results: The results of one corpus.
-        run: The name of the run.
-        at: The number of rounds; None for the end of the run.
-    """
-    value = results.accuracy(run, at)
-    return reason_missing(results, run, at) if value is None else percent(value)
-
-
-def reason_missing(results: ResultSet, run: str, at: int | None = None) -> str:
-    """Return why a run has no value after `at` rounds: not run, stopped, or not evaluated.
-
-    Args:
-        results: The results of one corpus.
-        run: The name of the run.
-        at: The number of rounds; None for the end of the run.
-    """
-    if run not in results:
-        return NOT_RUN
-    rounds = results.runs[run].rounds
-    return f"stopped at {rounds:,}" if at is not None and rounds < at else "not evaluated"
+    def reason_missing(self, run: str, at: int | None = None) -> str:
+        """Return why a run has no value after `at` rounds (see `cell`)."""
+        if run not in self.results:
+            return NOT_RUN
+        rounds = self.results.runs[run].rounds
+        return f"stopped at {rounds:,}" if at is not None and rounds < at else "not evaluated"
 
 
 def signed(difference: float | None) -> str:
@@ -399,14 +358,13 @@ def signed(difference: float | None) -> str:
     return in_points(difference, signed=True)
 
 
-def _mean_curve(results: ResultSet, seeds: Sequence[str]) -> tuple[tuple[float, float], ...]:
+def _mean_curve(results: ResultSet, seeds: Sequence[str]) -> Points:
     """Mean over seeds at the rounds at which all of them were evaluated."""
-    curves = [dict(results.curve(one)) for one in seeds]
-    curves = [one for one in curves if one]
+    curves = [dict(points) for one in seeds if (points := results.curve(one))]
     shared = sorted(set.intersection(*(set(one) for one in curves))) if curves else []
     return tuple((round_, math.fsum(one[round_] for one in curves) / len(curves)) for round_ in shared)
 
 
-def _later(points: tuple[tuple[float, float], ...], first: int) -> tuple[tuple[float, float], ...]:
+def _later(points: Points, first: int) -> Points:
     """The points with `first` added to every round."""
     return tuple((round_ + first, value) for round_, value in points)

@@ -12,7 +12,7 @@ This module has no dependency on torch.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from unheard.config import nearest
 from unheard.errors import InvalidValue
@@ -61,6 +61,10 @@ class Recipe:
     runs: tuple[PaperRun, ...] = ()
     claim: str
     """The conclusion of the paper in our words, or our expectation if the paper has none."""
+    rule: str
+    """The rule that decides whether the claim held, in words."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """The limits of the rule that no other recipe has, by name."""
     rank: int
     """Priority if time is short: 1 is run before 2."""
 

@@ -1,9 +1,9 @@
-"""All recipes: the runs that each table and figure of the paper needs, and the conclusion that the paper draws from it.
+"""All recipes: the runs that each table and figure of the paper needs.
 
 The functions (`baseline`, `clipped`, `noised`, `traded`, `variant`) build runs with systematic names: `noised(15,
-0.003).name` is `flat-S15-sigma0.003`. `FIGURES` are the tables and figures of the paper; `BEYOND_THE_PAPER` are
-statements without a figure, recommendations that the paper did not carry out, and open questions. `RECIPES` has all
-of them by name.
+0.003).name` is `flat-S15-sigma0.003`. `RUNS` has the runs of each recipe. `recipes.toml` has the words: title, place in
+the paper, conclusion and rule. `RECIPES` puts both together: first the tables and figures of the paper, then statements
+without a figure, recommendations that the paper did not carry out, and open questions.
 
 >>> RECIPES["noised-vs-baseline"].location
 'Figure 1'
@@ -12,9 +12,12 @@ of them by name.
 cover the ranges that the text discusses.
 """
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 from reproduction.recipe import PaperRun, Recipe
+from reproduction.verdict import NEARLY, SMALL, TRAINED, points
 
 LONG, SWEEP = 5000, 3000
 """Rounds of the main comparison, and rounds of a sweep."""
@@ -22,6 +25,10 @@ ROUNDS_BEFORE, ROUNDS_AFTER = 4885, 6000
 """Rounds before and after the noise and the clip are adjusted (Figure 4)."""
 TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
 """Values of S in the trade-off between noise and clipping (Figure 8)."""
+
+
+UNCLIPPED = ("clip.kind=none", "noise.kind=none")
+"""The changes of a run without clip and noise."""
 
 
 def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
@@ -36,8 +43,7 @@ def baseline(users: int = 100, rounds: int = LONG) -> PaperRun:
         "sampling.kind=fixed_size",
         f"sampling.users_per_round={users}",
         "estimator.kind=true_average",
-        "clip.kind=none",
-        "noise.kind=none",
+        *UNCLIPPED,
     )
     return PaperRun(name=name, changes=changes, rounds=rounds)
 
@@ -125,11 +131,7 @@ SWEPT_CLIPS = (5, 10, 15, 20, 30)
 SWEPT_NOISES = (0.003, 0.006, 0.012, 0.024, 0.048)
 """Values of sigma in Figure 12."""
 S20 = traded(20)
-VARIABLE = PaperRun(
-    name="variable-true-average",
-    changes=("estimator.kind=true_average", "clip.kind=none", "noise.kind=none"),
-    rounds=SWEEP,
-)
+VARIABLE = PaperRun(name="variable-true-average", changes=("estimator.kind=true_average", *UNCLIPPED), rounds=SWEEP)
 """A variable sample with the true average, without clip and noise: the reference of the clipping sweeps."""
 
 
@@ -144,166 +146,6 @@ def _dictionaries(*runs: PaperRun) -> tuple[PaperRun, ...]:
     return (*(variant(size, run, corpus=size) for size in ("20k", "30k") for run in runs), *runs)
 
 
-FIGURES = (
-    Recipe(
-        name="table-rounds",
-        title="Privacy after 1 to 10^6 rounds",
-        location="Table 1",
-        claim="With noise in proportion to the sensitivity, epsilon stays reasonable over a large range of parameters.",
-        rank=0,
-    ),
-    Recipe(
-        name="noised-vs-baseline",
-        title="Noised training against the non-private baseline",
-        location="Figure 1",
-        runs=tuple(run.with_seed(seed) for run in MAIN for seed in (SEEDS if run in MAIN[:2] else SEEDS[:1])),
-        claim="sigma = 0.003 nearly matches the baseline; more noise costs more, later in training.",
-        rank=1,
-    ),
-    Recipe(
-        name="table-accuracy",
-        title="Privacy and AccuracyTop1 by sigma, S, users and C",
-        location="Table 2",
-        runs=MAIN,
-        claim="sigma = 0.003 with S = 15 costs 0.13 points of AccuracyTop1; 0.006 and 0.012 cost 0.58 and 1.29.",
-        rank=1,
-    ),
-    Recipe(
-        name="users-100-vs-1250",
-        title="100 against 1,250 users per round at equal sigma",
-        location="Figure 7",
-        runs=(MAIN[3], noised(15, 0.012, users=1250)),
-        claim="Both give almost the same accuracy at every round, so a cheap run with C = 100 estimates a private one.",
-        rank=2,
-    ),
-    Recipe(
-        name="private-for-real",
-        title="z = 1 for real: 1,250 users per round, as in Figure 7, and 5,000, which the paper only estimated",
-        location="Not in the paper (extends Figure 7)",
-        runs=(MAIN[1], MAIN[3], noised(15, 0.012, users=1250), noised(15, 0.003, users=5000)),
-        claim="Accuracy trained with C = 100 at equal sigma is that of the private run with z = 1.",
-        rank=2,
-    ),
-    Recipe(
-        name="trade-offs",
-        title="Noise against clipping at equal privacy, from the beginning",
-        location="Figure 8, left",
-        runs=(*(traded(norm) for norm in TRADES), S20.with_seed(2)),
-        claim="Early in training S between 10 and 12.6 works well; two runs with S = 20 differ little.",
-        rank=3,
-    ),
-    Recipe(
-        name="trade-offs-adjusted",
-        title="Noise and clipping adjusted after initial training",
-        location="Figure 4 and Figure 8, right",
-        runs=(
-            S20,
-            *(traded(norm, after=S20.name) for norm in TRADES),
-            *(traded(norm, "per_layer", after=S20.name) for norm in (7.9, 12.6, 20)),
-        ),
-        claim="Later in training a smaller S with less noise, at the same privacy, does better: S = 7.9.",
-        rank=3,
-    ),
-    Recipe(
-        name="head-words",
-        title="How many of the ten predictions are head words",
-        location="Table 3",
-        runs=(*MAIN, noised(20, 0.024), noised(20, 0.048), noised(15, 0.012, users=1250)),
-        claim="Better models use fewer head words; noise and C alone change little until they cost accuracy.",
-        rank=4,
-    ),
-    Recipe(
-        name="clipping",
-        title="The effect of clipping, flat and per layer",
-        location="Figure 2",
-        runs=(*(clipped(norm, kind) for kind in ("flat", "per_layer") for norm in CLIPS), VARIABLE),
-        claim="S between 10 and 20 has at most a small effect after 100, 500 and 3,000 rounds.",
-        rank=5,
-    ),
-    Recipe(
-        name="noise",
-        title="The effect of noise at S = 20, flat and per layer",
-        location="Figure 3",
-        runs=(
-            *(noised(20, sigma, kind) for kind in ("flat", "per_layer") for sigma in NOISES),
-            clipped(20),
-            clipped(20, "per_layer"),
-        ),
-        claim="Early, sigma = 0.024 costs almost nothing; later there is a small loss past 0.012; 0.2 destroys accuracy.",
-        rank=6,
-    ),
-    Recipe(
-        name="estimators",
-        title="Sampling and estimators compared",
-        location="Figure 5",
-        runs=(
-            baseline(),
-            VARIABLE,
-            PaperRun(name="variable-fixed-denominator", changes=("clip.kind=none", "noise.kind=none"), rounds=SWEEP),
-            PaperRun(
-                name="variable-clipped-denominator",
-                changes=(
-                    "estimator.kind=clipped_denominator",
-                    "estimator.min_total_weight=POPULATION",
-                    "clip.kind=none",
-                    "noise.kind=none",
-                ),
-                rounds=SWEEP,
-            ),
-        ),
-        claim="Neither a variable sample nor the estimator changes convergence.",
-        rank=7,
-    ),
-    Recipe(
-        name="users-per-round",
-        title="The effect of users per round",
-        location="Figure 6",
-        runs=tuple(baseline(users, LONG if users == 100 else SWEEP) for users in (10, 30, 100, 300, 1000)),
-        claim="More users per round help, with diminishing returns.",
-        rank=8,
-    ),
-    Recipe(
-        name="fedsgd-clipping",
-        title="FedSGD: the effect of clipping",
-        location="Figure 9",
-        runs=(*(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)), clipped(2), clipped(20)),
-        claim="A much smaller S does for FedSGD (2), which needs many more rounds for the same accuracy.",
-        rank=9,
-    ),
-    Recipe(
-        name="fedsgd-noise",
-        title="FedSGD: the effect of noise at S = 20",
-        location="Figure 10",
-        runs=(
-            *(_fedsgd(noised(20, sigma)) for sigma in (0.001, 0.002, 0.006, 0.024)),
-            _fedsgd(clipped(20)),
-            _fedsgd(noised(2, 0.002)),
-            clipped(20),
-            *(noised(20, sigma) for sigma in (0.002, 0.006, 0.024)),
-        ),
-        claim="FedSGD bears less noise than FedAvg: about sigma = 0.002.",
-        rank=9,
-    ),
-    Recipe(
-        name="dictionaries-clipping",
-        title="20,000 and 30,000 words: the effect of clipping",
-        location="Figure 11",
-        runs=_dictionaries(*(clipped(norm) for norm in SWEPT_CLIPS), VARIABLE),
-        claim="Larger dictionaries help little and need no other S.",
-        rank=10,
-    ),
-    Recipe(
-        name="dictionaries-noise",
-        title="20,000 and 30,000 words: the effect of noise at S = 20",
-        location="Figure 12",
-        runs=_dictionaries(clipped(20), *(noised(20, sigma) for sigma in SWEPT_NOISES)),
-        claim="Larger dictionaries need no other sigma.",
-        rank=10,
-    ),
-)
-"""The tables and figures of the paper."""
-
-
 GAP_NORMS = (15, 20, 30)
 """Values of S in `closing-the-gap`."""
 PLAIN_CLIPPED_NOISED = (baseline(rounds=SWEEP), clipped(15), noised(15, 0.003))
@@ -311,113 +153,96 @@ PLAIN_CLIPPED_NOISED = (baseline(rounds=SWEEP), clipped(15), noised(15, 0.003))
 PUBLIC = variant("other", replace(baseline(), rounds=1500), corpus="other")
 """The baseline on the other corpus: the public model of `public-start`."""
 
-BEYOND_THE_PAPER = (
-    Recipe(
-        name="closing-the-gap",
-        title="What is between noised training and the baseline",
-        location="Not in the paper",
-        runs=(*MAIN[:2], *(run for norm in GAP_NORMS for run in (clipped(norm), noised(norm, 0.003)))),
-        claim="At sigma = 0.003 a larger S, which needs more users per round for the same privacy, comes nearer to the baseline.",
-        rank=4,
+
+RUNS: dict[str, tuple[PaperRun, ...]] = {
+    "noised-vs-baseline": (*(run.with_seed(seed) for run in MAIN[:2] for seed in SEEDS), *MAIN[2:]),
+    "table-accuracy": MAIN,
+    "users-100-vs-1250": (MAIN[3], noised(15, 0.012, users=1250)),
+    "private-for-real": (MAIN[1], MAIN[3], noised(15, 0.012, users=1250), noised(15, 0.003, users=5000)),
+    "trade-offs": (*(traded(norm) for norm in TRADES), S20.with_seed(2)),
+    "trade-offs-adjusted": (
+        S20,
+        *(traded(norm, after=S20.name) for norm in TRADES),
+        *(traded(norm, "per_layer", after=S20.name) for norm in (7.9, 12.6, 20)),
     ),
-    Recipe(
-        name="update-penalty",
-        title="An L2 penalty on the update",
-        location="Appendix, other experiments",
-        runs=(
-            clipped(15),
-            *(
-                replace(
-                    clipped(15),
-                    name=f"flat-S15-penalty{penalty:g}",
-                    changes=(f"update.update_penalty={penalty:g}", *clipped(15).changes),
-                )
-                for penalty in (0.001, 0.01)
-            ),
+    "head-words": (*MAIN, noised(20, 0.024), noised(20, 0.048), noised(15, 0.012, users=1250)),
+    "clipping": (*(clipped(norm, kind) for kind in ("flat", "per_layer") for norm in CLIPS), VARIABLE),
+    "noise": (
+        *(noised(20, sigma, kind) for kind in ("flat", "per_layer") for sigma in NOISES),
+        clipped(20),
+        clipped(20, "per_layer"),
+    ),
+    "estimators": (
+        baseline(),
+        VARIABLE,
+        PaperRun(name="variable-fixed-denominator", changes=UNCLIPPED, rounds=SWEEP),
+        PaperRun(
+            name="variable-clipped-denominator",
+            changes=("estimator.kind=clipped_denominator", "estimator.min_total_weight=POPULATION", *UNCLIPPED),
+            rounds=SWEEP,
         ),
-        claim="The penalty does not help.",
-        rank=11,
     ),
-    Recipe(
-        name="tied-embeddings",
-        title="Tied against untied embeddings",
-        location="Appendix, model",
-        runs=(baseline(), variant("untied", baseline(rounds=SWEEP), "model.tied=false")),
-        claim="Tying makes the model 40 % smaller for a small loss.",
-        rank=11,
+    "users-per-round": tuple(baseline(users, LONG if users == 100 else SWEEP) for users in (10, 30, 100, 300, 1000)),
+    "fedsgd-clipping": (*(_fedsgd(clipped(norm)) for norm in (0.5, 1, 2, 5, 20)), clipped(2), clipped(20)),
+    "fedsgd-noise": (
+        *(_fedsgd(noised(20, sigma)) for sigma in (0.001, 0.002, 0.006, 0.024)),
+        _fedsgd(clipped(20)),
+        _fedsgd(noised(2, 0.002)),
+        clipped(20),
+        *(noised(20, sigma) for sigma in (0.002, 0.006, 0.024)),
     ),
-    Recipe(
-        name="unit-norm",
-        title="Word vectors of norm 1 against free ones",
-        location="Appendix, model",
-        runs=tuple(
-            each
-            for run in (baseline(rounds=SWEEP), clipped(15))
-            for each in (run, variant("free-norm", run, "model.unit_norm=false"))
+    "dictionaries-clipping": _dictionaries(*(clipped(norm) for norm in SWEPT_CLIPS), VARIABLE),
+    "dictionaries-noise": _dictionaries(clipped(20), *(noised(20, sigma) for sigma in SWEPT_NOISES)),
+    "closing-the-gap": (*MAIN[:2], *(run for norm in GAP_NORMS for run in (clipped(norm), noised(norm, 0.003)))),
+    "update-penalty": (
+        clipped(15),
+        *(
+            replace(variant("", clipped(15), f"update.update_penalty={penalty}"), name=f"flat-S15-penalty{penalty}")
+            for penalty in ("0.001", "0.01")
         ),
-        claim="Vectors of norm 1 converge faster.",
-        rank=11,
     ),
-    Recipe(
-        name="another-corpus",
-        title="Training on another corpus",
-        location="Section 3",
-        runs=(baseline(), MAIN[1], PUBLIC),
-        claim="Training on another corpus costs far more (2.50 points) than privacy does.",
-        rank=11,
+    "tied-embeddings": (baseline(), variant("untied", baseline(rounds=SWEEP), "model.tied=false")),
+    "unit-norm": tuple(
+        each
+        for run in (baseline(rounds=SWEEP), clipped(15))
+        for each in (run, variant("free-norm", run, "model.unit_norm=false"))
     ),
-    Recipe(
-        name="public-start",
-        title="A public start before private training",
-        location="Not in the paper (recommended in Appendix B)",
-        runs=(
-            PUBLIC,
-            MAIN[1],
-            replace(MAIN[1], name="after-public-" + MAIN[1].name, rounds=1500, after=PUBLIC.name, is_after_public=True),
+    "another-corpus": (baseline(), MAIN[1], PUBLIC),
+    "public-start": (
+        PUBLIC,
+        MAIN[1],
+        replace(MAIN[1], name="after-public-" + MAIN[1].name, rounds=1500, after=PUBLIC.name, is_after_public=True),
+    ),
+    "adaptive-clipping": (
+        *(traded(norm) for norm in TRADES),
+        PaperRun(
+            name="adaptive-z0.06",
+            changes=("clip.kind=adaptive", "clip.initial_norm=10", "noise.noise_multiplier=0.06"),
+            rounds=SWEEP,
         ),
-        claim="A model that begins from public text reaches the same accuracy in fewer private rounds.",
-        rank=12,
     ),
-    Recipe(
-        name="adaptive-clipping",
-        title="A clip that follows the users against the best fixed one",
-        location="Not in the paper (Andrew et al. 2021)",
-        runs=(
-            *(traded(norm) for norm in TRADES),
-            PaperRun(
-                name="adaptive-z0.06",
-                changes=("clip.kind=adaptive", "clip.initial_norm=10", "noise.noise_multiplier=0.06"),
-                rounds=SWEEP,
-            ),
-        ),
-        claim="At the same z the median of the users' norms does about as well as the best S of a sweep.",
-        rank=12,
+    "other-models": (
+        *(variant("gru", run, "model.kind=tied_gru") for run in PLAIN_CLIPPED_NOISED),
+        *(variant("characters", run, corpus="characters") for run in PLAIN_CLIPPED_NOISED),
     ),
-    Recipe(
-        name="other-models",
-        title="A GRU and a character model under the same plan",
-        location="Not in the paper",
-        runs=(
-            *(variant("gru", run, "model.kind=tied_gru") for run in PLAIN_CLIPPED_NOISED),
-            *(variant("characters", run, corpus="characters") for run in PLAIN_CLIPPED_NOISED),
-        ),
-        claim="The same S and sigma cost other models as little.",
-        rank=12,
+    "cost": (
+        replace(noised(15, 0.012, users=1250), name="cost-C1250", corpus="synthetic", rounds=20),
+        replace(noised(15, 0.003, users=5000), name="cost-C5000", corpus="synthetic", rounds=10),
     ),
-    Recipe(
-        name="cost",
-        title="What a round costs at the paper's population",
-        location="Not in the paper",
-        runs=(
-            replace(noised(15, 0.012, users=1250), name="cost-C1250", corpus="synthetic", rounds=20),
-            replace(noised(15, 0.003, users=5000), name="cost-C5000", corpus="synthetic", rounds=10),
-        ),
-        claim="Training with 5,000 users per round, which the paper only estimated, is no longer too expensive.",
-        rank=2,
-    ),
-)
-"""What the paper mentions without a figure, recommends without doing it, or leaves open."""
+}
+"""The runs of each recipe. Table 1 needs none."""
 
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (*FIGURES, *BEYOND_THE_PAPER)}
+def _read_recipes() -> dict[str, Recipe]:
+    """Read the words of the recipes, and fill the tolerances and limits into their rules."""
+    content = tomllib.loads((Path(__file__).parent / "recipes.toml").read_text(encoding="utf-8"))
+    tolerances = {"nearly": points(NEARLY), "small": points(SMALL), "trained": TRAINED, **content["text"]}
+    recipes = {}
+    for name, words in content["recipe"].items():
+        rule = words.pop("rule").format(**tolerances, **words.get("limits", {}))
+        recipes[name] = Recipe(name=name, runs=RUNS.get(name, ()), rule=rule, **words)
+    return recipes
+
+
+RECIPES = _read_recipes()
 """All recipes by name."""

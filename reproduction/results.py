@@ -250,6 +250,15 @@ class ResultSet:
         drawn_rounds = [value for round_, value in points if at is None or round_ <= at]
         return drawn_rounds[-1] if drawn_rounds else None
 
+    def value(self, name: str, at: int | None = None) -> float:
+        """Return the smoothed AccuracyTop1 of one run, or 0 if it is not known.
+
+        Args:
+            name: Name of the run.
+            at: Number of rounds; None means at the end of the run.
+        """
+        return self.accuracy(name, at) or 0.0
+
     def targets(self, name: str) -> int | None:
         """Number of held-out words that the run was evaluated on, from its head-word counts; None if they were not
         counted."""

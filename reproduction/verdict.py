@@ -4,15 +4,15 @@ A verdict has one of three outcomes, a sentence with the measured numbers, and t
 are constants of this module, so that every exhibit uses the same ones. A verdict is always computed from results and
 never written by hand.
 
-    undecided = missing(results, ["baseline", "flat-S15"], rule, against=["baseline"])
-    verdict = undecided or decide(loss <= SMALL, "After 3,000 rounds ...", rule)
+    at = shared_round(results, ["baseline", "flat-S15"], against=["baseline"])     # or raises `Undecided`
+    ruling = loss <= SMALL, f"After {plural(at)} ..."
 
 Inputs are a `ResultSet` and names of runs; the output is a `Verdict`. The rules of the runs with registered
 thresholds are in `rules.toml` and `private_results.py`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,12 @@ LEARNED = 5.0 * POINT
 noise costs nothing where there is nothing to lose."""
 
 Outcome = Literal["held", "did not hold", "cannot tell"]
+Ruling = tuple[bool | None, str]
+"""Whether a conclusion holds by its rule (None if the numbers do not decide), and the measured numbers in words."""
+
+
+class Undecided(Exception):
+    """A rule cannot be applied. The message is the sentence of the verdict "cannot tell"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,84 +55,72 @@ class Verdict:
     rule: str
 
 
-def decide(is_so: bool | None, sentence: str, rule: str) -> Verdict:
-    """Build a verdict.
+def verdict_of(ruling: Ruling, rule: str) -> Verdict:
+    """Return the verdict of a ruling.
 
     Args:
-        is_so: Whether the conclusion holds by the rule; None if the numbers do not decide.
-        sentence: The measured numbers in words.
+        ruling: What a rule says about the results.
         rule: The rule in words.
     """
+    is_so, sentence = ruling
     outcome: Outcome = "cannot tell" if is_so is None else "held" if is_so else "did not hold"
     return Verdict(outcome=outcome, sentence=sentence, rule=rule)
 
 
-def missing(
-    results: ResultSet, names: Sequence[str], rule: str, least: int = TRAINED, against: Sequence[str] = ()
-) -> Verdict | None:
-    """Check that runs exist and were trained long enough to be judged.
+def shared_round(results: ResultSet, names: Iterable[str], against: Iterable[str] = ()) -> int:
+    """Return the last round that all runs reached, if they exist and were trained long enough to be judged.
 
     Args:
         results: The results of one corpus.
         names: Runs that the rule needs.
-        rule: The rule, which the verdict quotes.
-        least: Smallest number of rounds that all of them must have.
         against: Those of the runs that the others are compared with. They must have learned something.
 
-    Returns:
-        A verdict "cannot tell" with the reason, or None if the runs can be judged.
+    Raises:
+        Undecided: A run is missing, too short or not learned, or the held-out text is too short.
     """
+    names = list(names)
     absent = [name for name in names if name not in results]
     if len(absent) == len(names):
-        return decide(None, "Not run.", rule)
+        raise Undecided("Not run.")
     if absent:
-        return decide(None, f"Not run yet: {', '.join(absent)}.", rule)
+        raise Undecided(f"Not run yet: {', '.join(absent)}.")
     if unknown := [name for name in names if results.rounds(name) is None]:
-        return decide(None, f"Too few rounds to be evaluated: {', '.join(unknown)}.", rule)
-    rounds = results.rounds(*names)
-    if rounds is not None and rounds < least:
-        return decide(None, f"After {plural(rounds)} it is too early to tell: the rule asks for {least:,}.", rule)
-    return untrained(results, against, rule, rounds) or imprecise(results, names, rule)
+        raise Undecided(f"Too few rounds to be evaluated: {', '.join(unknown)}.")
+    rounds = results.rounds(*names) or 0
+    if rounds < TRAINED:
+        raise Undecided(f"After {plural(rounds)} it is too early to tell: the rule asks for {TRAINED:,}.")
+    require_learned(results, against, rounds)
+    require_precise(results, names)
+    return rounds
 
 
-def imprecise(results: ResultSet, names: Sequence[str], rule: str) -> Verdict | None:
-    """Check that the held-out text is long enough: the standard error of an accuracy is at most `NEARLY`.
+def require_precise(results: ResultSet, names: Iterable[str]) -> None:
+    """Raise `Undecided` unless the held-out text is so long that the standard error of an accuracy is at most `NEARLY`.
 
     Args:
         results: The results of one corpus.
         names: The runs that a rule needs.
-        rule: The rule, which the verdict quotes.
-
-    Returns:
-        A verdict "cannot tell", or None if the text is long enough.
     """
     for name in names:
-        accuracy, targets = results.accuracy(name) or 0.0, results.targets(name)
+        accuracy, targets = results.value(name), results.targets(name)
         error = math.sqrt(accuracy * (1 - accuracy) / targets) if targets else 0.0
         if error > NEARLY:
             text = f"The held-out text is too short to tell: its standard error is {points(error)} for {name}."
-            return decide(None, f"{text} Hold out more users.", rule)
-    return None
+            raise Undecided(f"{text} Hold out more users.")
 
 
-def untrained(results: ResultSet, names: Sequence[str], rule: str, at: int | None) -> Verdict | None:
-    """Check that runs have learned something.
+def require_learned(results: ResultSet, names: Iterable[str], at: int) -> None:
+    """Raise `Undecided` if a run is below the accuracy `LEARNED`.
 
     Args:
         results: The results of one corpus.
         names: The runs that others are compared with.
-        rule: The rule, which the verdict quotes.
         at: The round at which they are compared.
-
-    Returns:
-        A verdict "cannot tell" if a run is below the accuracy `LEARNED`, or None.
     """
     for name in names:
-        accuracy = results.accuracy(name, at) or 0.0
-        if accuracy < LEARNED:
-            sentence = f"After {plural(at or 0)} {name} has {percent(accuracy)}: it has learned nothing that others could lose."
-            return decide(None, sentence, rule)
-    return None
+        if (accuracy := results.value(name, at)) < LEARNED:
+            text = f"After {plural(at)} {name} has {percent(accuracy)}"
+            raise Undecided(f"{text}: it has learned nothing that others could lose.")
 
 
 def margin(results: ResultSet, at: int | None = None) -> float:
@@ -139,7 +133,7 @@ def margin(results: ResultSet, at: int | None = None) -> float:
     return max(UNCERTAIN, results.seed_distance(at) or 0.0)
 
 
-def about_seeds(results: ResultSet, differences: Sequence[float], at: int | None = None) -> str:
+def about_seeds(results: ResultSet, differences: Iterable[float], at: int | None = None) -> str:
     """Return a sentence on the variation between seeds, and on whether it could explain the given differences.
 
     Args:

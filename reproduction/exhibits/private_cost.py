@@ -5,30 +5,16 @@
 whether a larger S reduces the gap.
 """
 
-from reproduction.exhibit import NOT_RUN, Exhibit, Table, build_exhibit, cell, curves_by_round, reason_missing, signed
-from reproduction.printed import (
-    ACCURACY_ROUNDS,
-    BASELINE_ROUNDS,
-    COMPUTATION,
-    PRIVATE_ROUNDS,
-    REDDIT,
-    SAME_ACCURACY,
-    TINY_DELTA,
-    best_epsilon_today,
-)
-from reproduction.recipe import Recipe
-from reproduction.recipes import GAP_NORMS, clipped, noised
+from reproduction import printed
+from reproduction.exhibit import NOT_RUN, Draft, signed
+from reproduction.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA
+from reproduction.recipes import GAP_NORMS, MAIN, clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import NEARLY, TRAINED, Verdict, about_seeds, below, decide, margin, missing, plural, points
+from reproduction.verdict import NEARLY, TRAINED, Ruling, about_seeds, below, margin, plural, shared_round
 from unheard.formatting import NOTHING, epsilon_text, in_points, percent
 from unheard.privacy.events import PoissonGaussian
 
-BASELINE, LEAST_NOISE, MIDDLE_NOISE, MOST_NOISE = (
-    "baseline",
-    "flat-S15-sigma0.003",
-    "flat-S10-sigma0.006",
-    "flat-S15-sigma0.012",
-)
+BASELINE, LEAST_NOISE, MIDDLE_NOISE, MOST_NOISE = (run.name for run in MAIN)
 LABELS = {
     BASELINE: "baseline",
     LEAST_NOISE: "σ = 0.003, S = 15",
@@ -36,194 +22,129 @@ LABELS = {
     MOST_NOISE: "σ = 0.012, S = 15",
 }
 """The four runs of Figure 1, which are also the rows of Table 2."""
-MARKS = (100, 500, 1000, 2000, 3000, 4000, 5000)
-"""Numbers of rounds in the columns of the table."""
-RULE_NOISED = (
-    f"Where all of their seeds got to, σ = 0.003 is at most {points(NEARLY)} below the baseline; where all three "
-    "got to, "
-    "σ = 0.012 is further below it by more than two seeds can differ; within that it cannot be told."
-)
 
 
-def noised_vs_baseline(recipe: Recipe, results: ResultSet) -> Exhibit:
+def noised_vs_baseline(draft: Draft) -> Ruling:
     """Figure 1: accuracy by round for the baseline and three amounts of noise, the mean of the seeds after some rounds,
-    and the computation that both need for the same accuracy."""
-    figure = curves_by_round(results, "noised-vs-baseline", "AccuracyTop1 by round", LABELS, over_seeds=True)
-    tables = [_accuracy_table(results), _computation_table(results)]
-    return build_exhibit(recipe, results, judge_noised(results), tables=tables, figures=[figure], over_seeds=True)
+    and the computation that both need for the same accuracy.
 
-
-def judge_noised(results: ResultSet) -> Verdict:
-    """Apply the rule. The least noise is compared with the baseline after all rounds that both completed, although the
-    run with the most noise may have stopped earlier."""
-    if undecided := missing(results, [BASELINE, LEAST_NOISE, MOST_NOISE], RULE_NOISED, against=[BASELINE]):
-        return undecided
-    seeds = [
-        one for name in (BASELINE, LEAST_NOISE) for one in results.seeds(name) if (results.rounds(one) or 0) >= TRAINED
-    ]
-    at, together = results.rounds(*seeds) or 0, results.rounds(*seeds, MOST_NOISE) or 0
-    base, least = (results.mean(name, at) or 0.0 for name in (BASELINE, LEAST_NOISE))
-    base_then, least_then, most = (results.mean(name, together) or 0.0 for name in (BASELINE, LEAST_NOISE, MOST_NOISE))
-    sentence = (
-        f"After {plural(at)} σ = 0.003 is {below(least - base)} the baseline ({percent(least)} against "
-        f"{percent(base)}), "
-        f"σ = 0.012 {below(most - base_then)} it{'' if together == at else f' after {plural(together)}'}. "
-        f"{about_seeds(results, [least - base], at)}"
-    )
-    is_near, is_open = least - base >= -NEARLY, abs(least_then - most) <= margin(results, together)
-    return decide(None if is_near and is_open else is_near and most < least_then, sentence, RULE_NOISED)
-
-
-def _accuracy_table(results: ResultSet) -> Table:
-    """Mean accuracy of each run after some rounds, and its difference from the baseline."""
-    end = results.rounds(BASELINE) or MARKS[-1]
-    marks = [mark for mark in MARKS if mark <= end] or [end]
+    The least noise is compared with the baseline after all rounds that both completed, although the run with the most
+    noise may have stopped earlier.
+    """
+    results, draft.is_over_seeds = draft.results, True
+    draft.add_curves("AccuracyTop1 by round", LABELS)
+    marks = _marks(results, (100, 500, 1000, 2000, 3000, 4000, 5000))
     rows = []
     for name, label in LABELS.items():
-        rows.append([label, str(len(results.seeds(name)) or NOT_RUN), *(_mean_cell(results, name, at) for at in marks)])
+        seeds = str(len(results.seeds(name)) or NOT_RUN)
+        rows.append([label, seeds, *(draft.cell(name, at, over_seeds=True) for at in marks)])
         if name != BASELINE:
-            rows.append(["  less the baseline, points", "", *(_gap_cell(results, name, at) for at in marks)])
-    return Table(
-        title="AccuracyTop1 after some rounds, mean of the seeds",
-        columns=["", "seeds", *(f"{mark:,}" for mark in marks)],
-        rows=rows,
+            gaps = (signed(results.difference(name, BASELINE, at)) for at in marks)
+            rows.append(["  less the baseline, points", "", *gaps])
+    title = "AccuracyTop1 after some rounds, mean of the seeds"
+    draft.add_table(title, ["", "seeds", *(f"{mark:,}" for mark in marks)], rows)
+    _add_computation(draft)
+    shared_round(results, [BASELINE, LEAST_NOISE, MOST_NOISE], against=[BASELINE])
+    both = [*results.seeds(BASELINE), *results.seeds(LEAST_NOISE)]
+    trained = [one for one in both if (results.rounds(one) or 0) >= TRAINED]
+    at, together = results.rounds(*trained) or 0, results.rounds(*trained, MOST_NOISE) or 0
+    gap = results.difference(LEAST_NOISE, BASELINE, at) or 0.0
+    base, least = (results.mean(name, at) for name in (BASELINE, LEAST_NOISE))
+    most_gap = results.difference(MOST_NOISE, BASELINE, together) or 0.0
+    more = results.difference(LEAST_NOISE, MOST_NOISE, together) or 0.0
+    sentence = (
+        f"After {plural(at)} σ = 0.003 is {below(gap)} the baseline ({percent(least)} against {percent(base)}), "
+        f"σ = 0.012 {below(most_gap)} it{'' if together == at else f' after {plural(together)}'}. "
+        f"{about_seeds(results, [gap], at)}"
     )
+    is_near, is_open = gap >= -NEARLY, abs(more) <= margin(results, together)
+    return None if is_near and is_open else is_near and more > 0, sentence
 
 
-def _computation_table(results: ResultSet) -> Table:
-    """Rounds and user updates to the same accuracy, as in the introduction of the paper."""
+def _add_computation(draft: Draft) -> None:
+    """Add a table of rounds and user updates to the same accuracy, as in the introduction of the paper."""
+    results = draft.results
     target = results.accuracy(LEAST_NOISE)
-    ours = results.first_round_at(BASELINE, target) if target is not None else None
-    private = results.first_round_at(LEAST_NOISE, target) if target is not None else None
-    times = f"{private * 5000 / (ours * 100):.0f} ×" if ours and private else NOTHING
-    rows = [
-        [
-            "paper",
-            percent(SAME_ACCURACY.value, 1),
-            f"{BASELINE_ROUNDS.value:,.0f}",
-            f"{PRIVATE_ROUNDS.value:,.0f}",
-            f"{COMPUTATION.value:.0f} ×",
-        ],
-        ["ours", percent(target), *(NOTHING if r is None else f"{r:,}" for r in (ours, private)), times],
-    ]
-    return Table(
-        title="Computation for the same accuracy",
-        columns=["", "AccuracyTop1", "rounds, baseline", "rounds, σ = 0.003", "user updates"],
-        rows=rows,
-        note="Ours: to where σ = 0.003 ended, first seed. Updates of 5,000 users per round at z = 1 against 100: hypothetical.",
+    ours, private = (
+        None if target is None else results.first_round_at(name, target) for name in (BASELINE, LEAST_NOISE)
     )
-
-
-def _mean_cell(results: ResultSet, name: str, at: int) -> str:
-    """Mean accuracy over the seeds as a table cell."""
-    value = results.mean(name, at)
-    return reason_missing(results, name, at) if value is None else percent(value)
-
-
-def _gap_cell(results: ResultSet, name: str, at: int) -> str:
-    """Difference from the baseline as a table cell."""
-    mine, base = results.mean(name, at), results.mean(BASELINE, at)
-    return signed(None if mine is None or base is None else mine - base)
+    times = f"{private * 5000 / (ours * 100):.0f} ×" if ours and private else NOTHING
+    paper = [f"{number.value:,.0f}" for number in (printed.BASELINE_ROUNDS, printed.PRIVATE_ROUNDS)]
+    draft.add_table(
+        "Computation for the same accuracy",
+        ["", "AccuracyTop1", "rounds, baseline", "rounds, σ = 0.003", "user updates"],
+        [
+            ["paper", percent(printed.SAME_ACCURACY.value, 1), *paper, f"{printed.COMPUTATION.value:.0f} ×"],
+            ["ours", percent(target), *(NOTHING if r is None else f"{r:,}" for r in (ours, private)), times],
+        ],
+        "Ours: to where σ = 0.003 ended, first seed. Updates of 5,000 users per round at z = 1 against 100: hypothetical.",
+    )
 
 
 SIGMA = 0.003
-BASELINE = "baseline"
 CLIPPED = {norm: clipped(norm).name for norm in GAP_NORMS}
 NOISED = {norm: noised(norm, SIGMA).name for norm in GAP_NORMS}
-SMALLEST_S, *LARGER_S = GAP_NORMS
-GAP_MARKS = (500, 1000, 1500, 2000, 2500, 3000)
-"""Numbers of rounds in the columns of the table of gaps."""
-NARROWER = 0.75
-"""The larger S must leave at most this share of the gap; a smaller change could be chance."""
-RULE_GAP = (
-    f"Where all got to, with σ = {SIGMA} the best of S = {' and '.join(str(norm) for norm in LARGER_S)} is at most "
-    f"{NARROWER:.0%} as "
-    f"far below the baseline as S = {SMALLEST_S} is. Where S = {SMALLEST_S} is no further below it than two seeds "
-    "can differ, there is "
-    "nothing to tell."
-)
 
 
-def closing_the_gap(recipe: Recipe, results: ResultSet) -> Exhibit:
+def closing_the_gap(draft: Draft) -> Ruling:
     """For each S at sigma = 0.003: accuracy, loss due to the clip, additional loss due to the noise, users per round for
     z = 1, and epsilon with the population of the paper."""
+    results, draft.is_over_seeds = draft.results, True
     rows = []
     for norm in GAP_NORMS:
         at, users = results.rounds(BASELINE, CLIPPED[norm], NOISED[norm]), round(norm / SIGMA)
+        event = PoissonGaussian(sampling_prob=users / REDDIT, noise_multiplier=1.0)
         rows.append(
             [
                 f"S = {norm}",
                 NOTHING if at is None else f"{at:,}",
-                cell(results, BASELINE) if at is None else percent(results.mean(BASELINE, at)),
-                cell(results, NOISED[norm]) if at is None else percent(results.mean(NOISED[norm], at)),
+                *(draft.cell(name, at, over_seeds=at is not None) for name in (BASELINE, NOISED[norm])),
                 signed(results.difference(CLIPPED[norm], BASELINE, at)),
                 signed(results.difference(NOISED[norm], CLIPPED[norm], at)),
                 f"{users:,}",
-                epsilon_text(_epsilon_at_z1(users)),
+                epsilon_text(printed.best_epsilon_today(event, ACCURACY_ROUNDS, TINY_DELTA)),
             ]
         )
-    table = Table(
-        title=f"Where the points go at σ = {SIGMA}",
-        columns=["", "rounds", "baseline", f"σ = {SIGMA}", "the clip", "the noise", "users per round", "ε"],
-        rows=rows,
-        note=(
-            "AccuracyTop1 after as many rounds as all three runs of a row got to. The clip: the clip alone against "
-            "the baseline; "
-            "the noise: what it takes besides; in points. Users per round: what z = 1 needs at this σ and S. ε is "
-            "hypothetical: with "
-            f"{REDDIT:,} users after {plural(ACCURACY_ROUNDS)} at δ = 10⁻⁹, by the smaller of PLD and RDP."
-        ),
+    draft.add_table(
+        f"Where the points go at σ = {SIGMA}",
+        ["", "rounds", "baseline", f"σ = {SIGMA}", "the clip", "the noise", "users per round", "ε"],
+        rows,
+        "AccuracyTop1 after as many rounds as all three runs of a row got to. The clip: the clip alone against the "
+        "baseline; the noise: what it takes besides; in points. Users per round: what z = 1 needs at this σ and S. ε is "
+        f"hypothetical: with {REDDIT:,} users after {plural(ACCURACY_ROUNDS)} at δ = 10⁻⁹, by the smaller of PLD and RDP.",
     )
-    labels = {BASELINE: "baseline"} | {NOISED[norm]: f"σ = {SIGMA}, S = {norm}" for norm in GAP_NORMS}
-    figure = curves_by_round(results, "closing-the-gap", "AccuracyTop1 by round", labels, over_seeds=True)
-    return build_exhibit(
-        recipe, results, judge_gap(results), tables=[table, _gap_table(results)], figures=[figure], over_seeds=True
+    marks = _marks(results, (500, 1000, 1500, 2000, 2500, 3000))
+    draft.add_table(
+        f"σ = {SIGMA} less the baseline after some rounds, in points",
+        ["", *(f"{mark:,}" for mark in marks)],
+        [[f"S = {norm}", *(_gap_cell(draft, NOISED[norm], mark) for mark in marks)] for norm in GAP_NORMS],
     )
-
-
-def _gap_table(results: ResultSet) -> Table:
-    """Difference between noised training and the baseline after some rounds, for each S."""
-    end = results.rounds(BASELINE) or GAP_MARKS[-1]
-    marks = [mark for mark in GAP_MARKS if mark <= end] or [end]
-    return Table(
-        title=f"σ = {SIGMA} less the baseline after some rounds, in points",
-        columns=["", *(f"{mark:,}" for mark in marks)],
-        rows=[
-            [f"S = {norm}", *(_gap_to_baseline(results, NOISED[norm], mark) for mark in marks)] for norm in GAP_NORMS
-        ],
-    )
-
-
-def _gap_to_baseline(results: ResultSet, name: str, at: int) -> str:
-    """Difference from the baseline, or the reason why there is none."""
-    apart = results.difference(name, BASELINE, at)
-    return reason_missing(results, name, at) if apart is None else signed(apart)
-
-
-def judge_gap(results: ResultSet) -> Verdict:
-    """Apply the rule to the best of the larger norms."""
-    names = [BASELINE, *CLIPPED.values(), *NOISED.values()]
-    if undecided := missing(results, names, RULE_GAP, against=[BASELINE]):
-        return undecided
-    at = results.rounds(*names)
-    clip = -(results.difference(CLIPPED[SMALLEST_S], BASELINE, at) or 0.0)
-    noise = -(results.difference(NOISED[SMALLEST_S], CLIPPED[SMALLEST_S], at) or 0.0)
+    labels = {NOISED[norm]: f"σ = {SIGMA}, S = {norm}" for norm in GAP_NORMS}
+    draft.add_curves("AccuracyTop1 by round", {BASELINE: "baseline"} | labels)
+    smallest, *larger = GAP_NORMS
+    at = shared_round(results, [BASELINE, *CLIPPED.values(), *NOISED.values()], against=[BASELINE])
+    clip = -(results.difference(CLIPPED[smallest], BASELINE, at) or 0.0)
+    noise = -(results.difference(NOISED[smallest], CLIPPED[smallest], at) or 0.0)
     base = results.mean(BASELINE, at) or 0.0
     accuracy = {norm: results.mean(NOISED[norm], at) or 0.0 for norm in GAP_NORMS}
-    best = max(LARGER_S, key=lambda norm: accuracy[norm])
+    best = max(larger, key=accuracy.__getitem__)
     sentence = (
-        f"After {plural(at or 0)} the clip of S = {SMALLEST_S} costs {in_points(clip)} points and σ = {SIGMA} "
-        f"{in_points(noise)} more. "
-        f"S = {best} at the same σ has {percent(accuracy[best])} where S = {SMALLEST_S} has "
-        f"{percent(accuracy[SMALLEST_S])} and the baseline "
-        f"{percent(base)}. {about_seeds(results, [accuracy[best] - accuracy[SMALLEST_S]], at)}"
+        f"After {plural(at)} the clip of S = {smallest} costs {in_points(clip)} points and σ = {SIGMA} "
+        f"{in_points(noise)} more. S = {best} at the same σ has {percent(accuracy[best])} where S = {smallest} has "
+        f"{percent(accuracy[smallest])} and the baseline {percent(base)}. "
+        f"{about_seeds(results, [accuracy[best] - accuracy[smallest]], at)}"
     )
-    gap, left = base - accuracy[SMALLEST_S], base - accuracy[best]
-    return decide(None if gap <= margin(results, at) else left <= NARROWER * gap, sentence, RULE_GAP)
+    gap, left = base - accuracy[smallest], base - accuracy[best]
+    return None if gap <= margin(results, at) else left <= draft.recipe.limits["narrower"] * gap, sentence
 
 
-def _epsilon_at_z1(users: int) -> float:
-    """Epsilon with z = 1 for the population, the rounds and the delta of Table 2."""
-    return best_epsilon_today(
-        PoissonGaussian(sampling_prob=users / REDDIT, noise_multiplier=1.0), ACCURACY_ROUNDS, TINY_DELTA
-    )
+def _gap_cell(draft: Draft, name: str, at: int) -> str:
+    """Difference from the baseline, or the reason why there is none."""
+    apart = draft.results.difference(name, BASELINE, at)
+    return draft.reason_missing(name, at) if apart is None else signed(apart)
+
+
+def _marks(results: ResultSet, marks: tuple[int, ...]) -> list[int]:
+    """Those of the numbers of rounds that the baseline reached; the last that it reached if there is none."""
+    end = results.rounds(BASELINE) or marks[-1]
+    return [mark for mark in marks if mark <= end] or [end]

@@ -12,6 +12,7 @@ from reproduction.exhibits.tables import judge_table_1 as judge_rounds
 from reproduction.printed import TABLE_1, moments
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, read_results
+from reproduction.verdict import Undecided
 
 from tests.reproduction.builders import RUNS, changed, moved, world
 from unheard.errors import UnknownKey
@@ -223,9 +224,10 @@ def test_a_few_rounds_say_nothing_about_head_words_and_a_tiny_run_nothing_about_
 
 def test_table_1_holds_only_if_every_cell_has_its_digits():
     cells = [(cell, moments(cell)) for row in TABLE_1 for cell in row]
-    assert judge_rounds(cells).outcome == "held"
-    assert judge_rounds([(cells[0][0], 1.5), *cells[1:]]).outcome == "did not hold"
-    assert judge_rounds([]).outcome == "cannot tell"
+    assert judge_rounds(cells, 10.0)[0] is True
+    assert judge_rounds([(cells[0][0], 1.5), *cells[1:]], 10.0)[0] is False
+    with pytest.raises(Undecided, match="Nothing was computed"):
+        judge_rounds([], 10.0)
 
 
 def test_the_privacy_of_runs_that_did_not_happen_is_called_hypothetical(everything):
