@@ -21,9 +21,9 @@
     |-- NodeError              a node of a federated run is late, lost, or sent what it was not asked for
     |-- RankError              one of several processes that train together is late, lost or has failed; it is named
     `-- ModelError             a model that does not fit its parameters, its vocabulary or the engine
-        `-- CodeNotTrusted     a model's class would have to be imported where no code of others is
+        `-- CodeNotTrusted     a model's class would have to be imported, and this reader imports no code of others
 
-`NoiseWarning` is the only warning: `train` emits it before the first round if the noise will drown the updates.
+`NoiseWarning` is the only warning: `train` emits it before the first round if the noise will dominate the updates.
 
 The command line prints the message and exits with status 2; a traceback is a bug. Catch `UnheardError` to handle them
 all:
@@ -39,7 +39,7 @@ all:
 
 
 class NoiseWarning(UserWarning):
-    """The noise of each round will drown the updates: the model will be useless. The message names cures."""
+    """The noise of each round will dominate the updates: the model will be useless. The message names cures."""
 
 
 class UnheardError(Exception):

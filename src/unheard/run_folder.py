@@ -124,7 +124,8 @@ class RunFolder:
         target = Path(path).resolve()
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise RunFolderExists(
-                f"{path} already holds something. If it is a run, go on with `unheard resume {path}`; else name another folder."
+                f"{path} already holds something. If it is a run, continue it with `unheard resume {path}`; else name another "
+                "folder."
             )
         staged = storage.new_folder_beside(target)
         (staged / "checkpoints").mkdir()

@@ -13,7 +13,7 @@ system reports it, or `FileInUse` if another process holds a lock; callers turn 
     truncate(path, size, expected_size=...)     cut the torn end of a log
     with locked(path, wait=60.0): ...           one process at a time; the lock ends with its process
     with staged_folder(out) as folder: ...      fill a folder beside `out`, then move it there in one step
-    delete_folder(folder)                       delete a folder for good
+    delete_folder(folder)                       delete a folder; the deletion survives a crash
     special_file(folder)                        a pipe or device in a folder that is about to be read
 
 Locks use the `filelock` package, so importing this module works on Linux, macOS and Windows.

@@ -123,7 +123,7 @@ def test_users_and_epsilon_alone_show_what_can_be_had(monkeypatch):
     monkeypatch.setattr("unheard.privacy.planner.FEASIBLE_ROUNDS", (500,))
     asked = ["--users", "14000", "--epsilon", "8"]
     page = run(*asked).stdout
-    for words in ("Hypothetical", "14,000 users", "sigma", "PLD", "drowns", "public start"):
+    for words in ("Hypothetical", "14,000 users", "sigma", "PLD", "dominates", "public start"):
         assert words in page
     record = json.loads(run(*asked, "--json", "--parameters", "10000").stdout)
     assert record["hypothetical"] is True
@@ -131,12 +131,12 @@ def test_users_and_epsilon_alone_show_what_can_be_had(monkeypatch):
     assert all(plan["claimed"]["epsilon"] <= 8 and plan["claimed"]["accountant"] == "pld" for plan in record["plans"])
 
 
-def test_sigma_is_shown_and_noise_that_drowns_the_updates_is_warned_of():
+def test_sigma_is_shown_and_noise_that_dominates_the_updates_is_warned_of():
     quiet = run(*PAPER)
     assert "sigma = 0.003" in quiet.stderr
-    assert "will drown" not in quiet.stderr
+    assert "will dominate" not in quiet.stderr
     loud = run("--users", "14000", "--users-per-round", "50", "--noise-multiplier", "1", "--rounds", "10", "--json")
-    assert "The noise will drown the updates: sigma = 0.3" in loud.stderr
+    assert "The noise will dominate the updates: sigma = 0.3" in loud.stderr
     assert json.loads(loud.stdout)["noise"]["noise_std"] == pytest.approx(0.3)
 
 

@@ -137,22 +137,22 @@ def test_a_run_without_noise_is_confirmed_on_a_terminal(unheard, run_file, tmp_p
     assert (tmp_path / "r").exists() == bool(rounds)
 
 
-def test_train_shows_sigma_and_warns_before_the_first_round_of_noise_that_drowns_the_updates(
+def test_train_shows_sigma_and_warns_before_the_first_round_of_noise_that_dominates_the_updates(
     unheard, run_file, tmp_path
 ):
     once = ["train", run_file, "--set", "training.rounds=1", "--set", "noise.kind=gaussian"]
     assert "sigma = 0.0833" in unheard(*once, "--out", tmp_path / "a").stderr
     said = unheard(*once, "--out", tmp_path / "b", "--set", "noise.noise_multiplier=4.5").stderr
-    assert "The noise will drown the updates: sigma = 0.75" in said
+    assert "The noise will dominate the updates: sigma = 0.75" in said
     assert "sigma" not in unheard(*once, "--out", tmp_path / "c", "--set", "noise.kind=none", "--yes").stderr
 
 
 def test_init_shows_sigma_of_the_template(unheard, tmp_path):
     said = unheard("init", "--population", 14000, "--users-per-round", 50, cwd=tmp_path).stderr
-    assert "The noise will drown the updates: sigma = 0.3" in said
+    assert "The noise will dominate the updates: sigma = 0.3" in said
     said = unheard("init", "--population", 10**6, "--users-per-round", 5000, "--force", cwd=tmp_path).stderr
     assert "sigma = 0.003" in said
-    assert "will drown" not in said
+    assert "will dominate" not in said
 
 
 def test_init_for_a_base_writes_a_complete_run_file_without_the_declaration(unheard, tmp_path):

@@ -110,13 +110,13 @@ def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
 
 @pytest.mark.parametrize("size", [3, 70_004])
 def test_an_impossible_size_is_refused(tmp_path, size):
-    with pytest.raises(InvalidValue, match="Choose a size between"):
+    with pytest.raises(InvalidValue, match="Choose a size from 4 to"):
         shrink_vocabulary(large_store(tmp_path / "large"), tmp_path / "small", vocabulary_size=size)
 
 
 @pytest.mark.parametrize("info", [{"kind": "tokenizer"}, {"canaries": True}])
 def test_what_cannot_be_narrowed_by_rank_is_refused(tmp_path, info):
-    with pytest.raises(CorpusError, match="prepare it"):
+    with pytest.raises(CorpusError, match="prepare the corpus"):
         shrink_vocabulary(large_store(tmp_path / "large", **info), tmp_path / "small", vocabulary_size=10)
     assert not (tmp_path / "small").exists()
 

@@ -66,7 +66,7 @@ def test_quotes_of_other_languages_are_words_or_become_one():
 def test_an_unknown_language_or_no_room_is_refused():
     with pytest.raises(InvalidValue, match="language"):
         public_vocabulary(100, "xx")
-    with pytest.raises(InvalidValue, match="no room"):
+    with pytest.raises(InvalidValue, match="holds no words"):
         public_vocabulary(3)
 
 

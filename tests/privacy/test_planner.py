@@ -110,14 +110,14 @@ def test_a_plan_without_noise_costs_everything():
 
 @pytest.mark.parametrize(
     ("sigma", "verdict"),
-    [(0.75, "drowns"), (0.3, "drowns"), (0.03, "costs much"), (0.012, "trains"), (0.003, "nearly free")],
+    [(0.75, "dominates"), (0.3, "dominates"), (0.03, "costs much"), (0.012, "trains"), (0.003, "nearly free")],
 )
 def test_noise_is_judged_by_its_norm_beside_the_clip(sigma, verdict):
     level = NoiseLevel(noise_std=sigma, clip_norm=15.0, parameters=PAPER_PARAMETERS)
     assert level.verdict == verdict
     assert f"sigma = {sigma:g}" in str(level)
     warning = level.caution()
-    assert (warning is not None) == (verdict == "drowns")
+    assert (warning is not None) == (verdict == "dominates")
     for cure in ("users per round", "fewer rounds", "public start", "LoRA", "correlated noise") if warning else ():
         assert cure in warning
 
@@ -126,8 +126,8 @@ def test_fewer_parameters_bear_more_noise():
     """LoRA and small models: the norm of the noise grows with the square root of the number of parameters."""
     large, small = (NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=n) for n in (1_000_000, 10_000))
     assert large.ratio == pytest.approx(10 * small.ratio)
-    assert large.is_drowning
-    assert not small.is_drowning
+    assert large.is_dominant
+    assert not small.is_dominant
 
 
 def test_feasible_plans_meet_the_target_and_larger_cohorts_have_less_noise(monkeypatch):
@@ -138,8 +138,8 @@ def test_feasible_plans_meet_the_target_and_larger_cohorts_have_less_noise(monke
     assert all(plan.bound.epsilon <= 8.0 for plan in plans)
     assert all(plan.noise.noise_std == pytest.approx(sigma_of(plan.estimate)) for plan in plans)
     assert plans[0].noise.noise_std > plans[1].noise.noise_std
-    assert plans[0].noise.is_drowning
-    assert not plans[1].noise.is_drowning
+    assert plans[0].noise.is_dominant
+    assert not plans[1].noise.is_dominant
     assert [plan.estimate.users_per_round for plan in feasible_plans(population=30, epsilon=0.5)] == [15]
 
 

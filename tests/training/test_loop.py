@@ -44,11 +44,11 @@ def final_model(folder: Path, run: unheard.Run) -> torch.Tensor:
     return load_model(RunFolder(folder).model, run.model)
 
 
-def test_train_warns_before_anything_is_created_if_the_noise_will_drown_the_updates(run, tmp_path):
+def test_train_warns_before_anything_is_created_if_the_noise_will_dominate_the_updates(run, tmp_path):
     loud = replace(run, plan=replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=100.0)))
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoiseWarning)
-        with pytest.raises(NoiseWarning, match=r"will drown the updates: sigma = .* Cures: "):
+        with pytest.raises(NoiseWarning, match=r"will dominate the updates: sigma = .* Cures: "):
             unheard.train(loud, tmp_path / "loud")
         assert not (tmp_path / "loud").exists()
         quiet = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=0.01))

@@ -111,7 +111,7 @@ def test_a_folder_of_another_run_is_not_continued(runs, tmp_path):
 
 def test_models_of_two_shapes_are_refused(runs, store, tmp_path):
     other = replace(runs[1], model=unheard.TiedLSTM(vocabulary_size=50, embedding_size=4))
-    with pytest.raises(InvalidValue, match="one model"):
+    with pytest.raises(InvalidValue, match="the same model"):
         train_together([(runs[0], tmp_path / "a"), (other, tmp_path / "b")], allow_no_privacy=True)
 
 
@@ -121,7 +121,7 @@ def test_two_runs_in_one_folder_are_refused(runs, tmp_path):
 
 
 def test_training_no_runs_is_an_error(tmp_path):
-    with pytest.raises(InvalidValue, match="no runs"):
+    with pytest.raises(InvalidValue, match="at least one run"):
         train_together([])
 
 

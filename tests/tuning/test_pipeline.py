@@ -103,7 +103,7 @@ SMALL = ["--set", "privacy.population=60", "--set", "privacy.delta=1e-3"]
 def test_tuning_on_the_runs_own_users_says_that_they_have_no_guarantee(run_file, tmp_path):
     done = tune(run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.05", *SMALL)
     assert done.exit_code == 0
-    warned = f"over all runs on the users of {tmp_path / 'private'}, for good"  # while it can still be stopped
+    warned = f"over all runs on the users of {tmp_path / 'private'}, permanently"  # while it can still be stopped
     assert warned in done.stderr
     assert done.stderr.index(warned) < done.stderr.index("Baseline, and clipping")
     assert "ε = infinity" in done.output

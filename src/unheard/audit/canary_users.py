@@ -91,7 +91,7 @@ class CanaryUsers:
             InvalidValue: Fewer than 2 canaries, or more than the model has coordinates for.
         """
         if count < 2:
-            raise InvalidValue("An audit needs at least 2 canaries; hundreds say more.")
+            raise InvalidValue(f"An audit needs at least 2 canaries, not {count}. Hundreds give a tighter bound.")
         owner_P = np.full(layout.total, -1, dtype=np.int64)
         for where in layout.slices.values():
             size = where.stop - where.start
@@ -101,7 +101,7 @@ class CanaryUsers:
             )
         if (owner_P < 0).all():
             raise InvalidValue(
-                f"{count} canaries are more than a model of {layout.total} parameters can tell apart: audit with fewer."
+                f"{count} canaries do not each get a coordinate of a model of {layout.total} parameters: audit with fewer."
             )
         return cls(count=count, owner_P=owner_P, sign_P=rng.choice([-1.0, 1.0], size=layout.total))
 

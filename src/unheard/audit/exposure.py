@@ -84,14 +84,18 @@ def exposures(
         InvalidValue: Too few candidates, or a phrase without words.
     """
     if candidates < FEWEST_CANDIDATES:
-        raise InvalidValue("Exposure needs at least 100 candidate phrases to rank among.")
+        raise InvalidValue(
+            f"Exposure needs at least {FEWEST_CANDIDATES} candidate phrases to rank among, not {candidates}. Give more."
+        )
     most = math.log2(candidates + 1)
     candidate_scores: dict[int, np.ndarray] = {}
     for number, canary in enumerate(canaries):
         words = [t for t in canary["tokens"] if t >= FIRST_WORD]
         length = len(words)
         if not words:
-            raise InvalidValue(f"Canary {number} has no words to rank.")
+            raise InvalidValue(
+                f"Canary {number} has no words of the vocabulary, so it cannot be ranked. Plant another phrase."
+            )
         if length not in candidate_scores:
             phrases_NL = rng.integers(FIRST_WORD, model.vocabulary_size, size=(candidates, length))
             candidate_scores[length] = log_probability(model, params_P, phrases_NL, spread=spread)

@@ -129,7 +129,7 @@ def audit_run(
         store: The folder of the run's token store.
         engine: Computes updates and log probabilities, here or on all ranks.
         name: The name of the run, for the population's ledger.
-        canaries: The number of canary users; None for as many as the model can tell apart, at most 4,000.
+        canaries: The number of canary users; None for as many as the model has coordinates for, at most 4,000.
         rounds: The number of simulated rounds; None for the rounds of the run.
         candidates: The number of random phrases to rank each planted phrase among.
         with_users: Let the users of the store take part in the simulated run. They are charged for it.

@@ -42,7 +42,7 @@ class AuditOptions:
             help="Canary users of the one-run audit.",
             min=2,
             metavar="N",
-            show_default="4000, or as many as the model can tell apart",
+            show_default="4000, or as many as the model has coordinates for",
         ),
     ] = None
     rounds: Annotated[

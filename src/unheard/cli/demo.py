@@ -48,7 +48,7 @@ def demo(
     from unheard.cli.processes import set_stop_message, store_stop_message
     from unheard.training.loop import resume, train
 
-    set_stop_message(lambda: f"{store_stop_message(corpus)} `unheard demo` goes on from what is there.")
+    set_stop_message(lambda: f"{store_stop_message(corpus)} `unheard demo` continues from what is there.")
     _prepare(corpus)
     if not _is_demo_corpus(corpus):
         confirm_no_noise([_run(corpus, rounds, _plain_plan())], yes)
@@ -61,7 +61,7 @@ def demo(
         else:
             reports = train(_run(corpus, rounds, plan), folder, allow_no_privacy=True)
         show_rounds(reports, name, folder=folder)
-    with if_interrupted("The two runs are complete: the same command goes on with the page."):
+    with if_interrupted("The two runs are complete: the same command continues with the page."):
         _compare(out)
 
 

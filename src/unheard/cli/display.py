@@ -6,7 +6,7 @@ progress bar in a log file would only appear at its end; there `log` prints a li
     say(sentence), echo(text)                     one sentence, or plain text, on standard output
     safe_console()                                a Rich console for what these do not do
     warn_of_delta(delta)                          a warning before a run begins
-    show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will drown the updates
+    show_noise(run), warn_of_noise(level)         sigma, and a warning if the noise will dominate the updates
     confirm_no_noise(runs, yes)                   the question before a run without noise
     with step_bars() as progress: ...             one bar for each named step: progress(step, fraction)
     with counted_bar() as progress: ...           the same for counted steps: progress(step, done, total)
@@ -107,7 +107,7 @@ def warn_of_delta(delta: float) -> None:
 
 
 def show_noise(run: "Run") -> None:
-    """Print sigma before the first round of a private run, and warn if the noise will drown the updates."""
+    """Print sigma before the first round of a private run, and warn if the noise will dominate the updates."""
     from unheard.training.initialise import noise_level, pinned
 
     if (level := noise_level(pinned(run))) is not None:
@@ -115,7 +115,7 @@ def show_noise(run: "Run") -> None:
 
 
 def warn_of_noise(level: "NoiseLevel") -> None:
-    """Print sigma, or a warning with advice if the noise will drown the updates."""
+    """Print sigma, or a warning with advice if the noise will dominate the updates."""
     if sentence := level.caution():
         note(sentence, style="bold yellow")
     else:
@@ -147,7 +147,7 @@ def confirm_no_noise(runs: "Sequence[Run]", yes: bool, *, can_ask: bool = True) 
         check_permission(without_noise[0], allow_no_privacy=False)
     note(
         "Without noise epsilon is infinite. From the first round on it is infinite over all runs on the users of "
-        f"{without_noise[0].corpus}, for good (unheard statement --all-runs). That is right for public text, or for users who "
+        f"{without_noise[0].corpus}, permanently (unheard statement --all-runs). That is right for public text, or for users who "
         "agreed.",
         style="bold yellow",
     )

@@ -56,7 +56,7 @@ Yes = Annotated[
     bool,
     typer.Option(
         "--yes",
-        help="Allow a run without noise, which makes the epsilon of its users infinite for good, without asking. Right for "
+        help="Allow a run without noise, which makes the epsilon of its users infinite permanently, without asking. Right for "
         "public text, or for users who agreed.",
     ),
 ]

@@ -355,7 +355,7 @@ def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
 
     from unheard.cli.display import safe_console
     from unheard.privacy.accountants import ACCOUNTANTS
-    from unheard.privacy.planner import COSTLY_RATIO, DROWNING_RATIO, FREE_RATIO
+    from unheard.privacy.planner import COSTLY_RATIO, DOMINANT_RATIO, FREE_RATIO
 
     console = safe_console(highlight=False)
     first = plans[0]
@@ -386,7 +386,7 @@ def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
         f"sigma = z S / (users per round), at S = {noise.clip_norm:g} (--clip-norm). noise/S: the norm of the noise of "
         f"one round, sigma * sqrt({noise.parameters:,} parameters), divided by S (--parameters; the default is the paper's "
         f"model). In the paper and in our runs, noise up to {FREE_RATIO:g} was nearly free, up to {COSTLY_RATIO:g} it cost one to "
-        f"six points of accuracy, and above {DROWNING_RATIO:g} models learned nothing.",
+        f"six points of accuracy, and above {DOMINANT_RATIO:g} models learned nothing.",
         soft_wrap=True,
     )
     if min(plan.noise.ratio for plan in plans) > COSTLY_RATIO:

@@ -212,7 +212,7 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         with signals_as_ctrl_c():  # so that what was done is saved
             return work(None)
-    # DP: a rank without a launcher would go on charging users, and nobody would know.
+    # DP: a rank without a launcher would keep charging users, and nobody would notice.
     die_with(int(os.environ.get(LAUNCHER) or os.getppid()))
     from unheard.engines.distributed.process_group import ProcessGroup
 

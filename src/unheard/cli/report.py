@@ -112,7 +112,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
-    set_stop_message(lambda: f"Stopped. {MEASURES_SAVED} The same command goes on.")
+    set_stop_message(lambda: f"Stopped. {MEASURES_SAVED} The same command continues.")
     from unheard.cli.display import note, say
     from unheard.report.page import check_page_folder, write_page
     from unheard.report.plots import write_images

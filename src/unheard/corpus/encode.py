@@ -179,7 +179,7 @@ class EncodeShard:
             for writer in writers.values():
                 writer.abandon()
             raise CorpusError(
-                f"Cannot write to {self.folder}: {error.strerror}. Make room, then run the same command again."
+                f"Cannot write to {self.folder}: {error.strerror}. Free some space, then run the same command again."
             ) from None
         if self.user_ids is not None:
             storage.replace_file(self.user_ids / f"{shard:05d}.json", json.dumps(output.written_users).encode())
@@ -188,7 +188,7 @@ class EncodeShard:
 
 @dataclass(kw_only=True)
 class _ShardOutput:
-    """The users of one shard on their way into its files.
+    """Collects the users of one shard and writes them to its files.
 
     Short users wait until there are enough to encode together.
     """

@@ -360,7 +360,7 @@ class DuckDBBackend:
                 yield item, function(grouping, item, 1, *more)
             return
         # spawn: a forked copy of a process with DuckDB's threads in it may hang.
-        # gc.disable: rows are millions of tuples and texts without cycles; to search them for cycles costs a tenth.
+        # gc.disable: rows are millions of tuples and texts without cycles; searching them for cycles takes a tenth of the time.
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable) as pool:
             with _signals_blocked():  # the processes inherit this: a signal is for their parent, which ends them
@@ -475,7 +475,7 @@ def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
     except duckdb.Error as error:
         first = str(error).strip().split("\n")[0]
         raise CorpusError(
-            f"Sorting a part of the corpus failed: {first} Make room on disk or raise --memory."
+            f"Sorting a part of the corpus failed: {first} Free some disk space or raise --memory."
         ) from None
     finally:
         database.close()

@@ -217,7 +217,10 @@ def make_preparation(
     if not fields.user or not fields.text:
         raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
     if fields.user == fields.text:
-        raise InputError(f"The user and the text are both '{fields.user}': every post would be a user of its own.")
+        raise InputError(
+            f"The user and the text are both the column '{fields.user}', so every post would be a user of its own. Name two "
+            "columns: --user-field and --text-field."
+        )
     return Preparation(
         fields=fields,
         encoding=EncodingOptions(
@@ -271,7 +274,7 @@ def choose_vocabulary(
             "private; a public vocabulary costs nothing."
         )
     if (given == "from-corpus") != (corpus is not None):
-        raise InvalidValue("--vocab from-corpus and --vocab-corpus OTHER go together.")
+        raise InvalidValue("--vocab from-corpus and --vocab-corpus OTHER go together: give both or neither.")
     if not isinstance(given, str | os.PathLike):
         return given
     if given == "tokenizer" or (given == "public" and isinstance(tokenizer, HuggingFaceTokenizer)):
@@ -284,7 +287,7 @@ def choose_vocabulary(
     if not path.is_file():  # checked before the text is read, which may take hours
         kinds = ("public", "private", "from-corpus", "tokenizer")
         raise InvalidValue(
-            f"--vocab {given} is no word list file, no store, nor one of these.{nearest(str(given), kinds)}"
+            f"--vocab {given} is neither a word list file nor a store, nor a known kind of vocabulary.{nearest(str(given), kinds)}"
         )
     return FileVocabulary(path=str(path), size=size)
 

@@ -264,7 +264,7 @@ class CorpusVocabulary:
             for word, total in zip(words, sums.tolist(), strict=True)
         ]
         if not totals:
-            raise InputError(f"{self.path} holds no word twice: it is too small to make a vocabulary of.")
+            raise InputError(f"{self.path} holds no word twice: it is too small for a vocabulary. Give more text.")
         totals.sort(key=lambda pair: (-pair[0], pair[1]))
         words = [word for _, word in totals[: self.size - len(SPECIALS)]]
         return VocabularyResult(vocabulary=Vocabulary.of(words), provenance={"source": Path(self.path).name})

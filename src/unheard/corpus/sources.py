@@ -519,7 +519,9 @@ def _source_of_file(path: Path, given: str | None) -> Source | None:
             head = file.read(16)
         kind = "sqlite" if head.startswith(b"SQLite format 3") else "duckdb" if head[8:12] == b"DUCK" else None
         if kind is None:
-            raise InputError(f"{path} is neither an SQLite nor a DuckDB file, whatever its name.")
+            raise InputError(
+                f"{path} has the name of a database, but is neither an SQLite nor a DuckDB file. Name its kind with --format."
+            )
     window = zstd_window(path) if ending == ".zst" else None
     if window is not None and window > 1 << _MAX_WINDOW_LOG:  # refused here, before hours of work
         raise InputError(
@@ -535,7 +537,9 @@ def _unpacked(source: Source, target: Path) -> Source:
     try:
         unpack_gzip(source.path, target)
     except OSError as error:
-        raise CorpusError(f"Cannot unpack {source.path} to {target.parent}: {error.strerror}. Make room.") from None
+        raise CorpusError(
+            f"Cannot unpack {source.path} to {target.parent}: {error.strerror}. Free some space."
+        ) from None
     return replace(source, path=str(target), compression="none")
 
 

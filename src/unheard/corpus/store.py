@@ -273,7 +273,9 @@ class UserTokens:
             for i in members.tolist():
                 flat[starts[i] : starts[i] + lengths[i]] = source[begins[i] : ends[i]]
         if self._vocabulary_size is not None and flat.size and int(flat.max()) >= self._vocabulary_size:
-            raise CorpusCorrupt(f"{self._shards[0].stem} and its siblings hold words outside the vocabulary. {REMEDY}")
+            raise CorpusCorrupt(
+                f"A shard in {self._shards[0].stem.parent} holds token ids outside the vocabulary. {REMEDY}"
+            )
         return flat, lengths
 
     def check_boundaries(self) -> None:
@@ -421,7 +423,7 @@ class TokenStore:
             raise CorpusMissing(
                 f"No token store at {folder}{seen}: there is {what}. "
                 f"Make one with `unheard prepare INPUT --out {folder}`"
-                f"{' (the same command again goes on where it stopped)' if unfinished else ''}."
+                f"{' (the same command continues where it stopped)' if unfinished else ''}."
             )
         info, layout = _read_json(folder / "corpus.json"), _read_json(folder / "layout.json")
         if info.get("format") != FORMAT:

@@ -170,18 +170,21 @@ def _check_can_shrink(store: TokenStore, size: int) -> None:
     if not len(SPECIALS) < size <= len(store.vocabulary):
         raise InvalidValue(
             f"--vocab-size {size}: the store has {len(store.vocabulary)} words, of which {len(SPECIALS)} are BOS, EOS "
-            "and UNK. Choose a size between."
+            f"and UNK. Choose a size from {len(SPECIALS) + 1} to {len(store.vocabulary)}."
         )
     if store.part is not None:
-        raise CorpusError(f"{store.path} is a part of a store. Narrow the whole store, then divide it again.")
+        raise CorpusError(
+            f"{store.path} is a part of a store. Shrink the vocabulary of the whole store, then divide it again."
+        )
     if store.info["vocabulary"].get("kind") == "tokenizer":
         raise CorpusError(
-            f"{store.path} has a tokenizer's pieces, which are not in order of rank: prepare it with a smaller one."
+            f"{store.path} has a tokenizer's pieces, which are not in order of frequency: prepare the corpus "
+            "with a smaller tokenizer."
         )
     if store.info.get("canaries"):
         raise CorpusError(
-            f"{store.path} has canaries, whose words must all be in the dictionary: "
-            "prepare it again with the smaller one."
+            f"{store.path} has canaries, whose words must all be in the vocabulary: "
+            "prepare the corpus again with the smaller vocabulary."
         )
 
 

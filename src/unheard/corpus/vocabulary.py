@@ -265,7 +265,7 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise CorpusMissing(f"No word list at {path}.") from None
+        raise CorpusMissing(f"There is no word list at {path}. Check the path.") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text: save the word list as UTF-8, one word on each line.") from None
     lines = text.split("\n")
@@ -331,7 +331,9 @@ def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Token
     if language not in known:
         raise InvalidValue(f"No public word list for language '{language}'.{nearest(language, known)}")
     if size <= len(SPECIALS):
-        raise InvalidValue(f"A vocabulary of {size} rows has no room for words: {len(SPECIALS)} are BOS, EOS and UNK.")
+        raise InvalidValue(
+            f"A vocabulary of {size} rows holds no words: {len(SPECIALS)} are BOS, EOS and UNK. Raise it."
+        )
     if tokenizer.is_subword:
         weights = _piece_weights(_frequencies(language), tokenizer)
         ranked = _by_weight(weights)

@@ -134,4 +134,7 @@ def check_rows(rows: int, vocabulary: Vocabulary, where: str) -> None:
         ModelError: The numbers differ.
     """
     if rows != len(vocabulary):
-        raise ModelError(f"{where}: the model has {rows} rows, vocabulary.txt {len(vocabulary)} words. Put it back.")
+        raise ModelError(
+            f"{where}: the model has {rows} rows, vocabulary.txt {len(vocabulary)} words. Put back the "
+            "vocabulary.txt that was written with the model."
+        )

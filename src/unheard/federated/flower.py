@@ -76,7 +76,7 @@ def from_records(records: RecordDict) -> Packet:
     """
     head = records.config_records.get("unheard")
     if head is None:
-        raise NodeError("A message without the records of unheard: give every node the same version.")
+        raise NodeError("A message has no records of unheard: give every node the same version of unheard.")
     numbers = {name: _numbers(array) for name, array in records.array_records.get("arrays", {}).items()}
     return Packet.from_json(str(head.get("kind")), str(head.get("fields")), numbers)
 
@@ -105,7 +105,7 @@ def _numbers(array: Array) -> np.ndarray:
             return array.numpy()
     except Exception:  # NumPy's parser of headers raises errors of many types
         pass
-    raise NodeError("A message whose arrays cannot be read.")
+    raise NodeError("The arrays of a message cannot be read: give every node the same version of unheard.")
 
 
 class GridNetwork:
@@ -264,7 +264,9 @@ def wait_for_nodes(network: Network, count: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     while len(network.nodes()) < count:
         if time.monotonic() > until:
-            raise NodeError(f"{len(network.nodes())} nodes are connected after {seconds:g} s; {count} are needed.")
+            raise NodeError(
+                f"{len(network.nodes())} nodes are connected after {seconds:g} s; {count} are needed. Start more."
+            )
         time.sleep(0.1)
 
 

@@ -180,7 +180,7 @@ class NoiseHistory:
 
     @property
     def rows(self) -> Tensor:
-        """What must be kept to go on: the last noises (banded), or the buffers (BLT)."""
+        """What must be kept to continue: the last noises (banded), or the buffers (BLT)."""
         return self._rows_RP
 
     @property

@@ -75,9 +75,9 @@ class Noise(Protocol):
         ...
 
     def multiplier(self, sensitivity: float) -> float:
-        """z, the standard deviation in units of the sensitivity;
+        """z, the standard deviation in units of the sensitivity; 0 for no noise.
 
-        0 for no noise. The round's event is charged at this value.
+        The round's event is charged at this value.
         """
         ...
 

@@ -334,7 +334,7 @@ class Plan:
         # DP: all rounds share one sensitivity and one sigma; noise of one round cancels that of others.
         if any(change.clip_norm or change.noise_std or change.noise_multiplier for change in self.schedule):
             raise UnprovenCombination(
-                "A [[schedule]] may not change clip_norm or the noise of a run with correlated noise; learning_rate it may."
+                "A [[schedule]] may not change clip_norm or the noise of a run with correlated noise, only learning_rate."
             )
 
     def _check_distributed(self) -> None:

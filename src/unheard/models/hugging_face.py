@@ -420,7 +420,7 @@ class HuggingFaceModel(BaseModel):
         """Raises `ModelError` for windows that are longer than the model's context."""
         if self.context is not None and tokens > self.context:
             raise ModelError(
-                f"{self.path} looks at {self.context} tokens at most, not at {tokens}. "
+                f"{self.path} reads at most {self.context} tokens, not {tokens}. "
                 "Lower update.unroll or evaluation.unroll."
             )
 
@@ -446,7 +446,7 @@ class HuggingFaceModel(BaseModel):
         self.check_words(tokens, vocabulary)
         if self.context is not None and max(unrolls.values(), default=0) > self.context:
             lengths = " or ".join(f"{key} = {unroll}" for key, unroll in unrolls.items())
-            raise ModelError(f"{self.path} looks at {self.context} tokens at most. Lower {lengths}.")
+            raise ModelError(f"{self.path} reads at most {self.context} tokens. Lower {lengths}.")
         super().check_store(tokens, vocabulary, unrolls=unrolls, is_private=is_private)
 
     def origin(self) -> str | None:
@@ -463,10 +463,12 @@ class HuggingFaceModel(BaseModel):
         made_with = tokenizer_from_table(tokens) if tokens else None
         if not isinstance(made_with, HuggingFaceTokenizer):
             raise ModelError(
-                f"The corpus was not cut by the tokenizer of {self.path}, so its numbers are other words. {cure}"
+                f"The corpus was not tokenized with the tokenizer of {self.path}, so its ids stand for other tokens. {cure}"
             )
         same = made_with.definition == self._tokenizer.definition
         if not same and made_with.tokenizer.to_str() != self._tokenizer.tokenizer.to_str():
-            raise ModelError(f"The corpus was cut by another tokenizer than that of {self.path}. {cure}")
+            raise ModelError(f"The corpus was tokenized with another tokenizer than that of {self.path}. {cure}")
         if vocabulary != self.words:
-            raise ModelError(f"The corpus has other words, or another order, than the tokenizer of {self.path}. {cure}")
+            raise ModelError(
+                f"The vocabulary of the corpus has other tokens, or another order, than the tokenizer of {self.path}. {cure}"
+            )

@@ -225,7 +225,7 @@ class ModuleModel(BaseModel):
         """A new module of the class, from its arguments and torch's current seed."""
         path, _, name = self.module.partition(":")
         if _no_code:
-            raise CodeNotTrusted(f"{self.module} is code, and nothing is imported here.")
+            raise CodeNotTrusted(f"{self.module} is a class of the user's own code, which is not imported here.")
         try:
             with _import_path():
                 cls = getattr(importlib.import_module(path), name)

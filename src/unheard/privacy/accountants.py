@@ -312,7 +312,7 @@ def _log_moment(q: float, z: float, moment: int) -> float:
 
     With n = moment + 1 it is log sum_k Binomial(n, q)(k) exp(k (k - 1) / 2 z^2). The probabilities sum to 1 and the
     first two exponents are 0, so it is log1p of a sum of positive terms from k = 2: in log space it neither overflows
-    (small z) nor drowns in the 1 (small q).
+    (small z) nor vanishes beside the 1 (small q).
     """
     n = moment + 1
     if q == 1:

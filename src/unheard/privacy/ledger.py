@@ -175,7 +175,7 @@ class ChainedFile:
             except storage.FileInUse:
                 raise LedgerError(
                     f"{self.path} is held by another process for more than {LOCK_WAIT_SECONDS:g} s. "
-                    "Is a training process stopped half-way?"
+                    "End that process if it was stopped or hangs, then run the same command again."
                 ) from None
             yield
 
@@ -414,7 +414,9 @@ class Ledger:
         try:
             ledger._file.repair()
         except OSError as error:
-            raise LedgerError(f"The torn end of {ledger.path} cannot be mended ({error.strerror}).") from error
+            raise LedgerError(
+                f"The incomplete last line of {ledger.path} cannot be cut off ({error.strerror}). Check space and permissions."
+            ) from error
         ledger._writable = True
         return ledger
 

@@ -41,7 +41,7 @@ MOST_NOISE, LEAST_NOISE = 1e6, 1e-2
 LARGE_DELTA = 1e-2
 PAPER_PARAMETERS, PAPER_CLIP_NORM = 1_346_144, 15.0
 """The paper's model, and an S that it uses: what sigma is judged by where no model is known."""
-FREE_RATIO, COSTLY_RATIO, DROWNING_RATIO = 0.25, 1.0, 5.0
+FREE_RATIO, COSTLY_RATIO, DOMINANT_RATIO = 0.25, 1.0, 5.0
 """Limits of `NoiseLevel.ratio`; its docstring says where they come from."""
 FEASIBLE_COHORTS, FEASIBLE_ROUNDS = (100, 300, 1000, 3000, 10_000, 30_000, 100_000), (500, 2000)
 UNKNOWNS = ("noise_multiplier", "users_per_round", "rounds")
@@ -326,7 +326,7 @@ class NoiseLevel:
       292 and 544 after 30 rounds; word frequencies alone have 214. At 7 and above the model is worse than counting words.
 
     >>> NoiseLevel(noise_std=0.3, clip_norm=15.0, parameters=1_346_144).verdict
-    'drowns'
+    'dominates'
 
     Args:
         noise_std: sigma, the standard deviation of the noise on each parameter.
@@ -344,9 +344,9 @@ class NoiseLevel:
         return self.noise_std * math.sqrt(self.parameters) / self.clip_norm
 
     @property
-    def is_drowning(self) -> bool:
+    def is_dominant(self) -> bool:
         """Whether the model is expected to learn nothing."""
-        return self.ratio > DROWNING_RATIO
+        return self.ratio > DOMINANT_RATIO
 
     @property
     def verdict(self) -> str:
@@ -355,13 +355,13 @@ class NoiseLevel:
             return "nearly free"
         if self.ratio <= COSTLY_RATIO:
             return "trains"
-        return "drowns" if self.is_drowning else "costs much"
+        return "dominates" if self.is_dominant else "costs much"
 
     def __str__(self) -> str:
         return (
             f"sigma = {self.noise_std:.3g}: the norm of the noise of one round is {self.ratio:.2g} times S = "
-            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} is nearly free, above {DROWNING_RATIO:g} the noise "
-            "drowns the updates)."
+            f"{self.clip_norm:g} ({self.verdict}; up to {FREE_RATIO:g} is nearly free, above {DOMINANT_RATIO:g} the noise "
+            "dominates the updates)."
         )
 
     def record(self) -> dict[str, Any]:
@@ -369,12 +369,12 @@ class NoiseLevel:
         return {**vars(self), "ratio": self.ratio, "verdict": self.verdict}
 
     def caution(self) -> str | None:
-        """A warning with the cure if the noise will drown the updates; None otherwise."""
-        if not self.is_drowning:
+        """A warning with the cure if the noise will dominate the updates; None otherwise."""
+        if not self.is_dominant:
             return None
         factor = self.ratio / COSTLY_RATIO
         return (
-            f"The noise will drown the updates: sigma = {self.noise_std:.3g} on {self.parameters:,} parameters gives the "
+            f"The noise will dominate the updates: sigma = {self.noise_std:.3g} on {self.parameters:,} parameters gives the "
             f"noise of each round {self.ratio:.2g} times the norm that one user's update may have (S = {self.clip_norm:g}). "
             f"Models trained up to about {COSTLY_RATIO:g}; expect a useless one. Cures: about {factor:.0f} times as many users "
             "per round at the same z (sigma = z S / users per round); fewer rounds, which allow a smaller z at the same "

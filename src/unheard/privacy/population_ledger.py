@@ -356,7 +356,9 @@ class PopulationLedger:
             there = PopulationLedger.open(self._moved_to, {}, must_exist=True)
             there._came_from += (self._file, *self._came_from)
             self.__dict__.update(there.__dict__, _home=self._home)
-        raise LedgerError(f"{self.path} moves in a circle. Name the right one: [privacy] ledger.")
+        raise LedgerError(
+            f"{self.path} refers to a ledger that refers back to it. Name the right one: [privacy] ledger."
+        )
 
     def _write(self, *records: dict[str, Any]) -> None:
         if records:
@@ -598,7 +600,9 @@ def _follow_moves(population: PopulationLedger, open_here: Callable[[Path], Popu
             )
         before, population = population, open_here(path)
         population._came_from = (before._file, *before._came_from)
-    raise LedgerError(f"{population.path} moves in a circle. Name the right one: [privacy] ledger in the run file.")
+    raise LedgerError(
+        f"{population.path} refers to a ledger that refers back to it. Name the right one: [privacy] ledger in the run file."
+    )
 
 
 @contextlib.contextmanager

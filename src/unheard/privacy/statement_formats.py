@@ -87,7 +87,7 @@ def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any
         InvalidValue: There is no such format, or a run without a guarantee is to be registered.
     """
     if format not in FORMATS:
-        raise InvalidValue(f"Unknown format '{format}'.{nearest(str(format), FORMATS)} Known: {', '.join(FORMATS)}.")
+        raise InvalidValue(f"Unknown format '{format}'.{nearest(str(format), FORMATS)}")
     if format == "text":
         return render_text(statement)
     data = report_data(statement, audit=audit)

@@ -165,7 +165,9 @@ def _check(folder: RunFolder, tables: Mapping[str, Any], facts: Mapping[str, Any
     sampling = facts.get("sampling") or {}
     drawn = sampling.get("users_per_round") or sampling.get("sampling_prob")
     if not (_is_number(facts.get("delta")) and _is_number(facts.get("population")) and _is_number(drawn)):
-        raise LedgerError(f"{folder.ledger} does not declare delta, population and sampling: it is of no run folder.")
+        raise LedgerError(
+            f"{folder.ledger} does not declare delta, population and sampling, as the ledger of a run does. Put the right one back."
+        )
 
 
 def _is_number(value: Any, *others: Any) -> bool:
@@ -345,7 +347,9 @@ class RunMonitor:
             return
         entries = Ledger.read(self.folder.ledger).entries
         if len(entries) < self._seen:
-            raise LedgerError(f"{self.folder.ledger} became shorter while it was watched: it was replaced.")
+            raise LedgerError(
+                f"{self.folder.ledger} became shorter while it was watched: it was replaced. Put the right one back."
+            )
         for entry in entries[self._seen :]:
             self._running.charge(entry.event)
             if isinstance(entry.event, PoissonGaussian | CorrelatedGaussian | ExampleGaussian | NonPrivate):

@@ -89,7 +89,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint:
     paths = checkpoint_files(folder)
     if not paths:
         raise CheckpointCorrupt(
-            f"{folder.checkpoints} holds no checkpoint to go on from. Put one back, or begin a new run."
+            f"{folder.checkpoints} holds no checkpoint to resume from. Put one back, or begin a new run."
         )
     return read_checkpoint(paths[-1])
 

@@ -73,7 +73,7 @@ def check_permission(run: Run, allow_no_privacy: bool) -> None:
     # DP: the first round without noise makes the epsilon of these users infinite over all runs, and nothing undoes it.
     if isinstance(run.plan.noise, NoNoise) and not allow_no_privacy:
         raise PrivacyError(
-            "This run adds no noise. Its first round makes epsilon infinite, for good and over all runs, for the users of "
+            "This run adds no noise. Its first round makes epsilon infinite, permanently and over all runs, for the users of "
             f"{run.corpus}. Add noise ([noise] kind = 'gaussian'); or, if the text is public or its users agreed, allow it: "
             "allow_no_privacy=True in Python, --yes on the command line."
         )
@@ -588,7 +588,7 @@ def streams_of(run: Run, facts: Mapping[str, Any], text: str) -> Streams:
 
     Args:
         run: The run as configured.
-        facts: The header of its ledger. A seeded run of a version before 0.2.0 goes on with the streams of its seed
+        facts: The header of its ledger. A seeded run of a version before 0.2.0 continues with the streams of its seed
             alone.
         text: The digest of the users' text (`TokenStore.content_digest`). It decides the streams and is kept nowhere.
     """

@@ -128,14 +128,14 @@ def train(
         ranks: The processes to train on (training/worker.py); None for this process alone.
         on: An engine that is built already, of the nodes of a federated run (federated/server.py); None builds one.
         again: Continue the run if the folder exists already, because processes that died had started it.
-        allow_no_privacy: Allow a run without noise. It makes the epsilon of the corpus's users infinite for good: right
+        allow_no_privacy: Allow a run without noise. It makes the epsilon of the corpus's users infinite permanently: right
             for public text, or for users who agreed.
 
     Returns:
         A generator of one report per round. Closing it saves the state.
 
     Warns:
-        NoiseWarning: The noise of each round will drown the updates.
+        NoiseWarning: The noise of each round will dominate the updates.
 
     Raises:
         ConfigError: A value is not usable.
@@ -242,14 +242,16 @@ def train_together(
             `resume`.
     """
     if not runs:
-        raise InvalidValue("There are no runs to train.")
+        raise InvalidValue("Give at least one run to train.")
     for run, _ in runs:
         check_permission(run, allow_no_privacy)
     runs = [(pinned(run), out) for run, out in runs]
     if any(run.model != runs[0][0].model for run, _ in runs):
-        raise InvalidValue("Runs side by side share one model's shape; give those of another model apart.")
+        raise InvalidValue(
+            "Runs that are trained together must have the same model: train those of another model separately."
+        )
     if len({Path(out).resolve() for _, out in runs}) < len(runs):
-        raise InvalidValue("Each run needs a folder of its own.")
+        raise InvalidValue("Each run needs a folder of its own, and two of these have the same one.")
     built = build_engine(engine, runs[0][0].model, ranks)
     prepared = [
         reopen_run(run, RunFolder.open(out), built)

@@ -350,7 +350,7 @@ def open_noise_state(
     if not os.path.lexists(folder.noise / "keys.jsonl"):
         # DP: a past that is lost cannot be cancelled: a new mechanism, with its own charges, and nothing of the old one.
         log.warning(
-            "%s is gone, so the correlated noise of this run cannot go on: a new mechanism begins and is charged from its "
+            "%s is gone, so the correlated noise of this run cannot continue: a new mechanism begins and is charged from its "
             "first round.",
             folder.noise,
         )
@@ -432,6 +432,6 @@ def _parse_history(content: bytes) -> tuple[dict[str, Any], np.ndarray | None]:
 
 
 def _draw_digest() -> str:
-    """Names how normals follow from a key: a library that draws other numbers must not go on with old keys."""
+    """Names how normals follow from a key: a library that draws other numbers must not continue with old keys."""
     normals_P = standard_normals(generator_from_key(bytes(16)), 1000, torch.device("cpu"))
     return hashlib.sha256(normals_P.numpy().tobytes()).hexdigest()[:16]

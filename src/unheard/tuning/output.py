@@ -217,7 +217,7 @@ def _preface(record: dict[str, Any], planned: ProjectedPlan) -> str:
     text = (
         "proxy text"
         if record["tuning_cost"]["is_proxy"]
-        else "the text of the very users it is for: over all runs they have no guarantee"
+        else "the text of the same users that it is for: over all runs they have no guarantee"
     )
     return (
         "# Chosen by `unheard tune`.\n"

@@ -177,7 +177,7 @@ def delete_killed_selections(out: str | Path) -> None:
 def _check_candidates(candidates: Sequence[Run]) -> None:
     """Check that candidates differ only in the update, the clip or the server, and that their trials are secret."""
     if not candidates:
-        raise InvalidValue("There are no candidates to select from.")
+        raise InvalidValue("A selection needs at least one candidate, and none was given.")
     first = candidates[0]
     for run in candidates:
         if run.training.reproducible_seed is not None:
@@ -188,8 +188,8 @@ def _check_candidates(candidates: Sequence[Run]) -> None:
         different = [name for name in same if getattr(run, name) != getattr(first, name)]
         if different or run.plan.population != first.plan.population:
             raise InvalidValue(
-                f"All candidates of a selection have the same {', '.join(different) or 'population'}: vary the update, the clip "
-                "or the server."
+                f"All candidates of a selection must have the same {', '.join(different) or 'population'}, and these differ. "
+                "Vary only the update, the clip or the server."
             )
 
 

@@ -371,7 +371,7 @@ def _cohort_sum(units_N: Tensor, plan: RoundPlan, drawn: StoredUsers) -> CohortS
     if tuple(summed) != _checksum(drawn):
         raise RankError(
             "The ranks did not sum the users that were drawn, each of them once. The round is charged, and nothing of it is used. "
-            "Give every rank the same version of unheard, and start again: the run goes on from its last checkpoint."
+            "Give every rank the same version of unheard, and start again: the run continues from its last checkpoint."
         )
     return CohortSum(
         units_P=units_N[:-EXTRA],

@@ -1,9 +1,9 @@
 """A parallel map over batches: the same function on every batch, in this process or on all ranks.
 
 Input: a `BatchFunction` of a model, its parameters and one batch of token rows; and batches. Output: the numbers of
-each batch, in the order of the batches, so that sums over them are the same to the bit on any number of ranks. The
-rows are sent to the rank that computes
-them: no rank but the leader needs held-out text. Evaluation and audit take a `ParallelMap` as `spread=`.
+each batch, in the order of the batches, so that sums over them are the same to the bit on any number of ranks. The rows
+are sent to the rank that computes them, so only the leader needs held-out text. Evaluation and audit take a
+`ParallelMap` as `spread=`.
 
     values = list(sequential_map(tally, model, params_P, batches))
     values = list(map_on_ranks(ranks)(tally, model, params_P, batches))

@@ -359,7 +359,7 @@ class ProcessGroup:
                 torch.cuda.synchronize(self.device)
         except RuntimeError as error:
             self.is_broken = True
-            raise RankError(f"A rank was lost while sums were on their way ({_first_line(error)}). {_REMEDY}") from None
+            raise RankError(f"A rank was lost while sums were being sent ({_first_line(error)}). {_REMEDY}") from None
 
     def _naming(self, rank: int) -> "_Naming":
         return _Naming(self, rank)
@@ -385,7 +385,7 @@ class _Naming:
         raise RankError(f"{name} is gone ({_first_line(error)}). {_REMEDY}") from None
 
 
-_REMEDY = "No round is lost that was saved: start again and it goes on, or let torchrun do it (--max-restarts)."
+_REMEDY = "Saved rounds are not lost: start again to continue the run, or let torchrun restart it (--max-restarts)."
 
 
 def share_cores(local_size: int) -> None:
