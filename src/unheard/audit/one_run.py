@@ -278,7 +278,7 @@ def _draw(plan: RoundPlan, num_users: int, streams: Streams, round: int) -> np.n
 
 
 def _unit(plan: RoundPlan, cohort: CohortSum) -> float:
-    """Return what one unit of the sum adds to the average: by the fixed denominator, or by the one that was used."""
+    """Return by how much one unit of the sum changes the average: its grid over the declared or the used denominator."""
     average = plan.average(cohort)
     if average.unit == 0:
         return 0.0

@@ -202,8 +202,7 @@ def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: i
 
     Args:
         work: What the command does. It is called with the process group on rank 0, with None in a process that is
-        alone, and not
-            at all on other ranks.
+            alone, and not at all on other ranks.
         processes: How many processes to start. Ignored in a process that a launcher has started.
         max_restarts: How often to start all processes again after one has died.
     """

@@ -337,7 +337,7 @@ class PackedCohorts:
                 del step
                 self._halve(size, plan)
                 step = self._started(plan, params_P)
-                # Their deltas and gradients may be half changed: they begin again.
+                # The deltas and gradients of unfinished users may be incomplete, so these users begin again.
                 waiting += [work.user for work in places if work is not None]
                 places = [None] * step.packed.size.users
                 continue
@@ -363,7 +363,8 @@ class PackedCohorts:
         unclipped_U = ~step.was_clipped_C.index_select(0, done_D) if plan.adaptive_clip else None
         weight_units_U = plan.weights.units(np.array([len(users[k].tokens) for k in who]))
         total = plan.contribution.of_users(delta_UP, weight_units_U, unclipped_U)
-        # DP: a place is empty before the next user takes it; nothing of one user is in the delta of another.
+        # DP: the row of a finished user is set to zero before the next user gets it; nothing of one user is in the delta
+        # of another.
         step.delta_CP.index_fill_(0, done_D, 0.0)
         step.gradient_CP.index_fill_(0, done_D, 0.0)
         step.was_clipped_C.index_fill_(0, done_D, False)

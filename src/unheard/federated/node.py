@@ -126,8 +126,8 @@ class NodeData:
         store: The folder of a token store; the users of its training split are the node's.
         part: For a simulation, in which many nodes read one store: the number of this node, from 0.
         parts: How many nodes divide the store.
-        order: The place of the node's users among the users of all nodes; None for `part`. Nodes of one order are
-            sorted by their ids.
+        order: The server numbers the users node by node, in ascending `order`, and by the ids of nodes with the same
+            one. None for `part`.
         folder: The node's folder, for a node on a device; None in a simulation.
         max_contributions: How many rounds the node contributes to at most; None for no limit.
         trust: What the server is trusted with: "central" (each update), "secure" (sums) or "distributed" (sums with the

@@ -109,7 +109,7 @@ class Registry:
         """The drawn users of each node, by their numbers on the server. Nodes without any are left out."""
         nodes = list(self.by_node.values())
         firsts = np.array([one.first for one in nodes], dtype=np.int64)
-        # A node without users has the first number of the next one: the last of equal firsts holds the user.
+        # A node without users has the same first number as the node after it, so the last of equal numbers is taken.
         which_U = np.searchsorted(firsts, numbers_U, side="right") - 1
         return {nodes[int(i)].node: numbers_U[which_U == i] for i in np.unique(which_U)}
 

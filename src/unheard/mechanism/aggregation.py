@@ -368,7 +368,7 @@ class ClippedDenominator(BaseEstimator):
 
     Args:
         min_total_weight: W_min, declared: a lower bound on the total weight below which the average is no longer scaled
-        up.
+            up.
 
     Example:
         >>> ClippedDenominator(min_total_weight=500).minimum_weight(1000.0)

@@ -77,8 +77,8 @@ WHEELS = {
 """The models that have a name of their own."""
 
 
-MAY_HAVE_SEEN = "The base may have seen public text, the corpus or its source among it."
-"""What to say beside every result of a model that begins from a base."""
+MAY_HAVE_SEEN = "The base may have been pre-trained on public text that includes the corpus or its source."
+"""The caution to print beside every result of a model that was trained from a base."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +105,12 @@ class BaseRecord:
 
     @property
     def caveats(self) -> list[str]:
-        """What to say beside every result of a model that begins from this base."""
+        """The cautions to print beside every result of a model that was trained from this base."""
         said = [MAY_HAVE_SEEN]
         if self.quantisation:
-            said.insert(0, f"The weights of {self.title} were quantised to {self.quantisation} before training.")
+            said.insert(
+                0, f"The weights of {self.title} come from a file in which they were quantised to {self.quantisation}."
+            )
         return said
 
 

@@ -104,7 +104,7 @@ class LanguageModel(Protocol):
 
         Args:
             vocabulary_size: the number of words of the store, for a model that takes it from there. None: it is known
-            already.
+                already.
         """
         ...
 

@@ -296,8 +296,8 @@ class ChainedFile:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether the bytes are what a power loss leaves of a line: its beginning, or blocks of zeros; and not JSON."""
-    # DP: a line with its end was written whole. If a byte of it changed later, to cut it off would forget its charge.
+    """Whether a last line is incomplete, as a power loss leaves it: only its beginning, or with blocks of zeros."""
+    # DP: a line with its end was written whole. If a byte of it changed later, cutting the line off would drop its charge.
     is_whole = (_SEAL in line or line.endswith(b'"}\n')) if line.endswith(b"\n") else _WHOLE_SEAL.search(line)
     if is_whole and b"\0\0" not in line:
         return False

@@ -543,7 +543,7 @@ def remember_position(store: Path, ledger: Path, position: Mapping[str, Any]) ->
     def change(record: dict[str, Any]) -> dict[str, Any]:
         """The record with the position, unless it has a later one."""
         known = record["known"].get(key)
-        # DP: another run may have recorded a later position meanwhile; an earlier one would let the ledger be cut.
+        # DP: another run may have recorded a later position meanwhile. An earlier one would hide that the ledger was cut.
         is_later = known and known["ledger"] == position["ledger"] and known["length"] > position["length"]
         return {**record, "known": {**record["known"], key: known if is_later else dict(position)}}
 

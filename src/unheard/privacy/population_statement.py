@@ -139,7 +139,7 @@ _NO_LEDGER = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Spent:
-    """What was charged to users before there is a ledger of them."""
+    """Stands for the ledger of a population that has none yet: only the cost of the store's vocabulary was charged."""
 
     members: dict[str, Member]
     budget: Budget | None = None

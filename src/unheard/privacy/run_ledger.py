@@ -40,12 +40,12 @@ class JointLedger:
     """A run's ledger that also charges the run's population. Training charges it as it would the run's ledger alone.
 
     The population is charged first. A crash between the two lines leaves the population charged for a round that never
-    began: the error is on the safe side.
+    began, so the population can only be charged too much.
 
     Args:
         ledger: The run's own ledger, open for charging.
-        population: The ledger of the store's population. What the run's ledger holds and this one lacks is charged to
-            it.
+        population: The ledger of the store's population. Charges of the run's ledger that are missing here are added
+            at once.
     """
 
     def __init__(self, ledger: Ledger, population: PopulationLedger) -> None:

@@ -4,10 +4,10 @@
     checkpoint = newest_checkpoint(folder)                    # .state, .ledger_length, .ledger_head
     params_P = load_model(folder.model, model)                # a released model
 
-A checkpoint holds the `State` after a round and the ledger position that the run had reached, and the released model
-names that position too. It distinguishes a ledger that was shortened from one that was charged less
-(`privacy/run_ledger.py`). Every file is replaced atomically and carries a SHA-256 of
-its tensors and its facts, which is checked when it is read. Nothing is ever unpickled.
+A checkpoint holds the `State` after a round and the ledger position that the run had reached; the released model names
+that position too. By the position a reader recognises a ledger that was shortened (`privacy/run_ledger.py`). Every file
+is replaced atomically and carries a SHA-256 of its tensors and its facts, which is checked when it is read. Nothing is
+ever unpickled.
 """
 
 import hashlib

@@ -242,9 +242,8 @@ def trial_run(run: Run, proxy: Path | None, population: int | None) -> Run:
         population: The declared population of the proxy.
 
     Raises:
-        InvalidValue: The run cannot be tuned; the proxy holds the run's own users; or the run has a budget, which a
-        tuning on its
-            own users would exceed at once.
+        InvalidValue: The run cannot be tuned; the proxy holds the run's own users; or the run has a budget, which
+            tuning on its own users would exceed at once.
     """
     check_can_be_tuned(run)
     if (proxy is None) != (population is None):

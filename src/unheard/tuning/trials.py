@@ -316,9 +316,9 @@ class Margin:
     """How far two settings may differ by chance.
 
     Attributes:
-        points: The margin in percentage points of AccuracyTop1; None if it cannot be estimated. of_seeds: True if the
-        margin was estimated from repeated runs. False if it was estimated from the last evaluations of
-            single runs, which do not show how much another run would differ.
+        points: The margin in percentage points of AccuracyTop1; None if it cannot be estimated.
+        of_seeds: True if the margin was estimated from repeated runs. False if it was estimated from the last
+            evaluations of single runs, which do not show how much another run would differ.
     """
 
     points: float | None

@@ -146,7 +146,10 @@ def test_a_hub_folder_has_the_adapter_and_the_model_card(trained, llama, tmp_pat
     assert "AutoPeftModelForCausalLM" in card
     assert str(llama) not in card
     digest = unheard.Released.open(trained).run.model.base_sha256
-    assert f"Base model: {llama.name}, SHA-256 of its files {digest}. The base may have seen public text" in card
+    assert (
+        f"Base model: {llama.name}, SHA-256 of its files {digest}. The base may have been pre-trained on public text"
+        in card
+    )
 
 
 def test_a_card_names_the_base_and_says_how_it_was_quantised_beside_the_accuracy(llama, corpus, tmp_path):
@@ -174,5 +177,5 @@ def test_a_card_names_the_base_and_says_how_it_was_quantised_beside_the_accuracy
     card = model_card(tmp_path / "run")
     accuracy = card[card.index("## Accuracy") : card.index("## Training")]
     assert "Base model: a-package==1.0, SHA-256" in accuracy
-    assert "The weights of A-Model were quantised to 4 bits (Q4_1) before training." in accuracy
+    assert "The weights of A-Model come from a file in which they were quantised to 4 bits (Q4_1)." in accuracy
     assert str(tmp_path) not in card

@@ -174,7 +174,7 @@ def assign_users(cost_U: np.ndarray, speed_R: np.ndarray, holder_U: np.ndarray, 
 
 
 def _evenly(count: int, speed_R: np.ndarray) -> np.ndarray:
-    """The ranks of `count` users, each rank as evenly spaced as its share of the speed allows."""
+    """Return the rank of each of `count` users: each rank has its share of the speed, spread evenly over the users."""
     share_R = speed_R / speed_R.sum()
     turns = [(np.arange(int(count * share) + 2) + 0.5) / share for share in share_R if share > 0]
     ranks = np.repeat(np.flatnonzero(share_R), [len(t) for t in turns])
