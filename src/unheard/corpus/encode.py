@@ -9,8 +9,8 @@ time, cut at exactly `tokens_per_user` tokens. The count includes EOS and exclud
     Encoder           texts to ids
     FastWordEncoder   the same for `WordTokenizer`, with a cache
 
-Many short users are encoded together and a long user in pieces, so that at most some hundred kilobytes of text are in
-memory. The same code runs on one machine and on Spark workers.
+Many users are encoded together and a very long user in pieces, so that at most some megabytes of text are in memory. The
+same code runs on one machine and on Spark workers.
 
 **The fast encoder** caches the ids of every chunk of text and looks up thousands of chunks at once. A chunk is the text
 between white space. Running text repeats its chunks, and the rules of `WordTokenizer` look at one chunk at a time, so a
@@ -19,6 +19,7 @@ own key as one integer, one of up to 16 bytes as two: no two chunks have the sam
 kept in a dictionary. Measurements and the alternatives that were tried: docs/decisions/0026.
 """
 
+import bisect
 import functools
 import itertools
 import json
@@ -41,7 +42,7 @@ from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, cut_text
 from unheard.corpus.vocabulary import BOS, EOS, UNK, ReleaseLog, Vocabulary
 from unheard.errors import CorpusError
 
-BATCH_CHARS = 1 << 19
+BATCH_CHARS = 1 << 20
 """Characters of text that are encoded at once."""
 
 SequenceUnit = Literal["post", "sentence"]
@@ -186,11 +187,21 @@ class EncodeShard:
         return dict(output.counts)
 
 
+@dataclass(frozen=True)
+class _WaitingUser:
+    """A user whose text waits to be encoded: the number of texts that are encoded first, and the texts after them."""
+
+    user: str
+    num_texts: int
+    rest: list[str]
+
+
 @dataclass(kw_only=True)
 class _ShardOutput:
     """Collects the users of one shard and writes them to its files.
 
-    Short users wait until there are enough to encode together.
+    Users wait until there are enough to encode together. Of a long user only the first texts are encoded, as many as
+    the cap usually needs; the rest waits too, and is encoded if the cap is not reached.
     """
 
     options: EncodingOptions
@@ -199,17 +210,16 @@ class _ShardOutput:
     encoder: "Encoder"
     counts: Counter[str] = field(default_factory=Counter)
     written_users: dict[str, list[str]] = field(default_factory=dict)
-    waiting: list[tuple[str, int]] = field(default_factory=list)
+    waiting: list[_WaitingUser] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     chars: int = 0
+    rest_chars: int = 0
 
     def add_user(self, user: str, lists: Iterator[Iterable[str]]) -> None:
-        """Collect the text of the next user for encoding.
-
-        A user with up to twice the text that the cap needs is encoded whole, a longer one in pieces.
-        """
+        """Collect the text of the next user for encoding. A very long user is encoded at once, in pieces."""
         cap = self.options.tokens_per_user
-        max_chars = BATCH_CHARS if cap is None else min(BATCH_CHARS, 12 * cap)
+        first_chars = _first_chars(cap)
+        max_chars = first_chars if cap is None else first_chars + BATCH_CHARS
         own: list[str] = []
         chars = 0
         for texts in lists:
@@ -220,28 +230,39 @@ class _ShardOutput:
                 self.write_waiting()
                 self._write_long(user, itertools.chain(own, itertools.chain.from_iterable(lists)))
                 return
-        self.waiting.append((user, len(own)))
-        self.texts += own
+        number = len(own)
+        if chars > first_chars:
+            ends = list(itertools.accumulate(map(len, own)))
+            number = bisect.bisect_left(ends, first_chars) + 1
+            self.rest_chars += chars - ends[number - 1]
+            chars = ends[number - 1]
+        self.waiting.append(_WaitingUser(user, number, own[number:]))
+        self.texts += own[:number]
         self.chars += chars
-        if self.chars >= BATCH_CHARS:
+        if self.chars >= BATCH_CHARS or self.rest_chars >= BATCH_CHARS:
             self.write_waiting()
 
     def write_waiting(self) -> None:
         """Encode all waiting users together, cut each at the cap, and write those who stay, split by split."""
-        ids, begins = self.encoder.encode(self.texts)
-        first = np.concatenate([[0], np.cumsum([number for _, number in self.waiting])]).astype(np.int64)
-        edges = begins[first]  # where each user begins
-        lengths = np.diff(edges)
-        posts = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
-        counts = lengths - np.diff(posts)  # each post has one BOS, which is not counted
+        ids, lengths, counts = self._encode_together(self.texts, [user.num_texts for user in self.waiting])
         cap = self.options.tokens_per_user
-        if cap is not None and (counts > cap).any():
-            keep = np.ones(len(ids), dtype=bool)
-            for i in np.flatnonzero(counts > cap).tolist():
-                lengths[i] = len(truncate_stream(ids[edges[i] : edges[i + 1]], cap))
-                keep[edges[i] + lengths[i] : edges[i + 1]] = False
-            ids, counts = ids[keep], np.minimum(counts, cap)
-        users = [user for user, _ in self.waiting]
+        if cap is not None:
+            more = [i for i, user in enumerate(self.waiting) if user.rest and counts[i] < cap]
+            if more:
+                rests = [self.waiting[i].rest for i in more]
+                texts = list(itertools.chain.from_iterable(rests))
+                rest_ids, rest_lengths, rest_counts = self._encode_together(texts, [len(rest) for rest in rests])
+                ids = np.insert(ids, lengths.cumsum()[more].repeat(rest_lengths), rest_ids)
+                lengths[more] += rest_lengths
+                counts[more] += rest_counts
+            if (counts > cap).any():
+                edges = np.concatenate([[0], np.cumsum(lengths)])
+                keep = np.ones(len(ids), dtype=bool)
+                for i in np.flatnonzero(counts > cap).tolist():
+                    lengths[i] = len(truncate_stream(ids[edges[i] : edges[i + 1]], cap))
+                    keep[edges[i] + lengths[i] : edges[i + 1]] = False
+                ids, counts = ids[keep], np.minimum(counts, cap)
+        users = [user.user for user in self.waiting]
         split_of = np.array([self.splits.split_of(user) for user in users], dtype=object)
         stays = counts >= self.options.min_tokens
         for split, writer in self.writers.items():
@@ -253,7 +274,15 @@ class _ShardOutput:
             )
         self.counts["users_seen"] += len(users)
         self.counts["users_too_short"] += len(users) - int(stays.sum())
-        self.waiting, self.texts, self.chars = [], [], 0
+        self.waiting, self.texts, self.chars, self.rest_chars = [], [], 0, 0
+
+    def _encode_together(self, texts: list[str], per_user: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Encode the texts of several users; return all ids, and for each user the numbers of ids and of tokens."""
+        ids, begins = self.encoder.encode(texts)
+        first = np.concatenate([[0], np.cumsum(per_user)]).astype(np.int64)
+        lengths = np.diff(begins[first])
+        sequences = np.concatenate([[0], np.cumsum(np.diff(begins) > 0)])[first]
+        return ids, lengths, lengths - np.diff(sequences)  # each sequence has one BOS, which is not counted
 
     def _write_long(self, user: str, texts: Iterator[str]) -> None:
         """Write a user in pieces, and discard the user if they turn out too short."""
@@ -277,6 +306,11 @@ class _ShardOutput:
         self.counts[f"{split}_unknown"] += int(unknown_and_ends[0])
         self.counts[f"{split}_ends"] += int(unknown_and_ends[1])
         self.written_users.setdefault(split, []).extend(users)
+
+
+def _first_chars(cap: int | None) -> int:
+    """The number of characters that usually have `cap` tokens (six for each), and at most `BATCH_CHARS`."""
+    return BATCH_CHARS if cap is None else min(BATCH_CHARS, 6 * cap)
 
 
 def _unknown_and_ends(ids: np.ndarray) -> np.ndarray:
@@ -335,7 +369,7 @@ class Encoder:
     def _encode_words(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Encode with `FastWordEncoder`, which needs some hundred bytes per word: a very long text goes in pieces."""
         assert self._fast is not None
-        if max(map(len, texts)) <= 2 * BATCH_CHARS:
+        if max(map(len, texts)) <= BATCH_CHARS:
             return self._fast.encode(texts)
         ends = np.array([BOS], dtype=self.dtype), np.array([EOS], dtype=self.dtype)
         bodies = [[self._fast.encode([piece])[0][1:-1] for piece in cut_text(text, BATCH_CHARS)] for text in texts]
@@ -374,14 +408,14 @@ def truncate_stream(ids: np.ndarray, cap: int) -> np.ndarray:
 def encode_in_pieces(texts: Iterable[str], encoder: Encoder, cap: int | None) -> Iterator[tuple[np.ndarray, int]]:
     """Encode one long user in pieces; yield each piece with its number of tokens, and stop reading at the cap.
 
-    A piece has about as much text as the cap needs (six characters per token), and at most `BATCH_CHARS`.
+    A piece has about as much text as the cap needs, and at most `BATCH_CHARS`.
 
     Args:
         texts: The sequences of the user, in order.
         encoder: Turns texts into ids.
         cap: The largest number of tokens; None reads everything.
     """
-    piece_chars = BATCH_CHARS if cap is None else min(BATCH_CHARS, 6 * cap)
+    piece_chars = _first_chars(cap)
     left = sys.maxsize if cap is None else cap
     for piece in text_batches(texts, piece_chars):
         ids, begins = encoder.encode(piece)

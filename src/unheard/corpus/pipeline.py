@@ -478,12 +478,14 @@ def _run_steps(
 
 
 def choose_shards(sources: Sequence[Source]) -> int:
-    """Choose the number of shards: 64 MiB of text each up to 64 shards, then up to 1 GiB each.
+    """Choose the number of shards: up to 64 MiB of text each as long as there are 64 shards or fewer, then up to 1 GiB each.
 
-    A shard is sorted in memory as far as it fits.
+    A shard is sorted in memory as far as it fits. More than four shards are a multiple of four, so that two or four
+    processes finish their last shards together.
     """
     total = sum(s.text_bytes for s in sources)
-    return max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
+    shards = max(1, min(math.ceil(total / _SHARD_BYTES), 64), min(math.ceil(total / (1 << 30)), 1024))
+    return shards if shards <= 4 else 4 * math.ceil(shards / 4)
 
 
 def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) -> None:

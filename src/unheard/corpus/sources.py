@@ -121,6 +121,9 @@ def range_path(path: str, begin: int, end: int) -> str:
     return f"{SCHEME}{begin}-{end}:{path}"
 
 
+_READ_BYTES = 1 << 20  # DuckDB asks for 32 MiB and again for what is missing; new memory for each 32 MiB costs more
+
+
 class FileRange(io.RawIOBase):
     """A readable file that consists of the bytes `begin` to `end` of another file."""
 
@@ -132,7 +135,7 @@ class FileRange(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         """Read up to `size` bytes, and never beyond the end of the range."""
         left = self._size - self._position
-        content = self._file.read(left if size < 0 else min(size, left)) or b""
+        content = self._file.read(left if size < 0 else min(size, left, _READ_BYTES)) or b""
         self._position += len(content)
         return content
 

@@ -425,7 +425,8 @@ def _frequencies(language: str) -> dict[str, float]:
 
 
 def _by_weight(weights: dict[str, float]) -> tuple[str, ...]:
-    return tuple(sorted(weights, key=lambda word: (-weights[word], word)))
+    """All words, those with the largest weight first; words of one weight in the order of the alphabet."""
+    return tuple(sorted(sorted(weights), key=weights.__getitem__, reverse=True))  # sorting is stable, also in reverse
 
 
 @lru_cache(maxsize=2)
