@@ -33,6 +33,22 @@ def test_without_a_target_z_is_one(new_file):
     assert not new.has_store
 
 
+def test_comments_of_a_table_begin_at_one_column_whatever_the_values_are(new_file):
+    long = "corpora/" + "november/" * 12
+    for options in (
+        {},
+        {"population": 10**12, "users_per_round": 1234567.25},
+        {"corpus": 'a\t# b "c"'},
+        {"corpus": long},
+    ):
+        new, run = new_file(**options)
+        assert str(run.corpus).endswith(str(options.get("corpus", "none")).rstrip("/"))
+        for table in new.text.split("\n\n")[2:]:
+            columns = {line.rindex("  # ") for line in table.split("\n") if "  # " in line}
+            assert len(columns) <= 1, table
+    assert "[corpus]\n# made by `unheard prepare`\npath = " in new.text
+
+
 def test_a_target_is_met_by_the_least_noise(new_file):
     new, run = new_file(epsilon=4.0)
     event = run.plan.at(0, run.model.layout).event(0)

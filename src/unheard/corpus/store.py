@@ -366,12 +366,17 @@ class UserTokens:
 class TokenStore:
     """A store, opened for reading with `TokenStore.open`.
 
-    Attributes:
+    Args:
         path: The folder.
         info: The content of corpus.json; nothing in it depends on the number of users.
+        layout: The content of layout.json: the number of shards and the type of the ids.
         vocabulary: The words of the ids.
+
+    Attributes:
         train, held_out: The users of these splits (`UserTokens`).
         public, test_posts: The users of these splits, or None if the store does not have them.
+        shards: The number of shards of each split.
+        dtype: The type of the ids in the files.
         part: Which part of a store this copy is (`transform.split_store`); None for a whole store.
         digests: The size in bytes and the SHA-256 of each file; None for a store of version 0.1.0.
 

@@ -35,7 +35,7 @@ SMALLEST_SQUARE = 1e-24
 
 @dataclass(frozen=True, kw_only=True)
 class TiedModel(BaseModel):
-    """What `TiedLSTM` and `TiedGRU` share: everything but the gates. Their docstrings describe the arguments."""
+    """What `TiedLSTM` and `TiedGRU` share: everything but the gates. `TiedLSTM` describes the arguments."""
 
     vocabulary_size: int = None  # pyright: ignore[reportAssignmentType]  # an int wherever a model is used: see `pinned`
     embedding_size: int = 96
@@ -304,25 +304,7 @@ class TiedGRU(TiedModel):
 
     n = tanh(x W + b + r * (h U)), h_t = (1 - z) n + z h_(t-1).
 
-    Args:
-        vocabulary_size: V, the number of words. Left out: that of the store, taken when a run begins (`pinned`).
-        embedding_size: D, the length of a word vector.
-        hidden_size: H, the length of the cell's state.
-        tied: False gives the output layer an embedding of its own: a 70 % larger model for a little accuracy
-            (appendix).
-        unit_norm: word vectors of norm 1.0, which the paper found to converge faster. They are normalised in the
-            forward pass, so that a user's clipped delta needs no projection.
-        keep_norm: with `unit_norm`, the server also projects the stored word vectors to norm 1 after the noise.
-            Otherwise their length is whatever training gives, and only their direction counts: the longer a vector, the
-            less gradients and noise turn it.
-        step_norm: with `unit_norm`, a user also projects the word vectors to norm 1 after each local step, before the
-            clip, and the server after the noise. The engine `stacked` does not support it.
-        user_features: F, the length of an optional vector about the user that is an input of the cell with each word
-            (appendix, personalization).
-
-    Raises:
-        InvalidValue: for sizes out of range.
-        ModelError: by `layout`, while `vocabulary_size` is not known.
+    The arguments are those of `TiedLSTM`, with the same defaults and errors.
 
     Example:
         >>> TiedGRU(vocabulary_size=10_000).gates

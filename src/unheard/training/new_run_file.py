@@ -22,6 +22,8 @@ from unheard.privacy.planner import PAPER_CLIP_NORM, PAPER_PARAMETERS, NoiseLeve
 from unheard.privacy.planner import plan as solve
 
 PAPER_VOCABULARY, PAPER_EMBEDDING = 10_000, 96
+LONG_VALUE = 60
+"""The comment of a key stands above it where key and value take more columns than this."""
 Progress = Callable[[str], None]
 
 TEMPLATE = """\
@@ -29,14 +31,14 @@ TEMPLATE = """\
 # the value shown. Start it with:  unheard train {name} --out runs/my-run
 
 [corpus]
-path = {corpus}               # made by `unheard prepare`
+path = {corpus}\t# made by `unheard prepare`
 
 [privacy]
-population = {population}      # how many users there are, as you may say in public. q, W and the check of delta use this
-                               # number, never the true count of the store, which is private.
-delta = {delta:.3e}            # epsilon is stated at this delta; must be below 1 / population
-# budget_epsilon = 8.0         # stop before the round that would exceed it ...
-# budget_accountant = "rdp"    # ... as computed by this accountant: rdp, moments
+population = {population}\t# how many users there are, as you may say in public. q, W and the check of delta use this
+\t# number, never the true count of the store, which is private.
+delta = {delta:.3e}\t# epsilon is stated at this delta; must be below 1 / population
+# budget_epsilon = 8.0\t# stop before the round that would exceed it ...
+# budget_accountant = "rdp"\t# ... as computed by this accountant: rdp, moments
 
 {model}
 
@@ -44,34 +46,34 @@ delta = {delta:.3e}            # epsilon is stated at this delta; must be below 
 {sampling}
 
 [weights]
-kind = "equal"                 # or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
+kind = "equal"\t# or "capped" with weight_cap (w-hat, in tokens) and total_weight (the declared W)
 
 {update}
 
 [estimator]
-kind = "fixed_denominator"     # or "clipped_denominator" with min_total_weight, or "true_average" (non-private)
+kind = "fixed_denominator"\t# or "clipped_denominator" with min_total_weight, or "true_average" (non-private)
 
 [noise]
 {noise}
 
-# [[schedule]]                 # changes that are fixed before the run; repeat the block for more
+# [[schedule]]\t# changes that are fixed before the run; repeat the block for more
 # from_round = 4885
 # clip_norm = 7.9
 # learning_rate = 3.0
 
 [server]
-kind = "add"                   # the paper's; or "momentum", "adam"
+kind = "add"\t# the paper's; or "momentum", "adam"
 
 [evaluation]
-every = 20                     # rounds
-max_tokens = 75000             # of held-out users
+every = 20\t# rounds
+max_tokens = 75000\t# of held-out users
 unroll = {unroll}
 
 [training]
 rounds = {rounds}
-init_seed = 0                  # runs with the same seed start from the same initial model
-checkpoint_every = 20          # rounds; after a crash at most this many are done, and charged, again
-# reproducible_seed = 1        # experiments only: the guarantee does not hold against anyone who knows the seed
+init_seed = 0\t# runs with the same seed start from the same initial model
+checkpoint_every = 20\t# rounds; after a crash at most this many are done, and charged, again
+# reproducible_seed = 1\t# experiments only: the guarantee does not hold against anyone who knows the seed
 
 [engine]
 kind = "auto"
@@ -81,70 +83,70 @@ device = "auto"
 
 PAPER_MODEL = """\
 [model]
-kind = "tied_lstm"             # the paper's; or "module" with module = "package.file:Class", your own torch.nn.Module
+kind = "tied_lstm"\t# the paper's; or "module" with module = "package.file:Class", your own torch.nn.Module
 vocabulary_size = {vocabulary_size}
 embedding_size = 96
 hidden_size = 256
-tied = true                    # input and output share one embedding
-unit_norm = true               # the model normalises word vectors to norm 1 when it uses them
-keep_norm = false              # true: also normalise them after every round; worse wherever we tried it"""
+tied = true\t# input and output share one embedding
+unit_norm = true\t# the model normalises word vectors to norm 1 when it uses them
+keep_norm = false\t# true: also normalise them after every round; worse wherever we tried it"""
 
 PAPER_UPDATE = """\
 [update]
-kind = "fedavg"                # or "fedsgd": one gradient per user
+kind = "fedavg"\t# or "fedsgd": one gradient per user
 batch_size = 8
 unroll = 10
 epochs = 1
 learning_rate = 6.0
 
 [clip]
-kind = "flat"                  # or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
-norm = 15.0                    # S: how far one user may move the model"""
+kind = "flat"\t# or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
+norm = 15.0\t# S: how far one user may move the model"""
 
 BASE_MODEL = """\
 [model]
 kind = "hugging_face"
-path = {base}                  # made by `unheard base`
-train = "lora"                 # the low-rank matrices only; or "all": every parameter
+path = {base}\t# made by `unheard base`
+train = "lora"\t# the low-rank matrices only; or "all": every parameter
 lora_rank = 8
-lora_layers = []               # names of the layers to adapt; empty: those that peft chooses for this kind of model
-lora_freeze_a = false          # true: the A matrices keep their random values, half as much to train and to noise
-base_is_public = false         # true: you declare that no user of the corpus contributed to the base; training needs it"""
+lora_layers = []\t# names of the layers to adapt; empty: those that peft chooses for this kind of model
+lora_freeze_a = false\t# true: the A matrices keep their random values, half as much to train and to noise
+base_is_public = false\t# true: you declare that no user of the corpus contributed to the base; training needs it"""
 
 BASE_UPDATE = """\
 [update]
-kind = "fedavg"                # or "fedsgd": one gradient per user
-batch_size = 2                 # windows of a local step
-unroll = 512                   # tokens of a window, up to the model's context
+kind = "fedavg"\t# or "fedsgd": one gradient per user
+batch_size = 2\t# windows of a local step
+unroll = 512\t# tokens of a window, up to the model's context
 epochs = 1
 learning_rate = 0.3
 
 [clip]
-kind = "flat"                  # or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
-norm = 0.5                     # S: how far one user may move the model"""
+kind = "flat"\t# or "per_layer", "adaptive" with initial_norm, or "none" for a non-private baseline
+norm = 0.5\t# S: how far one user may move the model"""
 
 POISSON = """\
-kind = "poisson"               # draws each user with probability q in every round; "fixed_size" is for non-private baselines
-users_per_round = {users_per_round}      # expected; q = users_per_round / population"""
+kind = "poisson"\t# draws each user with probability q in every round; "fixed_size" is for non-private baselines
+users_per_round = {users_per_round}\t# expected; q = users_per_round / population"""
 
 CYCLIC = """\
-kind = "cyclic_poisson"        # groups take turns; in its turn each user of a group is drawn with probability q'
-users_per_round = {users_per_round}      # expected; q' = groups * users_per_round / population
-groups = {separation}          # b: two rounds of one user are at least this many apart"""
+kind = "cyclic_poisson"\t# groups take turns; in its turn each user of a group is drawn with probability q'
+users_per_round = {users_per_round}\t# expected; q' = groups * users_per_round / population
+groups = {separation}\t# b: two rounds of one user are at least this many apart"""
 
 SEPARATED = """\
-kind = "min_separation"        # each user takes part in every b-th round; the guarantee does not rest on sampling
-separation = {separation}      # b; population / b users are expected per round"""
+kind = "min_separation"\t# each user takes part in every b-th round; the guarantee does not rest on sampling
+separation = {separation}\t# b; population / b users are expected per round"""
 
 INDEPENDENT = """\
-kind = "gaussian"              # or "correlated" (docs: Correlated noise), "exact_gaussian" (drawn in integers), "none"
-noise_multiplier = {z:g}         # z; or noise_std = sigma"""
+kind = "gaussian"\t# or "correlated" (docs: Correlated noise), "exact_gaussian" (drawn in integers), "none"
+noise_multiplier = {z:g}\t# z; or noise_std = sigma"""
 
 CORRELATED = """\
-kind = "correlated"            # chosen by `unheard init --noise auto`: {gain} less error than independent noise
+kind = "correlated"\t# chosen by `unheard init --noise auto`: {gain} less error than independent noise
 strategy = "{strategy}"
-noise_multiplier = {z:g}       # z, for epsilon {epsilon:.4g} at delta {delta:.3g} after {rounds} rounds
-rounds = {rounds}              # T, which the coefficients are optimised for{bands}"""
+noise_multiplier = {z:g}\t# z, for epsilon {epsilon:.4g} at delta {delta:.3g} after {rounds} rounds
+rounds = {rounds}\t# T, which the coefficients are optimised for{bands}"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,19 +215,21 @@ def new_run_file(
     delta = float(f"{default_delta(population):.3e}")  # as it is written
     target = (population, per_round, rounds, epsilon, delta)
     tables = _best_tables(*target, progress) if compares_noise else _independent_tables(*target, progress)
-    text = TEMPLATE.format(
-        name=name,
-        corpus=json.dumps(str(corpus)),
-        population=population,
-        delta=delta,
-        model=PAPER_MODEL.format(vocabulary_size=vocabulary_size)
-        if base is None
-        else BASE_MODEL.format(base=json.dumps(str(base))),
-        update=PAPER_UPDATE if base is None else BASE_UPDATE,
-        unroll=80 if base is None else 512,
-        sampling=tables.sampling,
-        noise=tables.noise,
-        rounds=rounds,
+    text = _aligned(
+        TEMPLATE.format(
+            name=name,
+            corpus=json.dumps(str(corpus)),
+            population=population,
+            delta=delta,
+            model=PAPER_MODEL.format(vocabulary_size=vocabulary_size)
+            if base is None
+            else BASE_MODEL.format(base=json.dumps(str(base))),
+            update=PAPER_UPDATE if base is None else BASE_UPDATE,
+            unroll=80 if base is None else 512,
+            sampling=tables.sampling,
+            noise=tables.noise,
+            rounds=rounds,
+        )
     )
     noise, sentences = None, [tables.sentence] if tables.sentence else []
     if base is not None:
@@ -301,6 +305,22 @@ def _best_tables(
         ),
         sentence=f"Correlated noise ({chosen.kind}, {chosen.sampling}) has {gain} less error than independent noise.",
     )
+
+
+def _aligned(text: str) -> str:
+    """Align the comments of each table. In the templates a tab, which no value holds, stands before a comment."""
+    lines: list[str] = []
+    for table in text.split("\n\n"):
+        rows = [line.partition("\t# ") for line in table.split("\n")]
+        short = [len(value) for value, tab, _ in rows if tab and len(value) <= LONG_VALUE]
+        width = max([29, *short])
+        for value, tab, comment in rows:
+            if tab and len(value) > LONG_VALUE:
+                lines += [f"# {comment}", value]
+            else:
+                lines.append(f"{value:<{width}}  # {comment}" if tab else value)
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def _digits(number: float) -> str:
