@@ -228,8 +228,13 @@ def first_paragraph(cls: type) -> str:
 
 
 def meanings(cls: type) -> dict[str, str]:
-    """What each field of a part means: its attribute docstring, else its line under Args or Attributes."""
+    """What each field of a part means: its attribute docstring, else its line under Args or Attributes.
+
+    A docstring may refer to another class of its module: "The arguments are those of `TiedLSTM`".
+    """
     by_field: dict[str, str] = {}
+    if refers := re.search(r"The arguments are those of `(\w+)`", inspect.getdoc(cls) or ""):
+        by_field |= meanings(getattr(inspect.getmodule(cls), refers[1]))
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             by_field |= _from_args(inspect.getdoc(base) or "") | _from_attributes(base)
