@@ -240,6 +240,17 @@ class RunFolder:
         if self.metrics.exists() and content != self.metrics.read_bytes():
             replace_file(self.metrics, content)
 
+    def metrics_digest(self, size: int | None = None) -> dict[str, Any]:
+        """The size and the SHA-256 of the evaluations, by which a checkpoint knows them again.
+
+        The file is only appended to, so the first bytes of a later file have the digest of an earlier one.
+
+        Args:
+            size: How many bytes from the beginning on; None for all.
+        """
+        content = self.metrics.read_bytes()[:size] if self.metrics.exists() else b""
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append the evaluation of one round to `metrics.jsonl`."""
         with _advice_on_failure(self.metrics):

@@ -242,6 +242,33 @@ def test_metrics_of_the_round_after_the_last_charge_do_not_fit(folder):
     assert "never charged" in wrong(folder)["metrics"]
 
 
+def test_metrics_are_those_that_the_newest_checkpoint_remembers(folder):
+    file = folder / "metrics.jsonl"
+    own = file.read_text()
+    assert "newest checkpoint remembers" in next(f.words for f in verify(folder) if f.name == "metrics")
+    first, *rows = [json.loads(line) for line in own.splitlines()]
+    # Another run with the same rounds: every row is an evaluation of a round that was charged.
+    for changed in ({"accuracy_top1": 0.999}, {"epsilon": 0.01}):
+        others = [{**row, **changed} for row in (first, *rows)]
+        for some in (others, [others[0], *rows], [first, *others[1:]]):
+            file.write_text("".join(json.dumps(row) + "\n" for row in some))
+            assert "another run" in wrong(folder)["metrics"]
+    file.write_text(own + own.splitlines(keepends=True)[-1][:20])  # torn by a kill
+    assert wrong(folder) == {}
+    file.unlink()  # as the message says
+    assert wrong(folder) == {}
+
+
+def test_checkpoints_of_older_versions_remember_no_metrics(folder, monkeypatch):
+    rows = (folder / "metrics.jsonl").read_text().replace('"accuracy_top1": 0.', '"accuracy_top1": 0.1')
+    (folder / "metrics.jsonl").write_text(rows)
+    assert "metrics" in wrong(folder)
+    read = verification.read_checkpoint
+    monkeypatch.setattr(verification, "read_checkpoint", lambda path: replace(read(path), metrics=None))
+    found = next(f for f in verify(folder) if f.name == "metrics")
+    assert (found.fits, "not recorded" in found.words) == (True, True)
+
+
 def test_a_missing_file_is_named_and_the_rest_is_still_checked(folder):
     (folder / "ledger.jsonl").unlink()
     found = {f.name: f.fits for f in verify(folder)}

@@ -13,19 +13,22 @@ import unheard
 from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
+from unheard.corpus.store import TokenStore, write_digests
 from unheard.deployment.loading import run_statement
 from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, UnheardError
-from unheard.privacy.ledger import Ledger
+from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder
 from unheard.training.checkpoint import newest_checkpoint, save_model
+from unheard.training.initialise import population_ledger_of
 from unheard.training.run import read_saved_run
 
 READERS = {
     "statement": lambda folder: invoke("statement", folder),
     "statement of the file": lambda folder: invoke("statement", folder / "ledger.jsonl"),
+    "statement of all runs": lambda folder: invoke("statement", folder, "--all-runs"),
     "unheard.statement": unheard.statement,
     "report": lambda folder: invoke("report", folder, "--no-measure", "--out", folder.parent / "page", "--force"),
     "compare": lambda folder: invoke("compare", folder, "--no-measure", "--json"),
@@ -230,12 +233,38 @@ def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name):
     assert "is missing" in findings(base / name)["population"]
 
 
+@pytest.mark.parametrize("record", ["kept", "put back to its first state", "begun anew"])
 @pytest.mark.parametrize("reader", READERS)
-def test_every_reader_asks_for_the_ledger_that_the_store_has_lost(base, reader):
+def test_every_reader_asks_for_the_ledger_that_the_store_has_lost(base, reader, record):
     """It may hold more charges of the run than the folder, which may have been put back to an earlier state."""
-    (base / "store" / "ledger.jsonl").unlink()
-    with pytest.raises(LedgerError, match=r"is missing.*Put it back"):
+    store = base / "store"
+    (store / "ledger.jsonl").unlink()
+    if record != "kept":
+        (store / RECORD).write_text(json.dumps(NO_LEDGERS))
+    if record == "begun anew":
+        run, _ = read_saved_run(base / "other" / "run.toml")
+        opened = TokenStore.open(store)
+        population_ledger_of(run, opened).register("another run", {}, held=0)
+    with pytest.raises(LedgerError, match=r"(is missing|has lost the ledger|shortened or replaced).*[Pp]ut .* back"):
         READERS[reader](base / "early")
+    assert (store / "ledger.jsonl").exists() == (record == "begun anew")
+
+
+def test_a_run_is_stated_beside_a_store_of_other_users_at_the_path_of_its_own(base):
+    store = base / "store"
+    (store / "ledger.jsonl").unlink()
+    info = json.loads((store / "corpus.json").read_text())
+    (store / "corpus.json").write_text(json.dumps({**info, "name": "of next year"}))
+    (store / RECORD).write_text(json.dumps(NO_LEDGERS))
+    write_digests(store)
+    assert unheard.statement(base / "r")["rounds"]["charged"] == 6
+    with pytest.raises(LedgerError, match=r"ledger of the run's store is not where .* says"):
+        READERS["statement of all runs"](base / "r")
+    run, _ = read_saved_run(base / "other" / "run.toml")
+    population_ledger_of(run, TokenStore.open(store)).register("another run", {"delta": 1e-5}, held=0)
+    assert unheard.statement(base / "r")["rounds"]["charged"] == 6
+    with pytest.raises(LedgerError, match="does not list this run"):
+        READERS["statement of all runs"](base / "r")
 
 
 def test_a_run_can_be_stated_on_a_machine_without_its_store(base):

@@ -328,7 +328,8 @@ def _vocabulary(folder: Folder) -> Iterator[str]:
 
 
 def _metrics(folder: Folder) -> Iterator[str]:
-    """Every line is an evaluation, and none belongs to a round that was never charged. A torn last line is no fault."""
+    """Every line is an evaluation, and none belongs to a round that was never charged. A torn last line is no fault. The
+    file begins with the evaluations that the newest checkpoint remembers."""
     run, ledger = _run_and_ledger(folder)
     reached = max((entry.round for entry in ledger.entries), default=-1) + 1
     reached = max(reached, _rounds_of_selection(run, ledger))
@@ -346,7 +347,16 @@ def _metrics(folder: Folder) -> Iterator[str]:
             f"metrics.jsonl lacks the evaluation of round {missing[0]}: it was shortened or replaced. Restore it from a "
             "copy, or delete it: neither the model nor the ledger needs it."
         )
-    yield f"{len(rows)} evaluations, all of rounds that were charged" if rows else "none yet"
+    known = folder.checkpoints[-1].metrics if folder.checkpoints else None
+    # DP: evaluations of another run would be shown beside this run's epsilon.
+    if folder.path.metrics.exists() and known is not None and folder.path.metrics_digest(known["bytes"]) != known:
+        raise CheckFailed(
+            "metrics.jsonl does not have the evaluations that the newest checkpoint remembers: it was changed, or is of "
+            "another run. Restore it from a copy, or delete it: neither the model nor the ledger needs it."
+        )
+    yield f"{len(rows)} evaluations, all of rounds that were charged" if rows else "none"
+    if rows:
+        yield "their digest is not recorded" if known is None else "those that the newest checkpoint remembers"
 
 
 def _rounds_to_evaluate(run: Run, folder: Folder, rows: list[dict[str, Any]]) -> set[int]:

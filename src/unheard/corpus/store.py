@@ -43,7 +43,7 @@ import numpy as np
 from unheard import storage
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
-from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD
+from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD, corpus_name
 
 OFFSET_BYTES = 8
 REMEDY = "The store was damaged after it was written: prepare it again, or bring back an undamaged copy."
@@ -500,7 +500,7 @@ class TokenStore:
     @property
     def name(self) -> str:
         """A hash of corpus.json: it identifies how the corpus was prepared, and depends on no count and no text."""
-        return hashlib.sha256(json.dumps(self.info, sort_keys=True).encode()).hexdigest()
+        return corpus_name(self.info)
 
     @property
     def content_digest(self) -> str:

@@ -562,5 +562,14 @@ def run_id(ledger: Ledger) -> str:
     return str(ledger.facts.get("run_id") or f"unnamed-{ledger.hash_at(0)[:32]}")
 
 
+def corpus_name(record: Mapping[str, Any]) -> str:
+    """The name of a corpus, by which a run's ledger knows its store: a hash of how the corpus was prepared.
+
+    Args:
+        record: The content of the store's corpus.json. Nothing in it depends on a count or on text.
+    """
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
 def _is_round(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

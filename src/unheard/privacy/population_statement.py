@@ -15,7 +15,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from unheard.config import parse_toml
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.accountants import (
     CLAIM_RULE,
@@ -29,7 +28,7 @@ from unheard.privacy.accountants import (
 )
 from unheard.privacy.budget import WHY, Budget, claim_of_run, odometer
 from unheard.privacy.events import Event, NonPrivate, Selection, from_record, has_rounds
-from unheard.privacy.ledger import Entry
+from unheard.privacy.ledger import Entry, run_id
 from unheard.privacy.population_ledger import (
     FILE,
     FORMAT,
@@ -39,6 +38,7 @@ from unheard.privacy.population_ledger import (
     read_corpus_record,
     read_population_ledger,
 )
+from unheard.privacy.run_ledger import population_of, read_run_ledger
 from unheard.privacy.statement import figure, plain, rounded_up, row
 from unheard.privacy.trade_off import figures, figures_of_pair
 from unheard.run_folder import RunFolder
@@ -166,26 +166,27 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
         The ledger at `path` if it is a population's; the ledger of the run's population if that is wanted; else None.
 
     Raises:
-        LedgerError: The ledger of the run's population is not where the run file says, or it is damaged.
+        LedgerError: The ledger of the run's population is not where the run file says, is damaged or does not list the
+            run; or the run's own ledger is damaged.
     """
     first = _first_line(path)
     if first.get("ledger") == FORMAT:
         return read_population_ledger(path.parent, path)
     if not wanted:
         return None
-    RunFolder(path.parent).check_files()
-    try:
-        tables = parse_toml((path.parent / "run.toml").read_text(encoding="utf-8"))
-        store = Path(tables["corpus"]["path"])
-        ledger = Path(tables["privacy"].get("ledger") or store / FILE)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    folder = RunFolder(path.parent)
+    ledger, population = read_run_ledger(folder), population_of(folder)
+    if population is None:
         raise LedgerError(
-            f"{path.parent / 'run.toml'} does not say where the run's store lies. Name the store itself."
-        ) from None
-    ledger = ledger / FILE if ledger.is_dir() else ledger
-    if not ledger.is_file():
-        raise LedgerError(f"The store's ledger is not at {ledger}. Name the store itself: unheard statement STORE.")
-    return read_population_ledger(store, ledger)
+            f"The ledger of the run's store is not where {folder.run_file} says. Name the store itself: unheard statement STORE."
+        )
+    # DP: a ledger that was begun anew after this run would state a total without it.
+    if run_id(ledger) not in population.members:
+        raise LedgerError(
+            f"{population.path} does not list this run: it is of other users, or was begun anew after the run. Put the "
+            "ledger back in which the run was charged, or name a store: unheard statement STORE."
+        )
+    return population
 
 
 def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str, Events | None]:

@@ -26,8 +26,14 @@ from typing import Any
 from unheard.config import parse_toml
 from unheard.errors import CheckpointCorrupt, LedgerError
 from unheard.privacy.events import Event, Selection
-from unheard.privacy.ledger import Entry, Ledger, run_id
-from unheard.privacy.population_ledger import FILE, PopulationLedger, known_position, read_population_ledger
+from unheard.privacy.ledger import Entry, Ledger, corpus_name, run_id
+from unheard.privacy.population_ledger import (
+    FILE,
+    PopulationLedger,
+    known_position,
+    read_corpus_record,
+    read_population_ledger,
+)
 from unheard.run_folder import RunFolder
 
 MAX_HEADER_BYTES = 100_000_000
@@ -171,7 +177,8 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
             statement says so (`is_alone`).
 
     Raises:
-        LedgerError: The ledger is missing, damaged, shortened, rolled back or of another run.
+        LedgerError: The ledger is missing, damaged, shortened, rolled back or of another run; or the run's store is here
+            and has lost the ledger in which the run was charged.
         CheckpointCorrupt: A checkpoint or the model cannot be read.
         RunFolderError: Something in the folder is not a regular file.
     """
@@ -188,8 +195,16 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
             "ledger is whole. Put back the folder `checkpoints` or model.safetensors."
         )
     check_ledger(ledger, sources)
+    store = store_of(folder)
+    is_own = store is not None and _is_own_store(store, ledger)
     if population is not None:
-        check_population(population, run_id(ledger), len(ledger), sources, is_known=False)
+        check_population(population, run_id(ledger), len(ledger), sources, is_known=is_own)
+    # DP: the store's own record may have been put back to its first state; the checkpoints remember that it had a ledger.
+    elif is_own and any(source.population_position is not None for source in sources):
+        raise LedgerError(
+            f"{store} has lost the ledger in which this run was charged: what its users have spent was recorded there. Put "
+            "it back."
+        )
     return ledger
 
 
@@ -302,12 +317,35 @@ def population_of(folder: RunFolder) -> PopulationLedger | None:
     """
     if is_alone(folder):
         return None
+    store, path = _store_and_ledger(folder)
+    if path.is_file():
+        return read_population_ledger(store, path)
+    # DP: a store that is here and has lost its ledger may have been charged for more rounds of this run.
+    if store.is_dir() and known_position(store, path) is not None:
+        raise LedgerError(f"{path} is missing: what the users of {store} have spent was recorded there. Put it back.")
+    return None
+
+
+def store_of(folder: RunFolder) -> Path | None:
+    """The folder of the run's store, as its run file names it; None if it is not on this machine."""
+    if is_alone(folder):
+        return None
+    store, _ = _store_and_ledger(folder)
+    return store if (store / "corpus.json").is_file() else None
+
+
+def _is_own_store(store: Path, ledger: Ledger) -> bool:
+    """Whether a store was prepared as the run's: at its path there may be another one by now, with other users."""
+    return corpus_name(read_corpus_record(store)) == ledger.facts.get("corpus")
+
+
+def _store_and_ledger(folder: RunFolder) -> tuple[Path, Path]:
+    """The store of a run and the file of its population's ledger, as the run file names them."""
     try:
         tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
         store = Path(tables["corpus"]["path"])
         path = Path(tables.get("privacy", {}).get("ledger") or store / FILE)
-        path = path / FILE if path.is_dir() else path
-        is_there = path.is_file()
+        return store, path / FILE if path.is_dir() else path
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # DP: without the run file nobody can find the population's ledger, which may hold more charges of this run.
         raise LedgerError(
@@ -315,12 +353,6 @@ def population_of(folder: RunFolder) -> PopulationLedger | None:
             "Put back the run file that the run began with. For the statement of a ledger alone, copy ledger.jsonl to an "
             "empty folder."
         ) from None
-    if is_there:
-        return read_population_ledger(store, path)
-    # DP: a store that is here and has lost its ledger may have been charged for more rounds of this run.
-    if store.is_dir() and known_position(store, path) is not None:
-        raise LedgerError(f"{path} is missing: what the users of {store} have spent was recorded there. Put it back.")
-    return None
 
 
 def _remembered(path: Path) -> Remembered:

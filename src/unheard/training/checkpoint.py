@@ -5,9 +5,9 @@
     params_P = load_model(folder.model, model)                # a released model
 
 A checkpoint holds the `State` after a round and the ledger position that the run had reached; the released model names
-that position too. By the position a reader recognises a ledger that was shortened (`privacy/run_ledger.py`). Every file
-is replaced atomically and carries a SHA-256 of its tensors and its facts, which is checked when it is read. Nothing is
-ever unpickled.
+that position too. By the position a reader recognises a ledger that was shortened (`privacy/run_ledger.py`). A
+checkpoint also holds the digest of the evaluations up to its round. Every file is replaced atomically and carries a
+SHA-256 of its tensors and its facts, which is checked when it is read. Nothing is ever unpickled.
 """
 
 import hashlib
@@ -43,6 +43,8 @@ class Checkpoint:
     """The hash of its last line."""
     population_position: dict[str, Any] | None = None
     """The position of the population's ledger; None in a first checkpoint of version 0.1."""
+    metrics: dict[str, Any] | None = None
+    """The size and the SHA-256 of the evaluations (`RunFolder.metrics_digest`); None in checkpoints of older versions."""
 
 
 def save_checkpoint(
@@ -63,7 +65,7 @@ def save_checkpoint(
     path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     released = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
-    facts: dict[str, Any] = dict(released)
+    facts: dict[str, Any] = {**released, "metrics": folder.metrics_digest()}
     if state.clip_norm is not None:
         facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, JointLedger):
@@ -108,7 +110,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     remedy = "Delete it to resume from the one before (the rounds done again are charged again)."
     tensors, facts = _load(path, remedy)
     try:
-        population_position, clip_norm = facts.get("people"), facts.get("clip_norm")
+        population_position, clip_norm, metrics = facts.get("people"), facts.get("clip_norm"), facts.get("metrics")
         if clip_norm is not None and not 0 < float(clip_norm) < float("inf"):
             raise ValueError
         state = State(
@@ -121,6 +123,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             path.name != checkpoint_name(state.round)
             or state.params_P.ndim != 1
             or not (population_position is None or set(population_position) == {"ledger", "length", "head"})
+            or not (metrics is None or (set(metrics) == {"bytes", "sha256"} and type(metrics["bytes"]) is int))
         ):
             raise ValueError
         return Checkpoint(
@@ -128,6 +131,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             ledger_length=int(facts["ledger_length"]),
             ledger_head=str(facts["ledger_head"]),
             population_position=population_position,
+            metrics=metrics,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CheckpointCorrupt(

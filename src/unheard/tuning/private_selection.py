@@ -276,10 +276,10 @@ def _release(
     replace_file(folder.run_file, run_toml(run, engine).encode())
     for path in (folder.vocabulary, folder.tokens):
         replace_file(path, (trial.path / path.name).read_bytes())
-    state = newest_checkpoint(trial).state
-    save_checkpoint(folder, run.model, state, JointLedger(ledger, population), run.training.keep_checkpoints)
     # DP: every model of the chosen run is known only because it was chosen: each costs the whole selection.
     total = best_epsilon(ledger.events, run.claimed_delta).epsilon
     for row in trial.read_metrics():
         folder.append_metrics({**row, "epsilon": total})
+    state = newest_checkpoint(trial).state
+    save_checkpoint(folder, run.model, state, JointLedger(ledger, population), run.training.keep_checkpoints)
     write_statement(folder, ledger)
