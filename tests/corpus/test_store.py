@@ -185,6 +185,16 @@ def test_a_flipped_bit_in_any_file_is_noticed_by_the_full_check(small, name):
         TokenStore.open(small.path).check_files()
 
 
+def test_an_id_outside_the_vocabulary_is_refused_when_it_is_read_and_its_folder_is_named(small):
+    file = small.path / "train" / "00001.tokens"
+    content = bytearray(file.read_bytes())
+    content[3] = 255  # the high byte of the second token
+    file.write_bytes(content)
+    users = TokenStore.open(small.path).train
+    with pytest.raises(CorpusCorrupt, match=r"train holds token ids outside the vocabulary"):
+        users.concatenated(np.arange(users.num_users))
+
+
 def test_a_store_that_lost_its_digests_is_refused(small):
     (small.path / "digests.json").unlink()
     with pytest.raises(CorpusCorrupt, match=r"digests\.json"):

@@ -274,7 +274,7 @@ class UserTokens:
                 flat[starts[i] : starts[i] + lengths[i]] = source[begins[i] : ends[i]]
         if self._vocabulary_size is not None and flat.size and int(flat.max()) >= self._vocabulary_size:
             raise CorpusCorrupt(
-                f"A shard in {self._shards[0].stem.parent} holds token ids outside the vocabulary. {REMEDY}"
+                f"A shard in {Path(self._shards[0].stem).parent} holds token ids outside the vocabulary. {REMEDY}"
             )
         return flat, lengths
 
