@@ -281,8 +281,7 @@ def print_counts(prepared: "PreparedStore") -> None:
 
     from unheard.cli.display import echo, notes
     from unheard.corpus.encode import unknown_rate
-    from unheard.corpus.pipeline import MANY_UNKNOWN
-    from unheard.corpus.vocabulary import SPECIALS, advice_on_unknown_words, vocabulary_unit
+    from unheard.corpus.vocabulary import SPECIALS, vocabulary_unit
 
     def line(count: int, words: str) -> None:
         """Print a count and what was counted."""
@@ -326,14 +325,31 @@ def print_counts(prepared: "PreparedStore") -> None:
         line(words["size"] - len(SPECIALS), f"words released by --vocab private, of {asked} asked for")
     unknown = f"% of the training {vocabulary_unit(prepared.store.info)} are not in the vocabulary"
     notes.print(f"  {100 * unknown_rate(users):>10.2f} {unknown}", soft_wrap=True)
+    for sentence in _advice(prepared, unknown):
+        notice(sentence)
+    echo(str(prepared.store.path))
+
+
+def _advice(prepared: "PreparedStore", unknown: str) -> list[str]:
+    """What to change before training: another vocabulary, or users to hold out.
+
+    Args:
+        prepared: The store and its counts.
+        unknown: What a percentage of unknown words is a percentage of.
+    """
+    from unheard.corpus.encode import unknown_rate
+    from unheard.corpus.pipeline import MANY_UNKNOWN
+    from unheard.corpus.vocabulary import advice_on_unknown_words
+
+    users, sentences = prepared.counts["users"], []
     if unknown_rate(users) > MANY_UNKNOWN:
-        notice(
+        sentences.append(
             f"{100 * unknown_rate(users):.0f} {unknown}: they become <UNK>, which no model can turn back into text. "
             + advice_on_unknown_words(prepared.store.info, prepared.language)
         )
     if not users.get("held_out_users"):
-        notice(
+        sentences.append(
             "no user is held out, so training, which measures accuracy on held-out users, will refuse this store. "
             "Raise --held-out, or gather more users."
         )
-    echo(str(prepared.store.path))
+    return sentences

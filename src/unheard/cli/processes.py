@@ -293,7 +293,7 @@ def _launch(processes: int, max_restarts: int) -> None:
 
     # The launcher's log reports ranks and exit codes; the leader, or `_explain` below, says what happened.
     logging.disable(logging.ERROR)
-    # DP: sums on their way have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host
+    # DP: sums that ranks send have no noise yet, so they stay on the machine. Gloo binds the address of the machine's host
     # name, which other machines may reach.
     if loopback := [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])

@@ -347,7 +347,7 @@ class PackedCohorts:
                 places[place] = None
 
     def _started(self, plan: RoundPlan, params_P: Tensor) -> _Step:
-        """The step for this plan, with empty places and the parameters of the round."""
+        """The step for this plan, with the parameters of the round and no users yet."""
         step = self._step_for(plan)
         step.theta0_P.copy_(params_P)
         step.delta_CP.zero_()

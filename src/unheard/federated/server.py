@@ -253,6 +253,11 @@ class FederatedEngine:
         return total
 
     def _session(self, cohort: Cohort, drawn: Mapping[int, np.ndarray]) -> CohortSum:
+        """Sum the updates of one cohort by secure aggregation, in its four stages: keys, share, masked, reveal.
+
+        Raises:
+            NodeError: Too few nodes finished a stage.
+        """
         from unheard.federated.secure_aggregation import FEWEST, Session, modulus_bits
 
         plan, each = cohort.plan, cohort.plan.contribution

@@ -439,7 +439,7 @@ class TrueAverage(BaseEstimator):
         return BoundedAverage(units_P=total.units_P, unit=unit, sensitivity=math.inf)
 
     def check_private(self) -> None:
-        """Raises `UnprovenCombination`: the true average has no useful sensitivity."""
+        """Raises `UnprovenCombination`: the sensitivity of the true average has no bound."""
         raise UnprovenCombination(
             "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "
             "Set [estimator] kind = 'fixed_denominator', or 'clipped_denominator' with min_total_weight."

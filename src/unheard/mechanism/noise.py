@@ -388,7 +388,7 @@ class NormalsAhead:
         if ahead is None or count != len(ahead[0]):
             raise RuntimeError("These normals were given already, or another number of them was drawn.")
         normals_P, drawn = ahead
-        # DP: nor before all of it is drawn: what the memory held until then is no noise.
+        # DP: noise is given only when all of it is drawn: before that the memory holds other numbers.
         for block in drawn:
             block.result()
         return normals_P
@@ -424,7 +424,7 @@ class ExactNormalsAhead:
             """Scale and round one block of normals into its part of the noise."""
             out_P[part] = block.result().rounded(scale)
 
-        # DP: `list` waits for all of it: what the memory held until then is no noise.
+        # DP: exact noise is given only when all of it is rounded; `list` waits for that.
         list(_threads().map(fill, drawn, self._parts))
         return rounded_P
 

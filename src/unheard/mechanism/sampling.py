@@ -277,7 +277,7 @@ class CyclicPoissonSampling:
         return self.users_per_round / population
 
     def turn_probability(self, population: int) -> float:
-        """q' = b C / population: of a user whose group's turn it is."""
+        """q' = b C / population, the probability of drawing a user whose group has its turn."""
         q = self.groups * self.users_per_round / population
         if q > 1:
             raise InvalidValue(
