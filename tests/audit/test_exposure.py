@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import unheard
-from unheard.audit.exposure import exposures, log_probability, memorized
+from unheard.audit.exposure import Exposure, exposures, log_probability, memorized
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import BOS, EOS, Vocabulary
 from unheard.errors import InvalidValue
@@ -75,6 +75,19 @@ def test_of_an_untrained_model_exposures_are_those_of_chance():
     found = np.array([e.exposure for e in exposures(model, model.initial(0), planted, rng, candidates=2000)])
     for x in (1, 2, 3):
         assert np.mean(found >= x) == pytest.approx(2.0**-x, abs=3.5 * math.sqrt(2.0**-x / 200))
+
+
+@pytest.mark.parametrize("carried", [1, 3, 40])
+def test_chance_alone_memorizes_something_in_one_of_twenty_audits_at_most(carried):
+    rng, candidates, audits = np.random.default_rng(carried), 9_999, 800
+    most = math.log2(candidates + 1)
+
+    def chance(users):
+        rank = int(rng.integers(1, candidates + 2))
+        return Exposure(number=0, users=users, repeats=1, rank=rank, exposure=most - math.log2(rank), most=most)
+
+    found = sum(bool(memorized([chance(1) for _ in range(carried)] + [chance(0)] * 3)) for _ in range(audits))
+    assert found / audits == pytest.approx(0.05, abs=5 * math.sqrt(0.05 * 0.95 / audits))
 
 
 def test_the_likeliest_phrase_has_the_most_exposure_and_the_least_likely_none():

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 import unheard
 from unheard.audit import verification
 from unheard.audit.verification import verify
-from unheard.errors import RunFolderMissing
+from unheard.errors import CheckpointCorrupt, RunFolderMissing
 from unheard.privacy import ledger as chain
 from unheard.privacy.budget import Budget, declaration
 from unheard.privacy.events import PoissonGaussian, Selection, to_record
 from unheard.privacy.ledger import Entry, Ledger
 from unheard.run_folder import RunFolder
-from unheard.training.checkpoint import newest_checkpoint, save_checkpoint
+from unheard.training.checkpoint import newest_checkpoint, recorded_layout, save_checkpoint
 from unheard.training.run import read_saved_run
 
 
@@ -177,6 +177,40 @@ def test_a_checkpoint_of_a_round_that_was_never_charged_does_not_fit(folder, mod
     assert "round 6 was never charged" in wrong(folder)["checkpoints"]
 
 
+def test_a_checkpoint_that_was_saved_before_its_rounds_were_charged_does_not_fit(folder, model):
+    place = RunFolder(folder)
+    ledger, newest = Ledger.read(place.ledger), newest_checkpoint(place)
+
+    class AfterFour:
+        head = ledger.hash_at(4)
+
+        def __len__(self):
+            return 4
+
+    save_checkpoint(place, model, newest.state, AfterFour(), keep=9)  # pyright: ignore[reportArgumentType]
+    assert "round 4 was never charged before it" in wrong(folder)["checkpoints"]
+
+
+def test_every_fact_of_a_checkpoint_and_of_a_model_is_under_its_digest(folder):
+    for file in (folder / "model.safetensors", *sorted((folder / "checkpoints").iterdir())):
+        content = file.read_bytes()
+        size = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + size])
+        written = json.loads(header["__metadata__"]["unheard"])
+        facts = written["facts"]
+        others = [{**facts, key: [value]} for key, value in facts.items()]
+        others += [{k: v for k, v in facts.items() if k != key} for key in facts]
+        others += [{**facts, "clip_norm": 3.0}, {**facts, "ledger_length": facts["ledger_length"] - 1}]
+        for other in others:
+            header["__metadata__"]["unheard"] = json.dumps({**written, "facts": other})
+            changed = json.dumps(header).encode()
+            file.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
+            with pytest.raises(CheckpointCorrupt, match="does not read back as it was written"):
+                recorded_layout(file)
+        file.write_bytes(content)
+        recorded_layout(file)
+
+
 @pytest.mark.parametrize("how", ["rename", "flip", "empty"])
 def test_a_damaged_or_renamed_checkpoint_does_not_fit(folder, how):
     newest = sorted((folder / "checkpoints").iterdir())[-1]
@@ -227,6 +261,24 @@ def test_a_statement_that_says_something_else_does_not_fit(folder):
     assert "not JSON" in wrong(folder)["statement"]
     file.unlink()
     assert wrong(folder) == {}
+
+
+def test_every_entry_of_a_statement_is_compared(folder, monkeypatch):
+    file = folder / "statement.json"
+    saved = json.loads(file.read_text())
+    ledger = Ledger.read(folder / "ledger.jsonl")
+    expected = verification.compute_statement(ledger.facts, ledger.entries)
+    monkeypatch.setattr(verification, "compute_statement", lambda *_: expected)  # the same each time
+    read = verification.Folder(RunFolder(folder), ledger=ledger)
+    assert [*verification._statement(read)]
+    for key in saved.keys() - {"versions", "software", "basis"}:  # which may be of another version
+        file.write_text(json.dumps({**saved, key: [saved[key]]}))
+        with pytest.raises(verification.CheckFailed, match=rf"other things than the ledger: .*\b{key}\b"):
+            [*verification._statement(read)]
+    for key in saved["basis"]:
+        file.write_text(json.dumps({**saved, "basis": {**saved["basis"], key: "other"}}))
+        with pytest.raises(verification.CheckFailed, match="basis"):
+            [*verification._statement(read)]
 
 
 def test_other_words_or_metrics_of_no_round_do_not_fit(folder):

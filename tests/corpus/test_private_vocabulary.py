@@ -1,6 +1,8 @@
 """Votes have norm at most 1, a word of one user is released with probability delta, and each draw is paid once."""
 
+import dataclasses
 import math
+from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -10,8 +12,10 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from tests.corpus.inputs import POSTS, prepared, write_jsonl
+from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
 from unheard.corpus.grouping import SplitRule
+from unheard.corpus.pipeline import Preparation, _release_request
 from unheard.corpus.private_vocabulary import (
     UNIT,
     CachedSplitter,
@@ -20,8 +24,9 @@ from unheard.corpus.private_vocabulary import (
     PrivateVocabulary,
     WordRelease,
 )
+from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import write_store
-from unheard.corpus.tokenizers import WordTokenizer
+from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import InputError, InvalidValue, PrivacyError
 from unheard.privacy.events import FailureProbability, Gaussian
@@ -238,6 +243,32 @@ def test_a_private_vocabulary_is_drawn_once_even_if_prepare_is_stopped_after_it(
     assert done.store.vocabulary == drawn
     assert len(done.store.vocabulary_events) == 2
     assert not [*done.store.path.glob("release*")]
+
+
+def test_words_that_were_drawn_are_used_again_for_the_same_votes_only(tmp_path):
+    """Every choice that decides who votes for what, and how, is in the name of the saved draw."""
+    preparation = Preparation(fields=Fields(user="who", text="what"))
+    other = {
+        "fields": Fields(user="who", text="else"),
+        "tokenizer": CharacterTokenizer(),
+        "vocabulary": PrivateVocabulary(epsilon=4.0, delta=1e-9),
+        "encoding": EncodingOptions(tokens_per_user=7),
+        "splits": SplitRule(salt="other"),
+        "excluded": ("ann",),
+        "drop_duplicates": True,
+        "duplicate_chars": 7,
+    }
+    # What comes after the draw has no part in it.
+    later = {"test_tokens": 5, "canaries": (Canary(text="a b"),), "shards": 3, "name": "x"}
+    assert {*other, *later} == {field.name for field in dataclasses.fields(Preparation)}
+    file = write_jsonl(tmp_path / "x.jsonl", POSTS)
+    sources = find_sources([str(file)])
+    own = _release_request(sources, preparation)
+    assert {_release_request(sources, replace(preparation, **{k: v})) for k, v in later.items()} == {own}
+    requests = [_release_request(sources, replace(preparation, **{k: v})) for k, v in other.items()]
+    write_jsonl(tmp_path / "x.jsonl", [*POSTS, POSTS[0]])
+    requests.append(_release_request(sources, preparation))
+    assert len({own, *requests}) == 1 + len(other) + 1
 
 
 def private_words(tmp_path, **choices):

@@ -9,7 +9,8 @@ import pytest
 
 from tests.corpus.inputs import prepared, write_jsonl
 from unheard.corpus.grouping import SplitRule
-from unheard.errors import InputError
+from unheard.corpus.user_map import check_user_map
+from unheard.errors import InputError, PrivacyError
 
 
 def test_neither_ids_nor_text_are_in_the_store_and_the_map_is_apart_on_request(tmp_path):
@@ -52,6 +53,17 @@ def test_the_map_has_the_format_that_its_name_says(tmp_path, suffix):
     assert sorted(row[2] for row in written) == sorted(users)
     assert [row[:2] for row in written] == [("train", i) for i in range(3)]
     assert file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("name", ["store/map.csv", "link/map.csv", "other/../store/deep/map.csv"])
+def test_a_map_in_the_store_is_refused_by_whatever_name(tmp_path, name):
+    for folder in ("store", "other", "store/deep"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    for out in (tmp_path / "store", tmp_path / "link"):
+        with pytest.raises(PrivacyError, match="lies in the store"):
+            check_user_map(tmp_path / name, out)
+    check_user_map(tmp_path / "other" / "map.csv", tmp_path / "store")
 
 
 def test_a_map_in_an_unknown_format_is_refused_before_anything_is_read(tmp_path):

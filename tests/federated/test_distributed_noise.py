@@ -64,6 +64,23 @@ def test_the_sum_of_rounded_gaussians_is_one_gaussian_plus_noise_that_does_not_d
     assert math.exp(-(math.pi**2) * SMALLEST_SHARE**2 / 2) == 0.0  # below the smallest float64
 
 
+def test_the_modulus_is_chosen_for_all_users_and_the_noise_of_all_nodes(run, monkeypatch):
+    asked = []
+
+    def bits(users, is_noised, noise_std, parameters, nodes):
+        asked.append((users, is_noised, noise_std, parameters, nodes))
+        return 64
+
+    monkeypatch.setattr("unheard.federated.secure_aggregation.modulus_bits", bits)
+    run = seeded(run, noise=NOISE)
+    one_round(run, LocalNetwork(divided(run.corpus, 6)), CHOICE)
+    plan = run.plan.at(0, run.model.layout)
+    of_four = plan.contribution.l2_bound / plan.contribution.grid  # z = 1 with the shares of 4 nodes
+    [(users, is_noised, noise_std, parameters, nodes)] = asked
+    assert (users, is_noised, parameters, nodes) == (60, True, plan.layout.total, 6)
+    assert noise_std == pytest.approx(of_four * math.sqrt(6 / 4), rel=1e-9)
+
+
 def test_the_round_has_the_nodes_noise_and_the_server_adds_none(run):
     run = seeded(run, noise=NOISE)
     _, total, numbers = one_round(run, LocalNetwork(divided(run.corpus, 6)), CHOICE)

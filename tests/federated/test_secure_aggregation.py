@@ -192,6 +192,8 @@ def test_a_node_refuses_both_secrets_of_a_party_and_a_sum_of_few():
         parties[1].reveal(session.name, [0, 1], [2, 3, 4])
     with pytest.raises(NodeError, match="not in this session"):
         parties[2].reveal(session.name, [0, 1, 2, 9], [])
+    with pytest.raises(NodeError, match="not in this session"):  # its own pairwise key, though it has finished
+        parties[3].reveal(session.name, [0, 1, 2], [3, 4])
 
 
 def test_a_node_refuses_few_peers_a_low_threshold_and_doubled_keys():

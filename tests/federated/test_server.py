@@ -376,10 +376,12 @@ def test_a_node_that_is_described_twice_has_its_users_once(run):
     )
     engine._registry.add({1001: Packet("describe", {"users": 20, "order": 1})})
     assert engine.users.num_users == 60
-    engine._registry.add(
-        {2000: Packet("describe", {"users": -1, "order": 1}), 2001: Packet("describe", {"users": 2**30})}
-    )
+    good = {"users": 1, "order": 1}
+    for node, bad in enumerate([{"users": -1}, {"users": 2**20 + 1}, {"users": 1.0}, {"users": None}, {"order": None}]):
+        engine._registry.add({2000 + node: Packet("describe", {**good, **bad})})
     assert engine.users.num_users == 60
+    engine._registry.add({3000: Packet("describe", good)})
+    assert engine.users.num_users == 61
 
 
 def test_an_answer_of_a_node_that_was_not_asked_is_not_counted(run):

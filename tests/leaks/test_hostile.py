@@ -222,6 +222,10 @@ def _far(offsets):
     offsets[5] = 2**62
 
 
+def _late(offsets):
+    offsets[0] = 1
+
+
 def write_features(corpus: Path) -> None:
     np.save(corpus / "train" / "features.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
 
@@ -245,6 +249,7 @@ STORES = {
     "users that go backwards": spoiled_offsets(_swap),
     "a user before the beginning": spoiled_offsets(_negative),
     "a user beyond the end": spoiled_offsets(_far),
+    "tokens of nobody": spoiled_offsets(_late),
     "words that do not exist": large_tokens,
     "features that are code": write_features,
     "a million million shards": changed_json("layout.json", shards=10**12),

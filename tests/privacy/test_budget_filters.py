@@ -44,6 +44,7 @@ from unheard.privacy.population_statement import all_runs, render_all_runs
 from unheard.privacy.statement import compute_statement, render
 
 ROUND, OTHER = (PoissonGaussian(sampling_prob=q, noise_multiplier=z) for q, z in ((0.01, 1.0), (0.02, 1.5)))
+EVERYBODY = PoissonGaussian(sampling_prob=1.0, noise_multiplier=6.0)  # quick to account for
 DELTA = 1e-6
 
 
@@ -244,12 +245,43 @@ def test_a_vocabulary_drawn_after_the_budget_ends_its_claim(tmp_path):
     assert not population.is_filter
 
 
-def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path):
+def test_charges_that_came_with_a_run_and_exceed_the_budget_end_its_claim(tmp_path):
+    """No budget can refuse what a run was charged elsewhere; a budget that is exceeded is no filter any more."""
+    many = [EVERYBODY] * 900
+    for how in ("settled", "joined"):
+        population = PopulationLedger.open(tmp_path / f"{how}.jsonl", {"corpus": "c"})
+        population.set_budget(Budget(epsilon=4.0, delta=DELTA, orders=FILTER_ORDERS))
+        population.charge("own", 0, EVERYBODY, 0)
+        assert population.is_filter
+        if how == "settled":
+            population.settle("came", many)
+        else:
+            other = PopulationLedger.open(tmp_path / "other.jsonl", {"corpus": "c"})
+            other.settle("came", many)
+            population.join(other)
+        assert not population.is_filter
+        assert all_runs(population)["claimed"]["epsilon"] == odometer(*collapse(population.events), DELTA).epsilon
+        assert not PopulationLedger.read(population.path).is_filter
+
+
+@pytest.mark.parametrize(
+    ("rounds", "before"),
+    [([*range(7)], 0), ([0, 1, 1, 2], 2), ([0, 1, 2, 3, 2, 3, 4, 4], 0), ([*range(20), 18, 19], 2)],
+)
+def test_one_run_on_a_population_claims_what_the_run_claims(tmp_path, rounds, before):
+    """Whatever was stopped early, done again after a crash, or charged for the vocabulary before."""
     population = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
-    population.register("r", {"name": "r", "delta": DELTA, "declared": facts(20)["declared"]}, held=0)
-    for position in range(7):
-        population.charge("r", position, ROUND, position)
-    assert all_runs(population)["claimed"]["epsilon"] == claim_of_run(facts(20), done(7), DELTA).epsilon
+    words = [Gaussian(noise_multiplier=5.0)] * before
+    population.settle("vocabulary", words)
+    declared = facts(20, charges=before, phases=((0, EVERYBODY),))
+    population.register("r", {"name": "r", "delta": DELTA, "declared": declared["declared"]}, held=before)
+    for position, round in enumerate(rounds, start=before):
+        population.charge("r", position, EVERYBODY, round)
+    own = [Entry(event=event, round=0, hash="") for event in words]
+    own += [Entry(event=EVERYBODY, round=round, hash="") for round in rounds]
+    expected = claim_of_run(declared, own, DELTA).epsilon
+    assert all_runs(population)["claimed"]["epsilon"] == expected
+    assert all_runs(PopulationLedger.read(population.path))["claimed"]["epsilon"] == expected
 
 
 def test_rates_over_all_runs_follow_from_what_is_claimed(tmp_path):
