@@ -137,7 +137,7 @@ def test_a_corpus_of_other_words_is_refused_with_advice(base, store, corpus, tmp
 
 def test_windows_longer_than_the_model_looks_are_refused_before_the_run(base, corpus, tmp_path):
     evaluation = unheard.Evaluation(unroll=65)
-    with pytest.raises(ModelError, match="64 tokens at most"):
+    with pytest.raises(ModelError, match="at most 64 tokens"):
         unheard.train(run_of(corpus, model_of(base), evaluation=evaluation), tmp_path / "run")
 
 
