@@ -206,7 +206,7 @@ def test_files_of_excluded_users_and_canaries_are_read(run, tmp_path):
         (("posts.jsonl", *FIELDS, "--vocab", "from-corpus"), InvalidValue, "--vocab-corpus"),
         (("posts.jsonl", *FIELDS, "--vocab", "privat"), InvalidValue, "Did you mean 'private'"),
         (("posts.jsonl", *FIELDS, "--vocab-language", "xx"), InvalidValue, "No public word list"),
-        (("posts.jsonl", "--user-field", "body", "--text-field", "body"), InputError, "both 'body'"),
+        (("posts.jsonl", "--user-field", "body", "--text-field", "body"), InputError, "both the column 'body'"),
         (("posts.jsonl", *FIELDS, "--user-map", "store/map.json"), PrivacyError, "outside store"),
         (("posts.jsonl", *FIELDS, "--user-map", "nowhere/map.json"), InputError, "make the folder first"),
         (("posts.jsonl", *FIELDS, "--exclude-users", "nobody.txt"), InputError, "--exclude-users"),

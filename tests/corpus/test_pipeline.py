@@ -277,6 +277,6 @@ def test_defaults_depend_on_each_other_and_the_demo_corpus_has_its_own():
     nothing = Fields(user="", text="")
     assert make_preparation(nothing, is_demo=True) == CHITCHAT
     assert make_preparation(nothing, is_demo=True, tokens_per_user=50).encoding.min_tokens == 50
-    for wrong, message in ((nothing, "--user-field"), (replace(FIELDS, text="who"), "both 'who'")):
+    for wrong, message in ((nothing, "--user-field"), (replace(FIELDS, text="who"), "both the column 'who'")):
         with pytest.raises(InputError, match=message):
             make_preparation(wrong)

@@ -108,7 +108,7 @@ def test_what_cannot_be_prepared_is_refused_before_anything_is_written(tmp_path)
         prepared(tmp_path, 5)
     with pytest.raises(InputError, match="It is empty"):
         prepared(tmp_path, [])
-    with pytest.raises(InputError, match="both 'who'"):
+    with pytest.raises(InputError, match="both the column 'who'"):
         prepared(tmp_path, POSTS, text="who")
     for wrong in ({"vocabulary": "private"}, {"vocabulary_epsilon": 1.0}, {"vocabulary": "pubic"}, {"held_out": 2.0}):
         with pytest.raises(InvalidValue):

@@ -306,6 +306,16 @@ class DuckDBBackend:
     """
 
     workers: int = 0
+    _kept: list[ProcessPoolExecutor] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @contextlib.contextmanager
+    def kept_processes(self) -> Iterator[None]:
+        """In the block all steps share their processes, each of which takes half a second to start."""
+        self._kept.append(self._start_pool(self.workers or AVAILABLE_CORES))  # a process starts with its first task
+        try:
+            yield
+        finally:
+            self._kept.pop().shutdown(cancel_futures=True)
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
         """See `GroupingBackend.scan`. Batches that were scanned before an interruption are not scanned again."""
@@ -359,10 +369,8 @@ class DuckDBBackend:
             for item in items:
                 yield item, function(grouping, item, 1, *more)
             return
-        # spawn: a forked copy of a process with DuckDB's threads in it may hang.
-        # gc.disable: rows are millions of tuples and texts without cycles; searching them for cycles takes a tenth of the time.
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable) as pool:
+        with contextlib.ExitStack() as stack:
+            pool = self._kept[-1] if self._kept else stack.enter_context(self._start_pool(workers))
             with _signals_blocked():  # the processes inherit this: a signal is for their parent, which ends them
                 waiting = {pool.submit(function, grouping, item, workers, *more): item for item in items}
             try:
@@ -371,6 +379,12 @@ class DuckDBBackend:
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+
+    def _start_pool(self, workers: int) -> ProcessPoolExecutor:
+        # spawn: a forked copy of a process with DuckDB's threads in it may hang.
+        # gc.disable: rows are millions of tuples and texts without cycles; to search them for cycles costs a tenth.
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable)
 
 
 @contextlib.contextmanager

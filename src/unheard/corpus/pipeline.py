@@ -18,6 +18,7 @@ runs (backend, memory, processes) does not change the store. The steps, each of 
 `make_preparation` and `choose_vocabulary` turn their options into a `Preparation`.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -358,10 +359,10 @@ def build_store(
         preparation.vocabulary.check_is_public(sources)
     earlier = None if continues is None else _ledger_of(TokenStore.open(continues))
     writer = StoreWriter(out, keep_partial=True)
+    chosen = backend or DuckDBBackend()
     try:
-        prepared = _run_steps(
-            sources, writer, preparation, backend or DuckDBBackend(), memory_bytes, user_map, earlier, progress
-        )
+        with chosen.kept_processes() if isinstance(chosen, DuckDBBackend) else contextlib.nullcontext():
+            prepared = _run_steps(sources, writer, preparation, chosen, memory_bytes, user_map, earlier, progress)
         if earlier is not None:
             _ledger_of(prepared.store)  # joins the two
         return prepared
