@@ -115,7 +115,7 @@ def test_a_signal_before_the_first_step_is_a_line_too(tmp_path):
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGHUP)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert (process.returncode, said.decode()) == (130, f"unheard: {processes.NOTHING_WRITTEN}\n")
 
 
@@ -131,7 +131,7 @@ def test_a_signal_during_the_first_import_is_a_line_too(tmp_path, number):
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(number)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=60)
     assert (process.returncode, said.decode()) == (130, f"unheard: {processes.NOTHING_WRITTEN}\n")
 
 

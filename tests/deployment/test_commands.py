@@ -111,7 +111,7 @@ def test_the_keyboard_serves_two_runs_until_ctrl_c(run_folder):
         assert found[0] == found[1]
         assert len(found[0]) == 3
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "Traceback" not in err
     finally:
