@@ -22,7 +22,8 @@ from typing import Any
 from unittest.mock import patch
 
 from reproduction.private_measures import content_digest, facts
-from reproduction.private_run import SMOOTHED_OVER
+
+from unheard.formatting import SMOOTHED_OVER
 
 POPULATION, DELTA = 750_000, 3.4e-7
 MULTIPLIERS = {

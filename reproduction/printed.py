@@ -187,9 +187,19 @@ TIED_SMALLER = PrintedNumber(location="Appendix B", what="share by which tying m
 
 
 @cache
+def by_accountant(cell: PrintedEpsilon, accountant: str) -> float:
+    """Return the epsilon of a printed cell by one accountant.
+
+    Args:
+        cell: The cell.
+        accountant: `moments`, `rdp` or `pld`.
+    """
+    return epsilon([(_event(cell), cell.rounds)], cell.delta, accountant)
+
+
 def moments(cell: PrintedEpsilon) -> float:
     """Epsilon by the moments accountant, as in the paper."""
-    return epsilon([(_event(cell), cell.rounds)], cell.delta, "moments")
+    return by_accountant(cell, "moments")
 
 
 def today(cell: PrintedEpsilon) -> float:

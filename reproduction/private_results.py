@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from reproduction.bootstrap import half_width
+from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
 from reproduction.private_run import CANDIDATES, TRADES, read_metrics, smoothed
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
@@ -42,6 +43,12 @@ SEEDED = {
     "S = 8, sigma = 0.0016, C = 100 (estimate)": "estimate-seed",
 }
 """Prefix of the folders of the runs with several seeds, by label."""
+
+
+PAPER_COSTS = {"S10-sigma0.006-seed": 0.83, "S15-sigma0.012-seed": 1.54}
+"""The most points that a sigma may cost by rule table-2-cost."""
+NOISED = ("S15-sigma0.003-seed", *PAPER_COSTS)
+"""The runs of Table 2 with noise, the least first."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,14 @@ class Measured:
     half: float
     is_short: bool
 
-    def against(self, threshold: float) -> str:
-        """Compare with a threshold: `above`, `below` or `cannot tell`."""
-        margin = TERMS["single_seed_margin"] if self.is_short else 0.0
-        if abs(self.value - threshold) <= self.half + margin:
-            return "cannot tell"
-        return "above" if self.value > threshold else "below"
+    def is_between(self, least: float | None, most: float | None = None) -> bool | None:
+        """Return whether the number is above `least` and below `most`; None if the interval does not decide."""
+        reach = self.half + (TERMS["single_seed_margin"] if self.is_short else 0.0)
+        beyond = [] if least is None else [self.value - least]
+        beyond += [] if most is None else [most - self.value]
+        if any(distance < -reach for distance in beyond):
+            return False
+        return True if all(distance > reach for distance in beyond) else None
 
     def __str__(self) -> str:
         short = " (fewer repetitions than required: preliminary)" if self.is_short else ""
@@ -181,45 +190,46 @@ def cost(name: str, baseline: str, at: int, root: Path) -> str | None:
     return f"{apart.value:.2f} ({apart.value - apart.half:.2f} to {apart.value + apart.half:.2f})"
 
 
-def joined(parts: Sequence[tuple[bool | None, str]]) -> RuleVerdict:
+Part = tuple[bool | None, str]
+"""Whether a part of a rule holds (None if it is undecided), and the numbers in words."""
+
+
+def joined(*parts: Part) -> RuleVerdict:
     """Combine the parts of a rule: it did not hold if one part is false, and is undecided if one part is."""
-    reason = "; ".join(text for _, text in parts) + "."
-    if any(is_so is False for is_so, _ in parts):
-        return RuleVerdict("did not hold", reason)
-    return RuleVerdict("cannot tell" if any(is_so is None for is_so, _ in parts) else "held", reason)
+    answers = [is_so for is_so, _ in parts]
+    outcome = "did not hold" if False in answers else "cannot tell" if None in answers else "held"
+    return RuleVerdict(outcome, "; ".join(text for _, text in parts) + ".")
 
 
-def is_so(seen: str, wanted: str) -> bool | None:
-    """Return whether an outcome is the wanted one; None for `cannot tell`.
-
-    Args:
-        seen: `above`, `below` or `cannot tell` (`Measured.against`).
-        wanted: The outcome that the rule asks for.
-    """
-    return None if seen == "cannot tell" else seen == wanted
-
-
-def within(
-    rule: str, first: str, second: str, limit: float, root: Path, *, both: bool = False
-) -> tuple[bool | None, str]:
-    """Return whether the first run is at most `limit` points below the second at the last round of a rule.
+def compare(
+    rule: str,
+    first: str,
+    second: str,
+    root: Path,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    at: Sequence[int] | None = None,
+    change: bool = False,
+    words: str | None = None,
+) -> Part:
+    """Return whether the first run minus the second lies between two limits, and the numbers in words.
 
     Args:
         rule: The name of the rule.
         first: The name of a run.
         second: The name of the run that it is compared with.
-        limit: Points of AccuracyTop1.
         root: The folder of the results of a corpus.
-        both: Whether the first run must also be at most `limit` points above the second.
-
-    Returns:
-        The answer, None if it cannot be decided, and the numbers in words.
+        least: The difference is above this, in points of AccuracyTop1; None for no limit.
+        most: The difference is below this.
+        at: Rounds; None for those of the rule. See `difference`.
+        change: Whether the change of the difference between the rounds is meant.
+        words: What the numbers are about; None for the names of the runs.
     """
-    measured = difference(rule, first, second, RULES[rule]["read_at"], root)
-    lower = is_so(measured.against(-limit), "above")
-    upper = is_so(measured.against(limit), "below") if both else True
-    answer = False if False in (lower, upper) else None if None in (lower, upper) else True
-    return answer, f"{first.removesuffix('-seed')} against {second.removesuffix('-seed')}: {measured}"
+    measured = difference(rule, first, second, at or RULES[rule]["read_at"], root, change=change)
+    if words is None:
+        words = f"{first.removesuffix('-seed')} against {second.removesuffix('-seed')}: "
+    return measured.is_between(least, most), f"{words}{measured}"
 
 
 def private_norm() -> RuleVerdict:
@@ -235,9 +245,10 @@ def private_norm() -> RuleVerdict:
 
 def private_run(root: Path) -> RuleVerdict:
     """Rule private-run: accuracy against the baseline with as many users, and epsilon at most that of the paper."""
-    gap = within("private-run", "private", "baseline-C5000-seed", RULES["private-run"]["threshold"], root)
-    largest = spent(complete("private", RULES["private-run"]["rounds"], root), 1e-9, "pld")
-    return joined([gap, (largest <= 4.634, f"epsilon {largest:.3f} at delta = 1e-9")])
+    rule = RULES["private-run"]
+    gap = compare("private-run", "private", "baseline-C5000-seed", root, least=-rule["threshold"])
+    largest = spent(complete("private", rule["rounds"], root), 1e-9, "pld")
+    return joined(gap, (largest <= 4.634, f"epsilon {largest:.3f} at delta = 1e-9"))
 
 
 def mean_curve(name: str, root: Path) -> tuple[list[int], list[float]]:
@@ -259,49 +270,37 @@ def private_rounds(root: Path) -> RuleVerdict:
     """Rule private-rounds: the private run reaches the accuracy of the baseline a given number of rounds later."""
     first, last = RULES["private-rounds"]["read_at"]
     target = float(np.interp(first, *mean_curve("baseline-seed", root)))
-    drawn_rounds = float(np.interp(last, *mean_curve("private", root)))
+    reached = float(np.interp(last, *mean_curve("private", root)))
     ends = difference("private-rounds", "private", "baseline-seed", [5000], root)
-    measured = Measured(drawn_rounds - target, ends.half, ends.is_short)
-    return joined(
-        [(is_so(measured.against(0.0), "above"), f"private at {last:,} against baseline at {first:,}: {measured}")]
-    )
+    measured = Measured(reached - target, ends.half, ends.is_short)
+    return joined((measured.is_between(0.0), f"private at {last:,} against baseline at {first:,}: {measured}"))
 
 
 def private_estimate(root: Path) -> RuleVerdict:
     """Rule private-estimate: training with 100 users per round predicts the accuracy of the private run."""
-    parts = []
-    for at in RULES["private-estimate"]["read_at"]:
-        measured = difference("private-estimate", "private", "estimate-seed", [at], root)
-        inside = (is_so(measured.against(-0.25), "above"), is_so(measured.against(0.25), "below"))
-        parts.append((False if False in inside else None if None in inside else True, f"round {at:,}: {measured}"))
-    return joined(parts)
+    rule, runs = "private-estimate", ("private", "estimate-seed")
+    return joined(
+        *(
+            compare(rule, *runs, root, at=[at], least=-0.25, most=0.25, words=f"round {at:,}: ")
+            for at in RULES[rule]["read_at"]
+        )
+    )
 
 
 def table_2_cost(root: Path) -> RuleVerdict:
     """Rule table-2-cost: each sigma costs no more than in the paper, and more noise costs more."""
-    names = [name for label, name in SEEDED.items() if label.startswith("S = 1")]
-    parts = [
-        within("table-2-cost", name, "baseline-seed", limit, root)
-        for name, limit in zip(names[1:], (0.83, 1.54), strict=True)
-    ]
-    for less, more in itertools.pairwise(names):
-        measured = difference("table-2-cost", more, less, [5000], root)
-        words = f"{more.removesuffix('-seed')} against {less.removesuffix('-seed')}: {measured}"
-        parts.append((is_so(measured.against(0.0), "below"), words))
-    return joined(parts)
+    costs = [compare("table-2-cost", name, "baseline-seed", root, least=-limit) for name, limit in PAPER_COSTS.items()]
+    more = [compare("table-2-cost", b, a, root, at=[5000], most=0.0) for a, b in itertools.pairwise(NOISED)]
+    return joined(*costs, *more)
 
 
 def figure_1_later(root: Path) -> RuleVerdict:
     """Rule figure-1-later: the cost of noise grows during training."""
     parts = []
-    for name in (name for label, name in SEEDED.items() if label.startswith("S = 1")):
-        measured = difference(
-            "figure-1-later", "baseline-seed", name, RULES["figure-1-later"]["read_at"], root, change=True
-        )
-        parts.append(
-            (is_so(measured.against(0.0), "above"), f"cost of {name.removesuffix('-seed')} changes by {measured}")
-        )
-    return joined(parts)
+    for name in NOISED:
+        words = f"cost of {name.removesuffix('-seed')} changes by "
+        parts.append(compare("figure-1-later", "baseline-seed", name, root, least=0.0, change=True, words=words))
+    return joined(*parts)
 
 
 def figure_7(root: Path) -> RuleVerdict:
@@ -311,41 +310,43 @@ def figure_7(root: Path) -> RuleVerdict:
     shared = [r for r in curves[0] if r in curves[1] and 500 <= r <= 3000]
     apart = float(np.mean([abs(curves[0][r] - curves[1][r]) for r in shared]))
     ends = difference("figure-7", many, few, [3000], root)
-    mean = Measured(apart, ends.half, ends.is_short)
-    words = f"mean distance of the curves {apart:.2f} points"
-    return joined([(is_so(mean.against(0.25), "below"), words), within("figure-7", many, few, 0.25, root, both=True)])
+    mean = Measured(apart, ends.half, ends.is_short).is_between(None, 0.25)
+    return joined(
+        (mean, f"mean distance of the curves {apart:.2f} points"),
+        compare("figure-7", many, few, root, least=-0.25, most=0.25),
+    )
 
 
 def figure_1_match(root: Path) -> RuleVerdict:
     """Rule figure-1-match: sigma = 0.003 nearly matches the baseline."""
-    return joined([within("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", 0.25, root)])
+    return joined(compare("figure-1-match", "S15-sigma0.003-seed", "baseline-seed", root, least=-0.25))
 
 
 def figure_4(root: Path) -> RuleVerdict:
     """Rule figure-4: after a change at round 4,885, S = 7.9 is better than the larger S."""
     parts = []
     for norm in (10, 12.6, 20):
-        measured = difference("figure-4", "then-S7.9-seed", f"then-S{norm:g}-seed", [6000], root)
-        parts.append((is_so(measured.against(0.0), "above"), f"S = 7.9 against S = {norm:g}: {measured}"))
-    return joined(parts)
+        words, other = f"S = 7.9 against S = {norm:g}: ", f"then-S{norm:g}-seed"
+        parts.append(compare("figure-4", "then-S7.9-seed", other, root, at=[6000], least=0.0, words=words))
+    return joined(*parts)
 
 
 def figure_8_early(root: Path) -> RuleVerdict:
     """Rule figure-8-early: S = 10 and S = 12.6 are nearly as good as the best S, and the sweep tells values of S apart."""
-    (at,) = RULES["figure-8-early"]["read_at"]
+    rule, (at,) = "figure-8-early", RULES["figure-8-early"]["read_at"]
     names = {norm: f"trade-S{norm:g}-seed" for norm in TRADES}
     means = {norm: float(np.mean(accuracy(complete(name, at, root), at))) for norm, name in names.items()}
-    best, worst = max(means, key=lambda norm: means[norm]), min(means, key=lambda norm: means[norm])
+    best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
     parts = []
     for norm in (10, 12.6):
-        measured = difference("figure-8-early", names[norm], names[best], [at], root)
-        is_near = True if norm == best else is_so(measured.against(-0.25), "above")
-        parts.append((is_near, f"S = {norm:g} against the best, S = {best:g}: {measured}"))
-    better = max((10, 12.6), key=lambda norm: means[norm])
-    measured = difference("figure-8-early", names[worst], names[better], [at], root)
+        words = f"S = {norm:g} against the best, S = {best:g}: "
+        is_near, text = compare(rule, names[norm], names[best], root, least=-0.25, words=words)
+        parts.append((norm == best or is_near, text))
+    better = max((10, 12.6), key=means.__getitem__)
+    words = f"the worst, S = {worst:g}, against S = {better:g}: "
+    is_apart, text = compare(rule, names[worst], names[better], root, most=-0.25, words=words)
     # The rule has no outcome "did not hold" for a sweep whose values lie close together: it cannot tell.
-    is_apart = True if measured.against(-0.25) == "below" else None
-    return joined([*parts, (is_apart, f"the worst, S = {worst:g}, against S = {better:g}: {measured}")])
+    return joined(*parts, (is_apart or None, text))
 
 
 def figure_8_seeds(root: Path) -> RuleVerdict:
@@ -396,36 +397,19 @@ def verdicts(root: Path = REVIEWS, long: Path = LONG) -> dict[str, RuleVerdict]:
 
 def accounting() -> dict[str, RuleVerdict]:
     """The verdicts of the rules that need no training: Tables 1 and 2 by three accountants."""
-    from reproduction.printed import TABLE_1, TABLE_2, moments
-    from unheard.privacy.accountants import epsilon
-    from unheard.privacy.events import PoissonGaussian
-
-    def by(accountant: Any, cell: Any) -> float:
-        """Epsilon of a printed cell by one accountant."""
-        q = cell.users_per_round / cell.population
-        event = PoissonGaussian(sampling_prob=q, noise_multiplier=cell.noise_multiplier)
-        return epsilon([(event, cell.rounds)], cell.delta, accountant)
-
     cells = [cell for line in TABLE_1 for cell in line]
     equal = sum(cell.agrees(moments(cell)) for cell in cells)
-    above = sum(by("rdp", cell) > float(cell.digits) for cell in cells)
+    above = sum(by_accountant(cell, "rdp") > float(cell.digits) for cell in cells)
     rows = [row.epsilon for row in TABLE_2 if row.epsilon is not None]
     same = sum(row.agrees(moments(row)) for row in rows)
-    larger = sum(by("pld", row) > float(row.digits) for row in rows)
-    many = TABLE_1[-1]
-    once, often = by("rdp", many[0]), by("rdp", many[-1])
+    larger = sum(by_accountant(row, "pld") > float(row.digits) for row in rows)
+    once, often = (by_accountant(TABLE_1[-1][column], "rdp") for column in (0, -1))
     ratio = often / once
+    words = f"RDP {once:.3f} after 1 round, {often:.3f} after 10^6: ratio {ratio:.2f}"
     return {
-        "table-1-digits": joined([(equal == 42 and not above, f"{equal} of 42 cells agree; RDP is above in {above}")]),
-        "table-1-rounds": joined(
-            [
-                (
-                    ratio <= 1.25,
-                    f"RDP {once:.3f} after 1 round, {often:.3f} after 10^6: ratio {ratio:.2f}",
-                )
-            ]
-        ),
-        "table-2-epsilon": joined([(same == 6 and not larger, f"{same} of 6 rows agree; PLD is above in {larger}")]),
+        "table-1-digits": joined((equal == 42 and not above, f"{equal} of 42 cells agree; RDP is above in {above}")),
+        "table-1-rounds": joined((ratio <= 1.25, words)),
+        "table-2-epsilon": joined((same == 6 and not larger, f"{same} of 6 rows agree; PLD is above in {larger}")),
     }
 
 

@@ -26,24 +26,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from reproduction.bundles import bundle, collect, restore, unpack
 from reproduction.private_measures import content_digest, counted, facts, measure
+from unheard import formatting
+from unheard.run_folder import RunFolder
 from unheard.storage import replace_file
 
 WORDS = 64
 """Words in one segment of blogs_64: as many as reviews_81 keeps of a reviewer."""
 CANDIDATES = (2, 4, 8, 12, 16)
 """Values of S to choose from (rule private-S)."""
-SMOOTHED_OVER = 5
-"""Number of evaluations that an accuracy is averaged over."""
 POPULATIONS = {"reviews_81": 750_947, "blogs_64": 260_000, "reviews_1600_200k": 191_709}
 """Declared population of each corpus."""
 PREPARE = ["--user-field", "user", "--text-field", "text", "--time-field", "time"]
@@ -269,15 +267,13 @@ def choose_norm(work: Path) -> dict[str, Any]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The evaluations of a run in order. If a round was evaluated twice, the later evaluation counts."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for _, row in sorted({row["round"]: row for row in rows}.items())]
+    return RunFolder(folder).read_metrics()
 
 
-def smoothed(rows: Iterable[dict[str, Any]], key: str = "accuracy_top1") -> dict[int, float]:
+def smoothed(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
     """Accuracy by round as the rules define it: the mean of an evaluation and the four before it."""
-    rows = list(rows)
-    values = [row[key] for row in rows]
-    return {row["round"]: float(np.mean(values[max(0, n + 1 - SMOOTHED_OVER) : n + 1])) for n, row in enumerate(rows)}
+    values = formatting.smoothed([row["accuracy_top1"] for row in rows])
+    return {row["round"]: value for row, value in zip(rows, values, strict=True)}
 
 
 def run_step(

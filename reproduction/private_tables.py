@@ -6,14 +6,15 @@
     table_2(), figure_7_table(), trade_offs_tables()
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reproduction.bootstrap import POSTS, USERS, difference_interval, load
-from reproduction.printed import BASELINE_ACCURACY, TABLE_2
+from reproduction.exhibit import NOT_RUN
+from reproduction.printed import BASELINE_ACCURACY, REDDIT, TABLE_2
 from reproduction.private_results import (
     BLOGS,
     LONG,
@@ -44,10 +45,8 @@ POPULATION = POPULATIONS["reviews_81"]
 INTERRUPTED = REVIEWS / "interrupted"
 ROUNDS = 5000
 """Rounds of Table 2 and of the private runs."""
-NOT_RUN = "not run"
-"""A cell without a run."""
-EARLY_MARKS = (100, 500, 1000, 1400, 1700, 2200)
-"""Rounds in the table of the interrupted runs."""
+FIGURE_7 = {"100 users per round": "S15-sigma0.012-seed", "1,250 users per round": "S15-sigma0.012-C1250-seed"}
+"""The runs of Figure 7 by label."""
 WAYS = {
     "AccuracyTop1": (USERS, ("targets", "hits")),
     "without sentence ends": (USERS, ("words", "word_hits")),
@@ -57,31 +56,33 @@ WAYS = {
 """Ways of counting that are reported beside AccuracyTop1: the file with the counts, the names of targets and hits."""
 
 
+def all_tables(root: Path = REVIEWS) -> list[Table]:
+    """All tables by rounds or users per round, on reviews_81 and on reviews_1600_200k; those without runs are left out."""
+    long = [table_2(LONG)] if folders_of("baseline-seed", LONG) else []
+    reviews = [cohorts_table(root), repetitions_table(root), table_2(root), figure_7_table(root)]
+    return [*reviews, *trade_offs_tables(root), *long, *trade_offs_tables(LONG)]
+
+
 def state_table(root: Path = REVIEWS) -> Table:
     """What was run: for each step the rounds that its runs reached, their seconds, device and commit."""
     rows = []
     for step in ("private", *(one for one in (*STEPS, *MORE_STEPS) if one != "private")):
-        names = list(runs_of(step, BLOGS))
-        home = BLOGS if step == "choose-S" else root
-        wanted = max(run["training"]["rounds"] for run in runs_of(step, BLOGS).values())
-        folders = [home / name for name in names if (home / name / "sittings.jsonl").exists()]
-        if repeated := [path for path in root.glob(f"{step}-repetition*") if (path / "sittings.jsonl").exists()]:
-            folders += repeated
-        done = [sittings(folder)[-1]["to_round"] for folder in folders]
-        if not folders:
-            rows.append((step, f"{len(names)}", NOT_RUN, "", "", ""))
+        runs, home = runs_of(step, BLOGS), BLOGS if step == "choose-S" else root
+        wanted = max(run["training"]["rounds"] for run in runs.values())
+        folders = [*(home / name for name in runs), *root.glob(f"{step}-repetition*")]
+        records = [sittings(folder) for folder in folders if (folder / "sittings.jsonl").exists()]
+        if not records:
+            rows.append((step, f"{len(runs)}", NOT_RUN, "", "", ""))
             continue
-        whole, stopped = sum(one >= wanted for one in done), [one for one in done if one < wanted]
+        done = [record[-1]["to_round"] for record in records]
+        whole, stopped = sum(one >= wanted for one in done), [f"{one:,}" for one in done if one < wanted]
         states = [f"{whole} complete"] if whole else []
-        states += [f"stopped at {', '.join(f'{one:,}' for one in stopped)} of {wanted:,}"] if stopped else []
-        reached = "; ".join(states)
-        seen = sittings(folders[0])
-        minutes = sum(one["seconds"] for one in seen) / 60
+        states += [f"stopped at {', '.join(stopped)} of {wanted:,}"] if stopped else []
+        seen = records[0]
         pace = sum(one["users_per_second"] * one["seconds"] for one in seen) / sum(one["seconds"] for one in seen)
         commits = ", ".join(dict.fromkeys(one["commit"][:9] for one in seen))
-        rows.append(
-            (step, f"{len(names)}", reached, f"{minutes:.1f}", f"{pace:,.0f}", f"{seen[-1]['date']}, {commits}")
-        )
+        figures = (f"{minutes(seen):.1f}", f"{pace:,.0f}", f"{seen[-1]['date']}, {commits}")
+        rows.append((step, f"{len(runs)}", "; ".join(states), *figures))
     return Table(
         title="What was run",
         columns=("step", "runs", "state", "minutes", "users/s", "date, commits"),
@@ -97,35 +98,24 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
     printed = {row.users_per_round: row for row in TABLE_2[1:4]}
     rows = []
     for users, clip in ((5000, 8), *Z1.items()):
-        name = "private" if users == 5000 else f"z1-C{users}"
+        name, baseline = _z1_runs(users)
         q, row, whole = users / POPULATION, printed[users], complete(name, ROUNDS, root)
-        epsilons = [f"{spent(whole, POPULATION**-1.1, by):.2f}" for by in ("pld", "rdp")] if whole else []
         rows.append(
             (
                 f"C = {users:,}, S = {clip}, σ = {clip / users:.2g}",
                 f"{q:.2g}",
                 f"{q * ROUNDS:.1f}",
-                " / ".join(epsilons) or NOT_RUN,
-                _mean_cell(folders_of(name, root), ROUNDS),
-                _mean_cell(folders_of(f"baseline-C{users}-seed", root), ROUNDS),
-                cost(name, f"baseline-C{users}-seed", ROUNDS, root) or "",
+                _epsilons(whole) or NOT_RUN,
+                *(_mean_cell(folders_of(run, root), ROUNDS) for run in (name, baseline)),
+                cost(name, baseline, ROUNDS, root) or "",
                 row.epsilon.digits if row.epsilon else "",
                 f"{100 * (BASELINE_ACCURACY - row.accuracy):.2f}",
             )
         )
+    columns = ("q", "visits", "ε, PLD / RDP", "private", "no privacy", "cost, points", "paper: ε", "paper: cost")
     return Table(
         title="z = 1 on 750,947 users, 5,000 rounds, secure noise",
-        columns=(
-            "",
-            "q",
-            "visits",
-            "ε, PLD / RDP",
-            "private",
-            "no privacy",
-            "cost, points",
-            "paper: ε",
-            "paper: cost",
-        ),
+        columns=("", *columns),
         rows=rows,
         note="C is users per round; visits are per user. AccuracyTop1 after 5,000 rounds as the rules define it, with 95 % "
         "intervals of the cost. ε at δ = 3.4e-7, the largest of the repetitions; the paper's at δ = 1e-9 for 763,430 users, "
@@ -137,25 +127,22 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
 def repetitions_table(root: Path = REVIEWS) -> Table:
     """Each repetition of the private runs and of their baselines."""
     rows = []
-    for users in (5000, *Z1):
-        for name in ("private" if users == 5000 else f"z1-C{users}", f"baseline-C{users}-seed"):
-            for folder in folders_of(name, root):
-                counts = load(folder) if (folder / "per_user.npz").exists() else None
-                is_noised = not name.endswith("-seed") and counts is not None
-                epsilons = [spent([folder], POPULATION**-1.1, by) for by in ("pld", "rdp")] if is_noised else []
-                charged = sum(count for _, count in charges(folder)) if is_noised else None
-                records = sittings(folder) if (folder / "sittings.jsonl").exists() else []
-                rows.append(
-                    (
-                        folder.name,
-                        _mean_cell([folder], ROUNDS),
-                        "" if counts is None else share(counts, "hits", "targets"),
-                        " / ".join(f"{value:.2f}" for value in epsilons),
-                        "" if charged is None else f"{charged:,}",
-                        f"{sum(one['seconds'] for one in records) / 60:.1f}",
-                        ", ".join(dict.fromkeys(f"{one['date']} {one['commit'][:9]}" for one in records)),
-                    )
-                )
+    named = [folder for users in (5000, *Z1) for name in _z1_runs(users) for folder in folders_of(name, root)]
+    for folder in named:
+        is_measured = (folder / USERS).exists()
+        is_noised = is_measured and not folder.name.startswith("baseline")
+        records = sittings(folder) if (folder / "sittings.jsonl").exists() else []
+        rows.append(
+            (
+                folder.name,
+                _mean_cell([folder], ROUNDS),
+                share(load(folder)) if is_measured else "",
+                _epsilons([folder]) if is_noised else "",
+                f"{sum(count for _, count in charges(folder)):,}" if is_noised else "",
+                f"{minutes(records):.1f}",
+                ", ".join(dict.fromkeys(f"{one['date']} {one['commit'][:9]}" for one in records)),
+            )
+        )
     return Table(
         title="Each repetition",
         columns=("run", "by the rules", "last model", "ε, PLD / RDP", "rounds charged", "minutes", "date, commits"),
@@ -164,42 +151,49 @@ def repetitions_table(root: Path = REVIEWS) -> Table:
     )
 
 
+def _z1_runs(users: int) -> tuple[str, str]:
+    """The names of the private run with z = 1 and of its baseline."""
+    return "private" if users == 5000 else f"z1-C{users}", f"baseline-C{users}-seed"
+
+
+def _epsilons(folders: Sequence[Path]) -> str:
+    """The largest epsilon of some private runs by two accountants; empty if there are none."""
+    return " / ".join(f"{spent(folders, POPULATION**-1.1, by):.2f}" for by in ("pld", "rdp")) if folders else ""
+
+
 def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
     """Figures 4 and 8: noise traded against clipping, and changed after 4,885 rounds; those without runs are left out.
 
     Args:
         root: Folder of the results, which has the name of the corpus.
     """
-    population = POPULATIONS.get(root.name, POPULATION)
     early, later = (500, 1000, 2000, 4000, 4885), (500, 1000, 3000, 6000)
-    first = [
-        (f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}", *(_mean_cell(folders, at) for at in early))
-        for norm in TRADES
-        if (folders := folders_of(f"trade-S{norm:g}-seed", root))
-    ]
-    then = [
-        (f"S = {norm:g}, {kind}", *(_mean_cell(folders, at) for at in later))
-        for kind, label, norms in (("flat", "", TRADES), ("per layer", "-per-layer", TRADES_PER_LAYER))
-        for norm in norms
-        if (folders := folders_of(f"then-S{norm:g}{label}-seed", root))
-    ]
-    on, q = "" if root != LONG else f" on {root.name}", 100 / population
+    first = {f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}": f"trade-S{norm:g}-seed" for norm in TRADES}
+    then = {f"S = {norm:g}, flat": f"then-S{norm:g}-seed" for norm in TRADES}
+    then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in TRADES_PER_LAYER}
+    on, q = _on(root), 100 / POPULATIONS.get(root.name, POPULATION)
     note = f"100 users per round: q = {q:.2g}. ± is the standard deviation over seeds."
     tables = [
         Table(
             title=f"Figure 8: noise against clipping at z = 0.06, from the start{on}",
             columns=("", *(f"round {at:,}" for at in early)),
-            rows=first,
+            rows=_by_round(first, early, root),
             note=f"{note} {q * 4885:.2g} visits per user.",
         ),
         Table(
             title=f"Figure 4: noise and clip changed after 4,885 rounds with S = 20{on}",
             columns=("", *(f"{at:,} rounds later" for at in later)),
-            rows=then,
+            rows=_by_round(then, later, root),
             note=f"{note} {q * 10885:.2g} visits per user.",
         ),
     ]
     return [table for table in tables if table.rows]
+
+
+def _by_round(labels: Mapping[str, str], marks: Sequence[int], root: Path) -> list[tuple[str, ...]]:
+    """Mean accuracy of some runs after some rounds; runs that do not exist are left out."""
+    named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
+    return [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
 
 
 def table_2(root: Path = REVIEWS) -> Table:
@@ -209,59 +203,52 @@ def table_2(root: Path = REVIEWS) -> Table:
         root: Folder of the results, which has the name of the corpus.
     """
     printed = {row.noise_std: row.accuracy for row in TABLE_2}
+    sigmas = dict(zip(SEEDED.values(), printed, strict=False))  # in the same order; the estimate is not in the paper
     q, rows = 100 / POPULATIONS.get(root.name, POPULATION), []
     for label, name in SEEDED.items():
-        folders = folders_of(name, root)
         if name == "estimate-seed" and root == LONG:
             continue
-        sigma = 0.0 if name == "baseline-seed" else float(label.split("sigma = ")[1].split(",")[0].split(" ")[0])
-        paper = printed.get(sigma)
+        paper, is_baseline = printed.get(sigmas.get(name, -1.0)), name == "baseline-seed"
         rows.append(
             (
                 label.replace("sigma", "σ").replace(", C = 100", ""),
                 f"{100 * paper:.2f} %" if paper else "",
-                f"{100 * (BASELINE_ACCURACY - paper):.2f}" if paper and sigma else "",
-                *(_mean_cell(folders, at) for at in (1000, 3000, ROUNDS)),
-                "" if name == "baseline-seed" else cost(name, "baseline-seed", ROUNDS, root) or "",
+                f"{100 * (BASELINE_ACCURACY - paper):.2f}" if paper and not is_baseline else "",
+                *(_mean_cell(folders_of(name, root), at) for at in (1000, 3000, ROUNDS)),
+                "" if is_baseline else cost(name, "baseline-seed", ROUNDS, root) or "",
             )
         )
+    columns = (
+        "paper, round 5,000",
+        "paper: cost",
+        "round 1,000",
+        "round 3,000",
+        "round 5,000",
+        "cost at 5,000, points",
+    )
     return Table(
-        title="Table 2 with 100 users per round, as the paper trained it"
-        + ("" if root != LONG else f" on {root.name}"),
-        columns=(
-            "",
-            "paper, round 5,000",
-            "paper: cost",
-            "round 1,000",
-            "round 3,000",
-            "round 5,000",
-            "cost at 5,000, points",
-        ),
+        title=f"Table 2 with 100 users per round, as the paper trained it{_on(root)}",
+        columns=("", *columns),
         rows=rows,
-        note=f"q = {q:.2g}, {q * ROUNDS:.2f} visits per user; in the paper {100 * ROUNDS / 763_430:.2f}. ± is the standard "
+        note=f"q = {q:.2g}, {q * ROUNDS:.2f} visits per user; in the paper {100 * ROUNDS / REDDIT:.2f}. ± is the standard "
         "deviation over seeds. Costs with 95 % intervals over users and seeds. These runs stand for larger cohorts: for "
         "themselves they have no useful ε.",
     )
 
 
-def long_tables(root: Path = LONG) -> list[Table]:
-    """Table 2 and Figures 4 and 8 on reviews_1600_200k; those without runs are left out."""
-    return [*([table_2(root)] if folders_of("baseline-seed", root) else []), *trade_offs_tables(root)]
+def _on(root: Path) -> str:
+    """The end of a title: the corpus, if it is not reviews_81."""
+    return f" on {root.name}" if root == LONG else ""
 
 
 def figure_7_table(root: Path = REVIEWS) -> Table:
     """Figure 7: 100 and 1,250 users per round with the same noise, by round."""
-    names = {"100 users per round": "S15-sigma0.012-seed", "1,250 users per round": "S15-sigma0.012-C1250-seed"}
-    marks = (500, 1000, 2000, 3000)
-    rows = [
-        (label, *(_mean_cell(folders_of(name, root), mark) for mark in marks), _exposure(users, 3000))
-        for (label, name), users in zip(names.items(), (100, 1250), strict=True)
-    ]
-    return Table(
-        title="Figure 7: S = 15, σ = 0.012",
-        columns=("", *(f"round {mark:,}" for mark in marks), "q, visits per user"),
-        rows=rows,
-    )
+    rows, marks = [], (500, 1000, 2000, 3000)
+    for (label, name), users in zip(FIGURE_7.items(), (100, 1250), strict=True):
+        q, folders = users / POPULATION, folders_of(name, root)
+        rows.append((label, *(_mean_cell(folders, mark) for mark in marks), f"{q:.2g}, {q * 3000:.2g}"))
+    columns = ("", *(f"round {mark:,}" for mark in marks), "q, visits per user")
+    return Table(title="Figure 7: S = 15, σ = 0.012", columns=columns, rows=rows)
 
 
 def last_round(folder: Path) -> int:
@@ -269,20 +256,24 @@ def last_round(folder: Path) -> int:
     return read_metrics(folder)[-1]["round"]
 
 
-def _exposure(users: int, rounds: int) -> str:
-    q = users / POPULATION
-    return f"{q:.2g}, {q * rounds:.2g}"
+def minutes(records: Sequence[dict[str, Any]]) -> float:
+    """The minutes of all sessions of a run."""
+    return sum(one["seconds"] for one in records) / 60
 
 
 def _mean_cell(folders: Sequence[Path], at: int) -> str:
     """Mean accuracy of the repetitions at a round, with their standard deviation, or why there is none."""
     if not folders:
         return NOT_RUN
+    mean = _mean(folders, at)
+    return f"{mean} %" if mean else f"stopped at {max(last_round(folder) for folder in folders):,}"
+
+
+def _mean(folders: Sequence[Path], at: int) -> str:
+    """Mean accuracy of the repetitions at a round, with their standard deviation; empty if none was evaluated there."""
     values = accuracy(folders, at)
-    if not values:
-        return f"stopped at {max(last_round(folder) for folder in folders):,}"
     spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{spread} %"
+    return f"{np.mean(values):.2f}{spread}" if values else ""
 
 
 def accuracy_table(kept: dict[str, Path]) -> Table:
@@ -295,17 +286,17 @@ def accuracy_table(kept: dict[str, Path]) -> Table:
     folders = list(kept.values())
     if len(folders) > 1:
         rows.append(("difference, points", *(difference_cell(folders[0], folders[1], way) for way in WAYS)))
-    posts = load(folders[0], POSTS)["targets"] if (folders[0] / POSTS).exists() else None
     note = "Differences with 95 % intervals: paired bootstrap over users, and over posts in the last column."
-    if posts is not None:
+    if (folders[0] / POSTS).exists():
+        posts = load(folders[0], POSTS)["targets"]
         note += f" Random posts: {len(posts):,} posts of held-out users with {posts.sum():,} predicted tokens, as the paper."
     return Table(title="The last models on all held-out users", columns=("", *WAYS), rows=rows, note=note)
 
 
 def _accuracy_cell(folder: Path, way: str) -> str:
     """The accuracy of a model by one way of counting."""
-    file_name, (targets, hits) = WAYS[way]
-    return share(load(folder, file_name), hits, targets) if (folder / file_name).exists() else "not measured"
+    file_name, kind = WAYS[way]
+    return share(load(folder, file_name), kind) if (folder / file_name).exists() else "not measured"
 
 
 def difference_cell(first: Path, second: Path, way: str) -> str:
@@ -313,29 +304,25 @@ def difference_cell(first: Path, second: Path, way: str) -> str:
     file_name, kind = WAYS[way]
     if any(not (folder / file_name).exists() for folder in (first, second)):
         return "not measured"
-    shares = [load(folder, file_name) for folder in (first, second)]
-    apart = [100 * counts[kind[1]].sum() / counts[kind[0]].sum() for counts in shares]
+    counts = [load(folder, file_name) for folder in (first, second)]
+    mine, other = (100 * one[kind[1]].sum() / one[kind[0]].sum() for one in counts)
     low, high = difference_interval([first], [second], file_name, kind)
-    return f"{apart[0] - apart[1]:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
+    return f"{mine - other:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
 
 
-def share(counts: Any, hits: str, of: str) -> str:
+def share(counts: dict[str, np.ndarray], kind: tuple[str, str] = ("targets", "hits")) -> str:
     """A share of counted words in percent."""
-    return f"{100 * counts[hits].sum() / counts[of].sum():.2f} %"
+    return f"{100 * counts[kind[1]].sum() / counts[kind[0]].sum():.2f} %"
 
 
 def rounds_of_private(root: Path = REVIEWS) -> Table:
     """Accuracy and epsilon of the private run by round."""
-    curve = smoothed(read_metrics(root / "private"))
+    evaluations = read_metrics(root / "private")
+    curve = smoothed(evaluations)
     rows = [
-        (
-            f"{row['round']:,}",
-            f"{100 * row['accuracy_top1']:.2f}",
-            f"{100 * curve[row['round']]:.2f}",
-            f"{row['epsilon']:.2f}",
-        )
-        for row in read_metrics(root / "private")
-        if row["round"] in (100, 1400, 1700, 2200, 3400) or row["round"] % 500 == 0
+        (f"{at:,}", f"{100 * row['accuracy_top1']:.2f}", f"{100 * curve[at]:.2f}", f"{row['epsilon']:.2f}")
+        for row in evaluations
+        if (at := row["round"]) in (100, 1400, 1700, 2200, 3400) or at % 500 == 0
     ]
     columns = ("round", "accuracy at this evaluation, %", "accuracy by the rules, %", "epsilon, RDP")
     return Table(title="The private run by round", columns=columns, rows=rows)
@@ -343,39 +330,31 @@ def rounds_of_private(root: Path = REVIEWS) -> Table:
 
 def interrupted_tables() -> tuple[Table, Table]:
     """The runs that were lost, beside the complete ones. Their models were not kept, so there are no intervals."""
-    named = [
-        ("private", "private", REVIEWS),
-        ("baseline, C = 5,000", "baseline-C5000-seed", REVIEWS),
-        ("private, first attempt", "private", INTERRUPTED),
-        ("baseline, C = 5,000, first attempt", "baseline-C5000-seed", INTERRUPTED),
-        *((label, name, INTERRUPTED) for label, name in SEEDED.items()),
-    ]
-    rows = []
-    for label, name, root in named:
-        # Of runs that have several repetitions by now, the first stands beside the interrupted ones.
-        folders = folders_of(name, root)[:1] if root is REVIEWS else folders_of(name, root)
-        cells = []
-        for mark in EARLY_MARKS:
-            values = accuracy(folders, mark)
-            spread = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.2f}{spread}" if values else "")
-        rows.append((label, *cells))
+    # Of runs that have several repetitions by now, the first stands beside the interrupted ones.
+    named = {
+        "private": folders_of("private")[:1],
+        "baseline, C = 5,000": folders_of("baseline-C5000-seed")[:1],
+        "private, first attempt": folders_of("private", INTERRUPTED),
+        "baseline, C = 5,000, first attempt": folders_of("baseline-C5000-seed", INTERRUPTED),
+        **{label: folders_of(name, INTERRUPTED) for label, name in SEEDED.items()},
+    }
+    marks = (100, 500, 1000, 1400, 1700, 2200)
     beside = Table(
         title="Beside the interrupted runs, accuracy by the rules, %",
-        columns=("run", *(f"{mark:,}" for mark in EARLY_MARKS)),
-        rows=rows,
+        columns=("run", *(f"{mark:,}" for mark in marks)),
+        rows=[(label, *(_mean(folders, mark) for mark in marks)) for label, folders in named.items()],
         note="± is the standard deviation over three seeds.",
     )
-    pairs = (
-        ("private", REVIEWS, "baseline-C5000-seed", 1400),
-        ("private", REVIEWS, "estimate-seed", 1700),
-        *((name, INTERRUPTED, "baseline-seed", 1700) for name in SEEDED.values() if name != "baseline-seed"),
-    )
+    pairs = [("private", named["private"], "baseline-C5000", 1400), ("private", named["private"], "estimate", 1700)]
+    pairs += [
+        (name.removesuffix("-seed"), named[label], "baseline", 1700)
+        for label, name in SEEDED.items()
+        if name != "baseline-seed"
+    ]
     gaps = []
-    for name, root, other, at in pairs:
-        first = folders_of(name, root)[:1] if root is REVIEWS else folders_of(name, root)
-        gap = np.mean(accuracy(first, at)) - np.mean(accuracy(folders_of(other, INTERRUPTED), at))
-        gaps.append((name.removesuffix("-seed"), other.removesuffix("-seed"), f"{at:,}", f"{gap:+.2f}"))
+    for name, folders, other, at in pairs:
+        gap = np.mean(accuracy(folders, at)) - np.mean(accuracy(folders_of(f"{other}-seed", INTERRUPTED), at))
+        gaps.append((name, other, f"{at:,}", f"{gap:+.2f}"))
     return beside, Table(
         title="Differences at the last round that both reached",
         columns=("first", "second", "round", "first minus second, points"),

@@ -8,7 +8,8 @@ numbers are in `printed.py`.
 import itertools
 from collections.abc import Sequence
 
-from scipy.stats import spearmanr
+import numpy as np
+from scipy.stats import rankdata
 
 from reproduction.exhibit import NOT_RUN, Draft, Line, signed
 from reproduction.printed import (
@@ -193,7 +194,8 @@ def head_words(draft: Draft) -> Ruling:
     if max(accuracies) - min(accuracies) <= margin(results):
         raise Undecided("The models are equally good, so they cannot show what quality does.")
     require_precise(results, [BASELINE, LEAST_NOISE])
-    correlation = float(spearmanr(accuracies, means)[0]) if len(set(means)) > 1 else 0.0
+    ranks = rankdata(accuracies), rankdata(means)
+    correlation = float(np.corrcoef(*ranks)[0, 1]) if len(set(means)) > 1 else 0.0  # Spearman's
     sentence = (
         f"Over {len(known)} models the rank correlation of AccuracyTop1 with head words is {correlation:+.2f}. Of ten "
         f"suggestions {least_noise:.2f} are among the 100 most frequent words at σ = 0.003, {base:.2f} for the baseline."
