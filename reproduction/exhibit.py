@@ -74,6 +74,11 @@ class Exhibit:
     runs: Table
     """The runs behind it: rounds, seed, epsilon, hardware, date and commit."""
 
+    @property
+    def runs_done(self) -> int:
+        """How many of its runs have results."""
+        return sum(row[1] != NOT_RUN for row in self.runs.rows)
+
     def as_json(self) -> dict[str, Any]:
         """The whole exhibit as values that JSON can hold."""
         content = asdict(self)

@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import FileSystemLoader
 
 from reproduction.comparison import comparison_tables
-from reproduction.exhibit import NOT_RUN, Exhibit, Table
+from reproduction.exhibit import Exhibit, Table
 from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.plots import plot_of
 from reproduction.private_picture import specification
@@ -75,20 +75,17 @@ def exhibits(found: ResultSet, progress: Progress = lambda step, part: None) -> 
     return filled
 
 
-def write_page(
-    shown: Sequence[Exhibit],
-    folder: Path,
-    *,
-    others: Sequence[tuple[str, str]] = (),
-    compared: Sequence[Table] = (),
-    private: dict[str, Any] | None = None,
-    readings: Sequence[tuple[str, str]] = (),
-) -> Path:
-    """Write `folder/index.html` (see `render_page`) and return its path. An existing page is replaced atomically."""
+def write_page(shown: Sequence[Exhibit], folder: Path, **more: Any) -> Path:
+    """Write `folder/index.html` and return its path. An existing page is replaced atomically.
+
+    Args:
+        shown: The tables and figures.
+        folder: The folder of the page.
+        more: Other arguments of `render_page`.
+    """
     page = folder / "index.html"
     page.parent.mkdir(parents=True, exist_ok=True)
-    text = render_page(shown, others=others, compared=compared, private=private, readings=readings)
-    replace_file(page, text.encode())
+    replace_file(page, render_page(shown, **more).encode())
     return page
 
 
@@ -129,14 +126,13 @@ def render_page(
         The HTML text.
     """
     corpus = shown[0].corpus
+    heading = f"The paper, run on {corpus}" if corpus else "The paper, not yet run"
+    templates = environment(TEMPLATES)
+    templates.filters["typeset"] = _typeset
     return render(
-        environment(TEMPLATES),
+        templates,
         "paper.html",
-        heading="The paper, run again"
-        if private
-        else f"The paper, run on {corpus}"
-        if corpus
-        else "The paper, not yet run",
+        heading="The paper, run again" if private else heading,
         mark="the paper's tables and figures",
         source="results",
         where=f"on {corpus}" if corpus else "with no results yet",
@@ -146,8 +142,8 @@ def render_page(
         compared=compared,
         private=private,
         readings=readings,
-        untested=UNTESTED,
-        exhibits=[_content(exhibit) for exhibit in shown],
+        exhibits=shown,
+        plots={exhibit.recipe.name: _plots(exhibit) for exhibit in shown},
     )
 
 
@@ -157,15 +153,6 @@ READINGS = {
     "model.step_norm=true": "projected to norm 1 after every local step (third reading)",
 }
 """Readings of "a fixed L2 norm of 1.0", by the part of the name of the results folder."""
-UNTESTED = (
-    "Figure 1: “more noise costs more, later in training” was not tested; on blogs the cost of σ = 0.003 shrinks.",
-    "Figure 4: S = 7.9 was compared with S = 20 only, not with 10 to 12.6, which were best early.",
-    "Figure 9: the ratio of 58 in rounds is that of the luckiest seed (58, 66, 80); the mean curve gives 72.",
-    "Table 1: half of the rule (nine of ten printed ε below 10) cannot fail.",
-    "A public start is recommended in the paper and was not done there: it is not a conclusion of the paper.",
-    "1,250 users per round at z = 1 was counted twice, in Figure 7 and as a run that the paper could only estimate.",
-)
-"""What earlier versions called held without a test."""
 
 
 def _readings(founds: Sequence[ResultSet]) -> list[tuple[str, str]]:
@@ -199,27 +186,9 @@ def count_outcomes(shown: Sequence[Exhibit]) -> str:
     return "; ".join(texts)
 
 
-def _content(exhibit: Exhibit) -> dict[str, Any]:
-    """One exhibit as variables of `templates/paper.html`."""
-    recipe, verdict = exhibit.recipe, exhibit.verdict
-    plots = [plot_of(figure) for figure in exhibit.figures]
-    return {
-        "name": recipe.name,
-        "place": recipe.location,
-        "title": _typeset(recipe.title),
-        "claim": _typeset(recipe.claim),
-        "claimed_by": recipe.claimed_by,
-        "outcome": verdict.outcome,
-        "outcome_class": verdict.outcome.replace(" ", "-"),
-        "sentence": verdict.sentence,
-        "rule": verdict.rule,
-        # The section has the recipe's name as its anchor, so the plot needs another one.
-        "plots": [replace(plot, name=f"plot-{plot.name}") for plot in plots],
-        "tables": exhibit.tables,
-        "notes": exhibit.notes,
-        "runs": exhibit.runs,
-        "runs_done": sum(row[1] != NOT_RUN for row in exhibit.runs.rows),
-    }
+def _plots(exhibit: Exhibit) -> list[Plot]:
+    """The plots of an exhibit. Its section has the recipe's name as its anchor, so the plots need other ones."""
+    return [replace(plot, name=f"plot-{plot.name}") for plot in map(plot_of, exhibit.figures)]
 
 
 def _typeset(text: str) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
+from unheard.cli.prepare import InputOptions
+
 if TYPE_CHECKING:
     from unheard.corpus.pipeline import Preparation
     from unheard.corpus.sources import Source
@@ -33,7 +35,7 @@ ROLES = (*WORDS, "characters", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions:
-    """The columns of the input, as in `unheard prepare`, and the names of the corpora."""
+    """Another corpus, and the names of both."""
 
     other: Annotated[
         list[str] | None,
@@ -43,23 +45,6 @@ class CorpusOptions:
             metavar="INPUT",
             show_default="none",
         ),
-    ] = None
-    user_field: Annotated[
-        str | None,
-        typer.Option(help="The column that names the user who wrote the text.", metavar="COLUMN", show_default="none"),
-    ] = None
-    text_field: Annotated[
-        str | None, typer.Option(help="The column with the text.", metavar="COLUMN", show_default="none")
-    ] = None
-    time_field: Annotated[
-        str | None,
-        typer.Option(
-            help="The column that orders the posts of a user.", metavar="COLUMN", show_default="the order of the input"
-        ),
-    ] = None
-    format_: Annotated[
-        str | None,
-        typer.Option("--format", help="The format of the input.", metavar="FORMAT", show_default="by the file's name"),
     ] = None
     name: Annotated[
         str | None,
@@ -94,6 +79,7 @@ def prepare(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="As in `unheard prepare`.")],
     *,
     out: Annotated[Path, typer.Option(help="The folder for the stores, one folder each, named by role.")],
+    columns: InputOptions,
     corpus: CorpusOptions,
     text: TextOptions,
     only: Annotated[
@@ -109,109 +95,87 @@ def prepare(
     command continues after a stop.
     """
     from unheard.cli.display import say
-    from unheard.corpus.sources import find_sources, is_demo_corpus
+    from unheard.corpus.sources import find_sources
+    from unheard.corpus.tokenizers import CharacterTokenizer
+    from unheard.corpus.vocabulary import PublicVocabulary
     from unheard.errors import InvalidValue
 
     if "other" in (only or ()) and not corpus.other:
         raise InvalidValue("--only other needs the other corpus: --other INPUT.")
     roles = [role for role in (only or ROLES) if corpus.other or role != "other"]
-    preparation = _preparation(corpus, text, corpus.name or _stem(inputs[0]), is_chitchat=is_demo_corpus(inputs))
-    sources = find_sources(inputs, corpus.format_)
-    _make_words(sources, out, preparation, [role for role in WORDS if role in roles], text.language)
-    if "characters" in roles:
-        _make_characters(sources, out / "characters", preparation, text.language)
-    if "other" in roles and corpus.other:
-        name = corpus.other_name or _stem(corpus.other[0])
-        other = _preparation(corpus, text, name, is_chitchat=False)
-        _make_other(find_sources(corpus.other, corpus.format_), out / "other", other, text.language)
+    preparation = _preparation(inputs, columns, text, corpus.name)
+    sources = find_sources(inputs, columns.format_)
+    words = {
+        role: replace(preparation, vocabulary=PublicVocabulary(size=size, language=text.language))
+        for role, size in WORDS.items()
+    }
+    _make_words(sources, out, {role: wanted for role, wanted in words.items() if role in roles})
+    if "characters" in roles:  # all characters, of which there are about a hundred
+        vocabulary = PublicVocabulary(language=text.language)
+        _make(sources, out / "characters", replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=vocabulary))
+    if (
+        "other" in roles and corpus.other
+    ):  # with the dictionary of the main corpus, so that models can be evaluated on both
+        other = _preparation(corpus.other, columns, text, corpus.other_name)
+        vocabulary = words["main"].vocabulary
+        _make(find_sources(corpus.other, columns.format_), out / "other", replace(other, vocabulary=vocabulary))
     say(f"Next: python -m reproduction run all --corpus {out} --name {preparation.name} --dry-run")
 
 
-def _preparation(corpus: CorpusOptions, text: TextOptions, name: str, *, is_chitchat: bool) -> "Preparation":
-    """Return how to prepare a corpus, without its vocabulary.
+def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, name: str | None) -> "Preparation":
+    """Return how to prepare a corpus, without its vocabulary."""
+    from unheard.corpus.pipeline import make_preparation
+    from unheard.corpus.sources import Fields, is_demo_corpus
 
-    Raises:
-        InputError: The columns are not named.
-    """
-    from unheard.corpus.encode import EncodingOptions
-    from unheard.corpus.grouping import SplitRule
-    from unheard.corpus.pipeline import Preparation
-    from unheard.corpus.sources import CHITCHAT_FIELDS, Fields
-    from unheard.errors import InputError
-
-    if not is_chitchat and (corpus.user_field is None or corpus.text_field is None):
-        raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
-    columns = Fields(user=corpus.user_field or "", text=corpus.text_field or "", time=corpus.time_field)
-    return Preparation(
-        fields=CHITCHAT_FIELDS if is_chitchat else columns,
-        encoding=EncodingOptions(
-            sequence=text.sequence,
-            min_tokens=text.min_tokens or text.tokens_per_user,
-            tokens_per_user=text.tokens_per_user,
+    return make_preparation(
+        Fields(
+            user=columns.user_field or "",
+            text=columns.text_field or "",
+            time=columns.time_field,
+            time_format=columns.time_format,
+            table=columns.table,
         ),
-        splits=SplitRule(held_out=text.held_out),
-        name=name,
+        is_demo=is_demo_corpus(inputs),
+        tokens_per_user=text.tokens_per_user,
+        min_tokens=text.min_tokens or text.tokens_per_user,
+        sequence=text.sequence,
+        strip_quotes=columns.strip_quotes,
+        held_out=text.held_out,
+        name=name or Path(inputs[0]).name.split(".")[0].strip("*?[]") or "corpus",  # posts_2024.jsonl.zst: posts_2024
+        drop_duplicates=columns.drop_duplicates,
+        duplicate_chars=columns.duplicate_chars,
     )
 
 
-def _make_words(
-    sources: list["Source"], out: Path, preparation: "Preparation", roles: list[str], language: str
-) -> None:
+def _make_words(sources: list["Source"], out: Path, wanted: "dict[str, Preparation]") -> None:
     """Prepare the store with the largest dictionary, and derive the others from it by shrinking the vocabulary, which
     gives the same bytes as preparing them."""
     from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
-    from unheard.corpus.vocabulary import PublicVocabulary
 
-    def choice(role: str) -> "Preparation":
-        """The preparation of one store, with its dictionary."""
-        return replace(preparation, vocabulary=PublicVocabulary(size=WORDS[role], language=language))
-
-    missing = sorted((role for role in roles if not _is_there(out / role, choice(role))), key=lambda r: -WORDS[r])
-    if not missing:
-        return
-    largest = max((role for role in roles if role not in missing), key=lambda role: WORDS[role], default=None)
-    if largest is None or WORDS[largest] < WORDS[missing[0]]:
-        largest = missing.pop(0)
-        _make(sources, out / largest, choice(largest))
-    for role in missing:
+    is_there = {role: _is_there(out / role, preparation) for role, preparation in wanted.items()}
+    by_size = sorted(wanted, key=lambda role: -WORDS[role])
+    for role in (role for role in by_size if not is_there[role]):
+        if role == by_size[0]:
+            _make(sources, out / role, wanted[role])
+            continue
         with step_bars() as progress:
-            shrink_vocabulary(
-                TokenStore.open(out / largest), out / role, vocabulary_size=WORDS[role], progress=progress
-            )
+            largest = TokenStore.open(out / by_size[0])
+            shrink_vocabulary(largest, out / role, vocabulary_size=WORDS[role], progress=progress)
         print(out / role)
 
 
-def _make_characters(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
-    """Prepare the character store with all characters, of which there are about a hundred."""
-    from unheard.corpus.tokenizers import CharacterTokenizer
-    from unheard.corpus.vocabulary import PublicVocabulary
-
-    all_characters = PublicVocabulary(language=language)  # there are about a hundred
-    wanted = replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=all_characters)
-    if not _is_there(out, wanted):
-        _make(sources, out, wanted)
-
-
-def _make_other(sources: list["Source"], out: Path, preparation: "Preparation", language: str) -> None:
-    """Prepare the other corpus with the dictionary of the main one, so that models can be evaluated on both."""
-    from unheard.corpus.vocabulary import PublicVocabulary
-
-    wanted = replace(preparation, vocabulary=PublicVocabulary(size=WORDS["main"], language=language))
-    if not _is_there(out, wanted):
-        _make(sources, out, wanted)
-
-
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
-    """Prepare one store and print its counts."""
+    """Prepare one store and print its counts, unless it exists."""
     from unheard.cli.display import step_bars
     from unheard.cli.prepare import print_counts
     from unheard.corpus.pipeline import build_store
 
-    with step_bars() as progress:
-        done = build_store(sources, out, preparation, progress=progress)
-    print_counts(done)
+    if not _is_there(out, preparation):
+        with step_bars() as progress:
+            done = build_store(sources, out, preparation, progress=progress)
+        print_counts(done)
 
 
 def _is_there(path: Path, wanted: "Preparation") -> bool:
@@ -240,8 +204,3 @@ def _is_there(path: Path, wanted: "Preparation") -> bool:
         )
     say(f"{path} is there already.")
     return True
-
-
-def _stem(source: str) -> str:
-    """posts_2024.jsonl.zst -> posts_2024"""
-    return Path(source).name.split(".")[0].strip("*?[]") or "corpus"
