@@ -1,18 +1,15 @@
-"""The configuration that all runs of the paper share, and the complete configuration of one run.
+"""The complete configuration of one run of the paper.
 
 `build_run` takes a `PaperRun`, the corpus in its role and a scale, and returns a `Run` that `train_together` accepts:
 the common tables of a run file, with the changes of the run. `settings_of` and `comparable_settings` give the part of
 a run file that a result stores and that two sessions of one run must agree on.
-
-Paper: Section 3 and Appendix "Experiment details": learning rate 6, batch size 8, unroll 10, one epoch, 100 users per
-round by Poisson sampling, the fixed denominator, one common initialisation, an evaluation every 20 rounds.
 """
 
 from pathlib import Path
 from typing import Any
 
 from reproduction.corpora import Corpus
-from reproduction.recipe import FULL, PaperRun, Scale
+from reproduction.recipe import FULL, PaperRun, Scale, common_tables
 from unheard.mechanism.clipping import AdaptiveClip
 from unheard.training.run import Run, fill_added_keys, run_from_tables, set_key, tables_from_run
 
@@ -41,7 +38,9 @@ def build_run(
         seed_shift: Number added to the seed.
         start: Folder of the run that this one starts from, if any.
     """
-    tables = common_tables(corpus, scale)
+    tables = common_tables(corpus.path, corpus.population, vocabulary_size=corpus.vocabulary_size)
+    tables["evaluation"] = {"every": scale.evaluate_every, "max_tokens": scale.held_out_tokens}
+    tables["training"]["checkpoint_every"] = scale.checkpoint_every
     for change in (*paper_run.changes, *scale.changes):
         set_key(tables, change.replace(POPULATION, str(corpus.population)))
     if tables["update"]["kind"] == "fedsgd":
@@ -62,29 +61,6 @@ def _take_all_data(update: dict[str, Any], corpus: Corpus) -> None:
     windows = -(-(corpus.longest - 1) // update["unroll"])
     if not update["batch_size"] / 2 < windows <= update["batch_size"]:
         del update["batch_size"]
-
-
-def common_tables(corpus: Corpus, scale: Scale = FULL) -> dict[str, Any]:
-    """Return the tables of a run file that all runs share. Each run sets S and sigma.
-
-    Args:
-        corpus: The corpus, with its declared population.
-        scale: The size of the runs.
-    """
-    return {
-        "corpus": {"path": str(corpus.path)},
-        "privacy": {"population": corpus.population},
-        "model": {"kind": "tied_lstm", "vocabulary_size": corpus.vocabulary_size},
-        "sampling": {"kind": "poisson", "users_per_round": 100},
-        "weights": {"kind": "equal"},
-        "update": {"kind": "fedavg", "learning_rate": 6.0, "batch_size": 8, "unroll": 10, "epochs": 1},
-        "clip": {"kind": "flat"},
-        "estimator": {"kind": "fixed_denominator"},
-        "noise": {"kind": "gaussian"},
-        "server": {"kind": "add"},
-        "evaluation": {"every": scale.evaluate_every, "max_tokens": scale.held_out_tokens},
-        "training": {"init_seed": 0, "checkpoint_every": scale.checkpoint_every},
-    }
 
 
 def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:

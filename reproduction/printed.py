@@ -67,15 +67,6 @@ class PrintedModel:
         return "baseline" if self.clip_norm is None else f"flat-S{self.clip_norm:g}-sigma{self.noise_std:g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrintedNumber:
-    """A number in the text of the paper."""
-
-    location: str
-    what: str
-    value: float
-
-
 POWERS = tuple(range(7))
 """Columns of Table 1: 10^0 to 10^6 rounds."""
 _TABLE_1 = (
@@ -146,44 +137,39 @@ TABLE_2: tuple[PrintedModel, ...] = (
 """Table 2: the baseline and six rows with an epsilon."""
 
 
-def _in_text(
-    location: str, drawn: int, rounds: int, digits: str, users: int = REDDIT, cut: bool = False
-) -> PrintedEpsilon:
-    """An epsilon in the text, with z = 1 and delta = 1e-9."""
-    return PrintedEpsilon(
+IN_TEXT: tuple[PrintedEpsilon, ...] = tuple(
+    PrintedEpsilon(
         location=location,
         population=users,
         users_per_round=drawn,
         rounds=rounds,
         delta=TINY_DELTA,
         digits=digits,
-        is_cut=cut,
+        is_cut=is_cut,
     )
-
-
-IN_TEXT: tuple[PrintedEpsilon, ...] = (
-    _in_text("Section 1", 5000, 4980, "4.6"),
-    _in_text("Section 1", 5000, 4980, "1.2", users=LARGER),
-    _in_text("Section 3", 5000, ACCURACY_ROUNDS, "4.6"),
-    _in_text("Section 3", 1250, 3000, "1.97", cut=True),
-    _in_text("Appendix D", 5000, 3000, "3.81", cut=True),
-    _in_text("Appendix D", 5000, 20_000, "8.92"),
+    for location, users, drawn, rounds, digits, is_cut in (
+        ("Section 1", REDDIT, 5000, 4980, "4.6", False),
+        ("Section 1", LARGER, 5000, 4980, "1.2", False),
+        ("Section 3", REDDIT, 5000, ACCURACY_ROUNDS, "4.6", False),
+        ("Section 3", REDDIT, 1250, 3000, "1.97", True),
+        ("Appendix D", REDDIT, 5000, 3000, "3.81", True),
+        ("Appendix D", REDDIT, 5000, 20_000, "8.92", False),
+    )
 )
-"""Epsilons in the text of the paper."""
+"""Epsilons in the text of the paper, with z = 1 and delta = 1e-9."""
 
-SAME_ACCURACY = PrintedNumber(location="Section 1", what="AccuracyTop1 that both reach", value=0.175)
-BASELINE_ROUNDS = PrintedNumber(location="Section 1", what="rounds of the baseline to it", value=4120)
-PRIVATE_ROUNDS = PrintedNumber(location="Section 1", what="rounds of the private run to it", value=4980)
-COMPUTATION = PrintedNumber(
-    location="Section 1", what="user updates of the private run, times the baseline's", value=60
-)
-PRIVACY_COST = PrintedNumber(
-    location="Section 3", what="AccuracyTop1 at sigma = 0.003 less the baseline's", value=-0.0013
-)
-OTHER_CORPUS_COST = PrintedNumber(location="Section 3", what="AccuracyTop1 lost by another corpus", value=-0.0250)
-DROWNED = PrintedNumber(location="Section 3", what="sigma at z = 1 with S = 20 and C = 100", value=0.2)
-PARAMETERS = PrintedNumber(location="Appendix B", what="parameters of the model", value=1.35e6)
-TIED_SMALLER = PrintedNumber(location="Appendix B", what="share by which tying makes the model smaller", value=0.40)
+SAME_ACCURACY = 0.175
+"""AccuracyTop1 that the baseline and the private run both reach (Section 1)."""
+BASELINE_ROUNDS, PRIVATE_ROUNDS = 4120, 4980
+"""Rounds of the baseline and of the private run to it (Section 1)."""
+COMPUTATION = 60
+"""User updates of the private run, times the baseline's (Section 1)."""
+PRIVACY_COST, OTHER_CORPUS_COST = -0.0013, -0.0250
+"""AccuracyTop1 at sigma = 0.003, and of a model of another corpus, less the baseline's (Section 3)."""
+DROWNED = 0.2
+"""sigma at z = 1 with S = 20 and C = 100 (Section 3)."""
+PARAMETERS, TIED_SMALLER = 1.35e6, 0.40
+"""Parameters of the model, and the share by which tying makes it smaller (Appendix B)."""
 
 
 @cache

@@ -34,7 +34,7 @@ from reproduction.private_results import (
 )
 from reproduction.private_run import Z1
 from reproduction.private_tables import INTERRUPTED, POPULATION, ROUNDS
-from reproduction.render_rules import MARKDOWN
+from reproduction.render_rules import TEMPLATES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
 from unheard.report.tables import Table
@@ -202,7 +202,7 @@ def report() -> str:
     ends += [INTERRUPTED / name for name in ("private", "baseline-C5000-seed1")]
     *first_ends, last_end = (f"{tables.last_round(folder):,}" for folder in ends)
     verdict_rows = [(name, verdict.outcome, verdict.reason) for name, verdict in judged.items()]
-    text = MARKDOWN.get_template("private_run.md").render(
+    text = TEMPLATES.get_template("private_run.md").render(
         registered=load_rules()["about"]["registered"],
         counts=counts_of(judged),
         vectors=readings_of_vectors(),

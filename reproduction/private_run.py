@@ -34,6 +34,7 @@ from typing import Any
 
 from reproduction.bundles import bundle, collect, restore, unpack
 from reproduction.private_measures import content_digest, counted, facts, measure
+from reproduction.recipe import common_tables
 from unheard import formatting
 from unheard.run_folder import RunFolder
 from unheard.storage import replace_file
@@ -132,40 +133,51 @@ def _file_of(data: Path, name: str) -> Path:
 # --------------------------------------------------------------------------------------------------------------------- runs
 
 
-def tables(work: Path, corpus: str, users: int, rounds: int, *, every: int = 100) -> dict[str, Any]:
-    """The tables of the run file that all runs share. Each run adds its clip, noise and seed."""
-    return {
-        "corpus": {"path": str(work / corpus)},
-        "privacy": {"population": POPULATIONS[corpus]},
-        "model": {"kind": "tied_lstm", "vocabulary_size": 10_000, "unit_norm": True, "keep_norm": False},
-        "sampling": {"kind": "poisson", "users_per_round": users},
-        "weights": {"kind": "equal"},
-        "update": {"kind": "fedavg", "learning_rate": 6.0, "batch_size": 8, "unroll": 10, "epochs": 1},
-        "estimator": {"kind": "fixed_denominator"},
-        "server": {"kind": "add"},
+def run_tables(
+    work: Path,
+    corpus: str,
+    users: int,
+    rounds: int,
+    norm: float | None = None,
+    seed: int | None = None,
+    *,
+    clip: str = "flat",
+    start: Path | None = None,
+    scale: float = 1.0,
+    **noise: float,
+) -> dict[str, Any]:
+    """The tables of a run file.
+
+    Args:
+        work: Folder with the stores.
+        corpus: Name of the corpus.
+        users: Users per round.
+        rounds: Number of rounds.
+        norm: S. None for the non-private baseline: fixed-size sampling, true average, no clip, no noise.
+        seed: Seed of the run. None for noise from a secure generator.
+        clip: Kind of clip.
+        start: Folder of the run that this one starts from; None for none.
+        scale: Factor on rounds and users; below 1 for tests only.
+        noise: `noise_std` or `noise_multiplier`.
+    """
+    every, per_round = max(1, round(100 * scale)), max(4, round(users * scale))
+    training = {"rounds": max(5, round(rounds * scale)), "init_seed": 0}
+    training |= {"checkpoint_every": 5 * every, "keep_checkpoints": 1}
+    training |= {} if start is None else {"init_from": str(start), "init_is_public": False}
+    training |= {} if seed is None else {"reproducible_seed": seed}
+    shared = common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=10_000) | {
         "evaluation": {"every": every, "max_tokens": 10_000_000},
-        "training": {"rounds": rounds, "init_seed": 0, "checkpoint_every": 5 * every, "keep_checkpoints": 1},
-    }
-
-
-def noised(shared: dict[str, Any], norm: float, noise: dict[str, Any], seed: int | None) -> dict[str, Any]:
-    """A flat clip and Gaussian noise. Without a seed the noise comes from a secure generator."""
-    training = shared["training"] | ({} if seed is None else {"reproducible_seed": seed})
-    return shared | {
-        "clip": {"kind": "flat", "norm": float(norm)},
-        "noise": {"kind": "gaussian", **noise},
         "training": training,
+        "sampling": {"kind": "poisson", "users_per_round": per_round},
     }
-
-
-def unclipped(shared: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The non-private baseline: fixed-size sampling, true average, no clip, no noise."""
+    shared["model"] |= {"unit_norm": True, "keep_norm": False}
+    if norm is not None:
+        return shared | {"clip": {"kind": clip, "norm": float(norm)}, "noise": {"kind": "gaussian", **noise}}
     return shared | {
-        "sampling": {"kind": "fixed_size", "users_per_round": shared["sampling"]["users_per_round"]},
+        "sampling": {"kind": "fixed_size", "users_per_round": per_round},
         "estimator": {"kind": "true_average"},
         "clip": {"kind": "none"},
         "noise": {"kind": "none"},
-        "training": shared["training"] | {"reproducible_seed": seed},
     }
 
 
@@ -181,68 +193,57 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
     Returns:
         The tables of each run by its name.
     """
-
-    def shared(corpus: str, users: int, rounds: int) -> dict[str, Any]:
-        """The tables that the runs of this step have in common."""
-        every = max(1, round(100 * scale))
-        return tables(work, corpus, max(4, round(users * scale)), max(5, round(rounds * scale)), every=every)
-
-    reviews = "reviews_1600_200k" if step in LONG_STEPS else "reviews_81"
-    step = step.removeprefix("long-")
+    is_long = step in LONG_STEPS
+    kind, _, size = step.removeprefix("long-").rpartition("-C")
     suffix = "" if repetition == 1 else f"-repetition{repetition}"
-    if step == "choose-S":
-        common = shared("blogs_64", 1000, 1000)
-        return {f"S{norm}": noised(common, norm, {"noise_std": norm / 5000}, 1) for norm in CANDIDATES}
-    if step == "private":
-        norm = chosen_norm(work)
-        return {f"private{suffix}": noised(shared("reviews_81", 5000, 5000), norm, {"noise_multiplier": 1.0}, None)}
-    if step == "baseline-C5000":
-        return {f"baseline-C5000-seed{repetition}": unclipped(shared("reviews_81", 5000, 5000), repetition)}
-    if step == "C1250":
-        common = shared(reviews, 1250, 3000)
-        return {f"S15-sigma0.012-C1250-seed{k}": noised(common, 15, {"noise_std": 0.012}, k) for k in SEEDS}
-    if step in ("z1-C1667", "z1-C1250"):
-        users = int(step.removeprefix("z1-C"))
-        common = shared("reviews_81", users, 5000)
-        return {f"{step}{suffix}": noised(common, Z1[users], {"noise_multiplier": 1.0}, None)}
-    if step in ("baseline-C1667", "baseline-C1250"):
-        users = int(step.removeprefix("baseline-C"))
-        return {f"{step}-seed{repetition}": unclipped(shared("reviews_81", users, 5000), repetition)}
-    if step == "trade-offs":
-        common = shared(reviews, 100, 4885)
-        pairs = [(norm, seed) for norm in TRADES for seed in SEEDS]
-        return {f"trade-S{n:g}-seed{k}": noised(common, n, {"noise_std": _traded(n)}, k) for n, k in pairs}
-    if step == "trade-offs-adjusted":
-        return _adjusted(shared(reviews, 100, 6000), work)
-    if step == "table-2":
-        common = shared(reviews, 100, 5000)
-        named = {f"baseline-seed{seed}": unclipped(common, seed) for seed in SEEDS}
-        for clip, sigma in TABLE_2:
-            named |= {f"S{clip}-sigma{sigma:g}-seed{k}": noised(common, clip, {"noise_std": sigma}, k) for k in SEEDS}
-        if reviews == "reviews_1600_200k":
-            return named
-        norm = chosen_norm(work)
-        return named | {f"estimate-seed{k}": noised(common, norm, {"noise_std": norm / 5000}, k) for k in SEEDS}
+
+    def run(users: int, rounds: int, *more: Any, corpus: str = "", **options: Any) -> dict[str, Any]:
+        """The tables of a run of this step."""
+        corpus = corpus or ("reviews_1600_200k" if is_long else "reviews_81")
+        return run_tables(work, corpus, users, rounds, *more, scale=scale, **options)
+
+    match kind or size:
+        case "choose-S":
+            return {f"S{n}": run(1000, 1000, n, 1, corpus="blogs_64", noise_std=n / 5000) for n in CANDIDATES}
+        case "private":
+            return {f"private{suffix}": run(5000, 5000, chosen_norm(work), noise_multiplier=1.0)}
+        case "baseline":
+            return {f"{step}-seed{repetition}": run(int(size), 5000, None, repetition)}
+        case "C1250":
+            return {f"S15-sigma0.012-C1250-seed{k}": run(1250, 3000, 15, k, noise_std=0.012) for k in SEEDS}
+        case "z1":
+            return {f"{step}{suffix}": run(int(size), 5000, Z1[int(size)], noise_multiplier=1.0)}
+        case "trade-offs":
+            pairs = [(norm, seed) for norm in TRADES for seed in SEEDS]
+            return {f"trade-S{n:g}-seed{k}": run(100, 4885, n, k, noise_std=_traded(n)) for n, k in pairs}
+        case "trade-offs-adjusted":
+            return {
+                f"then-S{norm:g}{label}-seed{seed}": run(
+                    100,
+                    6000,
+                    norm,
+                    seed,
+                    clip=clip,
+                    start=work / "runs" / f"trade-S20-seed{seed}",
+                    noise_std=_traded(norm),
+                )
+                for seed in SEEDS
+                for clip, label, norms in (("flat", "", TRADES), ("per_layer", "-per-layer", TRADES_PER_LAYER))
+                for norm in norms
+            }
+        case "table-2":
+            named = {f"baseline-seed{seed}": run(100, 5000, None, seed) for seed in SEEDS}
+            for clip, sigma in TABLE_2:
+                named |= {f"S{clip}-sigma{sigma:g}-seed{k}": run(100, 5000, clip, k, noise_std=sigma) for k in SEEDS}
+            norm = 0.0 if is_long else chosen_norm(work)
+            estimates = {f"estimate-seed{k}": run(100, 5000, norm, k, noise_std=norm / 5000) for k in SEEDS}
+            return named if is_long else named | estimates
     raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
 
 
 def _traded(norm: float) -> float:
-    """sigma of the trade-off between noise and clip: z = 0.06 with 100 users per round."""
+    """sigma of the trade-off between noise and clip, adjusted or from the start: z = 0.06 with 100 users per round."""
     return round(0.0006 * norm, 6)
-
-
-def _adjusted(shared: dict[str, Any], work: Path) -> dict[str, dict[str, Any]]:
-    """The runs of Figure 4: noise and clip are adjusted after 4,885 rounds with S = 20, flat and per layer."""
-    named = {}
-    for seed in SEEDS:
-        start = {"init_from": str(work / "runs" / f"trade-S20-seed{seed}"), "init_is_public": False}
-        continued = shared | {"training": shared["training"] | start}
-        for kind, norms in (("flat", TRADES), ("per_layer", TRADES_PER_LAYER)):
-            for norm in norms:
-                run = noised(continued, norm, {"noise_std": _traded(norm)}, seed)
-                label = "" if kind == "flat" else "-per-layer"
-                named[f"then-S{norm:g}{label}-seed{seed}"] = run | {"clip": {"kind": kind, "norm": float(norm)}}
-    return named
 
 
 def chosen_norm(work: Path) -> float:
@@ -310,38 +311,27 @@ def run_step(
         raise SystemExit(
             "Runs are made from a clean commit (reproduction/rules.md): commit or remove the changes first."
         )
-    chosen = {
-        name: run_tables
-        for name, run_tables in runs_of(step, work, repetition=repetition, scale=scale).items()
-        if any(fnmatchcase(name, pattern) for pattern in only)
-    }
     wanted = {
-        name: run_tables
-        for name, run_tables in chosen.items()
-        if not is_measured(work / "runs" / name, run_tables["training"]["rounds"])
+        name: tables
+        for name, tables in runs_of(step, work, repetition=repetition, scale=scale).items()
+        if any(fnmatchcase(name, pattern) for pattern in only)
+        and not is_measured(work / "runs" / name, tables["training"]["rounds"])
     }
     if not wanted:
         print(f"{step}: complete", flush=True)
         return True
-    is_gpu = device.startswith("cuda")
-    choice = EngineChoice(
-        kind="stacked", device=device, precision="bfloat16" if is_gpu else "float32", users_at_once=None
-    )
+    precision = "bfloat16" if device.startswith("cuda") else "float32"
+    choice = EngineChoice(kind="stacked", device=device, precision=precision, users_at_once=None)
     folders = {name: work / "runs" / name for name in wanted}
+    (work / "ledgers").mkdir(parents=True, exist_ok=True)
     runs = []
-    for name, run_tables in wanted.items():
+    for name, tables in wanted.items():
         # Each run has a ledger of its population of its own: the runs are experiments on one public corpus, and each
         # statement is about one run.
-        ledger = work / "ledgers" / f"{name}.jsonl"
-        ledger.parent.mkdir(parents=True, exist_ok=True)
-        runs.append(
-            (
-                run_from_tables(run_tables | {"privacy": run_tables["privacy"] | {"ledger": str(ledger)}})[0],
-                folders[name],
-            )
-        )
-    rounds = max(run_tables["training"]["rounds"] for run_tables in wanted.values())
-    users = sum(run_tables["sampling"]["users_per_round"] for run_tables in wanted.values())
+        privacy = tables["privacy"] | {"ledger": str(work / "ledgers" / f"{name}.jsonl")}
+        runs.append((run_from_tables(tables | {"privacy": privacy})[0], folders[name]))
+    rounds = max(tables["training"]["rounds"] for tables in wanted.values())
+    users = sum(tables["sampling"]["users_per_round"] for tables in wanted.values())
     sitting = Sitting(step, began, users, folders, origin)
     with closing(train_together(runs, engine=choice, allow_no_privacy=True)) as reports:
         for number, report in reports:
@@ -446,9 +436,6 @@ def main() -> None:
     words = verb("counted", lambda arguments: counted(arguments.store, arguments.out))
     words.add_argument("store", type=Path)
     words.add_argument("--out", type=Path, required=True)
-    cut = verb("segments", lambda arguments: print(segments(arguments.source, arguments.target)))
-    cut.add_argument("source", type=Path)
-    cut.add_argument("target", type=Path)
     stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve(), arguments.corpus))
     stores.add_argument("--data", type=Path, required=True)
     stores.add_argument("--work", type=Path, required=True)

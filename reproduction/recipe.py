@@ -1,7 +1,7 @@
 """Recipes as data: which runs a table or figure of the paper needs, and at which scale they are run.
 
 A `Recipe` names the runs behind one table or figure. A `PaperRun` is the common configuration of the paper
-(`base_config.py`) and a list of changes in the form `table.key=value`, as on the command line. Runs have unique
+(`common_tables`) and a list of changes in the form `table.key=value`, as on the command line. Runs have unique
 names; recipes that need the same run share it.
 
     run = PaperRun(name="flat-S15", changes=("clip.norm=15", "noise.kind=none"), rounds=3000)
@@ -13,6 +13,8 @@ This module has no dependency on torch.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from unheard.config import nearest
 from unheard.errors import InvalidValue
@@ -20,6 +22,32 @@ from unheard.errors import InvalidValue
 CORPORA = ("main", "20k", "30k", "characters", "other", "synthetic")
 """Roles of token stores: the corpus itself; the same text with larger dictionaries or as characters; another corpus with
 the dictionary of the main one; a synthetic corpus with the size of the paper's."""
+
+
+def common_tables(store: Path, population: int, *, vocabulary_size: int) -> dict[str, Any]:
+    """Return the tables of a run file that all runs share. Each run adds S, sigma, rounds and evaluations.
+
+    Paper: Section 3 and Appendix "Experiment details": learning rate 6, batch size 8, unroll 10, one epoch, 100 users per
+    round by Poisson sampling, the fixed denominator, one common initialisation.
+
+    Args:
+        store: The token store.
+        population: Its declared population.
+        vocabulary_size: The number of its words.
+    """
+    return {
+        "corpus": {"path": str(store)},
+        "privacy": {"population": population},
+        "model": {"kind": "tied_lstm", "vocabulary_size": vocabulary_size},
+        "sampling": {"kind": "poisson", "users_per_round": 100},
+        "weights": {"kind": "equal"},
+        "update": {"kind": "fedavg", "learning_rate": 6.0, "batch_size": 8, "unroll": 10, "epochs": 1},
+        "clip": {"kind": "flat"},
+        "estimator": {"kind": "fixed_denominator"},
+        "noise": {"kind": "gaussian"},
+        "server": {"kind": "add"},
+        "training": {"init_seed": 0},
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 HERE = Path(__file__).parent
 SOURCE, TARGET = HERE / "rules.toml", HERE / "rules.md"
-MARKDOWN = Environment(
+TEMPLATES = Environment(
     loader=FileSystemLoader(HERE / "templates"),
     autoescape=False,
     undefined=StrictUndefined,
@@ -21,7 +21,7 @@ MARKDOWN = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-"""Templates of Markdown files."""
+"""Templates of Markdown and JSON files. Those of pages are rendered with autoescape, by `unheard.report.page`."""
 
 
 def load(source: Path = SOURCE) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def render(rules: dict[str, Any]) -> str:
         for name, counts in (("paper", "paper"), ("own", "expectation"))
     }
     content = {"amendment": [], **rules, "rule": listed, **kinds}
-    return MARKDOWN.get_template("rules.md").render(content)
+    return TEMPLATES.get_template("rules.md").render(content)
 
 
 def _sizes(rule: dict[str, Any], populations: dict[str, int]) -> dict[str, str]:

@@ -90,6 +90,30 @@ def read_schedule(path: Path) -> list[Step]:
     return steps
 
 
+def choose_steps(names: Sequence[str], schedule: Path | None) -> list[Step]:
+    """The steps of a schedule for the requested recipes, or one step per rank.
+
+    Args:
+        names: Names of recipes, or `all`.
+        schedule: A schedule file; None for none.
+
+    Raises:
+        InvalidValue: There is nothing to run.
+    """
+    steps = steps_by_rank(names)
+    if schedule is not None:
+        requested = {name for step in steps for name in step.recipes}
+        kept = [replace(s, recipes=tuple(n for n in s.recipes if n in requested)) for s in read_schedule(schedule)]
+        steps = [step for step in kept if step.recipes]
+        if not steps:
+            raise InvalidValue(f"{schedule} has no step for {', '.join(names)}. Add one, or leave out --schedule.")
+    if not steps:
+        raise InvalidValue(
+            f"{', '.join(names)}: nothing here needs a run. `python -m reproduction show {names[0]}` shows it."
+        )
+    return steps
+
+
 def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:
     """The jobs of one step.
 
@@ -128,6 +152,8 @@ def furthest(jobs: Iterable[Job]) -> list[Job]:
     return list(by_name.values())
 
 
+SPEED = 4_250.0
+"""User updates per second of the model of the paper on one H200, sixteen runs side by side (benchmarks/results)."""
 MOST_RUNS = 16
 """Largest number of runs in a group."""
 MOST_USERS = 2_000

@@ -7,25 +7,46 @@ its own, because each is a separate experiment (docs/decisions/0060-populations-
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryFile
 from typing import Any
 
 from reproduction.base_config import build_run, comparable_settings, settings_of, side_by_side_key
-from reproduction.corpora import Corpus
-from reproduction.recipe import Scale
+from reproduction.corpora import Corpus, find_corpora
+from reproduction.recipe import PaperRun, Scale, scale_named
+from reproduction.record import device_name
 from reproduction.results import FILE, RunResult, read_runs
-from reproduction.scheduling import Job, PendingJob
+from reproduction.scheduling import SPEED, Job, PendingJob, Step, furthest, jobs_of
 from unheard.engines.choice import EngineChoice
 from unheard.engines.distributed.process_group import ProcessGroup
-from unheard.errors import InvalidValue, RunFolderError, RunFolderExists
+from unheard.errors import CorpusMissing, InvalidValue, RunFolderError, RunFolderExists
 from unheard.privacy.ledger import Ledger
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.run import Run, run_hash
 
+OF_RECIPES = {
+    "training.rounds": "recipes say how long a run is. Fewer: --rounds N.",
+    "training.reproducible_seed": "recipes number their seeds. Others: --seed N.",
+    "training.init_from": "recipes say what a run begins from.",
+    "training.init_is_public": "recipes say what a run begins from.",
+    "sampling.users_per_round": "recipes say how many users a round has. Fewer: --scale smoke.",
+    "clip.norm": "recipes say what S is: runs are named by it.",
+    "noise.noise_std": "recipes say what sigma is: runs are named by it.",
+    "noise.noise_multiplier": "recipes say what sigma is: runs are named by it.",
+    "privacy.population": "say it with --population N.",
+    "privacy.ledger": "each of these runs has a ledger of its own, under --work.",
+    "corpus.path": "say it with --corpus ROLE=DIR.",
+}
+"""Keys that `--set` must not change, because recipes or other options determine them, and what to use instead."""
+_IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
+"""Characters that are replaced in the name of a folder."""
+CPU_SPEED = 7.0
+"""User updates per second on two CPU cores."""
 ROUNDS_LOST_ON_A_CPU = 20
 """Largest number of rounds that a killed run loses on a CPU, where rounds are slow."""
 
@@ -54,6 +75,38 @@ class Workspace:
                 raise RunFolderError(
                     f"Cannot write to {folder}: {error.strerror}. Name another folder with {option}."
                 ) from None
+
+    def speed(self, given: float | None) -> tuple[float, str]:
+        """User updates per second for an estimate of time, and the source of the number.
+
+        Args:
+            given: The number that the user states; None for what was measured.
+        """
+        if given is not None:
+            return given, "as given"
+        device = self.engine.torch_device()
+        known = [run.users_per_second for run in read_runs(self.results).values() if run.device == device_name(device)]
+        if measured := [speed for speed in known if speed > 0]:
+            return median(measured), "as measured here before"
+        speed, machine = (CPU_SPEED, "two CPU cores") if device.type == "cpu" else (SPEED, "one H200")
+        return speed, f"as on {machine}; --users-per-second says otherwise"
+
+    def left(self, steps: Sequence[Step], cap: int | None) -> tuple[list[PendingJob], dict[str, str]]:
+        """Return the jobs of all steps that lack rounds, and the reason for each job that cannot run.
+
+        Args:
+            steps: The steps.
+            cap: Largest number of rounds of every run.
+
+        Raises:
+            CorpusMissing: None of the jobs can run.
+        """
+        jobs = furthest(job for step in steps for job in jobs_of(step, self.scale, cap))
+        by_name = {job.run.name: job for job in jobs}
+        reasons = {job.run.name: why for job in jobs if (why := self.reason_not_runnable(job, by_name))}
+        if len(reasons) == len(jobs):
+            raise CorpusMissing(f"None of these runs can be made: {'; '.join(sorted(set(reasons.values())))}.")
+        return self.pending_jobs([job for job in jobs if job.run.name not in reasons]), reasons
 
     def folder(self, name: str) -> RunFolder:
         """The run folder of a run."""
@@ -199,3 +252,84 @@ class Workspace:
 def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings as they are after a round trip through JSON, which turns tuples into lists."""
     return json.loads(json.dumps(settings))
+
+
+def open_workspace(
+    steps: Sequence[Step],
+    corpora: Sequence[str],
+    *,
+    populations: Sequence[str],
+    name: str | None,
+    scale_name: str,
+    seed_shift: int,
+    changes: Sequence[str],
+    work: Path,
+    results: Path,
+    engine: EngineChoice,
+    ranks: ProcessGroup | None,
+) -> Workspace:
+    """Check the changes, open the corpora, and return the corpora, folders and engine of all runs.
+
+    Smoke tests, other seeds and other settings have folders of their own.
+
+    Args:
+        steps: The steps to run.
+        corpora: The values of `--corpus` (see `find_corpora`).
+        populations: The values of `--population`.
+        name: Name of the corpus in results; None means its own name.
+        scale_name: `full` or `smoke`.
+        seed_shift: Number added to every seed.
+        changes: Changes to every run, `table.key=value`.
+        work: Folder for the run folders of all corpora.
+        results: Folder for the results of all corpora.
+        engine: The engine of every run.
+        ranks: The other processes, if several train together.
+
+    Raises:
+        CorpusMissing: There is no main corpus and no name.
+        InvalidValue: A change or the name is not allowed.
+    """
+    scale = scale_named(scale_name)
+    _check_changes(changes, [job.run for step in steps for job in jobs_of(step, scale)])
+    if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0\n")):
+        raise InvalidValue(f"--name {name!r} is no folder's name, which results and runs go by: leave out slashes.")
+    opened = find_corpora(corpora, populations, name)
+    if "main" not in opened and name is None:
+        raise CorpusMissing(
+            "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
+        )
+    marks = ["" if scale_name == "full" else scale_name, f"seeds+{seed_shift}" if seed_shift else "", *sorted(changes)]
+    title = "-".join([name or opened["main"].name, *(_IN_A_FILE_NAME.sub("_", mark) for mark in marks if mark)])
+    return Workspace(
+        corpora=opened,
+        work=work / title,
+        results=results / title,
+        scale=scale.changed(changes),
+        seed_shift=seed_shift,
+        engine=engine,
+        ranks=ranks,
+    )
+
+
+def _check_changes(changes: Sequence[str], runs: Iterable[PaperRun]) -> None:
+    """Raise `InvalidValue` if a change concerns what distinguishes the runs of a recipe, what another option sets, or one
+    key twice."""
+
+    def key_of(change: str) -> str:
+        """The key of a change `table.key=value`."""
+        return change.partition("=")[0].strip()
+
+    own = {key_of(change): run.name for run in runs for change in run.changes}
+    keys = [key_of(change) for change in changes]
+    for key, change in zip(keys, changes, strict=True):
+        why = ""
+        if key in own:
+            why = f"{own[key]} says itself what {key} is. Choose recipes that leave it alone."
+        elif key.startswith("engine."):
+            why = "say it with --engine, --device or --rank-timeout."
+        elif key in OF_RECIPES:
+            why = OF_RECIPES[key]
+        elif keys.count(key) > 1:
+            why = f"{key} is given twice."
+        if why:
+            raise InvalidValue(f"--set {change}: {why}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reproduction.cli.options import MostRounds, ScaleName
-from reproduction.cli.run import SPEED
+from reproduction.scheduling import SPEED
 from unheard.cli.options import AsJson
 
 if TYPE_CHECKING:

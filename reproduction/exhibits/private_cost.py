@@ -69,12 +69,12 @@ def _add_computation(draft: Draft) -> None:
         None if target is None else results.first_round_at(name, target) for name in (BASELINE, LEAST_NOISE)
     )
     times = f"{private * 5000 / (ours * 100):.0f} ×" if ours and private else NOTHING
-    paper = [f"{number.value:,.0f}" for number in (printed.BASELINE_ROUNDS, printed.PRIVATE_ROUNDS)]
+    paper = [f"{rounds:,}" for rounds in (printed.BASELINE_ROUNDS, printed.PRIVATE_ROUNDS)]
     draft.add_table(
         "Computation for the same accuracy",
         ["", "AccuracyTop1", "rounds, baseline", "rounds, σ = 0.003", "user updates"],
         [
-            ["paper", percent(printed.SAME_ACCURACY.value, 1), *paper, f"{printed.COMPUTATION.value:.0f} ×"],
+            ["paper", percent(printed.SAME_ACCURACY, 1), *paper, f"{printed.COMPUTATION} ×"],
             ["ours", percent(target), *(NOTHING if r is None else f"{r:,}" for r in (ours, private)), times],
         ],
         "Ours: to where σ = 0.003 ended, first seed. Updates of 5,000 users per round at z = 1 against 100: hypothetical.",

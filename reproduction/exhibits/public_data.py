@@ -27,8 +27,8 @@ def another_corpus(draft: Draft) -> Ruling:
     rows = []
     for label, run, value, paper in (
         ("this corpus, no privacy", OWN_CORPUS, own, percent(BASELINE_ACCURACY)),
-        ("this corpus, σ = 0.003", PRIVATE, results.mean(PRIVATE, at), signed(PRIVACY_COST.value)),
-        (f"another corpus, no privacy{later}", OTHER_CORPUS, other, signed(OTHER_CORPUS_COST.value)),
+        ("this corpus, σ = 0.003", PRIVATE, results.mean(PRIVATE, at), signed(PRIVACY_COST)),
+        (f"another corpus, no privacy{later}", OTHER_CORPUS, other, signed(OTHER_CORPUS_COST)),
     ):
         gap = None if own is None or value is None or at is None or run == OWN_CORPUS else value - own
         rows.append([label, draft.reason_missing(run, at) if value is None else percent(value), signed(gap), paper])
@@ -47,8 +47,8 @@ def another_corpus(draft: Draft) -> Ruling:
     own, private = results.mean(OWN_CORPUS, at) or 0.0, results.mean(PRIVATE, at) or 0.0
     sentence = (
         f"After {plural(at)} the other corpus costs {in_points(own - other)} points (the paper: "
-        f"{in_points(-OTHER_CORPUS_COST.value)}), σ = 0.003 costs {in_points(own - private)} "
-        f"({in_points(-PRIVACY_COST.value)}). {about_seeds(results, [own - private], at)}"
+        f"{in_points(-OTHER_CORPUS_COST)}), σ = 0.003 costs {in_points(own - private)} "
+        f"({in_points(-PRIVACY_COST)}). {about_seeds(results, [own - private], at)}"
     )
     return own - other > SMALL and other < private, sentence
 

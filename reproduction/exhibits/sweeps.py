@@ -67,7 +67,7 @@ def clipping(draft: Draft) -> Ruling:
 NOISE_FLAT = {sigma: noised(20, sigma).name for sigma in NOISES}
 NOISE_PER_LAYER = {sigma: noised(20, sigma, "per_layer").name for sigma in NOISES}
 NOISELESS, NOISELESS_PER_LAYER = clipped(20).name, clipped(20, "per_layer").name
-SIGMA_AT_Z1 = DROWNED.value
+SIGMA_AT_Z1 = DROWNED
 """sigma for z = 1 at S = 20 with 100 users per round: the dashed line of Figure 3."""
 
 

@@ -36,16 +36,16 @@ def test_sigma_is_s_over_users_a_round_in_every_private_row():
 
 def test_the_text_follows_from_the_table():
     accuracies = {row.noise_std: row.accuracy for row in TABLE_2}
-    assert accuracies[0.003] - accuracies[0.0] == pytest.approx(printed.PRIVACY_COST.value)
-    updates = printed.PRIVATE_ROUNDS.value * 5000 / (printed.BASELINE_ROUNDS.value * 100)
-    assert round(updates, -1) == printed.COMPUTATION.value
-    assert printed.SAME_ACCURACY.value == pytest.approx(accuracies[0.003], abs=0.0005)
+    assert accuracies[0.003] - accuracies[0.0] == pytest.approx(printed.PRIVACY_COST)
+    updates = printed.PRIVATE_ROUNDS * 5000 / (printed.BASELINE_ROUNDS * 100)
+    assert round(updates, -1) == printed.COMPUTATION
+    assert pytest.approx(accuracies[0.003], abs=0.0005) == printed.SAME_ACCURACY
 
 
 def test_the_model_has_the_printed_size_and_saves_the_printed_share():
     tied, untied = (unheard.TiedLSTM(vocabulary_size=10_000, tied=tied).layout.total for tied in (True, False))
-    assert round(tied, -4) == printed.PARAMETERS.value
-    assert 1 - tied / untied == pytest.approx(printed.TIED_SMALLER.value, abs=0.02)
+    assert round(tied, -4) == printed.PARAMETERS
+    assert 1 - tied / untied == pytest.approx(printed.TIED_SMALLER, abs=0.02)
 
 
 def test_every_row_has_a_run_among_the_recipes():
