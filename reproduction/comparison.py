@@ -12,7 +12,7 @@ from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.recipe import distinct
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet
-from reproduction.verdict import margin, points
+from reproduction.verdict import points
 from unheard.formatting import percent
 
 SEEDS = re.compile(r"-?seeds\+\d+")
@@ -82,7 +82,7 @@ def _what_counts(first: ResultSet, second: ResultSet) -> str:
     apart = first.corpus == second.corpus and first.changed != second.changed
     if apart and SEEDS.sub("", first.changed) == SEEDS.sub("", second.changed):
         return "The two sets differ in their seeds alone: what lies between two runs is chance."
-    return f"Two runs differ if they lie over {points(max(map(margin, (first, second))))} apart."
+    return f"Two runs differ if they lie over {points(max(results.margin() for results in (first, second)))} apart."
 
 
 def _names(first: ResultSet, second: ResultSet) -> tuple[str, str]:

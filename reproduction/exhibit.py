@@ -18,7 +18,7 @@ from typing import Any
 from reproduction.recipe import PaperRun, Recipe, distinct
 from reproduction.recipes import RECIPES
 from reproduction.results import ResultSet, RunResult
-from reproduction.verdict import Verdict
+from reproduction.verdict import LEARNED, NEARLY, TRAINED, Undecided, Verdict, plural, points
 from unheard.formatting import NOTHING, Points, epsilon_text, in_points, percent, small
 from unheard.report.tables import Table
 
@@ -356,6 +356,70 @@ class Draft:
             return NOT_RUN
         rounds = self.results.runs[run].rounds
         return f"stopped at {rounds:,}" if at is not None and rounds < at else "not evaluated"
+
+    def shared_round(self, names: Iterable[str], against: Iterable[str] = ()) -> int:
+        """Return the last round that all runs reached, if they exist and were trained long enough to be judged.
+
+        Args:
+            names: Runs that the rule needs.
+            against: Those of the runs that the others are compared with. They must have learned something.
+
+        Raises:
+            Undecided: A run is missing, too short or not learned, or the held-out text is too short.
+        """
+        names, results = list(names), self.results
+        absent = [name for name in names if name not in results]
+        if len(absent) == len(names):
+            raise Undecided("Not run.")
+        if absent:
+            raise Undecided(f"Not run yet: {', '.join(absent)}.")
+        if unknown := [name for name in names if results.rounds(name) is None]:
+            raise Undecided(f"Too few rounds to be evaluated: {', '.join(unknown)}.")
+        rounds = results.rounds(*names) or 0
+        if rounds < TRAINED:
+            raise Undecided(f"After {plural(rounds)} it is too early to tell: the rule asks for {TRAINED:,}.")
+        self.require_learned(against, rounds)
+        self.require_precise(names)
+        return rounds
+
+    def require_precise(self, names: Iterable[str]) -> None:
+        """Raise `Undecided` unless the held-out text is so long that the standard error of an accuracy is at most `NEARLY`.
+
+        Args:
+            names: The runs that a rule needs.
+        """
+        for name in names:
+            accuracy, targets = self.results.value(name), self.results.targets(name)
+            error = math.sqrt(accuracy * (1 - accuracy) / targets) if targets else 0.0
+            if error > NEARLY:
+                text = f"The held-out text is too short to tell: its standard error is {points(error)} for {name}."
+                raise Undecided(f"{text} Hold out more users.")
+
+    def require_learned(self, names: Iterable[str], at: int) -> None:
+        """Raise `Undecided` if a run is below the accuracy `LEARNED`.
+
+        Args:
+            names: The runs that others are compared with.
+            at: The round at which they are compared.
+        """
+        for name in names:
+            if (accuracy := self.results.value(name, at)) < LEARNED:
+                text = f"After {plural(at)} {name} has {percent(accuracy)}"
+                raise Undecided(f"{text}: it has learned nothing that others could lose.")
+
+    def about_seeds(self, differences: Iterable[float], at: int | None = None) -> str:
+        """Return a sentence on the variation between seeds, and on whether it could explain the given differences.
+
+        Args:
+            differences: Differences of accuracies, as fractions.
+            at: The round at which seeds are compared (`ResultSet.seed_distance`).
+        """
+        distance = self.results.seed_distance(at)
+        if distance is None:
+            return "One seed each: chance alone can move a figure by a few tenths of a point."
+        inside = all(abs(difference) <= distance for difference in differences)
+        words = f"Two seeds of one run lie up to {points(distance)} apart"
+        return f"{words}; this is within that." if inside else f"{words}."
 
 
 def signed(difference: float | None) -> str:

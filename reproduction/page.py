@@ -22,8 +22,8 @@ from reproduction.exhibits import EXHIBITS, exhibit
 from reproduction.plots import plot_of
 from reproduction.private_picture import specification
 from reproduction.private_report import section
-from reproduction.results import ResultSet, result_sets
-from reproduction.verdict import UNCERTAIN, points
+from reproduction.results import UNCERTAIN, ResultSet, result_sets
+from reproduction.verdict import points
 from unheard.report.page import environment, render
 from unheard.report.plots import Plot, write_png, write_svg
 from unheard.run_folder import replace_file

@@ -179,6 +179,8 @@ def _evaluations(result: RunResult, measure: str) -> list[dict[str, Any]]:
 
 POINT = 0.01
 """One percentage point of accuracy."""
+UNCERTAIN = 0.2 * POINT
+"""Two single runs do not differ if they are closer than this, or closer than two seeds of one run."""
 SEED_SUFFIX = re.compile(r"-seed\d+$")
 """The end of the name of a repetition with another seed: `baseline-seed2`."""
 
@@ -366,6 +368,14 @@ class ResultSet:
                 known = [value for value in values if value is not None]
                 distances += [max(known) - min(known)] if len(known) > 1 else []
         return max(distances, default=None)
+
+    def margin(self, at: int | None = None) -> float:
+        """Return how far apart two single runs must be to differ: `UNCERTAIN`, or the distance between seeds if it is larger.
+
+        Args:
+            at: The round at which seeds are compared (`seed_distance`).
+        """
+        return max(UNCERTAIN, self.seed_distance(at) or 0.0)
 
 
 def read_results(folder: Path) -> ResultSet:

@@ -13,18 +13,7 @@ from dataclasses import replace
 from reproduction.exhibit import Draft, signed
 from reproduction.recipes import ROUNDS_AFTER, ROUNDS_BEFORE, TRADES, traded
 from reproduction.results import ResultSet
-from reproduction.verdict import (
-    NEARLY,
-    Ruling,
-    Undecided,
-    about_seeds,
-    below,
-    margin,
-    plural,
-    points,
-    require_learned,
-    shared_round,
-)
+from reproduction.verdict import NEARLY, Ruling, Undecided, below, plural, points
 from unheard.formatting import NOTHING, percent
 
 S20 = traded(20).name
@@ -50,15 +39,15 @@ def trade_offs(draft: Draft) -> Ruling:
     at = _reached(results, FROM_START.values())
     rows = [[label, draft.cell(name, 500), draft.cell(name, at)] for name, label in labels.items()]
     draft.add_table("AccuracyTop1", ["", "after 500 rounds", f"after {plural(at) if at else 'all rounds'}"], rows)
-    at = shared_round(results, [*FROM_START.values(), SECOND_SEED])
+    at = draft.shared_round([*FROM_START.values(), SECOND_SEED])
     values = {norm: results.value(name, at) for norm, name in FROM_START.items()}
     best, worst = max(values, key=values.__getitem__), min(values.values())
     claimed = max(values[norm] for norm in CLAIMED_BEST)
-    twice, same = abs(values[20] - results.value(SECOND_SEED, at)), margin(results, at)
+    twice, same = abs(values[20] - results.value(SECOND_SEED, at)), results.margin(at)
     stated = " and ".join(f"S = {norm:g} has {percent(values[norm])}" for norm in CLAIMED_BEST)
     sentence = (
         f"After {plural(at)} S = {best:g} is best ({percent(values[best])}); {stated}. Two runs with S = 20 end "
-        f"{points(twice)} apart. {about_seeds(results, [values[best] - values[norm] for norm in CLAIMED_BEST], at)}"
+        f"{points(twice)} apart. {draft.about_seeds([values[best] - values[norm] for norm in CLAIMED_BEST], at)}"
     )
     if values[best] - worst <= same:
         raise Undecided(f"{sentence} All six lie within {points(same)}.")
@@ -102,7 +91,7 @@ def trade_offs_adjusted(draft: Draft) -> Ruling:
     draft.add_table("AccuracyTop1", ["", *columns, "less S = 20, points", "per layer, adjusted"], rows)
     draft.compared_with = FROM_START.values()
     names = [ADJUSTED[CLAIMED_BETTER], ADJUSTED[20]]
-    at = shared_round(results, names)
+    at = draft.shared_round(names)
     if len({_start(results, name) for name in names}) > 1:
         raise Undecided("The two were begun from different models.")
     gap = results.run_difference(names[0], names[1], at) or 0.0
@@ -111,9 +100,9 @@ def trade_offs_adjusted(draft: Draft) -> Ruling:
     sentence = (
         f"{plural(at).capitalize()} after the change, which came after {first:,} (in the paper {ROUNDS_AFTER:,} and "
         f"{ROUNDS_BEFORE:,}), S = 7.9 is {below(gap)} S = 20 at the same privacy; best is S = {best:g} "
-        f"({percent(reached[best])}). {about_seeds(results, [gap])}"
+        f"({percent(reached[best])}). {draft.about_seeds([gap])}"
     )
-    return None if abs(gap) <= margin(results) else gap > 0, sentence
+    return None if abs(gap) <= results.margin() else gap > 0, sentence
 
 
 def adaptive_clipping(draft: Draft) -> Ruling:
@@ -122,14 +111,14 @@ def adaptive_clipping(draft: Draft) -> Ruling:
     labels = {name: f"S = {norm:g}" for norm, name in FROM_START.items()} | {adaptive: "adaptive"}
     draft.add_curves("AccuracyTop1 by round, z = 0.06", labels)
     draft.add_rounds_table(labels)
-    at = shared_round(results, labels)
+    at = draft.shared_round(labels)
     values = {norm: results.value(name, at) for norm, name in FROM_START.items()}
     best = max(values, key=values.__getitem__)
-    require_learned(results, [FROM_START[best]], at)
+    draft.require_learned([FROM_START[best]], at)
     mine = results.value(adaptive, at)
     sentence = (
         f"After {plural(at)} the adaptive clip has {percent(mine)}, {below(mine - values[best])} the best fixed "
-        f"one (S = {best:g}, {percent(values[best])}). {about_seeds(results, [mine - values[best]], at)}"
+        f"one (S = {best:g}, {percent(values[best])}). {draft.about_seeds([mine - values[best]], at)}"
     )
     return mine >= values[best] - NEARLY, sentence
 

@@ -10,7 +10,7 @@ from reproduction.exhibit import NOT_RUN, Draft, own_epsilon, signed
 from reproduction.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA, PrintedEpsilon, moments, today
 from reproduction.recipes import baseline, noised
 from reproduction.results import ResultSet, RunResult
-from reproduction.verdict import NEARLY, Ruling, Undecided, about_seeds, below, margin, plural, points, shared_round
+from reproduction.verdict import NEARLY, Ruling, Undecided, below, plural, points
 from unheard.formatting import NOTHING, epsilon_text, in_points, percent, small
 
 FEW, MANY = noised(15, 0.012).name, noised(15, 0.012, users=1250).name
@@ -30,7 +30,7 @@ def users_100_vs_1250(draft: Draft) -> Ruling:
     ]
     columns = ["rounds", *labels.values(), "difference, points"]
     draft.add_table("AccuracyTop1 after some rounds", columns, rows)
-    at = shared_round(results, [FEW, MANY], against=[FEW])
+    at = draft.shared_round([FEW, MANY], against=[FEW])
     apart = [(r, d) for r, d in results.distances(MANY, FEW, after=first) if r <= at]
     if not apart:
         raise Undecided("The two runs were never evaluated at the same round.")
@@ -40,7 +40,7 @@ def users_100_vs_1250(draft: Draft) -> Ruling:
     sentence = (
         f"From round {first:,} on the curves lie {points(mean)} apart on average, at most {points(most)} (round "
         f"{where:,}). After {plural(at)} 1,250 users per round are {below(many - few)} 100 ({percent(many)} against "
-        f"{percent(few)}). {about_seeds(results, [many - few], at)}"
+        f"{percent(few)}). {draft.about_seeds([many - few], at)}"
     )
     return mean <= NEARLY and abs(many - few) <= NEARLY, sentence
 
@@ -76,7 +76,7 @@ def private_for_real(draft: Draft) -> Ruling:
     at, gaps, reasons = {}, {}, {}
     for key, pair in done.items():
         try:
-            at[key] = shared_round(results, pair, against=pair[1:])
+            at[key] = draft.shared_round(pair, against=pair[1:])
             gap = results.run_difference(*pair, at[key])
             if gap is None:
                 raise Undecided(f"Not both were evaluated within {plural(at[key])}.")
@@ -90,10 +90,10 @@ def private_for_real(draft: Draft) -> Ruling:
         for key, gap in gaps.items()
     )
     last = max(at[key] for key in gaps)
-    better = " Where it is above, the estimate was too careful." if max(gaps.values()) > margin(results, last) else ""
+    better = " Where it is above, the estimate was too careful." if max(gaps.values()) > results.margin(last) else ""
     early = "".join(f" {key[2]:,} users per round: {why[0].lower()}{why[1:]}" for key, why in reasons.items())
     early += "".join(f" {key[2]:,} users per round were not run." for key in PAIRS if key not in done)
-    sentence = f"{listed}.{better}{early} {about_seeds(results, gaps.values(), last)}"
+    sentence = f"{listed}.{better}{early} {draft.about_seeds(gaps.values(), last)}"
     return all(abs(gap) <= NEARLY for gap in gaps.values()), sentence
 
 
@@ -143,14 +143,14 @@ def users_per_round(draft: Draft) -> Ruling:
     draft.add_figure(title, "users per round", lines, name="users-per-round-by-C", is_log=True)
     draft.add_rounds_table(labels)
     compared = [BY_USERS[users] for users in (10, 100, 1000)]
-    at = shared_round(results, compared, against=[BY_USERS[100]])
+    at = draft.shared_round(compared, against=[BY_USERS[100]])
     few, some, many = (results.value(name, at) for name in compared)
     first, second = some - few, many - some
     sentence = (
         f"After {plural(at)} going from 10 to 100 users per round gains {in_points(first)} points, from 100 to 1,000 "
-        f"{in_points(second)}. {about_seeds(results, [first, second], at)}"
+        f"{in_points(second)}. {draft.about_seeds([first, second], at)}"
     )
-    same = margin(results, at)
+    same = results.margin(at)
     return first > same and -same <= second < first, sentence
 
 

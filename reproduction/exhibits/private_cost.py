@@ -10,7 +10,7 @@ from reproduction.exhibit import NOT_RUN, Draft, signed
 from reproduction.printed import ACCURACY_ROUNDS, REDDIT, TINY_DELTA
 from reproduction.recipes import GAP_NORMS, MAIN, clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import NEARLY, TRAINED, Ruling, about_seeds, below, margin, plural, shared_round
+from reproduction.verdict import NEARLY, TRAINED, Ruling, below, plural
 from unheard.formatting import NOTHING, epsilon_text, in_points, percent
 from unheard.privacy.events import PoissonGaussian
 
@@ -44,7 +44,7 @@ def noised_vs_baseline(draft: Draft) -> Ruling:
     title = "AccuracyTop1 after some rounds, mean of the seeds"
     draft.add_table(title, ["", "seeds", *(f"{mark:,}" for mark in marks)], rows)
     _add_computation(draft)
-    shared_round(results, [BASELINE, LEAST_NOISE, MOST_NOISE], against=[BASELINE])
+    draft.shared_round([BASELINE, LEAST_NOISE, MOST_NOISE], against=[BASELINE])
     both = [*results.seeds(BASELINE), *results.seeds(LEAST_NOISE)]
     trained = [one for one in both if (results.rounds(one) or 0) >= TRAINED]
     at, together = results.rounds(*trained) or 0, results.rounds(*trained, MOST_NOISE) or 0
@@ -55,9 +55,9 @@ def noised_vs_baseline(draft: Draft) -> Ruling:
     sentence = (
         f"After {plural(at)} σ = 0.003 is {below(gap)} the baseline ({percent(least)} against {percent(base)}), "
         f"σ = 0.012 {below(most_gap)} it{'' if together == at else f' after {plural(together)}'}. "
-        f"{about_seeds(results, [gap], at)}"
+        f"{draft.about_seeds([gap], at)}"
     )
-    is_near, is_open = gap >= -NEARLY, abs(more) <= margin(results, together)
+    is_near, is_open = gap >= -NEARLY, abs(more) <= results.margin(together)
     return None if is_near and is_open else is_near and more > 0, sentence
 
 
@@ -122,7 +122,7 @@ def closing_the_gap(draft: Draft) -> Ruling:
     labels = {NOISED[norm]: f"σ = {SIGMA}, S = {norm}" for norm in GAP_NORMS}
     draft.add_curves("AccuracyTop1 by round", {BASELINE: "baseline"} | labels)
     smallest, *larger = GAP_NORMS
-    at = shared_round(results, [BASELINE, *CLIPPED.values(), *NOISED.values()], against=[BASELINE])
+    at = draft.shared_round([BASELINE, *CLIPPED.values(), *NOISED.values()], against=[BASELINE])
     clip = -(results.difference(CLIPPED[smallest], BASELINE, at) or 0.0)
     noise = -(results.difference(NOISED[smallest], CLIPPED[smallest], at) or 0.0)
     base = results.mean(BASELINE, at) or 0.0
@@ -132,10 +132,10 @@ def closing_the_gap(draft: Draft) -> Ruling:
         f"After {plural(at)} the clip of S = {smallest} costs {in_points(clip)} points and σ = {SIGMA} "
         f"{in_points(noise)} more. S = {best} at the same σ has {percent(accuracy[best])} where S = {smallest} has "
         f"{percent(accuracy[smallest])} and the baseline {percent(base)}. "
-        f"{about_seeds(results, [accuracy[best] - accuracy[smallest]], at)}"
+        f"{draft.about_seeds([accuracy[best] - accuracy[smallest]], at)}"
     )
     gap, left = base - accuracy[smallest], base - accuracy[best]
-    return None if gap <= margin(results, at) else left <= draft.recipe.limits["narrower"] * gap, sentence
+    return None if gap <= results.margin(at) else left <= draft.recipe.limits["narrower"] * gap, sentence
 
 
 def _gap_cell(draft: Draft, name: str, at: int) -> str:

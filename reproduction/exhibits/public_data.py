@@ -8,7 +8,7 @@ recommends and did not do.
 from reproduction.exhibit import NOT_RUN, Draft, signed
 from reproduction.printed import BASELINE_ACCURACY, OTHER_CORPUS_COST, PRIVACY_COST
 from reproduction.recipes import PUBLIC, noised
-from reproduction.verdict import SMALL, Ruling, Undecided, about_seeds, plural, shared_round
+from reproduction.verdict import SMALL, Ruling, Undecided, plural
 from unheard.formatting import NOTHING, in_points, percent
 
 OWN_CORPUS, OTHER_CORPUS, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).name
@@ -39,7 +39,7 @@ def another_corpus(draft: Draft) -> Ruling:
         rows,
         "Both models use this corpus's dictionary. The paper compared other corpora, which are not public.",
     )
-    at = shared_round(results, [OWN_CORPUS, OTHER_CORPUS, PRIVATE], against=[OWN_CORPUS])
+    at = draft.shared_round([OWN_CORPUS, OTHER_CORPUS, PRIVATE], against=[OWN_CORPUS])
     if other is None:
         raise Undecided("The other corpus's model was not tried on this one.")
     if at != tried:  # it was tried at its end, and only there
@@ -48,7 +48,7 @@ def another_corpus(draft: Draft) -> Ruling:
     sentence = (
         f"After {plural(at)} the other corpus costs {in_points(own - other)} points (the paper: "
         f"{in_points(-OTHER_CORPUS_COST)}), σ = 0.003 costs {in_points(own - private)} "
-        f"({in_points(-PRIVACY_COST)}). {about_seeds(results, [own - private], at)}"
+        f"({in_points(-PRIVACY_COST)}). {draft.about_seeds([own - private], at)}"
     )
     return own - other > SMALL and other < private, sentence
 
@@ -77,7 +77,7 @@ def public_start(draft: Draft) -> Ruling:
         f"Rounds of private training only. The public model ({PUBLIC.name}) cost its own users, who are not protected, "
         "and nobody here.",
     )
-    at = shared_round(results, labels, against=[PRIVATE])
+    at = draft.shared_round(labels, against=[PRIVATE])
     target = results.value(PRIVATE, at)
     rounds = results.first_round_at(FROM_PUBLIC, target)
     if rounds is None:

@@ -12,19 +12,7 @@ from reproduction.exhibit import Draft, signed
 from reproduction.printed import DROWNED
 from reproduction.recipes import CLIPS, NOISES, SWEPT_CLIPS, SWEPT_NOISES, VARIABLE, clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import (
-    NEARLY,
-    SMALL,
-    Ruling,
-    Undecided,
-    about_seeds,
-    below,
-    margin,
-    plural,
-    points,
-    require_learned,
-    shared_round,
-)
+from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, plural, points
 from unheard.formatting import in_points, percent
 
 CLIP_FLAT = {norm: clipped(norm).name for norm in CLIPS}
@@ -39,7 +27,7 @@ def clipping(draft: Draft) -> Ruling:
     results = draft.results
     marks = _add_both_clips(draft, "S", CLIP_FLAT, CLIP_PER_LAYER, ("no clip", UNCLIPPED, ""), is_last=True)
     needed = [UNCLIPPED, *(CLIP_FLAT[norm] for norm in RECOMMENDED)]
-    at = shared_round(results, needed, against=[UNCLIPPED])
+    at = draft.shared_round(needed, against=[UNCLIPPED])
     losses = {}
     # The sweep is drawn where most of its runs got to, which may be too early to tell.
     for mark in sorted({*marks, at}):
@@ -59,7 +47,7 @@ def clipping(draft: Draft) -> Ruling:
     sentence = (
         f"With S from 10 to 20 the largest loss against no clip is {points(max(most, 0.0))} (S = {norm:g}, {kind}, "
         f"after {plural(mark)}); after {plural(last)} it is {points(max(end, 0.0))}. "
-        f"{about_seeds(results, [most], last)}"
+        f"{draft.about_seeds([most], last)}"
     )
     return most <= SMALL, sentence
 
@@ -77,17 +65,17 @@ def noise(draft: Draft) -> Ruling:
     results, plain = draft.results, ("no noise", NOISELESS, NOISELESS_PER_LAYER)
     _add_both_clips(draft, "σ", NOISE_FLAT, NOISE_PER_LAYER, plain, title=", S = 20", upright=(SIGMA_AT_Z1, "σ = 0.2"))
     needed = [NOISELESS, NOISE_FLAT[0.012], NOISE_FLAT[0.024], NOISE_FLAT[SIGMA_AT_Z1]]
-    at, early = shared_round(results, needed, against=[NOISELESS]), int(draft.recipe.limits["early"])
+    at, early = draft.shared_round(needed, against=[NOISELESS]), int(draft.recipe.limits["early"])
     soon = _loss(results, NOISELESS, NOISE_FLAT[0.024], early)
     small, more, _ = (_loss(results, NOISELESS, name, at) for name in needed[1:])
     quiet, left = results.value(NOISELESS, at), results.value(needed[-1], at)
     sentence = (
         f"After {early} rounds σ = 0.024 costs {in_points(soon)} points. After {plural(at)} σ = 0.012 costs "
         f"{in_points(small)}, 0.024 {in_points(more)}, and at 0.2 {percent(left)} is left of {percent(quiet)}. "
-        f"{about_seeds(results, [small], at)}"
+        f"{draft.about_seeds([small], at)}"
     )
     held = soon <= NEARLY and small <= SMALL and left < quiet / 2
-    is_open = abs(more - small) <= margin(results, at)
+    is_open = abs(more - small) <= results.margin(at)
     return None if held and is_open else held and more > small, sentence
 
 
@@ -159,11 +147,11 @@ def fedsgd_clipping(draft: Draft) -> Ruling:
         "FedSGD draws 50 users per round, FedAvg 100, as in the paper: rounds are compared, not user updates."
     )
     draft.compared_with = FEDAVG_CLIPPED.values()
-    shared_round(results, [*FEDSGD_CLIPPED.values(), FEDAVG])
+    draft.shared_round([*FEDSGD_CLIPPED.values(), FEDAVG])
     at = results.rounds(*FEDSGD_CLIPPED.values()) or 0
     values = {norm: results.value(name, at) for norm, name in FEDSGD_CLIPPED.items()}
     best = max(values, key=values.__getitem__)
-    require_learned(results, [FEDSGD_CLIPPED[best]], at)
+    draft.require_learned([FEDSGD_CLIPPED[best]], at)
     sooner, ended = results.first_round_at(FEDAVG, values[best]), results.rounds(FEDAVG) or 0
     words = f"FedAvg had that after {plural(sooner)}" if sooner is not None else f"FedAvg never had that in {ended:,}"
     ahead = {n: _lead(results, name, FEDSGD_CLIPPED[2], at) for n, name in FEDSGD_CLIPPED.items() if n != 2}
@@ -196,7 +184,7 @@ def fedsgd_noise(draft: Draft) -> Ruling:
     )
     draft.compared_with = [FEDAVG, *FEDAVG_NOISED_BY.values()]
     needed = [plain, FEDSGD_NOISED[0.002], FEDSGD_NOISED[0.024], FEDAVG, FEDAVG_NOISED]
-    at = shared_round(results, needed, against=[plain, FEDAVG])
+    at = draft.shared_round(needed, against=[plain, FEDAVG])
     quiet, _, much, averaged, averaged_much = (results.value(name, at) for name in needed)
     part, averaged_part = 1 - much / quiet, 1 - averaged_much / averaged
     less, off = _lead(results, plain, FEDSGD_NOISED[0.002], at)
@@ -234,7 +222,7 @@ def _lead(results: ResultSet, first: str, second: str, at: int) -> tuple[float, 
     apart = results.mean_lead(first, second, at)
     if apart is None:
         raise Undecided("The runs have fewer than two evaluations at the same rounds, so they cannot be compared.")
-    return apart[0], max(apart[1], margin(results, at))
+    return apart[0], max(apart[1], results.margin(at))
 
 
 SIZES = {"": "10,000", "20k-": "20,000", "30k-": "30,000"}
@@ -246,12 +234,12 @@ def dictionaries_clipping(draft: Draft) -> Ruling:
     can be compared. Larger dictionaries help little, and S = 20 costs them no more."""
     results = draft.results
     _add_dictionaries(draft, "S", {norm: clipped(norm).name for norm in SWEPT_CLIPS}, UNCLIPPED, "no clip")
-    at, costs = _dictionary_costs(results, UNCLIPPED, NOISELESS)
+    at, costs = _dictionary_costs(draft, UNCLIPPED, NOISELESS)
     gains = {SIZES[size]: _loss(results, size + UNCLIPPED, UNCLIPPED, at) for size in ("20k-", "30k-")}
     held = all(-NEARLY <= gain <= SMALL for gain in gains.values())
     sentence = (
         f"After {plural(at)} 20,000 words are {below(gains['20,000'])} 10,000, 30,000 words {below(gains['30,000'])}. "
-        f"S = 20 costs {_listed(costs)} points. {about_seeds(results, gains.values(), at)}"
+        f"S = 20 costs {_listed(costs)} points. {draft.about_seeds(gains.values(), at)}"
     )
     return held and all(cost - costs["10,000"] <= NEARLY for cost in costs.values()), sentence
 
@@ -259,17 +247,17 @@ def dictionaries_clipping(draft: Draft) -> Ruling:
 def dictionaries_noise(draft: Draft) -> Ruling:
     """Figure 12: accuracy over sigma at S = 20 with three dictionaries. sigma = 0.012 costs larger ones no more."""
     _add_dictionaries(draft, "σ", {sigma: noised(20, sigma).name for sigma in SWEPT_NOISES}, NOISELESS, "no noise")
-    at, costs = _dictionary_costs(draft.results, NOISELESS, noised(20, 0.012).name)
-    seeds = about_seeds(draft.results, costs.values(), at)
+    at, costs = _dictionary_costs(draft, NOISELESS, noised(20, 0.012).name)
+    seeds = draft.about_seeds(costs.values(), at)
     sentence = f"After {plural(at)} σ = 0.012 costs {_listed(costs)} points. {seeds}"
     return all(cost - costs["10,000"] <= NEARLY for cost in costs.values()), sentence
 
 
-def _dictionary_costs(results: ResultSet, plain: str, other: str) -> tuple[int, dict[str, float]]:
+def _dictionary_costs(draft: Draft, plain: str, other: str) -> tuple[int, dict[str, float]]:
     """The last round that the runs reached, and what the other run loses against the plain one, by number of words."""
     needed = [size + name for size in SIZES for name in (plain, other)]
-    at = shared_round(results, needed, against=[size + plain for size in SIZES])
-    return at, {words: _loss(results, size + plain, size + other, at) for size, words in SIZES.items()}
+    at = draft.shared_round(needed, against=[size + plain for size in SIZES])
+    return at, {words: _loss(draft.results, size + plain, size + other, at) for size, words in SIZES.items()}
 
 
 def _listed(costs: Mapping[str, float]) -> str:

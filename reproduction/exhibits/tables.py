@@ -27,17 +27,7 @@ from reproduction.printed import (
 )
 from reproduction.recipes import MAIN, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import (
-    NEARLY,
-    TRAINED,
-    Ruling,
-    Undecided,
-    about_seeds,
-    margin,
-    plural,
-    require_precise,
-    shared_round,
-)
+from reproduction.verdict import NEARLY, TRAINED, Ruling, Undecided, plural
 from unheard.formatting import NOTHING, epsilon_text, in_points, percent, raised, small
 
 BASELINE, LEAST_NOISE, MIDDLE_NOISE, FEW_USERS = (run.name for run in MAIN)
@@ -123,18 +113,18 @@ def table_accuracy(draft: Draft) -> Ruling:
         ],
         "z = 1, δ = 10⁻⁹. All hypothetical.",
     )
-    at = shared_round(results, runs, against=[BASELINE])
+    at = draft.shared_round(runs, against=[BASELINE])
     cells = [row.epsilon for row in TABLE_2 if row.epsilon is not None]
     equal = all(cell.agrees(moments(cell)) for cell in cells)
     printed = {row.run: BASELINE_ACCURACY - row.accuracy for row in TABLE_2}
-    base, same = results.mean(BASELINE, at) or 0.0, margin(results, at)
+    base, same = results.mean(BASELINE, at) or 0.0, results.margin(at)
     costs = {name: base - (results.mean(name, at) or 0.0) for name in runs[1:]}
     growing = all(later >= earlier - same for earlier, later in itertools.pairwise(costs.values()))
     near = all(costs[name] <= printed[name] + NEARLY for name in costs)
     listed = ", ".join(f"{in_points(costs[name])} ({in_points(printed[name])} in the paper)" for name in costs)
     sentence = (
         f"{'All' if equal else 'Not all'} {len(cells)} printed epsilons come out to the digit. After {plural(at)} "
-        f"σ = 0.003, 0.006 and 0.012 cost {listed} points. {about_seeds(results, costs.values(), at)}"
+        f"σ = 0.003, 0.006 and 0.012 cost {listed} points. {draft.about_seeds(costs.values(), at)}"
     )
     holds = equal and near and growing
     return None if holds and costs[runs[-1]] <= same else holds, sentence
@@ -191,9 +181,9 @@ def head_words(draft: Draft) -> Ruling:
         needed = f"{limits['min_models']}, with {BASELINE} and {LEAST_NOISE} of like length among them"
         raise Undecided(f"Head words were counted for {len(known)} trained models; the rule asks for {needed}.")
     accuracies, means = zip(*known, strict=True)
-    if max(accuracies) - min(accuracies) <= margin(results):
+    if max(accuracies) - min(accuracies) <= results.margin():
         raise Undecided("The models are equally good, so they cannot show what quality does.")
-    require_precise(results, [BASELINE, LEAST_NOISE])
+    draft.require_precise([BASELINE, LEAST_NOISE])
     ranks = rankdata(accuracies), rankdata(means)
     correlation = float(np.corrcoef(*ranks)[0, 1]) if len(set(means)) > 1 else 0.0  # Spearman's
     sentence = (

@@ -8,19 +8,7 @@ an L2 penalty to the local loss (appendix). `tied_embeddings` and `unit_norm` te
 from reproduction.exhibit import NOT_RUN, Draft, signed
 from reproduction.recipes import clipped, noised
 from reproduction.results import ResultSet
-from reproduction.verdict import (
-    NEARLY,
-    SMALL,
-    Ruling,
-    Undecided,
-    about_seeds,
-    below,
-    margin,
-    plural,
-    points,
-    require_learned,
-    shared_round,
-)
+from reproduction.verdict import NEARLY, SMALL, Ruling, Undecided, below, plural, points
 from unheard.formatting import NOTHING, in_points, percent
 
 BASELINE, CLIPPED, NOISED = "baseline", clipped(15).name, noised(15, 0.003).name
@@ -38,15 +26,15 @@ def estimators(draft: Draft) -> Ruling:
     results = draft.results
     draft.add_curves("AccuracyTop1 by round", ESTIMATOR_LABELS)
     draft.add_rounds_table(ESTIMATOR_LABELS)
-    at = shared_round(results, ESTIMATOR_LABELS)
+    at = draft.shared_round(ESTIMATOR_LABELS)
     values = {name: results.value(name, at) for name in ESTIMATOR_LABELS}
     best, worst = max(values, key=values.__getitem__), min(values, key=values.__getitem__)
-    require_learned(results, [best], at)
+    draft.require_learned([best], at)
     apart = values[best] - values[worst]
     sentence = (
         f"After {plural(at)} all four lie within {points(apart)}: from {percent(values[worst])} "
         f"({ESTIMATOR_LABELS[worst]}) to {percent(values[best])} ({ESTIMATOR_LABELS[best]}). "
-        f"{about_seeds(results, [apart], at)}"
+        f"{draft.about_seeds([apart], at)}"
     )
     return apart <= NEARLY, sentence
 
@@ -57,25 +45,25 @@ def update_penalty(draft: Draft) -> Ruling:
     labels = {CLIPPED: "no penalty"} | {name: f"penalty {penalty}" for name, penalty in penalties.items()}
     draft.add_curves("AccuracyTop1 by round, S = 15", labels)
     draft.add_rounds_table(labels)
-    at = shared_round(results, labels, against=[CLIPPED])
+    at = draft.shared_round(labels, against=[CLIPPED])
     gains = {penalty: results.value(name, at) - results.value(CLIPPED, at) for name, penalty in penalties.items()}
     listed = " and ".join(f"{signed(gain)} points at {penalty}" for penalty, gain in gains.items())
-    seeds = about_seeds(results, gains.values(), at)
+    seeds = draft.about_seeds(gains.values(), at)
     sentence = f"After {plural(at)} the penalty changes AccuracyTop1 by {listed}. {seeds}"
-    return max(gains.values()) <= margin(results, at), sentence
+    return max(gains.values()) <= results.margin(at), sentence
 
 
 def tied_embeddings(draft: Draft) -> Ruling:
     """One embedding for input and output against two: accuracy by round and size of the model."""
     results, untied, limits = draft.results, "untied-baseline", draft.recipe.limits
     _add_sizes(draft, {BASELINE: "tied", untied: "untied"})
-    at = shared_round(results, [BASELINE, untied], against=[untied])
+    at = draft.shared_round([BASELINE, untied], against=[untied])
     gap = results.value(BASELINE, at) - results.value(untied, at)
     sizes = [results.runs[name].parameters for name in (BASELINE, untied)]
     share = 1 - sizes[0] / sizes[1]
     sentence = (
         f"Tied, the model is {100 * share:.0f} % smaller ({sizes[0]:,} parameters against {sizes[1]:,}) "
-        f"and after {plural(at)} {below(gap)} the untied one. {about_seeds(results, [gap], at)}"
+        f"and after {plural(at)} {below(gap)} the untied one. {draft.about_seeds([gap], at)}"
     )
     return limits["least_smaller"] <= share <= limits["most_smaller"] and gap >= -SMALL, sentence
 
@@ -94,15 +82,15 @@ def unit_norm(draft: Draft) -> Ruling:
         f"free-norm-{BASELINE}": "free vectors, no clip",
     }
     _add_sizes(draft, labels)
-    at = shared_round(results, [unit_run, free_run], against=[free_run])
+    at = draft.shared_round([unit_run, free_run], against=[free_run])
     free, unit = results.value(free_run, at), results.value(unit_run, at)
     sooner = results.first_round_at(unit_run, free)
     words = f"reach that after {plural(sooner)}" if sooner is not None else "never reach that"
     sentence = (
         f"Free vectors have {percent(free)} after {plural(at)}; vectors of norm 1 {words}, and end at "
-        f"{percent(unit)}. {about_seeds(results, [unit - free], at)}"
+        f"{percent(unit)}. {draft.about_seeds([unit - free], at)}"
     )
-    if abs(unit - free) <= margin(results, at):
+    if abs(unit - free) <= results.margin(at):
         raise Undecided(sentence)
     is_faster = sooner is not None and sooner < (results.first_round_at(free_run, free) or at)
     return is_faster and unit > free, sentence
@@ -149,10 +137,10 @@ def other_models(draft: Draft) -> Ruling:
     draft.add_table("The same plan for three models", columns, rows, f"{note}columns with each other only.")
     draft.compared_with = MODEL_LABELS
     needed = [prefix + name for prefix in others for name in MODEL_LABELS]
-    at = shared_round(results, needed, against=[prefix + CLIPPED for prefix in others])
+    at = draft.shared_round(needed, against=[prefix + CLIPPED for prefix in others])
     costs = {label: -(_noise_gap(results, prefix, at) or 0.0) for prefix, label in others.items()}
     listed = " and ".join(f"the {label} {in_points(cost)}" for label, cost in costs.items())
-    sentence = f"After {plural(at)} σ = 0.003 costs {listed} points. {about_seeds(results, costs.values(), at)}"
+    sentence = f"After {plural(at)} σ = 0.003 costs {listed} points. {draft.about_seeds(costs.values(), at)}"
     return all(cost <= NEARLY for cost in costs.values()), sentence
 
 
