@@ -16,6 +16,8 @@ from unheard.cli.options import EngineOptions, ProcessOptions
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
+    from reproduction.scheduling import Step
+    from reproduction.workspace import Workspace
     from unheard.engines.distributed.process_group import ProcessGroup
 
 EXAMPLES = """Examples:
@@ -138,28 +140,10 @@ def run(
         from reproduction.cli.display import show_plan, show_running, show_skipped
         from reproduction.runner import run_steps
         from reproduction.scheduling import choose_steps
-        from reproduction.workspace import open_workspace
-        from unheard.cli.display import note, say
-        from unheard.engines.choice import EngineChoice
+        from unheard.cli.display import say
 
-        # Recipes name no engine, so that options that are left out mean `auto`.
-        given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
         steps = choose_steps(names, how.schedule)
-        workspace = open_workspace(
-            steps,
-            what.corpus,
-            populations=what.population or (),
-            name=what.name,
-            scale_name=what.scale,
-            seed_shift=what.seed,
-            changes=what.set_ or (),
-            work=how.work,
-            results=how.results,
-            engine=EngineChoice(**{key: value for key, value in given.items() if value}),
-            ranks=ranks,
-        )
-        if counted := [corpus.role for corpus in workspace.corpora.values() if corpus.is_counted]:
-            note(COUNTED.format(", ".join(counted)), style="bold yellow")
+        workspace = _workspace(steps, what, how, engine, processes, ranks)
         left, impossible = workspace.left(steps, what.rounds)
         show_plan(workspace, left, *workspace.speed(how.users_per_second))
         if how.dry_run or not left:
@@ -176,3 +160,36 @@ def run(
             raise typer.Exit(1)
 
     run_on_processes(work, processes.processes, processes.max_restarts)
+
+
+def _workspace(
+    steps: "list[Step]",
+    what: WhatToRun,
+    how: HowToRun,
+    engine: EngineOptions,
+    processes: ProcessOptions,
+    ranks: "ProcessGroup | None",
+) -> "Workspace":
+    """Open the workspace that the options name, and warn if a population is counted."""
+    from reproduction.workspace import open_workspace
+    from unheard.cli.display import note
+    from unheard.engines.choice import EngineChoice
+
+    # Recipes name no engine, so that options that are left out mean `auto`.
+    given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
+    workspace = open_workspace(
+        steps,
+        what.corpus,
+        populations=what.population or (),
+        name=what.name,
+        scale_name=what.scale,
+        seed_shift=what.seed,
+        changes=what.set_ or (),
+        work=how.work,
+        results=how.results,
+        engine=EngineChoice(**{key: value for key, value in given.items() if value}),
+        ranks=ranks,
+    )
+    if counted := [corpus.role for corpus in workspace.corpora.values() if corpus.is_counted]:
+        note(COUNTED.format(", ".join(counted)), style="bold yellow")
+    return workspace
