@@ -75,7 +75,7 @@ def exposures(
     Args:
         model: The language model.
         params_P: Its parameters.
-        canaries: The record of planted phrases (`planted_phrases.read_canaries`).
+        canaries: The record of planted phrases (`corpus.canaries.read_canaries`).
         rng: Draws the candidates. Phrases of one length share their candidates.
         candidates: The number of random phrases to rank among, at least 100.
         spread: How batches are computed: in this process, or on all ranks (`engines/distributed/parallel_map.py`).

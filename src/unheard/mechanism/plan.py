@@ -430,8 +430,9 @@ def in_order(changes: Sequence[Change]) -> tuple[Change, ...]:
 
 
 def _adaptive_facts(plan: RoundPlan) -> dict[str, Any]:
-    """What the header states besides the first S of an adaptive clip; the multiplier in the header is then the update's
-    share."""
+    """The facts about an adaptive clip for the ledger's header; empty for other clips.
+
+    The noise multiplier in the header is then that of the update alone, without the count."""
     if plan.adaptive_clip is None:
         return {}
     rule = plan.adaptive_clip

@@ -137,7 +137,7 @@ def _attend(
 class _Trained(nn.Module):
     """A layer in which each user has parameters of their own.
 
-    `Packed` sets `own` before a forward pass, and `user_K`, the user of each block, where a user can have several
+    `PackedModel` sets `own` before a forward pass, and `user_K`, the user of each block, where a user can have several
     blocks."""
 
     own: dict[str, Tensor]

@@ -496,7 +496,7 @@ class Ledger:
         return self._file.head
 
     def hash_at(self, length: int) -> str:
-        """The hash that `head` was when the ledger had `length` entries; for 0, the header's."""
+        """The value of `head` when the ledger had `length` entries; for 0, the hash of the header."""
         return self._file.hashes[length]
 
     def __len__(self) -> int:

@@ -81,7 +81,7 @@ def statement(folder: str | Path, *, delta: float | None = None) -> dict[str, An
 
     Args:
         folder: A run folder. The statement follows from its ledger.jsonl; the checkpoints, the model and the
-            population's ledger are asked whether that ledger is whole.
+            population's ledger show whether that ledger is complete.
         delta: The delta of the claim. None: the declared one.
 
     Returns:

@@ -184,7 +184,7 @@ class Stage:
         """Train the trials that are left, and record the speed, from which the plan's duration is computed.
 
         Yields:
-            Pairs of an index into `left`, as it was before, and that trial's report of a round.
+            The index of a trial in `left`, as it was before the call, and the report of a round of that trial.
         """
         left = self.left
         runs = [(trial.run, trial.folder) for trial in left]
