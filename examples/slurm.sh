@@ -1,7 +1,7 @@
 #!/bin/bash
 # A run on several machines under Slurm: sbatch examples/slurm.sh RUN.toml OUT
 # Fill in: partition, number of machines, GPUs of each, time. RUN.toml, OUT, the corpus and the environment lie on a disk that all see.
-# Send it again after it ended early: it goes on from the last checkpoint, and what is done again is charged again.
+# Send it again after it ended early: it continues from the last checkpoint, and what is done again is charged again.
 #SBATCH --job-name=unheard
 #SBATCH --partition=FILL_IN
 #SBATCH --nodes=4

@@ -157,7 +157,7 @@ def _checkpoints_read(folder: Folder) -> Iterator[str]:
     files = checkpoint_files(folder.path)
     if not files:
         raise CheckFailed(
-            f"{folder.path.checkpoints} holds no checkpoint: the run cannot go on, nor its model be checked."
+            f"{folder.path.checkpoints} holds no checkpoint: the run cannot be resumed, and its model cannot be checked."
         )
     for file in files:
         folder.checkpoints.append(read_checkpoint(file))
@@ -180,7 +180,7 @@ def _configuration(folder: Folder) -> Iterator[str]:
         if layout is not None:
             folder.run.model.__dict__["_layout"] = layout  # instead of importing the class
     if folder.ledger is None:
-        raise CheckFailed("run.toml reads well, but there is no ledger to compare it with.")
+        raise CheckFailed("run.toml can be read, but there is no ledger to compare it with.")
     if folder.ledger.facts.get("run_hash") != run_hash(folder.run):
         raise CheckFailed(
             "run.toml was changed after the run began: its hash is not the one in the ledger's first line."
@@ -361,7 +361,7 @@ def _metrics(folder: Folder) -> Iterator[str]:
 
 def _rounds_to_evaluate(run: Run, folder: Folder, rows: list[dict[str, Any]]) -> set[int]:
     """The rounds whose evaluations a run has written by its newest checkpoint, from the first that is kept on: the file
-    may be deleted, and a run that goes on then begins a new one."""
+    may be deleted, and a run that is resumed then begins a new one."""
     newest = max((checkpoint.state.round for checkpoint in folder.checkpoints), default=0)
     first = min((int(row["round"]) for row in rows), default=0)
     last = newest - newest % run.evaluation.every
@@ -441,7 +441,7 @@ def _statement(folder: Folder) -> Iterator[str]:
     except (ValueError, RecursionError):
         raise CheckFailed("statement.json is not JSON.") from None
     if not isinstance(saved, dict):
-        raise CheckFailed("statement.json is no statement.")
+        raise CheckFailed("statement.json is not a privacy statement.")
     expected = compute_statement(ledger.facts, ledger.entries)
     is_of_first_version = "ledger" not in saved  # version 0.1 did not write this key
     compared = expected.keys() - {"versions", "software"} - ({"ledger"} if is_of_first_version else set())
@@ -524,7 +524,7 @@ def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
     q_and_z = (event.sampling_prob, event.noise_multiplier) if isinstance(event, PoissonGaussian) else None
     if not isinstance(charged, Selection) or q_and_z != (charged.sampling_prob, charged.noise_multiplier):
         raise CheckFailed(
-            "the run was selected among several, but was not charged as that with the q and z of the run file."
+            "the run was selected among several, but its charge is not that of a selection with the q and z of the run file."
         )
     return charged.rounds
 
