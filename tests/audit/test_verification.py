@@ -380,7 +380,7 @@ def test_a_selected_run_was_charged_as_a_selection_with_its_own_q_and_z(run, oth
         entries=[Entry(event=charged, round=0, hash="")],
     )
     if other:
-        with pytest.raises(verification.CheckFailed, match="was not charged as that"):
+        with pytest.raises(verification.CheckFailed, match="its charge is not that of a selection"):
             verification._rounds_of_selection(run, ledger)  # pyright: ignore[reportArgumentType]
     else:
         assert verification._rounds_of_selection(run, ledger) == 6  # pyright: ignore[reportArgumentType]
