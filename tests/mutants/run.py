@@ -31,7 +31,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CI": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOA
 """One thread each; hypothesis draws the same examples every time, so that a mutant caught once is caught again; and no
 plugin but the one that ends a test after its time."""
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--no-header"]
-KEPT = ("src", "tests", "docs", "examples", "reproduction", "pyproject.toml", "README.md")
+KEPT = ("src", "tests", "docs", "benchmarks", "examples", "reproduction", "pyproject.toml", "README.md")
 PRELOADED = ("torch", "dp_accounting", "scipy.stats", "duckdb", "randomgen", "safetensors.torch", "pytest")
 PRELOADED += ("typer", "rich.table", "jinja2", "pandas", "pyarrow.parquet", "hypothesis", "mpmath", "filelock")
 
