@@ -77,6 +77,19 @@ def raised(power: int) -> str:
     return str(power).translate(_RAISED)
 
 
+def odds_factor(epsilon: float) -> str:
+    """Format e^epsilon, the factor by which one user changes the odds of an outcome: three digits, rounded up.
+
+    >>> odds_factor(0.5), odds_factor(8.0), odds_factor(20.0)
+    ('1.65', '2,990', '10⁹')
+    """
+    if epsilon > math.log(1e6):
+        return f"10{raised(math.ceil(epsilon / math.log(10)))}"
+    factor = math.exp(epsilon)
+    unit = 10.0 ** (math.floor(math.log10(factor)) - 2)
+    return f"{math.ceil(factor / unit - 1e-9) * unit:,.10g}"
+
+
 def number(value: float | None) -> str:
     """Format a number with four significant digits and thousands separators, or a dash for None and NaN."""
     return NOTHING if value is None or math.isnan(value) else f"{value:,.4g}"

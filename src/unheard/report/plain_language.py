@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from unheard.errors import UnprovenCombination
-from unheard.formatting import accountant_title, epsilon_text, raised, small
+from unheard.formatting import accountant_title, epsilon_text, odds_factor, small
 from unheard.report.run_record import RunRecord
 
 STRONG, WEAK = 1.0, 8.0
@@ -144,26 +144,17 @@ def _paragraphs(epsilon: float, delta: float) -> tuple[str, ...]:
     if epsilon > WEAK:
         return (
             f"{unit} Each person's part in this model was limited and covered with noise, but the number that measures what is "
-            f"left is large: one person's presence may change the odds of an outcome by a factor of {_factor(epsilon)}. By "
+            f"left is large: one person's presence may change the odds of an outcome by a factor of {odds_factor(epsilon)}. By "
             "itself such a bound promises little.",
             f"{bet} The bound leaves open that, {knowing}, they are right {_success_rate(epsilon, delta)}. More users, more "
             "noise or fewer rounds make it smaller; `unheard plan` says by how much.",
         )
     return (
         f"{unit} Whether any one of them took part changes the odds of anything that can be seen of this run, all its models "
-        f"included, by a bounded factor: no outcome becomes more than {_factor(epsilon)} times as likely, or as unlikely, by "
+        f"included, by a bounded factor: no outcome becomes more than {odds_factor(epsilon)} times as likely, or as unlikely, by "
         f"one person's presence (except for a remainder of δ = {small(delta)}).",
         f"As a bet: {bet[0].lower()}{bet[1:]} Even {knowing}, they are right at most {_success_rate(epsilon, delta)}.",
     )
-
-
-def _factor(epsilon: float) -> str:
-    """e^epsilon in three digits, rounded up."""
-    if epsilon > math.log(1e6):
-        return f"10{raised(math.ceil(epsilon / math.log(10)))}"
-    factor = math.exp(epsilon)
-    unit = 10.0 ** (math.floor(math.log10(factor)) - 2)
-    return f"{math.ceil(factor / unit - 1e-9) * unit:,.10g}"
 
 
 def _success_rate(epsilon: float, delta: float) -> str:

@@ -33,7 +33,7 @@ from typing import Any
 from unheard.deployment.keyboard.suggestions import PieceSuggester, Suggester, Suggestion
 from unheard.deployment.model import LoadedModel
 from unheard.errors import InvalidValue
-from unheard.formatting import TIMES, accountant_title, colour_numbers, epsilon_text, raised, small
+from unheard.formatting import accountant_title, colour_numbers, epsilon_text, odds_factor, small
 
 STRONG, WEAK = 1.0, 8.0
 """Up to STRONG an epsilon is called strong, above WEAK weak. A convention: the number is always shown too."""
@@ -93,22 +93,11 @@ def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
         return ["It was trained without protection: what one person wrote may be read out of it."]
     sentences = [
         "Whether or not a person took part, with everything they wrote, no outcome becomes more than "
-        f"{_factor(epsilon)} times as likely by it, up to a remainder of δ = {small(delta)}."
+        f"{odds_factor(epsilon)} times as likely by it, up to a remainder of δ = {small(delta)}."
     ]
     if grade == "weak":
         sentences.append("That factor is so large that the guarantee says little by itself.")
     return sentences
-
-
-def _factor(epsilon: float) -> str:
-    """Return e^epsilon as text, rounded up."""
-    factor = math.exp(min(epsilon, 700.0))
-    if factor < 100:
-        return f"{math.ceil(10 * factor) / 10:g}"
-    if factor < 10_000:
-        return f"{math.ceil(factor):,}"
-    power = math.floor(epsilon / math.log(10))
-    return f"{math.ceil(10 * math.exp(epsilon - power * math.log(10))) / 10:g} {TIMES} 10{raised(power)}"
 
 
 MAX_BODY = 32 * 1024
