@@ -219,7 +219,7 @@ def make_preparation(
         raise InputError("Name the columns: --user-field (who wrote it) and --text-field (what).")
     if fields.user == fields.text:
         raise InputError(
-            f"The user and the text are both '{fields.user}', so every post would be a user of its own. Name two "
+            f"The user and the text are both the column '{fields.user}', so every post would be a user of its own. Name two "
             "columns: --user-field and --text-field."
         )
     return Preparation(
