@@ -1,6 +1,7 @@
 """storage.py: after any failure the old content or the new content is there, and locks exclude other processes."""
 
 import ast
+import errno
 import os
 import subprocess
 import sys
@@ -207,3 +208,20 @@ def test_a_deleted_folder_is_gone_for_good_and_one_that_is_missing_is_no_error(t
     assert os.listdir(tmp_path) == []
     assert synced == [tmp_path.stat().st_ino]
     storage.delete_folder(folder)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_another_process_creates_meanwhile_is_left_as_it_is(tmp_path, monkeypatch, links):
+    path, real = tmp_path / "ledger.jsonl", os.link
+
+    def link(source, target):
+        path.write_bytes(b"of the other process")
+        if links:
+            return real(source, target)
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(storage.os, "link", link)
+    with pytest.raises(FileExistsError):
+        storage.create_file(path, b"new")
+    assert path.read_bytes() == b"of the other process"
+    assert os.listdir(tmp_path) == ["ledger.jsonl"]

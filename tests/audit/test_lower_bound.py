@@ -88,3 +88,34 @@ def test_f_dp_refutes_noise_of_a_quarter_and_no_sound_noise():
 
 def test_the_examples_in_the_docstring_are_true():
     assert doctest.testmod(module).failed == 0
+
+
+def test_the_levels_of_all_guessing_rules_add_up_to_that_of_the_bound(monkeypatch):
+    """The best rule is chosen by its outcome, so each has its share of the probability of error (Bonferroni)."""
+    rng = np.random.default_rng(1)
+    included_M = rng.random(300) < 0.5
+    score_M = rng.standard_normal(300) + included_M
+    events = [Gaussian(noise_multiplier=1.0)]
+    levels: list[float] = []
+
+    def rules_out(self, canaries, guesses, correct, probability):
+        levels.append(probability)
+        return False
+
+    def bound(canaries, guesses, correct, delta, confidence):
+        levels.append(1 - confidence)
+        return 0.0
+
+    monkeypatch.setattr(module.AttackCurve, "rules_out", rules_out)
+    monkeypatch.setattr(module, "lower_bound", bound)
+    for judge, level in (
+        (lambda: module.refutes(score_M, included_M, events, 0.01), 0.01),
+        (lambda: module.best_guesses(score_M, included_M, 1e-6, 0.9), 0.1),
+        (lambda: module.f_dp_bound(score_M, included_M, events, 1e-6, 0.9), 0.1),
+    ):
+        levels.clear()
+        judge()
+        rules = len(module._outcomes(score_M, included_M))
+        assert rules > 5
+        assert math.fsum(levels[:rules]) == pytest.approx(level)
+        assert len(set(levels)) == 1

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import unheard
+from unheard.audit import one_run
 from unheard.audit.canary_users import BackgroundUsers
 from unheard.audit.one_run import OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult, audit_run
@@ -17,7 +18,7 @@ from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, PrivacyError, UnprovenCombination
 from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
-from unheard.randomness import ReproducibleStreams, reproducible_generator
+from unheard.randomness import ReproducibleStreams, SecureStreams, reproducible_generator
 from unheard.training.released import Released
 
 
@@ -113,6 +114,33 @@ def test_users_of_the_store_may_take_part_and_are_charged(run, store, tmp_path):
     charged = PopulationLedger.read(tmp_path / "ledger.jsonl")
     assert len(charged.events) == 2
     assert not torch.equal(background.state.params_P, run.model.initial(0))
+
+
+class RecordedStreams(SecureStreams):
+    """Counts how often each stream is asked for."""
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name in ("sampling", "batches", "noise", "noise_key", "groups_key", "count"):
+            return lambda attempt: (ASKED.append((name, attempt)), value(attempt))[1]
+        return value
+
+
+ASKED: list[tuple[str, int]] = []
+
+
+def test_an_audit_asks_for_each_stream_once_and_its_coins_are_fair(run, store, tmp_path, monkeypatch):
+    ASKED.clear()
+    people = open_population_ledger(tmp_path, store.name, [], tmp_path / "ledger.jsonl")
+    streams, engine = RecordedStreams(), EngineChoice(kind="reference").build(run.model)
+    background = BackgroundUsers(run, store, engine, streams, people, "r")
+    monkeypatch.setattr(one_run, "_result", lambda run, events, signals, score_M, included_M: included_M)
+    list(audit_one_run(run, streams, canaries=40, rounds=3, background=background))
+    assert len(set(ASKED)) == len(ASKED) == 1 + 3 * 3
+    wide = replace(run, model=unheard.TiedLSTM(vocabulary_size=2000, embedding_size=8, hidden_size=8))
+    *_, included_M = audit_one_run(wide, SecureStreams(), canaries=2000, rounds=1)
+    assert isinstance(included_M, np.ndarray)
+    assert abs(included_M.mean() - 0.5) < 6 * 0.5 / math.sqrt(2000)
 
 
 def test_an_audit_without_noise_among_users_must_be_allowed(run, store, tmp_path):

@@ -216,13 +216,29 @@ def test_the_command_line_prints_what_the_library_warns_the_operator_of(run, sto
     assert str(store.train.num_users) not in warning
 
 
+@pytest.fixture(scope="module")
+def trained(store, model, plan, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "r"
+    run = unheard.Run(corpus=store.path, model=model, plan=plan, training=unheard.Training(rounds=1))
+    list(unheard.train(run, folder))
+    return folder
+
+
 @pytest.mark.parametrize(
-    "name", ["run.toml", "ledger.jsonl", "metrics.jsonl", "vocabulary.txt", "tokens.json", "x.txt"]
+    "name",
+    [
+        "run.toml",
+        "ledger.jsonl",
+        "metrics.jsonl",
+        "vocabulary.txt",
+        "tokens.json",
+        "x.txt",
+        "checkpoints/x.safetensors",
+    ],
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_pipe_or_a_device_in_a_folder_is_refused_at_once(run, tmp_path, name, kind):
-    list(unheard.train(replace(run, training=unheard.Training(rounds=1)), tmp_path / "r"))
-    folder = tmp_path / "r"
+def test_a_pipe_or_a_device_in_a_folder_is_refused_at_once(trained, tmp_path, name, kind):
+    folder = shutil.copytree(trained, tmp_path / "r")
     (folder / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(folder / name)

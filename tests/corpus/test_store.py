@@ -128,6 +128,22 @@ def test_an_unfinished_store_is_not_a_store(tmp_path):
         TokenStore.open(path)
 
 
+def test_others_cannot_enter_a_store_nor_an_unfinished_one(tmp_path):
+    mask = os.umask(0)
+    try:
+        writer = StoreWriter(tmp_path / "unfinished")
+        assert stat.S_IMODE(os.stat(writer.partial).st_mode) == 0o700
+        written = write_store(
+            tmp_path / "whole",
+            train=[np.array([0, 3, 1])],
+            held_out=[np.array([0, 3, 1])],
+            vocabulary=Vocabulary.of(["a"]),
+        )
+        assert stat.S_IMODE(os.stat(written.path).st_mode) == 0o700
+    finally:
+        os.umask(mask)
+
+
 def test_a_failure_inside_the_writer_leaves_nothing_behind(tmp_path):
     with pytest.raises(RuntimeError, match="stop"), StoreWriter(tmp_path / "store"):
         raise RuntimeError("stop")

@@ -108,6 +108,24 @@ def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
     assert not (part.path / "ledger.jsonl").exists()
 
 
+def test_every_part_knows_the_digests_of_the_whole_store(tmp_path):
+    """The streams of a seeded run follow from the text of all users, whichever part the leader has."""
+    large = write_store(
+        tmp_path / "large",
+        train=[np.array([0, 3 + i, 4, 1]) for i in range(4)],
+        held_out=[np.array([0, 3, 1])],
+        vocabulary=Vocabulary.of(f"w{i}" for i in range(20)),
+        info={"vocabulary": {"kind": "file"}},
+        shards=2,
+    )
+    assert large.digests is not None
+    for number in (1, 2):
+        part = split_store(large, tmp_path / f"part{number}", part=number, of=2)
+        assert part.digests is not None
+        assert part.content_digest == large.content_digest
+        assert large.digests.items() <= part.digests.items()
+
+
 @pytest.mark.parametrize("size", [3, 70_004])
 def test_an_impossible_size_is_refused(tmp_path, size):
     with pytest.raises(InvalidValue, match="Choose a size from 4 to"):

@@ -20,6 +20,7 @@ from unheard.errors import InvalidValue, LedgerError, NodeError, PrivacyError, U
 from unheard.mechanism.aggregation import BoundedAverage
 from unheard.mechanism.noise import SMALLEST_SHARE, DistributedGaussianNoise
 from unheard.privacy.events import (
+    CorrelatedGaussian,
     DistributedGaussian,
     Gaussian,
     PoissonGaussian,
@@ -29,6 +30,7 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.statement import compute_statement, render
+from unheard.privacy.statement_formats import report_data
 from unheard.randomness import secure_generator
 
 NOISE = DistributedGaussianNoise(noise_multiplier=1.0, min_parties=4)
@@ -203,3 +205,15 @@ def test_nodes_of_which_nobody_was_drawn_add_their_noise_too(run):
     wanted = NOISE.share_std(total.l2_bound, total.grid) * math.sqrt(6)
     assert abs(total.units_P.double().std() / wanted - 1) < 0.15
     assert total.added_noise == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("q", [0.1, 1.0])
+def test_noise_that_a_server_added_before_hides_nothing_from_it(q):
+    """A run on nodes that began from a run with correlated noise, whose server knew its own noise."""
+    earlier = CorrelatedGaussian(sampling_prob=q, noise_multiplier=9.0, block=2, index=0)
+    own = DistributedGaussian(sampling_prob=1.0, noise_multiplier=9.0, min_parties=4)
+    facts = {"population": 1000, "delta": 1e-6, "start": {"charges": 1}}
+    alone, both = (compute_statement(facts, events) for events in ([own], [earlier, own]))
+    assert alone["against_server"]["epsilon"] < 2
+    assert both["against_server"]["epsilon"] == "infinity"
+    assert report_data(both)["against_server"]["true_positive_rates"][0]["at_most"] == 1.0

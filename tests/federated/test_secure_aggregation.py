@@ -183,6 +183,19 @@ def test_a_second_vector_under_the_same_mask_is_refused():
         parties[0].masked(session.name, received, vector + 1, np.zeros(3, np.int64), 32)
 
 
+def test_a_node_refuses_a_short_name_of_a_session_and_a_share_from_itself():
+    for name in ("", "x" * 15, None, 16 * ["x"]):
+        with pytest.raises(NodeError, match="at least 16 characters"):
+            Party({}).keys(name)  # pyright: ignore[reportArgumentType]
+    Party({}).keys("x" * 16)
+    session, parties = run_session(some_vectors(4), lost={"masked": [0, 1, 2, 3]})
+    received = session.masked_request(0)["received"]
+    for wrong in ({"0": next(iter(received.values()))}, {"9": "x"}):
+        memory = json.loads(json.dumps(parties[0].memory))
+        with pytest.raises(NodeError, match="not in this session"):
+            Party(memory).masked(session.name, {**received, **wrong}, np.zeros(P, np.int64), np.zeros(3, np.int64), 32)
+
+
 def test_a_node_refuses_both_secrets_of_a_party_and_a_sum_of_few():
     vectors = some_vectors(5)
     session, parties = run_session(vectors, lost={"reveal": range(5)})

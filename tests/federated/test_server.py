@@ -216,6 +216,9 @@ def test_shares_of_another_round_spoil_one_round_and_their_node_counts_as_gone(r
     with pytest.warns(RuntimeWarning, match="charged, and is abandoned"):
         assert not again().any()
     np.testing.assert_array_equal(again(), sum_of(run, [n for n in numbers if n // 10 != 2]).units_P)
+    # Nor is it asked when none of its users is drawn, to fill up the parties.
+    for drawn in ({}, {1000: np.array([0])}, {1002: np.array([20])}):
+        assert 1002 not in engine._chosen_parties(run.plan.at(0, run.model.layout), drawn)
 
 
 SAMPLERS = {

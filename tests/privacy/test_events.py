@@ -8,13 +8,19 @@ from hypothesis import strategies as st
 
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.events import (
+    KINDS,
     CorrelatedGaussian,
+    DistributedGaussian,
+    ExampleGaussian,
     FailureProbability,
     Gaussian,
     NonPrivate,
     PoissonGaussian,
+    Selection,
     accounted,
+    against_server,
     from_record,
+    has_rounds,
     to_record,
 )
 
@@ -114,3 +120,28 @@ def test_a_round_of_correlated_noise_out_of_range_is_refused(wrong):
     good = {"sampling_prob": 0.5, "noise_multiplier": 1.0, "block": 4, "index": 0}
     with pytest.raises(InvalidValue):
         CorrelatedGaussian(**{**good, **wrong})
+
+
+ROUND = {"sampling_prob": 0.1, "noise_multiplier": 1.0}
+AGAINST_SERVER = {
+    PoissonGaussian(**ROUND): NonPrivate,
+    ExampleGaussian(**ROUND, examples_per_user=2): NonPrivate,
+    DistributedGaussian(**ROUND, min_parties=3): Gaussian,
+    CorrelatedGaussian(**ROUND, block=2, index=0): NonPrivate,
+    Gaussian(noise_multiplier=2.0): Gaussian,
+    FailureProbability(delta=1e-10): FailureProbability,
+    NonPrivate(reason="no noise"): NonPrivate,
+    Selection(**ROUND, rounds=3, mean_trials=2.0, drawn_from="geometric"): NonPrivate,
+}
+"""What an event of each kind is to a server that knows who was drawn: only the nodes' own noise hides users from it."""
+
+
+def test_only_noise_of_the_nodes_and_releases_before_training_are_private_against_the_server():
+    assert {type(event) for event in AGAINST_SERVER} == {*KINDS.values()}
+    for event, kind in AGAINST_SERVER.items():
+        assert type(against_server(event)) is kind, event
+
+
+def test_every_event_but_those_of_a_vocabulary_is_a_round():
+    for event in AGAINST_SERVER:
+        assert has_rounds([event]) is not isinstance(event, Gaussian | FailureProbability), event

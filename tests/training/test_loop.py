@@ -566,3 +566,15 @@ def test_runs_that_shared_their_cohorts_are_not_composed(run, store, tmp_path):
     list(unheard.train(replace(shared, plan=replace(run.plan, clip=unheard.FlatClip(norm=1.9))), tmp_path / "two"))
     with pytest.raises(UnprovenCombination, match="shared_cohorts"):
         all_runs(PopulationLedger.read(tmp_path / "ledger.jsonl"))
+
+
+def test_evaluations_after_a_round_are_dropped_and_the_others_stay_as_they_are(tmp_path):
+    folder = RunFolder(tmp_path)
+    for kept in range(5):
+        folder.metrics.unlink(missing_ok=True)
+        for round in range(1, 5):
+            folder.append_metrics({"round": round, "epsilon": None, "accuracy": 1 / 3})
+        before = folder.metrics.read_bytes()
+        folder.drop_metrics_after(kept)
+        assert [row["round"] for row in folder.read_metrics()] == [*range(1, kept + 1)]
+        assert before.startswith(folder.metrics.read_bytes())  # a checkpoint remembers these bytes

@@ -362,6 +362,17 @@ def test_the_state_of_an_earlier_mechanism_of_the_same_run_is_refused(place):
     assert indices(folder) == [0, 1, 0, 1]
 
 
+def test_keys_are_refused_by_a_library_that_draws_other_numbers_from_them(place, monkeypatch):
+    folder, run = place / "r", run_of(place, rounds=9)
+    go(run, folder, stop=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(noise_state, "_draw_digest", lambda: "of another version")
+        with pytest.raises(CheckpointCorrupt, match="draws other numbers"):
+            go(run, folder, stop=3)
+    go(run, folder, stop=3)
+    assert indices(folder) == [0, 1, 2]
+
+
 def damage_keys(noise: Path) -> None:
     path = noise / "keys.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"index": 3', b'"index": 4'))

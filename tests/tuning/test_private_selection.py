@@ -1,5 +1,6 @@
 """A selection: charged before its first trial, drawn by the tool, and nothing of it left but the best."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -299,10 +300,24 @@ def test_selection_on_several_processes_is_refused(candidates, tmp_path, monkeyp
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
-def test_candidates_that_begin_elsewhere_are_refused(candidates, tmp_path):
-    elsewhere = replace(candidates[0], training=replace(candidates[0].training, init_seed=1))
-    with pytest.raises(InvalidValue, match="the same training"):
-        select([candidates[1], elsewhere], tmp_path / "best", TrialCount(mean=2))
+def test_candidates_that_differ_in_anything_but_update_clip_and_server_are_refused(candidates, tmp_path):
+    first, second = (replace(run, delta=1e-3) for run in candidates)
+    other = {
+        "corpus": "elsewhere",
+        "ledger": "elsewhere.jsonl",
+        "model": replace(first.model, hidden_size=9),
+        "training": replace(first.training, init_seed=1),
+        "evaluation": replace(first.evaluation, every=2),
+        "budget": Budget(epsilon=99.0, delta=first.claimed_delta),
+        "delta": 2e-3,
+        "plan": replace(first.plan, population=61),
+    }
+    assert {*other, "server"} == {field.name for field in dataclasses.fields(unheard.Run)}
+    for name, value in other.items():
+        word = {"delta": "claimed_delta", "plan": "population"}.get(name, name)
+        with pytest.raises(InvalidValue, match=f"the same {word}"):
+            select([second, replace(first, **{name: value})], tmp_path / "best", TrialCount(mean=2))
+    assert not (first.corpus / "ledger.jsonl").exists()
 
 
 def test_a_budget_is_asked_before_the_first_trial(candidates, tmp_path):

@@ -309,7 +309,7 @@ def against_server(event: Event) -> Event:
     if isinstance(event, DistributedGaussian):
         # DP: against someone who knows the cohort there is no amplification by sampling.
         return Gaussian(noise_multiplier=event.noise_multiplier)
-    if isinstance(event, PoissonGaussian | ExampleGaussian | Selection):
+    if isinstance(event, PoissonGaussian | ExampleGaussian | CorrelatedGaussian | Selection):
         return NonPrivate(reason="the server adds the noise itself")
     return event
 

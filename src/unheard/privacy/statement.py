@@ -26,7 +26,6 @@ from unheard.privacy.accountants import (
     ACCOUNTANTS,
     CLAIM_RULE,
     best_epsilon,
-    collapse,
     epsilons,
     versions,
 )
@@ -200,12 +199,12 @@ def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event
 
 def _server(claimed: Claim) -> dict[str, Any]:
     """The epsilon against the server of a federated run with distributed noise; nothing for every other run."""
-    counts, failure = collapse(claimed.events)
-    if not any(isinstance(event, DistributedGaussian) for event, _ in counts):
+    events = [item if isinstance(item, tuple) else (item, 1) for item in claimed.events]
+    if not any(isinstance(event, DistributedGaussian) for event, _ in events):
         return {}
     # DP: of what the run claims, as the claim against readers: a run that was stopped early claims all declared rounds.
-    seen = [(against_server(event), times) for event, times in counts]
-    bound = claimed.cost([*seen, FailureProbability(delta=min(1.0, failure))])
+    seen = [(against_server(event), times) for event, times in events]
+    bound = claimed.cost(seen)
     return {"against_server": {"epsilon": bound.epsilon, "accountant": bound.accountant, "amplified": False}}
 
 

@@ -168,7 +168,7 @@ def _against_server(statement: Mapping[str, Any]) -> dict[str, Any] | None:
     events, delta = claimed_events(statement), float(statement["delta"])
     attacker = (
         figures_of_pair(float(server["epsilon"]), delta)
-        if events is None
+        if events is None or math.isinf(float(server["epsilon"]))
         else figures([(against_server(event), times) for event, times in events], delta)
     )
     return {"epsilon": server["epsilon"], "accountant": server["accountant"], **attacker.record}
