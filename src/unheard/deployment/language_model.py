@@ -41,10 +41,10 @@ class Written:
     """The result of an export of a fine-tuned language model.
 
     Args:
-        out: the folder.
-        files: names and sizes of its files in bytes.
-        statement: the privacy statement.
-        difference: the largest relative difference of scores between what was written and the run's own model.
+        out: The folder.
+        files: Names and sizes of its files in bytes.
+        statement: The privacy statement.
+        difference: The largest relative difference of scores between what was written and the run's own model.
     """
 
     out: Path
@@ -57,13 +57,13 @@ def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
     """Write the newest model of a run folder.
 
     Args:
-        run: a run folder of a `HuggingFaceModel`.
-        out: the folder to create.
+        run: A run folder of a `HuggingFaceModel`.
+        out: The folder to create.
         to: "adapter" (of a run with train = "lora"), "merged" or "gguf".
 
     Raises:
-        InvalidValue: if the run has another kind of model, or the format does not fit it.
-        ModelError: if what was written has other scores than the run's model.
+        InvalidValue: If the run has another kind of model, or the format does not fit it.
+        ModelError: If what was written has other scores than the run's model.
     """
     released = Released.open(run)
     model = released.run.model
@@ -178,10 +178,10 @@ def write_gguf_file(model: Any, base: Path, file: Path, title: str) -> None:
     """Write a model of the Llama family and its tokenizer as GGUF.
 
     Args:
-        model: a `LlamaForCausalLM`.
-        base: the folder with tokenizer.json.
-        file: to write.
-        title: the model's name in the file.
+        model: A `LlamaForCausalLM`.
+        base: The folder with tokenizer.json.
+        file: To write.
+        title: The model's name in the file.
     """
     try:
         import gguf  # pyright: ignore[reportMissingImports]

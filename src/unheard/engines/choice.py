@@ -30,9 +30,9 @@ class EngineClass(Protocol):
         """The engine for one model on one device.
 
         Args:
-            model: the model whose updates the engine sums.
-            device: where it computes.
-            users_at_once: users in a chunk; None: as many as fit the free memory.
+            model: The model whose updates the engine sums.
+            device: Where it computes.
+            users_at_once: Users in a chunk; None: as many as fit the free memory.
             precision: "auto", "float32" or "bfloat16".
         """
         ...
@@ -65,23 +65,23 @@ class EngineChoice:
     Args:
         kind: "auto", or a name of `ENGINES`.
         device: "auto" (CUDA if there is a GPU), "cpu", "cuda" or "cuda:N".
-        users_at_once: users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
-        precision: of the products within a user's own local steps: "float32", or "bfloat16" (the default on CUDA). On
-            a CPU bfloat16 is faster if the processor has instructions for it (avx512_bf16 or AMX). The clip of the
-            returned delta and the sum are exact in either case, so the guarantee does not depend on the precision.
-        rank_timeout: seconds that ranks wait for each other at the end of a task before the late rank is named.
-        corpus_part: where each rank finds its part of the corpus, on machines without a shared disk: {rank},
+        users_at_once: Users in a chunk. None: as many as fit the free memory. On a CPU `vectorised` always takes one.
+        precision: The precision of the products within a user's own local steps: "float32", or "bfloat16" (the default
+            on CUDA). On a CPU bfloat16 is faster if the processor has instructions for it (avx512_bf16 or AMX). The
+            clip of the returned delta and the sum are exact in either case, so the guarantee does not depend on it.
+        rank_timeout: Seconds that ranks wait for each other at the end of a task before the late rank is named.
+        corpus_part: Where each rank finds its part of the corpus, on machines without a shared disk: {rank},
             {local_rank} and {node} are filled in. None: every rank reads the corpus at the path of the run file. A
             single process refuses it.
-        node_timeout: seconds that the server of a federated run waits for its nodes in each stage of a round. A node
+        node_timeout: Seconds that the server of a federated run waits for its nodes in each stage of a round. A node
             that is late contributes nothing to the round.
-        secure_aggregation: whether the nodes of a federated run mask their updates, so that the server sees only the
+        secure_aggregation: Whether the nodes of a federated run mask their updates, so that the server sees only the
             sum (federated/secure_aggregation.py).
-        parties: how many nodes take part in each secure aggregation at least; those who were not drawn add zero. None:
+        parties: How many nodes take part in each secure aggregation at least; those who were not drawn add zero. None:
             as many as are drawn in an average round, and 3 standard deviations more, at least 8.
 
     Raises:
-        InvalidValue: for an unknown engine or precision, or a number out of range.
+        InvalidValue: For an unknown engine or precision, or a number out of range.
 
     Example:
         >>> EngineChoice(kind="vectorised", device="cpu").kind
@@ -116,7 +116,7 @@ class EngineChoice:
         """Build the engine for a model.
 
         Raises:
-            InvalidValue: if the engine does not support the model or the precision, or the device is not available.
+            InvalidValue: If the engine does not support the model or the precision, or the device is not available.
         """
         device = self.torch_device()
         kinds = list(ENGINES) if self.kind == "auto" else [self.kind]

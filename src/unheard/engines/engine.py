@@ -40,9 +40,9 @@ class Cohort:
 
     Args:
         params_P: theta0, the parameters at the beginning of the round.
-        users: the users drawn. Not shown in `repr`: who was drawn, and how many, is private.
-        plan: of the round.
-        rng: the stream that the seed of FedSGD's batches is drawn from.
+        users: The users drawn. Not shown in `repr`: who was drawn, and how many, is private.
+        plan: The plan of the round.
+        rng: The stream that the seed of FedSGD's batches is drawn from.
     """
 
     params_P: Tensor = field(repr=False)
@@ -85,9 +85,9 @@ class Engine(Protocol):
 
         Args:
             params_P: theta0, the model that every user starts from.
-            users: the cohort; may be empty.
-            plan: of the round.
-            rng: seeds FedSGD's batches, nothing else.
+            users: The cohort; may be empty.
+            plan: The plan of the round.
+            rng: Seeds FedSGD's batches, nothing else.
         """
         ...
 

@@ -223,12 +223,12 @@ def _take_local_step(
     """delta <- Clip(keep * delta - eta * gradient) for each user whose batch is complete; in place.
 
     Args:
-        delta_CP: the users' deltas so far.
-        gradient_CP: the gradients of the batches; zero afterwards for those that are complete.
-        was_clipped_C: set where a user was clipped.
-        is_complete_C: whose batch is complete.
+        delta_CP: The users' deltas so far.
+        gradient_CP: The gradients of the batches; zero afterwards for those that are complete.
+        was_clipped_C: Set where a user was clipped.
+        is_complete_C: Whose batch is complete.
         settings: eta, 1 - eta * lambda, and the radii of the balls.
-        balls: the start and end of each ball of the clip.
+        balls: The start and end of each ball of the clip.
     """
     is_complete_C1 = is_complete_C[:, None]
     for number, (start, stop) in enumerate(balls):
@@ -246,16 +246,16 @@ class PackedCohorts:
     """Sums of cohorts of a Hugging Face model.
 
     Args:
-        model: a `HuggingFaceModel`.
+        model: A `HuggingFaceModel`.
         device: "cuda"; "cpu" for tests.
-        dtype: of products.
-        users_at_once: the number of places; None: by the shapes of a stream.
+        dtype: The type of products.
+        users_at_once: The number of places; None: by the shapes of a stream.
         tokens_at_once: N; None: by a measurement of memory.
-        is_compiled: whether layers are compiled and steps recorded as a CUDA graph.
-        say: takes lines about the progress of compilation.
+        is_compiled: Whether layers are compiled and steps recorded as a CUDA graph.
+        say: Takes lines about the progress of compilation.
 
     Raises:
-        CannotPack: at the first cohort, for a model without a rule.
+        CannotPack: At the first cohort, for a model without a rule.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class PackedCohorts:
         """Compares the scores of one short stream with those of the model.
 
         Raises:
-            CannotPack: if the model has a part without a rule, or the scores differ.
+            CannotPack: If the model has a part without a rule, or the scores differ.
         """
         size = StreamSize(tokens=32, block=16, users=2, windows=4, longest=16, is_shared=self.model.train == "lora")
         packed = PackedModel(self.model.store_module, self.model.layout, size, self.device, self.dtype)
@@ -378,10 +378,10 @@ class PackedCohorts:
         """Writes the next windows of the users into a stream.
 
         Args:
-            host: where to write them.
-            places: the users, by place.
-            plan: the local step.
-            is_end: whether all users of the cohort have had a place. From then on those with the most steps left come
+            host: Where to write them.
+            places: The users, by place.
+            plan: The local step.
+            is_end: Whether all users of the cohort have had a place. From then on those with the most steps left come
                 first, so that the last streams are full too.
 
         Returns:
@@ -557,7 +557,7 @@ class PackedCohorts:
         window, is to compute activations again in the backward pass.
 
         Raises:
-            ModelError: if one window does not fit.
+            ModelError: If one window does not fit.
         """
         self._steps.clear()
         self._release()

@@ -24,8 +24,8 @@ class ReferenceEngine:
     """Computes one user after the other, in the precision of the parameters.
 
     Args:
-        model: any language model.
-        device: where to compute.
+        model: Any language model.
+        device: Where to compute.
     """
 
     model: LanguageModel
@@ -69,11 +69,11 @@ class ReferenceEngine:
         """UserUpdateFedAvg(k, theta0, ClipFn) of the paper; FedSGD is the same with one batch.
 
         Args:
-            theta0_P: the parameters at the beginning of the round.
-            user: user k, with their text.
-            plan: of the round.
-            seed: of FedSGD's batches.
-            unclipped: a bool tensor, set to False when a local step is clipped.
+            theta0_P: The parameters at the beginning of the round.
+            user: User k, with their text.
+            plan: The plan of the round.
+            seed: Of FedSGD's batches.
+            unclipped: A bool tensor, set to False when a local step is clipped.
 
         Returns:
             delta_k = theta - theta0 after the user's local steps, [P].

@@ -44,10 +44,10 @@ def gradients_of_users(
     """The gradient of each user's loss by that user's own parameters, [U, ...] for each layer.
 
     Args:
-        loss: of one user, as a function of the layers, a window and features.
-        layers: the parameters of each user, by name, with the users as the first dimension.
-        window_UBW: one batch of each user.
-        features_UF: the users' features; None if the model takes none.
+        loss: The loss of one user, as a function of the layers, a window and features.
+        layers: The parameters of each user, by name, with the users as the first dimension.
+        window_UBW: One batch of each user.
+        features_UF: The users' features; None if the model takes none.
     """
     in_dims = (0, 0, None if features_UF is None else 0)
     return vmap(grad(loss), in_dims=in_dims, randomness="error")(layers, window_UBW, features_UF)
@@ -106,11 +106,11 @@ class VectorisedEngine:
     """The engine for any model: chunks of users through torch.func.vmap.
 
     Args:
-        model: any language model.
+        model: Any language model.
         device: "cpu" or "cuda".
-        users_at_once: users in a chunk; None: as many as fit `CHUNK_BYTES`. Without effect on a CPU.
-        precision: of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, the clip and the sum are
-            float32 or exact in either case.
+        users_at_once: Users in a chunk; None: as many as fit `CHUNK_BYTES`. Without effect on a CPU.
+        precision: The precision of products: bfloat16 (by autocast; the default on CUDA) or float32. Deltas, the clip
+            and the sum are float32 or exact in either case.
     """
 
     ALONE_ON: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -253,13 +253,13 @@ class VectorisedEngine:
         clip.
 
         Args:
-            theta0_P: the parameters at the beginning of the round.
-            delta_UP: the users' deltas so far, before the clip of the last step.
-            scale_UJ: the pending clip: the factor of each ball, 1 where nothing was clipped.
-            window_UBW: one local batch of each user.
-            features_UF: the users' features, if the model takes them.
+            theta0_P: The parameters at the beginning of the round.
+            delta_UP: The users' deltas so far, before the clip of the last step.
+            scale_UJ: The pending clip: the factor of each ball, 1 where nothing was clipped.
+            window_UBW: One local batch of each user.
+            features_UF: The users' features, if the model takes them.
             numbers: eta, 1 - eta * lambda, and the radii of the balls.
-            balls: the start and end of each ball of the clip.
+            balls: The start and end of each ball of the clip.
         """
 
         def loss(params: dict[str, Tensor], window_BW: Tensor, features_F: Tensor | None) -> Tensor:

@@ -342,7 +342,7 @@ class Party:
             received: The shares from each neighbour that has shared, encrypted.
             units: int64 [P], this party's integers.
             extra: int64, further numbers to add.
-            bits: Of the modulus.
+            bits: The number of bits of the modulus.
         """
         # DP: one vector per session: two under one mask would show their difference.
         self._enter(session, "share", "masked")
@@ -446,7 +446,7 @@ class Session:
     """The server's side of one session: who is in which stage, and the sum at the end.
 
     Args:
-        bits: Of the modulus.
+        bits: The number of bits of the modulus.
         count: P, coordinates of a vector.
         extras: Further numbers of a vector.
         name: The session; new and random for each round.

@@ -144,10 +144,10 @@ class Contribution:
     """What each user may add to the sum. Public, and the same for every user.
 
     Args:
-        balls: the balls of the clip; empty for a baseline without a clip.
+        balls: The balls of the clip; empty for a baseline without a clip.
         l2_bound: S, the largest L2 norm of what a user adds.
-        grid: the size of one unit.
-        is_noised: whether noise will be added; then the bound is enforced on the integers.
+        grid: The size of one unit.
+        is_noised: Whether noise will be added; then the bound is enforced on the integers.
     """
 
     balls: tuple[Ball, ...]
@@ -162,7 +162,7 @@ class Contribution:
         they arrive, so that a large cohort needs no more memory than a small one.
 
         Args:
-            chunks: the sums of disjoint groups of users.
+            chunks: The sums of disjoint groups of users.
             num_parameters: P, the length of an empty sum.
         """
         total: CohortSum | None = None
@@ -194,10 +194,10 @@ class Contribution:
         """Clips, weights and adds the deltas of a chunk of users.
 
         Args:
-            delta_UP: one delta per row, as the engine computed it, in any float type.
-            weight_units_U: fixed-point weights from updates/user_update.py.
-            unclipped_U: for an adaptive clip, which users had no local step clipped; they are counted in the result.
-            square_UJ: the squared norms of each user's delta by ball, float64, if an engine on a GPU knows them. They save
+            delta_UP: One delta per row, as the engine computed it, in any float type.
+            weight_units_U: Fixed-point weights from updates/user_update.py.
+            unclipped_U: For an adaptive clip, which users had no local step clipped; they are counted in the result.
+            square_UJ: The squared norms of each user's delta by ball, float64, if an engine on a GPU knows them. They save
                 a pass over the deltas. The bound does not rest on them: it is checked on the integers.
         """
         # DP: weights are in [0, 1] whatever was asked for.
@@ -232,7 +232,7 @@ class Contribution:
 
         Args:
             units_P: int64, the user's integers.
-            weight_units: the user's fixed-point weight.
+            weight_units: The user's fixed-point weight.
         """
         if not 0 <= weight_units <= ONE:
             return False
@@ -312,7 +312,7 @@ class Estimator(Protocol):
         """The average of a cohort, with its sensitivity.
 
         Args:
-            total: the sum over the cohort.
+            total: The sum over the cohort.
             expected_weight: q times `minimum_weight`.
         """
         ...

@@ -64,7 +64,7 @@ class Clip(Protocol):
         clip.
 
         Args:
-            noises: the noise of each phase of the schedule.
+            noises: The noise of each phase of the schedule.
             expected_users: q K, from declared numbers.
         """
         ...
@@ -126,11 +126,11 @@ class PerLayerClip(BaseClip):
     """Each of the m layers has a bound S_j of its own, and S = sqrt(sum of S_j^2) (the paper's PerLayerClip).
 
     Args:
-        norm: the total S; each layer gets S_j = S / sqrt(m).
+        norm: The total S; each layer gets S_j = S / sqrt(m).
         norms: S_j by the name of the layer, instead of `norm`; every layer needs one.
 
     Raises:
-        InvalidValue: unless exactly one of the two is given; and, once the model is known, if `norms` has other layers.
+        InvalidValue: Unless exactly one of the two is given; and, once the model is known, if `norms` has other layers.
 
     Example:
         >>> str(PerLayerClip(norm=15.0))
@@ -237,14 +237,14 @@ class AdaptiveClip:
 
     Args:
         initial_norm: S of the first round.
-        quantile: the share of users whose updates should stay unclipped; 0.5 is the median of their norms.
-        learning_rate: how fast S moves, above 0 and at most 1.
+        quantile: The share of users whose updates should stay unclipped; 0.5 is the median of their norms.
+        learning_rate: How fast S moves, above 0 and at most 1.
         count_noise_std: sigma_b, the noise on the count of unclipped users. None: a twentieth of the expected users per
             round.
 
     Raises:
-        InvalidValue: for a number out of range.
-        UnprovenCombination: in a plan whose noise is a fixed sigma, or whose z is not below 2 * sigma_b.
+        InvalidValue: For a number out of range.
+        UnprovenCombination: In a plan whose noise is a fixed sigma, or whose z is not below 2 * sigma_b.
 
     Example:
         >>> str(AdaptiveClip(initial_norm=1.0))
@@ -304,7 +304,7 @@ class AdaptiveClip:
         """z_delta, the noise multiplier of the update, such that update and count together are one release at z.
 
         Raises:
-            UnprovenCombination: if the count alone costs as much as the round is charged.
+            UnprovenCombination: If the count alone costs as much as the round is charged.
         """
         if not z < 2 * count_noise_std:
             # DP: a count with so little noise costs more than the whole round may; there is no z_delta that pays for
@@ -328,10 +328,10 @@ class AdaptiveClip:
 
         Args:
             norm: S of this round.
-            balance: how many more users were unclipped than clipped: each counts +1/2 or -1/2.
-            expected_users: declared, the denominator of the fraction.
+            balance: How many more users were unclipped than clipped: each counts +1/2 or -1/2.
+            expected_users: Declared, the denominator of the fraction.
             count_noise_std: sigma_b, the standard deviation of the noise on the count, in users.
-            rng: the stream that the count's noise is drawn from.
+            rng: The stream that the count's noise is drawn from.
         """
         # DP: in half users one person moves the balance by 1, so the noise is 2 sigma_b; whole numbers, as in the sum.
         noisy = balance + round(float(rng.standard_normal()) * 2 * count_noise_std)
@@ -351,8 +351,8 @@ def clip_(delta_UP: Tensor, balls: Sequence[Ball], unclipped_U: Tensor | None = 
 
     Args:
         delta_UP: [..., P], one delta per row. A NaN stays a NaN; the aggregation gives such a user exactly zero.
-        balls: as from `Clip.balls`.
-        unclipped_U: bool, set to False for every row that a ball scales.
+        balls: As from `Clip.balls`.
+        unclipped_U: Bool, set to False for every row that a ball scales.
     """
     for ball in balls:
         part_UL = delta_UP[..., ball.where]

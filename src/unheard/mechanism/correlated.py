@@ -49,8 +49,8 @@ class CorrelatedNoise(GaussianNoise):
         strategy: "banded" or "blt".
         rounds: T, the rounds that the coefficients are optimised for; None for the run's rounds. A BLT mechanism ends
             after T attempts.
-        bands: Of banded noise, at most the number of groups; None for as many as groups.
-        buffers: Of BLT noise, 2 to 4.
+        bands: The number of bands of banded noise, at most the number of groups; None for as many as groups.
+        buffers: The number of buffers of BLT noise, 2 to 4.
 
     Raises:
         InvalidValue: A value is out of range.

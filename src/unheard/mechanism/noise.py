@@ -89,8 +89,8 @@ class Noise(Protocol):
         """The noise from a change of the schedule on, which sets one of the two.
 
         Args:
-            noise_multiplier: the new z; None if `noise_std` is given.
-            noise_std: the new sigma; None if `noise_multiplier` is given.
+            noise_multiplier: The new z; None if `noise_std` is given.
+            noise_std: The new sigma; None if `noise_multiplier` is given.
         """
         ...
 
@@ -98,9 +98,9 @@ class Noise(Protocol):
         """Start to draw the `count` normals of a round on other threads, or return the generator.
 
         Args:
-            rng: the noise stream of the attempt.
-            count: how many normals the round needs.
-            device: where they are used.
+            rng: The noise stream of the attempt.
+            count: How many normals the round needs.
+            device: Where they are used.
         """
         ...
 
@@ -108,8 +108,8 @@ class Noise(Protocol):
         """The average with noise: the value that a round releases.
 
         Args:
-            average: the average of the cohort, with its sensitivity.
-            rng: the normals, or the stream to draw them from.
+            average: The average of the cohort, with its sensitivity.
+            rng: The normals, or the stream to draw them from.
         """
         ...
 
@@ -123,8 +123,8 @@ class GaussianNoise:
         noise_std: sigma itself; then z = sigma / sensitivity, which is what the ledger records.
 
     Raises:
-        InvalidValue: unless exactly one of the two is given, or z is above 2^19.
-        UnprovenCombination: if the average has no bounded sensitivity.
+        InvalidValue: Unless exactly one of the two is given, or z is above 2^19.
+        UnprovenCombination: If the average has no bounded sensitivity.
 
     Example:
         >>> GaussianNoise(noise_multiplier=1.0).std(sensitivity=0.003)
@@ -188,8 +188,8 @@ class ExactGaussianNoise(GaussianNoise):
     (`benchmarks/normals.py`).
 
     Args:
-        noise_multiplier: as in `GaussianNoise`.
-        noise_std: as in `GaussianNoise`.
+        noise_multiplier: As in `GaussianNoise`.
+        noise_std: As in `GaussianNoise`.
 
     Example:
         >>> ExactGaussianNoise(noise_multiplier=0.5).std(sensitivity=0.002)
@@ -369,9 +369,9 @@ class NormalsAhead:
     """The first normals of a generator, drawn on other threads while the engine works. They can be taken once.
 
     Args:
-        rng: the stream of the round's noise.
-        count: how many normals to draw.
-        device: where they will be used; the memory is pinned for a GPU.
+        rng: The stream of the round's noise.
+        count: How many normals to draw.
+        device: Where they will be used; the memory is pinned for a GPU.
     """
 
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:
@@ -398,9 +398,9 @@ class ExactNormalsAhead:
     """Exact normals of one round, drawn on other threads while the engine works. They can be taken once.
 
     Args:
-        rng: the stream of the round's noise.
-        count: how many normals to draw.
-        device: where they will be used; the memory of the rounded normals is pinned for a GPU.
+        rng: The stream of the round's noise.
+        count: How many normals to draw.
+        device: Where they will be used; the memory of the rounded normals is pinned for a GPU.
     """
 
     def __init__(self, rng: np.random.Generator, count: int, device: torch.device) -> None:

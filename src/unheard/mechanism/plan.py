@@ -99,14 +99,14 @@ class Change:
     10.0
 
     Args:
-        from_round: the first round with the new values; the first round of training is 0.
+        from_round: The first round with the new values; the first round of training is 0.
         clip_norm: S, the largest L2 norm of a user's update.
         noise_std: sigma, the standard deviation of the noise on each parameter.
         noise_multiplier: z, instead of `noise_std`.
         learning_rate: eta of the user's local steps.
 
     Raises:
-        InvalidValue: if nothing changes, both kinds of noise are given, or a number is out of range.
+        InvalidValue: If nothing changes, both kinds of noise are given, or a number is out of range.
     """
 
     from_round: int
@@ -225,17 +225,17 @@ class Plan:
     Args:
         population: K as declared: how many users there are, as you may say in public. q, W and delta come from it,
             never from the store.
-        sampling: who takes part in a round.
-        weights: how much a user counts.
-        update: what a user computes: FedAvg or FedSGD.
-        clip: how far a user may move the model.
-        estimator: how the sum becomes an average.
-        noise: what is added to the average.
-        schedule: changes of S, sigma, z or eta, by increasing round.
+        sampling: Who takes part in a round.
+        weights: How much a user counts.
+        update: What a user computes: FedAvg or FedSGD.
+        clip: How far a user may move the model.
+        estimator: How the sum becomes an average.
+        noise: What is added to the average.
+        schedule: Changes of S, sigma, z or eta, by increasing round.
 
     Raises:
-        InvalidValue: for numbers that contradict each other.
-        UnprovenCombination: for private noise with parts for which there is no proof.
+        InvalidValue: For numbers that contradict each other.
+        UnprovenCombination: For private noise with parts for which there is no proof.
 
     Example:
         >>> plan = Plan(
@@ -350,9 +350,9 @@ class Plan:
         """The plan of one round, with every change of the schedule up to it.
 
         Args:
-            round: the round, counted from 0.
-            layout: of the model.
-            clip_norm: the S that an adaptive clip has reached; None: its initial norm.
+            round: The round, counted from 0.
+            layout: The layout of the model.
+            clip_norm: The S that an adaptive clip has reached; None: its initial norm.
         """
         clip, noise, update = self.clip, self.noise, self.update
         for change in self.schedule:

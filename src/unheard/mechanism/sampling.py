@@ -40,9 +40,9 @@ class Sampling(Protocol):
         """The cohort: sorted user numbers, each below `num_users` and at most once.
 
         Args:
-            num_users: how many users the store really has. Private: it may decide who is drawn, never q.
-            population: the declared number of users.
-            rng: the stream of the round.
+            num_users: How many users the store really has. Private: it may decide who is drawn, never q.
+            population: The declared number of users.
+            rng: The stream of the round.
         """
         ...
 
@@ -54,7 +54,7 @@ class Sampling(Protocol):
             noise_multiplier: z of the round.
 
         Raises:
-            UnprovenCombination: if there is no proof for that combination.
+            UnprovenCombination: If there is no proof for that combination.
         """
         ...
 
@@ -68,7 +68,7 @@ class PoissonSampling:
         sampling_prob: q itself, instead of `users_per_round`.
 
     Raises:
-        InvalidValue: unless exactly one of the two is given and in range.
+        InvalidValue: Unless exactly one of the two is given and in range.
 
     Example:
         >>> PoissonSampling(users_per_round=5000).probability(population=1_000_000)
@@ -157,12 +157,12 @@ class ExampleSampling:
 
     Args:
         examples_per_user: G. Lower values need less noise, and use less of the text of users who write much.
-        examples_per_round: the expected number of examples of a round; then q = examples_per_round / total_examples.
-        total_examples: how many examples all users have together, as you may say in public: at most population times G.
+        examples_per_round: The expected number of examples of a round; then q = examples_per_round / total_examples.
+        total_examples: How many examples all users have together, as you may say in public: at most population times G.
             Declared, never counted from the store.
 
     Raises:
-        InvalidValue: for a number out of range, or more examples in a round than there are.
+        InvalidValue: For a number out of range, or more examples in a round than there are.
 
     Example:
         >>> sampling = ExampleSampling(examples_per_user=8, examples_per_round=1000, total_examples=500_000)
@@ -202,10 +202,10 @@ class ExampleSampling:
         """The examples of a round: the number of the user and of the window in that user's text, for each.
 
         Args:
-            lengths_U: the number of tokens of each user of the store. Private.
-            unroll: tokens of a window.
-            population: the declared number of users.
-            rng: the stream of the round.
+            lengths_U: The number of tokens of each user of the store. Private.
+            unroll: Tokens of a window.
+            population: The declared number of users.
+            rng: The stream of the round.
         """
         windows_U = -(-np.maximum(np.asarray(lengths_U, dtype=np.int64) - 1, 0) // unroll)
         # DP: at most G examples of each user, whatever they wrote; the event below counts on it.

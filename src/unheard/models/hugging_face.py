@@ -49,7 +49,7 @@ def base_files(path: Path) -> list[Path]:
     effect.
 
     Raises:
-        ModelError: if a file is missing, or weights would be read from elsewhere.
+        ModelError: If a file is missing, or weights would be read from elsewhere.
     """
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").is_file():
@@ -206,8 +206,8 @@ class StoreVocabularyModel(nn.Module):
     """A causal language model that takes token numbers of the store and returns scores over the store's words.
 
     Args:
-        base: a transformers model: row numbers [B, T] in, `.logits` [B, T, rows] out.
-        rows: for each word of the store, the model's row (`rows_of`).
+        base: A transformers model: row numbers [B, T] in, `.logits` [B, T, rows] out.
+        rows: For each word of the store, the model's row (`rows_of`).
     """
 
     def __init__(self, base: nn.Module, rows: list[int]) -> None:
@@ -239,7 +239,7 @@ def rows_of(words: Vocabulary, tokenizer: HuggingFaceTokenizer, config: Any) -> 
     """For each word of the store, the model's row number.
 
     Raises:
-        ModelError: if config.json has no end-of-text token, or the tokenizer has more pieces than the model has rows.
+        ModelError: If config.json has no end-of-text token, or the tokenizer has more pieces than the model has rows.
     """
     own: Any = tokenizer.tokenizer
     eos = _first(getattr(config, "eos_token_id", None))
@@ -282,22 +282,22 @@ class HuggingFaceModel(BaseModel):
     model's own tokenizer (`unheard prepare --tokens PATH/tokenizer.json`).
 
     Args:
-        path: the folder.
+        path: The folder.
         train: "all" parameters, or the "lora" matrices only.
-        lora_rank: the rank of the LoRA matrices.
-        lora_alpha: their scale: alpha / rank.
-        lora_layers: names of the layers to adapt; none: those that peft chooses for this kind of model.
-        lora_freeze_a: whether the A matrices keep their random initialisation, and only B is trained. The average of
+        lora_rank: The rank of the LoRA matrices.
+        lora_alpha: Their scale: alpha / rank.
+        lora_layers: Names of the layers to adapt; none: those that peft chooses for this kind of model.
+        lora_freeze_a: Whether the A matrices keep their random initialisation, and only B is trained. The average of
             users' A and B is not the average of their products; with A frozen it is, and there is half as much to noise.
-        base_is_public: declares that no user of the corpus contributed to the weights of the folder. Training with
+        base_is_public: Declares that no user of the corpus contributed to the weights of the folder. Training with
             noise needs it.
-        base_sha256: the digest of the folder's files. A run fills it in when it begins, and refuses other weights from
+        base_sha256: The digest of the folder's files. A run fills it in when it begins, and refuses other weights from
             then on.
 
     Raises:
-        InvalidValue: for an empty path or a number out of range.
-        ModelError: when the folder is first read, if it is incomplete or has changed.
-        UnprovenCombination: by a run with noise, if `base_is_public` is not set.
+        InvalidValue: For an empty path or a number out of range.
+        ModelError: When the folder is first read, if it is incomplete or has changed.
+        UnprovenCombination: By a run with noise, if `base_is_public` is not set.
 
     Example:
         >>> import unheard

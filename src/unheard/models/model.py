@@ -74,9 +74,9 @@ class LanguageModel(Protocol):
         """The scores of the next token at every position, [B, T, V].
 
         Args:
-            params: the layers by name.
+            params: The layers by name.
             tokens_BT: B rows of T tokens.
-            features_F: the user's features, if the model takes any.
+            features_F: The user's features, if the model takes any.
         """
         ...
 
@@ -103,7 +103,7 @@ class LanguageModel(Protocol):
         elsewhere.
 
         Args:
-            vocabulary_size: the number of words of the store, for a model that takes it from there. None: it is known
+            vocabulary_size: The number of words of the store, for a model that takes it from there. None: it is known
                 already.
         """
         ...
@@ -114,14 +114,14 @@ class LanguageModel(Protocol):
         """Checks that a run on this store fits the model, before the run begins.
 
         Args:
-            tokens: how the store's text was cut into tokens, as the store records it.
-            vocabulary: the store's vocabulary.
-            unrolls: the lengths of token sequences that the run will pass, by the name of their key in the run file.
-            is_private: whether the run adds noise.
+            tokens: How the store's text was cut into tokens, as the store records it.
+            vocabulary: The store's vocabulary.
+            unrolls: The lengths of token sequences that the run will pass, by the name of their key in the run file.
+            is_private: Whether the run adds noise.
 
         Raises:
-            ModelError: if the model does not fit the store.
-            UnprovenCombination: if a private run may not begin from the model's weights.
+            ModelError: If the model does not fit the store.
+            UnprovenCombination: If a private run may not begin from the model's weights.
         """
         ...
 
@@ -221,10 +221,10 @@ def mean_loss(
     0 if there are none.
 
     Args:
-        model: the model.
-        params: its layers by name.
-        window_BW: windows of T + 1 tokens, padded with PAD.
-        features_F: the user's features, if the model takes any.
+        model: The model.
+        params: Its layers by name.
+        window_BW: Windows of T + 1 tokens, padded with PAD.
+        features_F: The user's features, if the model takes any.
     """
     input_BT, target_BT, counts_BT = window_targets(window_BW)
     logits_BTV = model.logits(params, input_BT, features_F)

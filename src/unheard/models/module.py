@@ -45,7 +45,7 @@ class PureModule:
     """A module as a pure function: in eval mode and without gradients of its own parameters.
 
     Args:
-        module: put into eval mode and frozen.
+        module: Put into eval mode and frozen.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -102,19 +102,19 @@ class ModuleModel(BaseModel):
 
     Args:
         module: "package.file:Class"; the class must be importable. It may lie in the working folder within `trusted_code`.
-        arguments: keyword arguments of the class.
+        arguments: Keyword arguments of the class.
         vocabulary_size: V, the last dimension of the logits.
-        user_features: must be 0; a torch module takes tokens only.
-        weights_are_public: declares that no user of the corpus contributed to the weights that the module holds when it
+        user_features: Must be 0; a torch module takes tokens only.
+        weights_are_public: Declares that no user of the corpus contributed to the weights that the module holds when it
             is built. Training with noise needs it for a module object and for a class that does not draw its weights
             from the seed.
-        weights_sha256: the digest of those weights. A run fills it in when it begins; None for weights that are drawn
+        weights_sha256: The digest of those weights. A run fills it in when it begins; None for weights that are drawn
             from the seed.
 
     Raises:
-        InvalidValue: for a malformed `module`.
-        ModelError: when the module is first used, if it cannot be imported, built or called.
-        UnprovenCombination: by a run with noise, if the weights are not drawn from the seed and `weights_are_public` is
+        InvalidValue: For a malformed `module`.
+        ModelError: When the module is first used, if it cannot be imported, built or called.
+        UnprovenCombination: By a run with noise, if the weights are not drawn from the seed and `weights_are_public` is
             not set.
 
     Example:
@@ -145,9 +145,9 @@ class ModuleModel(BaseModel):
         arguments.
 
         Args:
-            module: copied, put into eval mode and frozen.
+            module: Copied, put into eval mode and frozen.
             vocabulary_size: V, the last dimension of the logits.
-            weights_are_public: declares that no user of the corpus contributed to the module's weights. Training with
+            weights_are_public: Declares that no user of the corpus contributed to the module's weights. Training with
                 noise needs it.
         """
         kind = type(module)

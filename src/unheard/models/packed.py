@@ -56,11 +56,11 @@ class StreamSize:
 
     Args:
         tokens: N, the number of tokens of a stream.
-        block: tokens of a block. Each block belongs to one user.
+        block: Tokens of a block. Each block belongs to one user.
         users: C, users whose parameters exist at the same time.
-        windows: the largest number of windows, those of padding included.
-        longest: the largest number of tokens of a window, with the padding up to the end of its block.
-        is_shared: whether blocks take the parameters of any user (LoRA); else block k belongs to user k.
+        windows: The largest number of windows, those of padding included.
+        longest: The largest number of tokens of a window, with the padding up to the end of its block.
+        is_shared: Whether blocks take the parameters of any user (LoRA); else block k belongs to user k.
     """
 
     tokens: int
@@ -81,12 +81,12 @@ class Stream:
     """The tensors of one step on a stream of tokens.
 
     Args:
-        row_N: the model's row number of each token.
-        position_N: the position of each token in its window.
-        target_N: the row number of the next token.
-        weight_N: what each target counts in its user's mean loss; 0 for padding.
-        user_K: the user of each block.
-        ends_M: the cumulative lengths of windows, beginning with 0; int32.
+        row_N: The model's row number of each token.
+        position_N: The position of each token in its window.
+        target_N: The row number of the next token.
+        weight_N: What each target counts in its user's mean loss; 0 for padding.
+        user_K: The user of each block.
+        ends_M: The cumulative lengths of windows, beginning with 0; int32.
     """
 
     row_N: Tensor
@@ -104,14 +104,14 @@ class PackedModel:
     """The gradients of C users' mean losses by their own parameters.
 
     Args:
-        module: a `StoreVocabularyModel`; its tensors are not changed.
-        layout: the trained parameters, by their names in `module.base`.
-        size: of the streams.
-        device: where to compute.
-        dtype: of frozen weights, trained matrices and activations.
+        module: A `StoreVocabularyModel`; its tensors are not changed.
+        layout: The trained parameters, by their names in `module.base`.
+        size: The size of the streams.
+        device: Where to compute.
+        dtype: The type of frozen weights, trained matrices and activations.
 
     Raises:
-        CannotPack: for a model without a rule, with the reason.
+        CannotPack: For a model without a rule, with the reason.
     """
 
     def __init__(self, module: Any, layout: Layout, size: StreamSize, device: torch.device, dtype: torch.dtype) -> None:
@@ -294,10 +294,10 @@ def score_gradient(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silent
     """The gradient of weighted cross-entropies by the logits, in the type of the logits.
 
     Args:
-        logits_LR: scores of all rows of the model.
-        target_L: the row of the next token.
-        weight_L: the weight of each target.
-        silent_R: rows that stand for no word of the store; they are left out of the softmax.
+        logits_LR: Scores of all rows of the model.
+        target_L: The row of the next token.
+        weight_L: The weight of each target.
+        silent_R: Rows that stand for no word of the store; they are left out of the softmax.
     """
     scores_LR = logits_LR.float().masked_fill(silent_R, -math.inf)
     share_LR = torch.softmax(scores_LR, dim=-1)

@@ -32,10 +32,10 @@ def score_gradient_(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silen
     """Replaces logits by the gradient of the weighted cross-entropies by them.
 
     Args:
-        logits_LR: scores of all rows of the model; overwritten.
-        target_L: the row of the next token.
-        weight_L: the weight of each target.
-        silent_R: rows that are left out of the softmax.
+        logits_LR: Scores of all rows of the model; overwritten.
+        target_L: The row of the next token.
+        weight_L: The weight of each target.
+        silent_R: Rows that are left out of the softmax.
     """
     assert logits_LR.is_contiguous()
     L, R = logits_LR.shape
@@ -81,7 +81,7 @@ def attention_tiles(ends_M: Tensor, tokens: int) -> Tensor:
     J does not depend on the windows. Tiles that are not needed have no token: their first is not before their end.
 
     Args:
-        ends_M: the cumulative lengths of windows, beginning with 0.
+        ends_M: The cumulative lengths of windows, beginning with 0.
         tokens: N, the number of tokens of the stream.
     """
     tiles_M = (ends_M.diff() + TILE - 1) // TILE

@@ -64,8 +64,8 @@ class TiedModel(BaseModel):
         """The states [B, T, H] over T steps from a zero state.
 
         Args:
-            gates_BTG: what the gates get from the input, [B, T, gates * H].
-            from_state_HG: the gates' weights on the state, side by side.
+            gates_BTG: What the gates get from the input, [B, T, gates * H].
+            from_state_HG: The gates' weights on the state, side by side.
         """
         raise NotImplementedError
 
@@ -196,19 +196,19 @@ class TiedLSTM(TiedModel):
         hidden_size: H, the length of the cell's state.
         tied: False gives the output layer an embedding of its own: a 70 % larger model for a little accuracy
             (appendix).
-        unit_norm: word vectors of norm 1.0, which the paper found to converge faster. They are normalised in the
+        unit_norm: Word vectors of norm 1.0, which the paper found to converge faster. They are normalised in the
             forward pass, so that a user's clipped delta needs no projection.
-        keep_norm: with `unit_norm`, the server also projects the stored word vectors to norm 1 after the noise.
+        keep_norm: With `unit_norm`, the server also projects the stored word vectors to norm 1 after the noise.
             Otherwise their length is whatever training gives, and only their direction counts: the longer a vector, the
             less gradients and noise turn it.
-        step_norm: with `unit_norm`, a user also projects the word vectors to norm 1 after each local step, before the
+        step_norm: With `unit_norm`, a user also projects the word vectors to norm 1 after each local step, before the
             clip, and the server after the noise. The engine `stacked` does not support it.
         user_features: F, the length of an optional vector about the user that is an input of the cell with each word
             (appendix, personalization).
 
     Raises:
-        InvalidValue: for sizes out of range.
-        ModelError: by `layout`, while `vocabulary_size` is not known.
+        InvalidValue: For sizes out of range.
+        ModelError: By `layout`, while `vocabulary_size` is not known.
 
     Example:
         >>> TiedLSTM(vocabulary_size=10_000).layout.names[:3]

@@ -206,9 +206,9 @@ def filter_epsilon(cost: np.ndarray, delta: float, orders: Sequence[float]) -> f
     """The epsilon at delta of a sum of divergences of events that were chosen during a run, by filters at fixed orders.
 
     Args:
-        cost: the divergences at dp-accounting's orders.
-        delta: of the filter; each order has an equal share of it.
-        orders: the orders that were declared with the filter.
+        cost: The divergences at dp-accounting's orders.
+        delta: The delta of the filter; each order has an equal share of it.
+        orders: The orders that were declared with the filter.
     """
     # DP: each order has its share of delta; without that, the choice of the best order would be for free.
     return float(compute_epsilon(orders, at_orders(cost, orders), delta / len(orders))[0])  # pyright: ignore[reportArgumentType]
@@ -223,8 +223,8 @@ def rough_epsilon(counts: Counts, delta: float) -> float:
     """An epsilon that holds at delta, from few orders: some percent above `rdp_epsilon`, in a twentieth of its time.
 
     Args:
-        counts: counted events.
-        delta: of the guarantee.
+        counts: Counted events.
+        delta: The delta of the guarantee.
     """
     accountant = RdpAccountant(orders=ROUGH_ORDERS)
     with _quiet_library():
@@ -499,8 +499,8 @@ def in_few_kinds(counts: Counts, limit: int = MAX_KINDS) -> Counts:
     rounded up, with steps that double until few enough kinds are left.
 
     Args:
-        counts: counted events.
-        limit: the largest number of kinds with sampling.
+        counts: Counted events.
+        limit: The largest number of kinds with sampling.
     """
     of_examples = tuple((event, count) for event, count in counts if isinstance(event, ExampleGaussian))
     counts = tuple((event, count) for event, count in counts if not isinstance(event, ExampleGaussian))

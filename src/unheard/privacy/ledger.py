@@ -467,7 +467,7 @@ class Ledger:
         ledger, so that the same run without nodes has the same ledger.
 
         Raises:
-            LedgerError: federated.json is damaged.
+            LedgerError: Federated.json is damaged.
         """
         facts, beside = copy.deepcopy(self._file.facts), self._file.path.with_name("federated.json")
         if beside.exists():

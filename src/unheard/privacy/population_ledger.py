@@ -339,7 +339,7 @@ class PopulationLedger:
         """The epsilon of all runs together at `delta`, ready for further charges.
 
         Args:
-            delta: Of the guarantee.
+            delta: The delta of the guarantee.
             accountant: One whose costs add up.
         """
         return RunningEpsilon(delta, accountant, self.events)

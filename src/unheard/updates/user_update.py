@@ -71,7 +71,7 @@ def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
     but the first is a target exactly once.
 
     Args:
-        tokens: one user's tokens in the order written.
+        tokens: One user's tokens in the order written.
         unroll: T, the number of targets of a window.
     """
     num_targets = max(len(tokens) - 1, 0)
@@ -87,7 +87,7 @@ def batches_of(windows_KW: np.ndarray, batch_size: int) -> np.ndarray:
     """Consecutive batches [S, batch_size, W]; the last batch is padded with empty windows.
 
     Args:
-        windows_KW: one user's windows.
+        windows_KW: One user's windows.
         batch_size: B, windows per batch.
     """
     num_batches = -(-len(windows_KW) // batch_size)
@@ -100,9 +100,9 @@ class StoredUsers(Sequence[User]):
     """Some users of one split, read at the first access. A part of them (`users[2:5]`, `chosen`) is read separately.
 
     Args:
-        source: the split of a store.
-        numbers_U: the numbers of the users.
-        with_features: whether to read the users' features as well.
+        source: The split of a store.
+        numbers_U: The numbers of the users.
+        with_features: Whether to read the users' features as well.
     """
 
     # DP: no repr of its own: who was drawn, and how many, does not show when a cohort is printed or ends up in a
@@ -165,10 +165,10 @@ class StoredExamples(Sequence[User]):
     """Single windows of users, each as one `User`, for sampling of examples; read at the first access.
 
     Args:
-        source: the split of a store.
-        user_E: the number of the user of each example.
-        window_E: the number of the window in that user's text.
-        unroll: tokens of a window.
+        source: The split of a store.
+        user_E: The number of the user of each example.
+        window_E: The number of the window in that user's text.
+        unroll: Tokens of a window.
     """
 
     # DP: no repr of its own: who was drawn does not show when a cohort is printed or ends up in a message.
@@ -204,9 +204,9 @@ def read_users(source: UserTokens, numbers_U: np.ndarray, with_features: bool) -
     """The users with their tokens, and with their features if asked for.
 
     Args:
-        source: the split of a store.
-        numbers_U: the numbers of the users.
-        with_features: whether to read the users' features as well.
+        source: The split of a store.
+        numbers_U: The numbers of the users.
+        with_features: Whether to read the users' features as well.
     """
     tokens = source.users(numbers_U)
     if not with_features:
@@ -234,7 +234,7 @@ class FedAvg:
             without effect (appendix).
 
     Raises:
-        InvalidValue: for a number out of range.
+        InvalidValue: For a number out of range.
 
     Example:
         >>> update = FedAvg(batch_size=8, unroll=10, epochs=1)
@@ -280,12 +280,12 @@ class FedSGD:
     """One gradient of a user, on all or on some of their text.
 
     Args:
-        batch_size: windows drawn from the user's own; None: all of them.
+        batch_size: Windows drawn from the user's own; None: all of them.
         unroll: T, tokens per window.
         learning_rate: eta, the factor of the gradient.
 
     Raises:
-        InvalidValue: for a number out of range.
+        InvalidValue: For a number out of range.
 
     Example:
         >>> user = User(np.arange(3, 1603), None, 0)  # 1,600 tokens
@@ -342,9 +342,9 @@ def stacked_batches(update: FedAvg | FedSGD, users: Sequence[User], seed: int) -
     """Windows int32 [U, S, B, T + 1], and the number of batches of each user, int64 [U].
 
     Args:
-        update: what each user computes.
-        users: the users of a chunk.
-        seed: of FedSGD's batches.
+        update: What each user computes.
+        users: The users of a chunk.
+        seed: The seed of FedSGD's batches.
     """
     if isinstance(update, FedAvg):
         return _consecutive(update, users)
@@ -363,9 +363,9 @@ def padded_batches(
     """Users' batches as one array [U, S, B, W], padded with PAD. The shape may have more rows than there are users.
 
     Args:
-        batches: the batches [S, B, W] of each user.
-        shape: of the result.
-        dtype: of the result.
+        batches: The batches [S, B, W] of each user.
+        shape: The shape of the result.
+        dtype: The type of the result.
     """
     windows_USBW = np.full(shape, PAD, dtype=dtype)
     for row, b in zip(windows_USBW, batches, strict=False):
@@ -429,7 +429,7 @@ class CappedWeights:
             count that was charged to a ledger.
 
     Raises:
-        InvalidValue: unless both are above 0.
+        InvalidValue: Unless both are above 0.
 
     Example:
         >>> weights = CappedWeights(weight_cap=1600, total_weight=500_000)

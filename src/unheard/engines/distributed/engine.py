@@ -121,11 +121,11 @@ def shard_holders(fingerprints: list[np.ndarray], store: TokenStore) -> np.ndarr
     """Which rank holds which shard, bool [shards, ranks], from the fingerprints of all ranks.
 
     Args:
-        fingerprints: what `StoreReplicas.fingerprint` returned on each rank.
-        store: the leader's store.
+        fingerprints: What `StoreReplicas.fingerprint` returned on each rank.
+        store: The leader's store.
 
     Raises:
-        CorpusError: if a rank has another corpus, or no rank holds a shard.
+        CorpusError: If a rank has another corpus, or no rank holds a shard.
     """
     expected, path = store_fingerprint(store, store.train), str(store.path)
     for rank, fingerprint in enumerate(fingerprints):
@@ -152,10 +152,10 @@ def assign_users(cost_U: np.ndarray, speed_R: np.ndarray, holder_U: np.ndarray, 
     rank that would finish first.
 
     Args:
-        cost_U: the cost of each user.
-        speed_R: the speed of each rank.
-        holder_U: the group (shard) of each user.
-        may_HR: bool, which ranks hold which group.
+        cost_U: The cost of each user.
+        speed_R: The speed of each rank.
+        holder_U: The group (shard) of each user.
+        may_HR: Bool, which ranks hold which group.
     """
     order = np.argsort(-cost_U, kind="stable")
     one_by_one = min(len(order), ONE_BY_ONE, 16 * len(speed_R))
@@ -215,10 +215,10 @@ class DistributedEngine:
     """Sums cohorts on several ranks. The leader has this engine; it sends each rank its share of the users.
 
     Args:
-        local: the engine for the leader's own share.
-        ranks: the process group; every other rank runs `training.worker.serve`.
-        stores: where this rank reads users.
-        layout: the layout of the model's parameters.
+        local: The engine for the leader's own share.
+        ranks: The process group; every other rank runs `training.worker.serve`.
+        stores: Where this rank reads users.
+        layout: The layout of the model's parameters.
     """
 
     def __init__(self, local: Engine, ranks: ProcessGroup, stores: StoreReplicas, layout: Layout) -> None:
@@ -236,7 +236,7 @@ class DistributedEngine:
         """Checks before a run that every rank has this corpus, and that each training user is on some rank.
 
         Raises:
-            CorpusError: if a rank has another corpus, or nobody holds a shard.
+            CorpusError: If a rank has another corpus, or nobody holds a shard.
         """
         place = store.train.place
         if place is None or place in self._may_HR:
@@ -312,11 +312,11 @@ def sum_share(
     took.
 
     Args:
-        engine: this rank's engine.
-        stores: where this rank reads users.
-        ranks: the process group.
-        message: the leader's request, of kind "sum".
-        layout: of the model.
+        engine: This rank's engine.
+        stores: Where this rank reads users.
+        ranks: The process group.
+        message: The leader's request, of kind "sum".
+        layout: The layout of the model.
     """
     fields = message.fields
     shape = (len(fields["cohorts"]), layout.total)

@@ -41,10 +41,10 @@ def sequential_map(
     """Applies the function to all batches in this process, one after the other.
 
     Args:
-        function: of one batch.
-        model: the model that `params_P` belongs to.
-        params_P: the parameters, which decide the device.
-        batches: rows of tokens.
+        function: Computes the numbers of one batch.
+        model: The model that `params_P` belongs to.
+        params_P: The parameters, which decide the device.
+        batches: Rows of tokens.
     """
     params = model.layout.split(params_P)
     for batch in batches:

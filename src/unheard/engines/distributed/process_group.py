@@ -56,9 +56,9 @@ class Message:
     """A request of the leader to one worker.
 
     Args:
-        kind: what to do: "begin", "connect", "fingerprint", "sum", "add", "map" or "end".
-        fields: its arguments, as JSON.
-        numbers: its integers, such as the numbers of the users to sum.
+        kind: What to do: "begin", "connect", "fingerprint", "sum", "add", "map" or "end".
+        fields: Its arguments, as JSON.
+        numbers: Its integers, such as the numbers of the users to sum.
     """
 
     kind: str
@@ -193,11 +193,11 @@ class ProcessGroup:
     """The processes that train together, as one of them sees it. `join` makes it.
 
     Attributes:
-        rank: this process; 0 is the leader.
-        size: the number of processes.
-        local_rank, local_size: the same on this machine.
-        node: the number of this machine.
-        is_broken: whether a connection has failed; nothing more can be sent then.
+        rank: This process; 0 is the leader.
+        size: The number of processes.
+        local_rank, local_size: The same on this machine.
+        node: The number of this machine.
+        is_broken: Whether a connection has failed; nothing more can be sent then.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class ProcessGroup:
             The group, or None for a single process.
 
         Raises:
-            RankError: if not all processes arrive.
+            RankError: If not all processes arrive.
         """
         if world_size() == 1:
             return None
@@ -247,8 +247,8 @@ class ProcessGroup:
         """Opens the connections for collectives. Every rank calls this at the same point.
 
         Args:
-            device: of this rank's engine; CUDA uses NCCL.
-            timeout: seconds that ranks wait for each other.
+            device: The device of this rank's engine; CUDA uses NCCL.
+            timeout: Seconds that ranks wait for each other.
         """
         if self._collective is None or (device.type, timeout) != (self.device.type, self.timeout):
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -295,9 +295,9 @@ class ProcessGroup:
         Waits until the leader receives it.
 
         Args:
-            numbers: the result; None for a request that has none.
-            seconds: how long the work took.
-            error: a message for the leader instead of a result.
+            numbers: The result; None for a request that has none.
+            seconds: How long the work took.
+            error: A message for the leader instead of a result.
         """
         reply = Reply(np.empty(0, dtype=np.int64) if numbers is None else numbers, seconds, error)
         with self._naming(0):
@@ -336,7 +336,7 @@ class ProcessGroup:
         """The sum over ranks of integers; only the leader's result is the sum.
 
         Raises:
-            TypeError: unless the tensor is int64.
+            TypeError: Unless the tensor is int64.
         """
         # DP: in int64, where a sum is the same in any order on any number of ranks, and never rounds.
         if units.dtype != torch.int64:
