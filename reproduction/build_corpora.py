@@ -13,6 +13,7 @@ Every rule is deterministic. Users are numbered; names are not written.
 """
 
 import argparse
+import calendar
 import collections
 import contextlib
 import dataclasses
@@ -24,6 +25,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,20 +122,6 @@ def first_words(rows: Iterable[Row], words: int) -> Iterator[Row]:
 
 POST = re.compile(r"<date>(.*?)</date>\s*<post>(.*?)</post>", re.DOTALL)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
-MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
 ENGLISH = frozenset(
     """the a an and or but of to in on at for with from is are was were be been am it its this that i you he she we they my
     your his her our me him them so not have has had do did don't it's i'm just as if all what when there will would can
@@ -146,7 +134,7 @@ def blog_date(text: str) -> str | None:
     """`14,May,2004` as `2004-05-14`; None if the month is not an English one."""
     parts = [part.strip() for part in text.split(",")]
     try:
-        return f"{int(parts[2]):04d}-{MONTHS.index(parts[1]) + 1:02d}-{int(parts[0]):02d}"
+        return f"{int(parts[2]):04d}-{calendar.month_name[1:].index(parts[1]) + 1:02d}-{int(parts[0]):02d}"
     except (IndexError, ValueError):
         return None
 
@@ -289,42 +277,13 @@ def reviews(words: int, users: int | None = None) -> Callable[[Iterator[tuple[st
 
 # -------------------------------------------------------------------------------------------------------------------- corpora
 
-HOTELS = Source(
-    repository="WillGardella/hotels",
-    commit="5fb460f4",
-    folder="json/",
-    suffix=r"\.json$",
-    licence="none stated: look at the terms of the source before you use or pass on this text",
-    left_out="reviews without an author's name, of fewer than three words, or twice under one review number; "
-    "hotels whose file is above 4 MiB",
-    sha256="c49dbe0e079b0c0c48748b3983c34b92d8d632b8f9c164c7a52c8d12dd174d0d",
-    rows=reviews(64),
-)
+READERS = {"blogs_1600": blogs, "scotus_1600": scotus, "reviews_81": reviews(64)}
 CORPORA: dict[str, Source] = {
-    "blogs_1600": Source(
-        repository="muhwagua/color-bert",
-        commit="8db0aa36e484494531f03bca15e8cc280020b9ff",
-        folder="blogs/",
-        suffix=r"\.xml$",
-        licence="non-commercial research (Blog Authorship Corpus, Schler et al. 2006)",
-        left_out="posts that are not English, posts of 20 or more words of an earlier blogger, bloggers below 1,600 words",
-        sha256="9780ea8caa19a6a7bdbaf021a8ce738cdf0e8a6ac7d3b045825d3f3d0ff24cad",
-        rows=blogs,
-    ),
-    "scotus_1600": Source(
-        repository="walkerdb/supreme_court_transcripts",
-        commit="f8c155e2",
-        folder="oyez/cases/",
-        suffix=r"-t\d\d\.json$",
-        licence="CC-BY-NC (Oyez)",
-        left_out="justices, turns without a named speaker, lawyers below 1,600 words",
-        sha256="656ea5d980a47d957f0ccf4f797c380269c898bdfe4f6861d6315ff502205688",
-        rows=scotus,
-    ),
-    "reviews_81": HOTELS,
-    "reviews_1600_200k": dataclasses.replace(HOTELS, rows=reviews(1600, 200_000), sha256=""),
+    name: Source(**facts, rows=READERS[name])
+    for name, facts in tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")).items()
 }
 """The corpora by name."""
+CORPORA["reviews_1600_200k"] = dataclasses.replace(CORPORA["reviews_81"], rows=reviews(1600, 200_000), sha256="")
 
 
 def build(name: str, clone: Path, out: Path) -> str:
