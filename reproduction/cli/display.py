@@ -6,7 +6,7 @@ current group, and prints a line every 30 seconds if standard error is not a ter
 
 import difflib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from rich.progress import (
     BarColumn,
     Progress,
-    Task,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -22,7 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from unheard.cli.display import console, if_interrupted, log, notes, say
+from unheard.cli.display import if_interrupted, log, note, notes, say
 from unheard.formatting import duration
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_se
     if not left:
         say(f"{workspace.results}: nothing is left to run.")
         return
-    table = Table(title="To be run", title_justify="left", show_edge=False, pad_edge=False)
     columns = {
         "run": lambda one: one.job.run.name,
         "corpus": lambda one: one.job.run.corpus,
@@ -53,45 +51,52 @@ def show_plan(workspace: "Workspace", left: Sequence["PendingJob"], users_per_se
     }
     if notes.width < _WIDE:  # names are what one copies from here: nothing of them may be cut
         del columns["corpus"], columns["rounds"]
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("run", "corpus") else "right", no_wrap=True)
-    for one in left:
-        table.add_row(*(cell(one) for cell in columns.values()))
-    notes.print(table)
+    rows = [[cell(one) for cell in columns.values()] for one in left]
+    notes.print(rich_table("To be run", columns, rows, left=("run", "corpus")))
     total = sum(one.left * one.users for one in left)
     needed = duration(total / users_per_second)
     runs = f"{len(left):,} run{'' if len(left) == 1 else 's'}"
     say(f"{runs}, {total:,} user updates: about {needed} at {users_per_second:,.0f} a second ({why}).")
     for reason, names in workspace.started_early([pending.job for pending in left]).items():
-        _warn(
-            f"{', '.join(names)}: {reason}, and goes on from there. To begin anew, remove its folder in "
-            f"{workspace.work} first."
-        )
+        went_on = f"{', '.join(names)}: {reason}, and goes on from there."
+        note(f"{went_on} To begin anew, remove its folder in {workspace.work} first.", style="yellow")
+
+
+def rich_table(
+    title: str, columns: Iterable[str], rows: Iterable[Sequence[str]], *, left: Sequence[str], folded: str = ""
+) -> Table:
+    """Return a table for the terminal.
+
+    Args:
+        title: The title.
+        columns: Names of the columns.
+        rows: The cells.
+        left: The columns of words, which are aligned to the left.
+        folded: The column that may be broken over lines.
+    """
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name != folded)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def say_if_missing(results: Path) -> None:
     """Warn if the results folder does not exist, with the most similar name; otherwise a typing error looks like missing
     runs."""
     if not results.exists():
-        close = difflib.get_close_matches(results.name, _sibling_names(results), n=1)
+        siblings = [one.name for one in results.parent.iterdir()] if results.parent.is_dir() else []
+        close = difflib.get_close_matches(results.name, siblings, n=1)
         hint = f" Did you mean {results.parent / close[0]}?" if close else " `python -m reproduction run` makes some."
-        _warn(f"There is no folder {results}: no results are shown.{hint} --results says where they lie.")
-
-
-def _sibling_names(path: Path) -> list[str]:
-    """Names in the folder that holds `path`."""
-    return [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        missing = f"There is no folder {results}: no results are shown.{hint}"
+        note(f"{missing} --results says where they lie.", style="yellow")
 
 
 def show_skipped(reasons: Mapping[str, str]) -> None:
     """Print a line for each run that cannot be trained here."""
     for name, why in reasons.items():
-        _warn(f"{name} is not run: {why}.")
-
-
-def _warn(line: str) -> None:
-    """Print a warning."""
-    notes.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        note(f"{name} is not run: {why}.", style="yellow")
 
 
 def show_running(events: Iterator["Event"], updates: int) -> bool:
@@ -108,7 +113,7 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
     )
     # Closed on every way out: the runner then saves and records what was begun.
     stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
-    lines = _Lines()
+    logged = time.monotonic()
     with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(events):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
         group, accuracy, reported, went_well = None, {}, set(), True
@@ -131,7 +136,11 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
                     best = f", best top-1 {100 * max(accuracy.values()):.2f} %" if accuracy else ""
                     bars.update(group, advance=one.updates, figures=f"round {one.round:,}{best}")
                     bars.update(whole, advance=one.updates)
-                    lines.say(bars.tasks[0], f"{bars.tasks[-1].description}, round {one.round:,}{best}")
+                    if (now := time.monotonic()) >= logged + EVERY:  # for logs, where nobody sees the bars
+                        logged, all_, remaining = now, bars.tasks[0], bars.tasks[0].time_remaining
+                        left = "" if remaining is None else f", about {duration(remaining)} left"
+                        doing = f"{bars.tasks[-1].description}, round {one.round:,}{best}"
+                        log(f"{all_.percentage:.0f} % of all runs{left}: {doing}")
                 case GroupEnded():
                     _show_results(one)
                     went_well = went_well and one.error is None
@@ -140,30 +149,13 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
     return went_well
 
 
-class _Lines:
-    """Prints a line at intervals if nobody sees the bars."""
-
-    def __init__(self) -> None:
-        self.reported = time.monotonic()
-
-    def say(self, whole: Task, doing: str) -> None:
-        """Print the progress if the last line is old enough."""
-        if (now := time.monotonic()) < self.reported + EVERY:
-            return
-        self.reported = now
-        left = "" if whole.time_remaining is None else f", about {duration(whole.time_remaining)} left"
-        log(f"{whole.percentage:.0f} % of all runs{left}: {doing}")
-
-
 def _show_results(ended: "GroupEnded") -> None:
     """Print the results of a group, and its error if it failed."""
     for result in ended.results:
         last = result.evaluations[-1] if result.evaluations else None
-        accuracy = (
-            "not evaluated" if last is None else f"top-1 {100 * last['accuracy_top1']:.2f} % after {last['round']:,}"
-        )
-        text = f"{result.name}: {result.rounds:,} of {result.planned:,} rounds, {accuracy}, {result.users_per_second:,.1f} users/s"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        accuracy = f"top-1 {100 * last['accuracy_top1']:.2f} % after {last['round']:,}" if last else "not evaluated"
+        rounds = f"{result.rounds:,} of {result.planned:,} rounds"
+        say(f"{result.name}: {rounds}, {accuracy}, {result.users_per_second:,.1f} users/s")
     if ended.error:
-        notes.print(ended.error, style="red", markup=False, highlight=False, soft_wrap=True)
-        notes.print("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")
+        note(ended.error, style="red")
+        note("This group ended by an error; what it had done is kept, and the others go on.", style="bold red")

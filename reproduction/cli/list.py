@@ -54,49 +54,36 @@ def list_(
     """
     import json
 
-    from reproduction.cli.display import say_if_missing
+    from reproduction.cli.display import rich_table, say_if_missing
     from reproduction.recipe import distinct, scale_named
     from reproduction.recipes import RECIPES
     from reproduction.results import result_sets
-    from unheard.cli.display import say
+    from unheard.cli.display import console, say
     from unheard.formatting import duration
 
     chosen, first = scale_named(scale), result_sets(results)[0] if results else None
-    known = first.runs if first else {}
-    recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
-    runs = distinct(RECIPES.values())
+    known, runs = first.runs if first else {}, distinct(RECIPES.values())
     total, done = _updates(runs, known, chosen, rounds)
     if results:
         say_if_missing(results)
-    rows = [_plain(recipe, _updates(recipe.runs, known, chosen, rounds)) for recipe in recipes]
+    recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
+    rows = [_plain(recipe, *_updates(recipe.runs, known, chosen, rounds)) for recipe in recipes]
     if as_json:
         whole = {"runs": len(runs), "user_updates": total, "done": done}
         print(json.dumps({"results": first.title if first else "", **whole, "recipes": rows}))
         return
-    _print_recipes(rows, first.title if first else None)
+    title = "The paper's recipes, in the order in which `all` runs them"
+    columns = ["name", "what", "runs", "user updates"]
+    cells = [[r["name"], f"{r['place']}: {r['title']}", str(len(r["runs"])), f"{r['user_updates']:,}"] for r in rows]
+    if first:
+        title, columns = f"{title}, and how far they are on {first.title}", [*columns, "done"]
+        cells = [[*cell, _done(row)] for cell, row in zip(cells, rows, strict=True)]
+    console.print(rich_table(title, columns, cells, left=("name", "what"), folded="what"))
     left = f"; {total - done:,} of them are left" if done else ""
     say(
         f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{left}, "
         f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
     )
-
-
-def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
-    """Print one row for each recipe; `results` is the title of the results that say how much is done, if any."""
-    from rich.table import Table
-
-    from unheard.cli.display import console
-
-    title = "The paper's recipes, in the order in which `all` runs them"
-    title += f", and how far they are on {results}" if results else ""
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for name in ("name", "what", "runs", "user updates", *(["done"] if results is not None else [])):
-        is_figure = name in ("runs", "user updates", "done")
-        table.add_column(name, justify="right" if is_figure else "left", no_wrap=is_figure or name == "name")
-    for row in rows:
-        figures = [str(len(row["runs"])), f"{row['user_updates']:,}", *([_done(row)] if results is not None else [])]
-        table.add_row(row["name"], f"{row['place']}: {row['title']}", *figures)
-    console.print(table)
 
 
 def _updates(
@@ -111,16 +98,15 @@ def _updates(
     return total, done
 
 
-def _plain(recipe: "Recipe", updates: tuple[int, int]) -> dict[str, "Any"]:
+def _plain(recipe: "Recipe", updates: int, done: int) -> dict[str, "Any"]:
     """One recipe as values that JSON can hold."""
-    total, done = updates
     return {
         "name": recipe.name,
         "place": recipe.location,
         "title": recipe.title,
         "claim": recipe.claim,
         "runs": [run.name for run in recipe.runs],
-        "user_updates": total,
+        "user_updates": updates,
         "done": done,
     }
 
