@@ -23,7 +23,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from reproduction.bundles import bundle, collect
+from reproduction.bundles import bundle
 from reproduction.private_run import is_measured, runs_of
 
 HERE = Path(__file__).resolve().parent
@@ -91,8 +91,7 @@ def run_batch(
     steps: list[BatchStep],
     work: Path,
     *,
-    out: Path | None = None,
-    bundled: Path | None = None,
+    bundled: Path,
     device: str = "cuda",
     stop_after: float | None = None,
     processes: int = 1,
@@ -103,8 +102,7 @@ def run_batch(
     Args:
         steps: The steps, the most valuable first.
         work: Folder of stores, ledgers and run folders.
-        out: Folder for result files; None if a bundle is written.
-        bundled: The bundle for results and state; None if result files are written.
+        bundled: The bundle for results and state.
         device: Device of the engines.
         stop_after: Seconds after which runs stop and are saved; what is complete is still measured then.
         processes: Steps at the same time.
@@ -131,7 +129,8 @@ def run_batch(
             status = running.pop(step).returncode
             print(f"{step}: {'ended' if status == 0 else f'failed with exit status {status}'}", flush=True)
         if ended or time.time() - bundled_at > BUNDLE_EVERY:
-            _write(work, out, bundled)
+            if (work / "runs").exists():
+                print(f"bundled: {', '.join(file.name for file in bundle(work, bundled))}", flush=True)
             bundled_at = time.time()
     for step in waiting:
         print(f"{step}: not begun; the same command goes on here", flush=True)
@@ -143,26 +142,15 @@ def _command(step: BatchStep, work: Path, device: str, until: float | None, scal
     return command + ([] if until is None else ["--stop-at", str(until)])
 
 
-def _write(work: Path, out: Path | None, bundled: Path | None) -> None:
-    """Write the results to where the options say."""
-    if not (work / "runs").exists():
-        return
-    if out is not None:
-        collect(work, out, models=True)
-    if bundled is not None:
-        files = bundle(work, bundled)
-        print(f"bundled: {', '.join(file.name for file in files)}", flush=True)
-
-
 def main() -> None:
     """The command line of this module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
     parser.add_argument("--steps", nargs="+", help="these steps instead of those of the batch, such as private:2")
     parser.add_argument("--work", type=Path, required=True)
-    either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument("--out", type=Path, help="folder for the result files")
-    either.add_argument("--bundle", type=Path, help="FILE.tar.gz for results and state, in parts of 15 MiB")
+    parser.add_argument(
+        "--bundle", type=Path, required=True, help="FILE.tar.gz for results and state, in parts of 15 MiB"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stop-after", type=float, help="seconds")
     parser.add_argument("--processes", type=int, default=1, help="steps at the same time")
@@ -172,7 +160,6 @@ def main() -> None:
     run_batch(
         steps,
         arguments.work.resolve(),
-        out=arguments.out,
         bundled=arguments.bundle,
         device=arguments.device,
         stop_after=arguments.stop_after,

@@ -146,35 +146,13 @@ def _complete_lines(path: Path) -> bytes:
     return content
 
 
-def curve(result: RunResult, measure: str = "accuracy_top1") -> Points:
-    """Return round and smoothed value of every evaluation of one measure.
-
-    Args:
-        result: The run.
-        measure: The key of a figure of its evaluations.
-    """
-    rows = _evaluations(result, measure)
-    return tuple(zip((row["round"] for row in rows), smoothed([row[measure] for row in rows]), strict=True))
-
-
-def last_quarter(result: RunResult, at: int) -> Points:
-    """Return round and AccuracyTop1, not smoothed, of the evaluations in the last quarter of the first `at` rounds.
-
-    Args:
-        result: The run.
-        at: A number of rounds.
-    """
-    rows = _evaluations(result, "accuracy_top1")
-    return tuple((row["round"], row["accuracy_top1"]) for row in rows if 3 * at < 4 * row["round"] <= 4 * at)
-
-
-def _evaluations(result: RunResult, measure: str) -> list[dict[str, Any]]:
-    """The evaluations of a run in order and at regular distances. A run that was interrupted has an additional
-    evaluation where the session ended; it is left out, because smoothing over five evaluations would then cover fewer
-    rounds than in an uninterrupted run."""
-    rows = sorted((row for row in result.evaluations if row.get(measure) is not None), key=lambda row: row["round"])
+def _evaluations(result: RunResult) -> Points:
+    """Round and AccuracyTop1, not smoothed, of the evaluations of a run in order and at regular distances. A run that was
+    interrupted has an additional evaluation where the session ended; it is left out, because smoothing over five
+    evaluations would then cover fewer rounds than in an uninterrupted run."""
+    known = {row["round"]: row["accuracy_top1"] for row in result.evaluations if row.get("accuracy_top1") is not None}
     every = result.settings.get("evaluation", {}).get("every", 1)
-    return [row for row in rows if row["round"] % every == 0 or row is rows[-1]]
+    return tuple((r, known[r]) for r in sorted(known) if r % every == 0 or r == max(known))
 
 
 POINT = 0.01
@@ -198,7 +176,7 @@ class ResultSet:
     runs: dict[str, RunResult] = field(default_factory=dict)
     folder: str = ""
     """Name of the folder that the results were read from."""
-    _curves: dict[tuple[str, str], Points] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _curves: dict[str, Points] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def title(self) -> str:
@@ -217,18 +195,15 @@ class ResultSet:
         """Whether there is a result of this run."""
         return name in self.runs
 
-    def curve(self, name: str, measure: str = "accuracy_top1") -> Points:
-        """Return the smoothed value by round; empty if there is no result.
-
-        Args:
-            name: The name of the run.
-            measure: The key of a figure of its evaluations.
-        """
+    def curve(self, name: str) -> Points:
+        """Return the smoothed AccuracyTop1 by round; empty if there is no result."""
         if name not in self.runs:
             return ()
-        if (name, measure) not in self._curves:  # exhibits ask for the same curve hundreds of times
-            self._curves[name, measure] = curve(self.runs[name], measure)
-        return self._curves[name, measure]
+        if name not in self._curves:  # exhibits ask for the same curve hundreds of times
+            rows = _evaluations(self.runs[name])
+            values = smoothed([value for _, value in rows])
+            self._curves[name] = tuple((round_, value) for (round_, _), value in zip(rows, values, strict=True))
+        return self._curves[name]
 
     def rounds(self, *names: str) -> int | None:
         """The number of rounds that all of these runs completed. None if a run is missing or was never evaluated."""
@@ -321,8 +296,8 @@ class ResultSet:
         Returns:
             The mean difference and its uncertainty, or None if the runs share fewer than two evaluations.
         """
-        others = dict(last_quarter(self.runs[second], at))
-        both = [value - others[r] for r, value in last_quarter(self.runs[first], at) if r in others]
+        mine, others = (dict(_evaluations(self.runs[name])) for name in (first, second))
+        both = [mine[r] - others[r] for r in mine if r in others and 3 * at < 4 * r <= 4 * at]
         if len(both) < 2:
             return None
         less, error = mean_and_error(both)

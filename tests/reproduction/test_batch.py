@@ -133,7 +133,7 @@ def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_p
     ended = []
     monkeypatch.setattr(batch_module, "_write", lambda *given: ended.append(processes.read_text().split()))
     steps = [BatchStep("until-third"), BatchStep("fails"), BatchStep("second"), BatchStep("third"), BatchStep("last")]
-    run_batch(steps, tmp_path, out=tmp_path, processes=2)  # with one at a time it would not end
+    run_batch(steps, tmp_path, bundled=tmp_path / "a.tar.gz", processes=2)  # with one at a time it would not end
     assert processes.read_text().split()[:2] == ["second", "third"]
     assert sorted(processes.read_text().split()[2:]) == ["last", "until-third"]
     assert ["second"] in ended
@@ -148,7 +148,7 @@ def test_no_step_begins_when_the_time_is_over_and_complete_steps_are_passed_over
     steps = [BatchStep("complete"), BatchStep("first"), BatchStep("late")]
     clock = iter([0.0, 0.0, 10.0])
     monkeypatch.setattr(batch_module, "time", SimpleNamespace(time=lambda: next(clock, 75.0), sleep=time.sleep))
-    run_batch(steps, tmp_path, out=tmp_path / "out", stop_after=100.0)  # at 75 s less than SHORTEST is left
+    run_batch(steps, tmp_path, bundled=tmp_path / "a.tar.gz", stop_after=100.0)  # at 75 s less than SHORTEST is left
     assert processes.read_text().split() == ["first"]
     assert "late: not begun" in capsys.readouterr().out
 
