@@ -7,6 +7,9 @@ are its commands (`cli/`).
     recipes.py -> scheduling.py -> runner.py (workspace.py, base_config.py, record.py) -> results/<corpus>/runs.jsonl
     results.py -> exhibits/ (exhibit.py, verdict.py, printed.py) -> cli/, page.py, plots.py, comparison.py
 
+Words and numbers that are no code are in `recipes.toml` (titles, conclusions and rules), `printed.toml` (the paper's
+tables), `sources.toml` (where the corpora come from) and `templates/` (the page, the report, the rules, a picture).
+
 The runs with registered rules (`rules.toml`, rendered as `rules.md`) are trained by `private_run.py` and judged by
 `private_results.py` and `private_report.py`.
 """

@@ -35,15 +35,15 @@ PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Bytes in one file of a bundle, and in all of its checkpoints and models together."""
 
 
-def collect(work: Path, out: Path, *, models: bool) -> None:
-    """Copy the small result files of every run to `out`, and with `models` also the final models. No text is copied."""
+def collect(work: Path, out: Path) -> None:
+    """Copy the small result files of every run to `out`. No text is copied."""
     out.mkdir(parents=True, exist_ok=True)
     for folder in sorted((work / "runs").iterdir()):
         if folder.name.startswith("."):
             continue
         target_folder = out / folder.name
         target_folder.mkdir(parents=True, exist_ok=True)
-        for name in (*SMALL_FILES, *(("model.safetensors",) if models else ())):
+        for name in SMALL_FILES:
             if (folder / name).exists():
                 shutil.copyfile(folder / name, target_folder / name)
         if (target_folder / "run.toml").exists():  # without the paths of the machine
@@ -73,7 +73,7 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         copied, packed = Path(scratch) / "runs", Path(scratch) / "packed"
-        collect(work, copied, models=False)
+        collect(work, copied)
         (copied / "chosen_S.json").unlink(missing_ok=True)  # a result of blogs_64
         folders = [path for path in copied.iterdir() if path.is_dir()]
         for folder in sorted(folders, key=lambda path: ((path / "facts.json").exists(), path.name.split("-")[::-1])):

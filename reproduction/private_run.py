@@ -194,7 +194,7 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
         The tables of each run by its name.
     """
     is_long = step in LONG_STEPS
-    kind, _, size = step.removeprefix("long-").rpartition("-C")
+    kind, _, size = step.removeprefix("long-").rpartition("-C")  # z1-C1250: kind z1 with 1,250 users per round
     suffix = "" if repetition == 1 else f"-repetition{repetition}"
 
     def run(users: int, rounds: int, *more: Any, corpus: str = "", **options: Any) -> dict[str, Any]:
@@ -235,9 +235,10 @@ def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -
             named = {f"baseline-seed{seed}": run(100, 5000, None, seed) for seed in SEEDS}
             for clip, sigma in TABLE_2:
                 named |= {f"S{clip}-sigma{sigma:g}-seed{k}": run(100, 5000, clip, k, noise_std=sigma) for k in SEEDS}
-            norm = 0.0 if is_long else chosen_norm(work)
-            estimates = {f"estimate-seed{k}": run(100, 5000, norm, k, noise_std=norm / 5000) for k in SEEDS}
-            return named if is_long else named | estimates
+            if is_long:
+                return named
+            norm = chosen_norm(work)
+            return named | {f"estimate-seed{k}": run(100, 5000, norm, k, noise_std=norm / 5000) for k in SEEDS}
     raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
 
 
@@ -464,7 +465,6 @@ def main() -> None:
     either.add_argument(
         "--bundle", type=Path, help="result files and the state go into FILE.tar.gz, in parts of 15 MiB"
     )
-    got.add_argument("--models", action="store_true")
     open_ = verb("unpack", lambda arguments: print(*unpack(arguments.files, arguments.out), sep="\n"))
     open_.add_argument("files", type=Path, nargs="+")
     open_.add_argument("--out", type=Path, required=True)
@@ -476,7 +476,7 @@ def _collect(arguments: argparse.Namespace) -> None:
     """Write the results to where the options say."""
     work = arguments.work.resolve()
     if arguments.bundle is None:
-        collect(work, arguments.out, models=arguments.models)
+        collect(work, arguments.out)
     else:
         for file in bundle(work, arguments.bundle):
             print(f"{file}: {file.stat().st_size:,} bytes", flush=True)

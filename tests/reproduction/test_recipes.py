@@ -22,6 +22,7 @@ from reproduction.scheduling import (
 )
 from reproduction.verdict import TRAINED
 
+from reproduction import recipes
 from unheard.errors import ConfigError, CorpusError
 from unheard.mechanism.aggregation import ClippedDenominator, FixedDenominator, TrueAverage
 from unheard.mechanism.clipping import AdaptiveClip, NoClip, PerLayerClip
@@ -69,6 +70,13 @@ def test_every_run_is_the_papers_setting_with_its_own_changes(name):
     assert (run.training.init_seed, run.training.reproducible_seed) == (0, RUNS[name].seed)
     assert (run.evaluation.every, run.evaluation.max_tokens) == (100, 10_000_000)  # all held-out users
     assert (run.training.init_from is None) == (RUNS[name].after is None)
+
+
+def test_every_recipe_has_runs_and_a_rule_with_its_limits_filled_in():
+    assert set(recipes.RUNS) == set(RECIPES) - {"table-rounds"}
+    assert [name for name, recipe in RECIPES.items() if "{" in recipe.rule or not recipe.rule.endswith(".")] == []
+    assert "at most 90% of the rounds" in RECIPES["public-start"].rule
+    assert "at most 0.50 points below the baseline" in RECIPES["noised-vs-baseline"].rule
 
 
 def test_the_main_model_is_the_papers_and_the_untied_one_is_seventy_percent_larger():
