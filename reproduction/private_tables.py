@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from reproduction import private_run
 from reproduction.bootstrap import POSTS, USERS, difference_interval, load
 from reproduction.exhibit import NOT_RUN
 from reproduction.printed import BASELINE_ACCURACY, REDDIT, TABLE_2
@@ -28,20 +29,9 @@ from reproduction.private_results import (
     sittings,
     spent,
 )
-from reproduction.private_run import (
-    MORE_STEPS,
-    POPULATIONS,
-    STEPS,
-    TRADES,
-    TRADES_PER_LAYER,
-    Z1,
-    read_metrics,
-    runs_of,
-    smoothed,
-)
 from unheard.report.tables import Table
 
-POPULATION = POPULATIONS["reviews_81"]
+POPULATION = private_run.POPULATIONS["reviews_81"]
 INTERRUPTED = REVIEWS / "interrupted"
 ROUNDS = 5000
 """Rounds of Table 2 and of the private runs."""
@@ -66,8 +56,8 @@ def all_tables(root: Path = REVIEWS) -> list[Table]:
 def state_table(root: Path = REVIEWS) -> Table:
     """What was run: for each step the rounds that its runs reached, their seconds, device and commit."""
     rows = []
-    for step in ("private", *(one for one in (*STEPS, *MORE_STEPS) if one != "private")):
-        runs, home = runs_of(step, BLOGS), BLOGS if step == "choose-S" else root
+    for step in ("private", *(one for one in (*private_run.STEPS, *private_run.MORE_STEPS) if one != "private")):
+        runs, home = private_run.runs_of(step, BLOGS), BLOGS if step == "choose-S" else root
         wanted = max(run["training"]["rounds"] for run in runs.values())
         folders = [*(home / name for name in runs), *root.glob(f"{step}-repetition*")]
         records = [sittings(folder) for folder in folders if (folder / "sittings.jsonl").exists()]
@@ -97,7 +87,7 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
     """The private runs at z = 1 by users per round, with their baselines and the rows of Table 2 in the paper."""
     printed = {row.users_per_round: row for row in TABLE_2[1:4]}
     rows = []
-    for users, clip in ((5000, 8), *Z1.items()):
+    for users, clip in ((5000, 8), *private_run.Z1.items()):
         name, baseline = _z1_runs(users)
         q, row, whole = users / POPULATION, printed[users], complete(name, ROUNDS, root)
         rows.append(
@@ -127,7 +117,9 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
 def repetitions_table(root: Path = REVIEWS) -> Table:
     """Each repetition of the private runs and of their baselines."""
     rows = []
-    named = [folder for users in (5000, *Z1) for name in _z1_runs(users) for folder in folders_of(name, root)]
+    named = [
+        folder for users in (5000, *private_run.Z1) for name in _z1_runs(users) for folder in folders_of(name, root)
+    ]
     for folder in named:
         is_measured = (folder / USERS).exists()
         is_noised = is_measured and not folder.name.startswith("baseline")
@@ -168,10 +160,10 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
         root: Folder of the results, which has the name of the corpus.
     """
     early, later = (500, 1000, 2000, 4000, 4885), (500, 1000, 3000, 6000)
-    first = {f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}": f"trade-S{norm:g}-seed" for norm in TRADES}
-    then = {f"S = {norm:g}, flat": f"then-S{norm:g}-seed" for norm in TRADES}
-    then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in TRADES_PER_LAYER}
-    on, q = _on(root), 100 / POPULATIONS.get(root.name, POPULATION)
+    first = {f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}": f"trade-S{norm:g}-seed" for norm in private_run.TRADES}
+    then = {f"S = {norm:g}, flat": f"then-S{norm:g}-seed" for norm in private_run.TRADES}
+    then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in private_run.TRADES_PER_LAYER}
+    on, q = _on(root), 100 / private_run.POPULATIONS.get(root.name, POPULATION)
     note = f"100 users per round: q = {q:.2g}. ± is the standard deviation over seeds."
     tables = [
         Table(
@@ -204,7 +196,7 @@ def table_2(root: Path = REVIEWS) -> Table:
     """
     printed = {row.noise_std: row.accuracy for row in TABLE_2}
     sigmas = dict(zip(SEEDED.values(), printed, strict=False))  # in the same order; the estimate is not in the paper
-    q, rows = 100 / POPULATIONS.get(root.name, POPULATION), []
+    q, rows = 100 / private_run.POPULATIONS.get(root.name, POPULATION), []
     for label, name in SEEDED.items():
         if name == "estimate-seed" and root == LONG:
             continue
@@ -253,7 +245,7 @@ def figure_7_table(root: Path = REVIEWS) -> Table:
 
 def last_round(folder: Path) -> int:
     """The round of the last evaluation of a run."""
-    return read_metrics(folder)[-1]["round"]
+    return private_run.read_metrics(folder)[-1]["round"]
 
 
 def minutes(records: Sequence[dict[str, Any]]) -> float:
@@ -317,8 +309,8 @@ def share(counts: dict[str, np.ndarray], kind: tuple[str, str] = ("targets", "hi
 
 def rounds_of_private(root: Path = REVIEWS) -> Table:
     """Accuracy and epsilon of the private run by round."""
-    evaluations = read_metrics(root / "private")
-    curve = smoothed(evaluations)
+    evaluations = private_run.read_metrics(root / "private")
+    curve = private_run.smoothed(evaluations)
     rows = [
         (f"{at:,}", f"{100 * row['accuracy_top1']:.2f}", f"{100 * curve[at]:.2f}", f"{row['epsilon']:.2f}")
         for row in evaluations

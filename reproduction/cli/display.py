@@ -11,14 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich import progress
 from rich.table import Table
 
 from unheard.cli.display import if_interrupted, log, note, notes, say
@@ -104,17 +97,17 @@ def show_running(events: Iterator["Event"], updates: int) -> bool:
     from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped
 
     columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("[bold]{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TextColumn("{task.fields[figures]}"),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
     )
     # Closed on every way out: the runner then saves and records what was begun.
     stopped = if_interrupted("What was done is saved and recorded: the same command goes on.")
     logged = time.monotonic()
-    with stopped, Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(events):  # pyright: ignore[reportArgumentType]
+    with stopped, progress.Progress(*columns, console=notes, refresh_per_second=2) as bars, closing(events):  # pyright: ignore[reportArgumentType]
         whole = bars.add_task("all runs", total=max(updates, 1), figures="")
         group, accuracy, reported, went_well = None, {}, set(), True
         for one in events:

@@ -11,20 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import rankdata
 
+from reproduction import printed
 from reproduction.exhibit import NOT_RUN, Draft, Line, signed
-from reproduction.printed import (
-    ACCURACY_ROUNDS,
-    BASELINE_ACCURACY,
-    IN_TEXT,
-    LARGER,
-    POWERS,
-    TABLE_1,
-    TABLE_2,
-    PrintedEpsilon,
-    PrintedModel,
-    moments,
-    today,
-)
 from reproduction.recipes import MAIN, noised
 from reproduction.results import ResultSet
 from reproduction.verdict import NEARLY, TRAINED, Ruling, Undecided, plural
@@ -39,25 +27,25 @@ def table_rounds(draft: Draft) -> Ruling:
     """Table 1: epsilon after 1 to 10^6 rounds. Below each row of the paper are the same cells by the moments accountant
     and by the tightest accountant of today. The table needs no run."""
     rows = []
-    for line in TABLE_1:
+    for line in printed.TABLE_1:
         first = line[0]
         users = f"10{raised(len(str(first.population)) - 1)}"
         name = f"{users} users, {first.users_per_round:,} a round, z = {first.noise_multiplier:g}"
         rows.append([f"{name}: paper", *(cell.digits for cell in line)])
-        rows.append(["  ours, by its accountant", *(f"{moments(cell):.2f}" for cell in line)])
-        rows.append([f"  today, δ = {small(first.delta)}", *(_epsilon_cell(today(cell)) for cell in line)])
+        rows.append(["  ours, by its accountant", *(f"{printed.moments(cell):.2f}" for cell in line)])
+        rows.append([f"  today, δ = {small(first.delta)}", *(_epsilon_cell(printed.today(cell)) for cell in line)])
     draft.add_table(
         "ε after 1 to 10⁶ rounds",
-        ["", *(f"10{raised(power)}" for power in POWERS)],
+        ["", *(f"10{raised(power)}" for power in printed.POWERS)],
         rows,
         "All hypothetical: the cost of runs that did not happen. δ = users^-1.1. Today: the smaller of PLD and RDP; RDP "
         "alone after 10⁶ rounds of 10⁹ users, where rounding errors of PLD could be larger than δ.",
     )
-    cells = [(cell, moments(cell)) for line in TABLE_1 for cell in line]
+    cells = [(cell, printed.moments(cell)) for line in printed.TABLE_1 for cell in line]
     return judge_table_1(cells, draft.recipe.limits["reasonable"])
 
 
-def judge_table_1(cells: Sequence[tuple[PrintedEpsilon, float]], reasonable: float) -> Ruling:
+def judge_table_1(cells: Sequence[tuple[printed.PrintedEpsilon, float]], reasonable: float) -> Ruling:
     """Apply the rule of Table 1 to pairs of printed and computed epsilons.
 
     Args:
@@ -84,16 +72,16 @@ def table_accuracy(draft: Draft) -> Ruling:
     """Table 2: epsilon and AccuracyTop1 by sigma, S, population and users per round; also the epsilons that the text of
     the paper states."""
     results, draft.is_over_seeds = draft.results, True
-    runs = list(dict.fromkeys(row.run for row in TABLE_2))
+    runs = list(dict.fromkeys(row.run for row in printed.TABLE_2))
     at = results.rounds(*runs)
-    rounds = [f"paper, round {ACCURACY_ROUNDS:,}", f"ours, {NOT_RUN if at is None else f'round {at:,}'}"]
+    rounds = [f"paper, round {printed.ACCURACY_ROUNDS:,}", f"ours, {NOT_RUN if at is None else f'round {at:,}'}"]
     draft.add_table(
-        f"ε at δ = 10⁻⁹ after {plural(ACCURACY_ROUNDS)}, and AccuracyTop1",
+        f"ε at δ = 10⁻⁹ after {plural(printed.ACCURACY_ROUNDS)}, and AccuracyTop1",
         [
             *("σ", "S", "users", "a round", "ε paper", "ε ours", "ε today"),
             *(f"{what} {where}" for what in ("AccT1", "cost") for where in rounds),
         ],
-        [_table_2_row(row, results, at) for row in TABLE_2],
+        [_table_2_row(row, results, at) for row in printed.TABLE_2],
         "ε is hypothetical: accuracy was trained with 100 users per round, and ε is for the users per round of the row "
         "(z = 1), as in the paper. ε ours: the moments accountant; ε today: the smaller of PLD and RDP. Costs in points, "
         "against the baseline. " + (f"Ours after {plural(at)}, the mean of all seeds." if at is not None else ""),
@@ -105,23 +93,23 @@ def table_accuracy(draft: Draft) -> Ruling:
             [
                 f"{cell.location}: {cell.users_per_round:,} of {cell.population:,} users, {plural(cell.rounds)}",
                 cell.digits,
-                f"{moments(cell):.3f}",
-                epsilon_text(today(cell)),
-                ("cut, equal" if cell.is_cut else "equal") if cell.agrees(moments(cell)) else "different",
+                f"{printed.moments(cell):.3f}",
+                epsilon_text(printed.today(cell)),
+                ("cut, equal" if cell.is_cut else "equal") if cell.agrees(printed.moments(cell)) else "different",
             ]
-            for cell in IN_TEXT
+            for cell in printed.IN_TEXT
         ],
         "z = 1, δ = 10⁻⁹. All hypothetical.",
     )
     at = draft.shared_round(runs, against=[BASELINE])
-    cells = [row.epsilon for row in TABLE_2 if row.epsilon is not None]
-    equal = all(cell.agrees(moments(cell)) for cell in cells)
-    printed = {row.run: BASELINE_ACCURACY - row.accuracy for row in TABLE_2}
+    cells = [row.epsilon for row in printed.TABLE_2 if row.epsilon is not None]
+    equal = all(cell.agrees(printed.moments(cell)) for cell in cells)
+    paper = {row.run: printed.BASELINE_ACCURACY - row.accuracy for row in printed.TABLE_2}
     base, same = results.mean(BASELINE, at) or 0.0, results.margin(at)
     costs = {name: base - (results.mean(name, at) or 0.0) for name in runs[1:]}
     growing = all(later >= earlier - same for earlier, later in itertools.pairwise(costs.values()))
-    near = all(costs[name] <= printed[name] + NEARLY for name in costs)
-    listed = ", ".join(f"{in_points(costs[name])} ({in_points(printed[name])} in the paper)" for name in costs)
+    near = all(costs[name] <= paper[name] + NEARLY for name in costs)
+    listed = ", ".join(f"{in_points(costs[name])} ({in_points(paper[name])} in the paper)" for name in costs)
     sentence = (
         f"{'All' if equal else 'Not all'} {len(cells)} printed epsilons come out to the digit. After {plural(at)} "
         f"σ = 0.003, 0.006 and 0.012 cost {listed} points. {draft.about_seeds(costs.values(), at)}"
@@ -130,15 +118,17 @@ def table_accuracy(draft: Draft) -> Ruling:
     return None if holds and costs[runs[-1]] <= same else holds, sentence
 
 
-def _table_2_row(row: PrintedModel, results: ResultSet, at: int | None) -> list[str]:
+def _table_2_row(row: printed.PrintedModel, results: ResultSet, at: int | None) -> list[str]:
     """One row: the settings, epsilon (paper, ours, today), AccuracyTop1 and its loss against the baseline (paper, ours)."""
     norm = "∞" if row.clip_norm is None else f"{row.clip_norm:g}"
-    users = "10⁸" if row.population == LARGER else f"{row.population:,}"
+    users = "10⁸" if row.population == printed.LARGER else f"{row.population:,}"
     model = [f"{row.noise_std:.3f}", norm, users, f"{row.users_per_round:,}"]
     cell = row.epsilon
-    bounds = ["∞"] * 3 if cell is None else [cell.digits, f"{moments(cell):.3f}", epsilon_text(today(cell))]
+    bounds = (
+        ["∞"] * 3 if cell is None else [cell.digits, f"{printed.moments(cell):.3f}", epsilon_text(printed.today(cell))]
+    )
     ours, base = results.mean(row.run, at), results.mean(BASELINE, at)
-    cost = None if cell is None else row.accuracy - BASELINE_ACCURACY
+    cost = None if cell is None else row.accuracy - printed.BASELINE_ACCURACY
     ours_cost = None if cell is None or ours is None or base is None else ours - base
     accuracies = [percent(row.accuracy), NOT_RUN if ours is None else percent(ours)]
     return [*model, *bounds, *accuracies, signed(cost), signed(ours_cost)]
