@@ -131,7 +131,13 @@ def processes(tmp_path, monkeypatch):
 
 def test_steps_run_two_at_a_time_in_their_order_and_are_bundled_after_each(tmp_path, monkeypatch, processes, capsys):
     ended = []
-    monkeypatch.setattr(batch_module, "_write", lambda *given: ended.append(processes.read_text().split()))
+    (tmp_path / "runs").mkdir()
+
+    def bundle_at_this_time(work, target):
+        ended.append(processes.read_text().split())
+        return [target]
+
+    monkeypatch.setattr(batch_module, "bundle", bundle_at_this_time)
     steps = [BatchStep("until-third"), BatchStep("fails"), BatchStep("second"), BatchStep("third"), BatchStep("last")]
     run_batch(steps, tmp_path, bundled=tmp_path / "a.tar.gz", processes=2)  # with one at a time it would not end
     assert processes.read_text().split()[:2] == ["second", "third"]
