@@ -54,11 +54,11 @@ def list_(
     """
     import json
 
-    from reproduction.cli.display import rich_table, say_if_missing
+    from reproduction.cli.display import say_if_missing
     from reproduction.recipe import distinct, scale_named
     from reproduction.recipes import RECIPES
     from reproduction.results import result_sets
-    from unheard.cli.display import console, say
+    from unheard.cli.display import say
     from unheard.formatting import duration
 
     chosen, first = scale_named(scale), result_sets(results)[0] if results else None
@@ -72,18 +72,26 @@ def list_(
         whole = {"runs": len(runs), "user_updates": total, "done": done}
         print(json.dumps({"results": first.title if first else "", **whole, "recipes": rows}))
         return
-    title = "The paper's recipes, in the order in which `all` runs them"
-    columns = ["name", "what", "runs", "user updates"]
-    cells = [[r["name"], f"{r['place']}: {r['title']}", str(len(r["runs"])), f"{r['user_updates']:,}"] for r in rows]
-    if first:
-        title, columns = f"{title}, and how far they are on {first.title}", [*columns, "done"]
-        cells = [[*cell, _done(row)] for cell, row in zip(cells, rows, strict=True)]
-    console.print(rich_table(title, columns, cells, left=("name", "what"), folded="what"))
+    _print_recipes(rows, first.title if first else None)
     left = f"; {total - done:,} of them are left" if done else ""
     say(
         f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{left}, "
         f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
     )
+
+
+def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
+    """Print one row for each recipe; `results` is the title of the results that say how much is done, if any."""
+    from reproduction.cli.display import rich_table
+    from unheard.cli.display import console
+
+    title = "The paper's recipes, in the order in which `all` runs them"
+    columns = ["name", "what", "runs", "user updates"]
+    cells = [[r["name"], f"{r['place']}: {r['title']}", str(len(r["runs"])), f"{r['user_updates']:,}"] for r in rows]
+    if results is not None:
+        title, columns = title + (f", and how far they are on {results}" if results else ""), [*columns, "done"]
+        cells = [[*cell, _done(row)] for cell, row in zip(cells, rows, strict=True)]
+    console.print(rich_table(title, columns, cells, left=("name", "what"), folded="what"))
 
 
 def _updates(
