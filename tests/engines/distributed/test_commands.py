@@ -71,6 +71,11 @@ def charged(folder: Path) -> int:
     return len(Ledger.read(folder / "ledger.jsonl")) if (folder / "ledger.jsonl").exists() else 0
 
 
+def unsaved(folder: Path) -> int:
+    """Rounds that were charged since the newest model was saved: they are lost if a rank is killed now."""
+    return Ledger.read(folder / "ledger.jsonl").entries[-1].round + 1 - released_round(folder)
+
+
 def released_round(folder: Path) -> int:
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         found = re.search(r'"round": (\d+)', file.metadata()["unheard"])
@@ -88,7 +93,8 @@ def until(condition, process: subprocess.Popen, patience: float = 120) -> None:
 
 def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under_counts(run, tmp_path):
     rng, folder = random.Random(8), tmp_path / "r"
-    (tmp_path / "run.toml").write_text(run_toml(run).replace("rounds = 6", "rounds = 100000"))
+    long = replace(run, training=replace(run.training, rounds=100_000, checkpoint_every=6))
+    (tmp_path / "run.toml").write_text(run_toml(long))
     going = start(
         *("train", tmp_path / "run.toml", "--out", folder, "--processes", 2, "--max-restarts", KILLS),
         *("--rank-timeout", 60, "--device", "cpu"),
@@ -100,8 +106,9 @@ def test_a_rank_killed_at_any_moment_is_started_again_and_the_ledger_never_under
             time.sleep(rng.random() * 0.3)
             before = ranks_of(going.pid)
             assert sorted(before) == [0, 1]
-            # Sums on their way have no noise yet: nobody from elsewhere may ask for them, or say where they go.
+            # Sums that ranks send have no noise yet: nobody from elsewhere may ask for them, or say where they go.
             assert listened_at([going.pid, *before.values()]) == {"0100007F"}
+            until(lambda: unsaved(folder) in (2, 3), going)  # so that rounds are lost
             os.kill(before[kill % 2], signal.SIGKILL)
             until(lambda old=set(before.values()): not old & set(ranks_of(going.pid).values()), going)
             seen = charged(folder)
