@@ -9,6 +9,7 @@ import pytest
 from tests.stores import uncharged_copy
 from unheard.cli.main import main
 from unheard.corpus.store import write_store
+from unheard.privacy.ledger import NO_LEDGERS, RECORD
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.training.run import run_toml
 
@@ -132,9 +133,13 @@ def test_a_store_that_cannot_be_written_gives_advice_that_works(unheard, place, 
     assert "over all runs together" in unheard("statement", place / "a", "--all-runs")[1]
 
 
-def test_a_shortened_store_ledger_is_refused_on_resume(unheard, place):
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_shortened_store_ledger_is_refused_on_resume(unheard, place, has_record):
+    """The store's record of its ledgers notices it, and without it the checkpoints of the run."""
     unheard("train", place / "run.toml", "--out", place / "a")
     ledger = place / "corpus" / "ledger.jsonl"
+    if not has_record:
+        (place / "corpus" / RECORD).write_text(json.dumps(NO_LEDGERS))
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
     status, _, err = unheard("resume", place / "a", "--rounds", 3)
     assert status == 2

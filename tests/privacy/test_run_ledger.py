@@ -224,9 +224,13 @@ def test_a_seeded_run_that_is_repeated_continues_and_one_that_was_rolled_back_do
     assert (base / "a" / "model.safetensors").read_bytes() == (base / "b" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("has_record", [True, False])
 @pytest.mark.parametrize("name", ["r", "early"])
-def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name):
+def test_a_populations_ledger_that_is_gone_is_never_begun_anew(base, name, has_record):
+    """The store's record of its ledgers notices it, and without it the checkpoints of the run."""
     (base / "store" / "ledger.jsonl").unlink()
+    if not has_record:
+        (base / "store" / RECORD).write_text(json.dumps(NO_LEDGERS))
     with pytest.raises(LedgerError, match=r"is missing.*Put it back"):
         list(unheard.resume(base / name, rounds=7))
     assert not (base / "store" / "ledger.jsonl").exists()
