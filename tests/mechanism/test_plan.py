@@ -1,11 +1,14 @@
 """The plan: what is resolved for a round, what changes when, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 import unheard
 from unheard.errors import InvalidValue, UnprovenCombination
+from unheard.mechanism.noise import DistributedGaussianNoise
+from unheard.mechanism.plan import Change
 from unheard.parameters import Layout
 from unheard.privacy.events import NonPrivate, PoissonGaussian
 
@@ -127,3 +130,44 @@ def test_the_facts_hold_every_declared_number_by_phase_and_are_plain_json():
     baseline = plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).facts(LAYOUT)
     assert baseline["phases"][0]["clip_norm"] is None
     assert math.isinf(plan(noise=unheard.NoNoise(), clip=unheard.NoClip()).at(0, LAYOUT).sensitivity)
+
+
+EITHER = {
+    unheard.GaussianNoise: {"noise_multiplier": 1.0, "noise_std": 0.1},
+    unheard.ExactGaussianNoise: {"noise_multiplier": 1.0, "noise_std": 0.1},
+    unheard.PoissonSampling: {"users_per_round": 5.0, "sampling_prob": 0.1},
+    unheard.MinSeparationSampling: {"users_per_round": 5.0, "separation": 3},
+    unheard.PerLayerClip: {"norm": 1.0, "norms": {"weight": 1.0}},
+}
+"""Parts of which one of two values must be given: with both, one of them would be ignored without a word."""
+
+
+@pytest.mark.parametrize("part", EITHER, ids=lambda part: part.__name__)
+def test_one_of_two_values_is_given_and_never_both_or_none(part):
+    values = EITHER[part]
+    for name, value in values.items():
+        assert getattr(part(**{name: value}), name) == value
+    for wrong in (values, {}):
+        with pytest.raises(InvalidValue, match="exactly one"):
+            part(**wrong)
+
+
+def test_a_change_of_the_noise_has_one_of_two_values():
+    for given in ({"noise_std": 0.1}, {"noise_multiplier": 1.0}):
+        assert Change(from_round=1, **given)
+    with pytest.raises(InvalidValue, match="not both"):
+        Change(from_round=1, noise_std=0.1, noise_multiplier=1.0)
+    with pytest.raises(InvalidValue, match="must change something"):
+        Change(from_round=1)
+
+
+def test_distributed_noise_out_of_range_or_without_a_bound_is_refused():
+    noise = DistributedGaussianNoise(noise_multiplier=1.0, min_parties=4)
+    for wrong in ({"noise_multiplier": 2.0**19 + 1}, {"noise_multiplier": 0.0}, {"min_parties": 1}):
+        with pytest.raises(InvalidValue):
+            replace(noise, **wrong)
+    with pytest.raises(UnprovenCombination, match="bounded sensitivity"):
+        noise.multiplier(math.inf)
+    with pytest.raises(InvalidValue, match="noise_multiplier, not noise_std"):
+        noise.changed(None, 0.1)
+    assert noise.changed(2.0, None) == replace(noise, noise_multiplier=2.0)
