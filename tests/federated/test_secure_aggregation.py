@@ -310,6 +310,36 @@ def test_wrong_shares_and_vectors_are_noticed():
         session.add_keys(9, {"encryption": "AAAA", "pairwise": "AAAA"})
 
 
+def test_shares_for_or_of_other_parties_than_asked_are_refused():
+    session, parties = run_session(some_vectors(5), lost={"reveal": range(5)})
+    sent, asked = dict(session.shares[0]), session.reveal_request(0)
+    for wrong in ({**sent, "9": "x"}, {n: s for n, s in sent.items() if n != "1"}, {**sent, "0": "x"}, None, [*sent]):
+        with pytest.raises(NodeError, match="other parties than its neighbours"):
+            session.add_shares(0, {"shares": wrong, "commitment": "x"})
+    good = parties[0].reveal(session.name, asked["survivors"], asked["dropped"])
+    other = next(iter(good["self"].values()))
+    for wrong in (
+        {"self": {**good["self"], "9": other}},
+        {"pairwise": {"1": other}},
+        {"self": None},
+        {"pairwise": [1]},
+    ):
+        with pytest.raises(NodeError, match="other parties than it was asked for"):
+            session.add_revealed(0, {**good, **wrong})
+    assert 0 not in session.answered
+    session.add_revealed(0, good)
+    assert 0 in session.answered
+
+
+def test_shares_that_cannot_belong_together_give_no_secret():
+    shares = create_shares(b"s" * 32, 3, 5)
+    assert combine(shares[:3]) == combine(shares[2:]) == b"s" * 32
+    zero = (0).to_bytes(4, "little") + shares[0][4:]
+    for wrong in ([shares[0], shares[0], shares[1]], [zero, *shares[1:3]], [shares[0], shares[1], shares[2][:-1]]):
+        with pytest.raises(ValueError, match="different secrets"):
+            combine(wrong)
+
+
 def test_no_sum_of_any_cohort_can_wrap():
     assert modulus_bits(512, True) == 32  # 512 * 2^21 = 2^30
     assert modulus_bits(513, True) == 64

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import unheard
@@ -171,3 +172,53 @@ def test_distributed_noise_out_of_range_or_without_a_bound_is_refused():
     with pytest.raises(InvalidValue, match="noise_multiplier, not noise_std"):
         noise.changed(None, 0.1)
     assert noise.changed(2.0, None) == replace(noise, noise_multiplier=2.0)
+
+
+UNPROVEN_WITH_ADAPTIVE = {
+    "examples": {
+        "sampling": unheard.ExampleSampling(examples_per_user=2, examples_per_round=5, total_examples=100),
+        "update": unheard.FedSGD(unroll=5),
+    },
+    "banded noise": {
+        "sampling": unheard.CyclicPoissonSampling(users_per_round=5, groups=4),
+        "noise": unheard.CorrelatedNoise(noise_multiplier=1.0, rounds=9),
+    },
+    "BLT noise": {
+        "sampling": unheard.MinSeparationSampling(separation=4),
+        "noise": unheard.CorrelatedNoise(noise_multiplier=1.0, rounds=9, strategy="blt"),
+    },
+    "noise of the nodes": {"noise": DistributedGaussianNoise(noise_multiplier=1.0, min_parties=4)},
+}
+
+
+@pytest.mark.parametrize("case", UNPROVEN_WITH_ADAPTIVE)
+def test_an_adaptive_clip_is_refused_where_its_count_has_no_proof(case):
+    parts = {
+        "population": 100,
+        "sampling": unheard.PoissonSampling(users_per_round=5),
+        "update": unheard.FedAvg(),
+        "noise": unheard.GaussianNoise(noise_multiplier=0.1),
+        **UNPROVEN_WITH_ADAPTIVE[case],
+    }
+    unheard.Plan(**parts, clip=unheard.FlatClip(norm=1.0))
+    with pytest.raises(UnprovenCombination):
+        unheard.Plan(**parts, clip=unheard.AdaptiveClip(initial_norm=1.0, count_noise_std=9.0))
+    with pytest.raises(InvalidValue, match="population must be at least 1"):
+        unheard.Plan(**{**parts, "population": 0}, clip=unheard.FlatClip(norm=1.0))
+
+
+def test_numbers_of_samplers_out_of_range_are_refused():
+    good = {"examples_per_user": 2, "examples_per_round": 5, "total_examples": 100}
+    wrong = [(unheard.FixedSizeSampling, {"users_per_round": n}) for n in (0, 2**40 + 1)]
+    wrong += [(unheard.ExampleSampling, {**good, "examples_per_user": n}) for n in (0, 4097)]
+    wrong += [(unheard.ExampleSampling, {**good, "total_examples": n}) for n in (0, 4, 2**40 + 1)]
+    wrong += [(unheard.CyclicPoissonSampling, {"users_per_round": 5, "groups": n}) for n in (0, 2**20 + 1)]
+    for part, values in wrong:
+        with pytest.raises(InvalidValue):
+            part(**values)
+    for sampling in (
+        unheard.CyclicPoissonSampling(users_per_round=5, groups=4),
+        unheard.MinSeparationSampling(separation=4),
+    ):
+        with pytest.raises(InvalidValue, match="correlated"):  # nobody's turn is known
+            sampling.draw(100, 100, np.random.default_rng(0))

@@ -349,3 +349,22 @@ def test_every_kind_of_event_can_be_charged(path):
         Gaussian(noise_multiplier=3),
         NonPrivate(reason='a "quoted" reason\nof two lines, in Zürich'),
     ]
+
+
+@pytest.mark.parametrize("name", chain._FACTS)
+def test_a_fact_of_another_type_in_a_header_that_was_sealed_anew_is_refused(tmp_path, name):
+    for i, wrong in enumerate((True, "x", 7, [1], {"a": 1})):
+        kind = chain._FACTS[name]
+        if isinstance(wrong, kind) and not isinstance(wrong, bool):
+            continue
+        ledger = Ledger.create(tmp_path / f"{i}.jsonl", {name: wrong})
+        with pytest.raises(LedgerError, match=rf"'{name}' is .* which no run declares"):
+            Ledger.read(ledger.path)
+
+
+@pytest.mark.parametrize("content", ["", "[", "[]", "7", "null", "[" * 100_000])
+def test_damaged_facts_about_nodes_are_an_error(tmp_path, content):
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", {"population": 10})
+    (tmp_path / "federated.json").write_text(content)
+    with pytest.raises(LedgerError, match=r"federated\.json is damaged"):
+        _ = ledger.facts
