@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unheard.corpus import vocabulary as vocabulary_module
 from unheard.corpus.tokenizers import CharacterTokenizer, WordTokenizer
 from unheard.corpus.vocabulary import BOS, EOS, SPECIALS, UNK, Vocabulary, public_vocabulary, vocabulary_from_file
 from unheard.errors import CorpusCorrupt, InputError, InvalidValue
@@ -87,3 +88,9 @@ def test_bad_word_lists_are_refused(tmp_path):
         Vocabulary.load(tmp_path / "plain.txt")
     with pytest.raises(InvalidValue, match="twice"):
         Vocabulary.of(["a", "a"])
+
+
+@pytest.mark.parametrize("language", ["en", "de", "ja"])
+def test_words_are_listed_by_frequency_without_sorting_them_all(language):
+    listed = vocabulary_module._words_by_frequency(language)
+    assert tuple(listed) == vocabulary_module._by_weight(vocabulary_module._frequencies(language))

@@ -201,24 +201,26 @@ def count_rows(grouping: Grouping) -> Counter[str]:
     for file in sorted(grouping.rows.glob("[0-9]*/rejected.json")):
         counts.update(read_work_file(file, dict))
     database = open_database(grouping.memory_bytes, AVAILABLE_CORES, str(grouping.work / "temp"))
-    for shard in range(UNUSABLE, grouping.shards):
-        if files := grouping.shard_files(shard):
-            query = (
-                f"SELECT reason, count(*), count(*) - count(time) FROM read_parquet({sql_list(files)}) GROUP BY reason"
-            )
-            for reason, rows, timeless in database.execute(query).fetchall():
-                if reason is None or reason in reasons:  # undecided rows are in rejected.json
-                    counts[reason or "kept"] += rows
-                if reason is None and grouping.fields.time is not None:
-                    counts["no_time"] += timeless
-            respelled = f'SELECT DISTINCT "user" FROM read_parquet({sql_list(files)}) WHERE spelling IS NOT NULL'
-            merged = (
-                f'SELECT "user" FROM read_parquet({sql_list(files)}) WHERE "user" IN ({respelled}) '
-                'GROUP BY "user" HAVING count(DISTINCT coalesce(spelling, "user")) > 1'
-            )
-            ((users,),) = database.execute(f"SELECT count(*) FROM ({merged})").fetchall()
-            if users:
-                counts["merged_users"] += users
+    by_shard = {shard: files for shard in range(UNUSABLE, grouping.shards) if (files := grouping.shard_files(shard))}
+    has_spellings = False
+    if by_shard:
+        files = list(itertools.chain.from_iterable(by_shard.values()))
+        query = "SELECT reason, count(*), count(*) - count(time), count(spelling) FROM read_parquet({}) GROUP BY reason"
+        for reason, rows, timeless, respelled in database.execute(query.format(sql_list(files))).fetchall():
+            has_spellings |= respelled > 0
+            if reason is None or reason in reasons:  # undecided rows are in rejected.json
+                counts[reason or "kept"] += rows
+            if reason is None and grouping.fields.time is not None:
+                counts["no_time"] += timeless
+    for files in by_shard.values() if has_spellings else ():
+        respelled = f'SELECT DISTINCT "user" FROM read_parquet({sql_list(files)}) WHERE spelling IS NOT NULL'
+        merged = (
+            f'SELECT "user" FROM read_parquet({sql_list(files)}) WHERE "user" IN ({respelled}) '
+            'GROUP BY "user" HAVING count(DISTINCT coalesce(spelling, "user")) > 1'
+        )
+        ((users,),) = database.execute(f"SELECT count(*) FROM ({merged})").fetchall()
+        if users:
+            counts["merged_users"] += users
     database.close()
     counts["rows"] = sum(counts[reason] for reason in reasons)
     return counts

@@ -25,9 +25,9 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -416,12 +416,18 @@ def _frequencies(language: str) -> dict[str, float]:
     """The frequency of each word and punctuation mark of a language."""
     import wordfreq
 
+    marks = _marks(language)
+    # Of English marks, those that `wordfreq` counts have its frequency. Elsewhere it counts "_" in words alone.
+    return marks | wordfreq.get_frequency_dict(language) | ({} if language == "en" else marks)
+
+
+def _marks(language: str) -> dict[str, float]:
+    """The frequency of each punctuation mark of a language."""
     marks = {mark: count / 1000.0 for mark, count in _MARKS_PER_1000_WORDS.items()}
     if language != "en":
         others = _QUOTES | _MARKS_OF_LANGUAGE.get(language, {})
         marks |= {mark: marks[english] for mark, english in others.items()}
-        return marks | wordfreq.get_frequency_dict(language) | marks  # `wordfreq` counts "_" in words alone
-    return marks | wordfreq.get_frequency_dict(language)
+    return marks
 
 
 def _by_weight(weights: dict[str, float]) -> tuple[str, ...]:
@@ -429,10 +435,24 @@ def _by_weight(weights: dict[str, float]) -> tuple[str, ...]:
     return tuple(sorted(sorted(weights), key=weights.__getitem__, reverse=True))  # sorting is stable, also in reverse
 
 
-@lru_cache(maxsize=2)
-def _words_by_frequency(language: str) -> tuple[str, ...]:
-    """All words of a language, most frequent first; cached, since sorting 300,000 of them takes most of the time."""
-    return _by_weight(_frequencies(language))
+def _words_by_frequency(language: str) -> Iterator[str]:
+    """Yield what `_by_weight(_frequencies(language))` returns, without sorting 300,000 words of which few are needed."""
+    import wordfreq
+
+    buckets = wordfreq.get_frequency_list(language)  # words of one frequency each, in falling order
+    marks = _marks(language)
+    if language == "en":
+        counted = set(itertools.chain.from_iterable(buckets))
+        marks = {mark: weight for mark, weight in marks.items() if mark not in counted}
+    waiting = list(reversed(_by_weight(marks)))
+    for number, bucket in enumerate(buckets):
+        weight = wordfreq.cB_to_freq(-number)
+        while waiting and marks[waiting[-1]] > weight:
+            yield waiting.pop()
+        equal = [mark for mark in marks if marks[mark] == weight]
+        waiting = [mark for mark in waiting if mark not in equal]
+        yield from sorted([word for word in bucket if word not in marks] + equal)
+    yield from reversed(waiting)
 
 
 def _piece_weights(words: dict[str, float], tokenizer: Tokenizer) -> dict[str, float]:
