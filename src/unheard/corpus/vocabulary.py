@@ -27,7 +27,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -338,7 +338,8 @@ def public_vocabulary(size: int = 10_000, language: str = "en", tokenizer: Token
         weights = _piece_weights(_frequencies(language), tokenizer)
         ranked = _by_weight(weights)
     else:
-        ranked = _words_by_frequency(language)
+        more = itertools.islice(_words_by_frequency(language), _FREQUENT, None)
+        ranked = itertools.chain(_frequent_words(language), more)
     kept = []
     for word in ranked:
         if len(kept) == size - len(SPECIALS):
@@ -435,6 +436,9 @@ def _by_weight(weights: dict[str, float]) -> tuple[str, ...]:
     return tuple(sorted(sorted(weights), key=weights.__getitem__, reverse=True))  # sorting is stable, also in reverse
 
 
+_FREQUENT = 20_000
+
+
 def _words_by_frequency(language: str) -> Iterator[str]:
     """Yield what `_by_weight(_frequencies(language))` returns, without sorting 300,000 words of which few are needed."""
     import wordfreq
@@ -453,6 +457,12 @@ def _words_by_frequency(language: str) -> Iterator[str]:
         waiting = [mark for mark in waiting if mark not in equal]
         yield from sorted([word for word in bucket if word not in marks] + equal)
     yield from reversed(waiting)
+
+
+@lru_cache(maxsize=2)
+def _frequent_words(language: str) -> tuple[str, ...]:
+    """The first `_FREQUENT` of `_words_by_frequency`, which most vocabularies are made of; cached."""
+    return tuple(itertools.islice(_words_by_frequency(language), _FREQUENT))
 
 
 def _piece_weights(words: dict[str, float], tokenizer: Tokenizer) -> dict[str, float]:
