@@ -125,16 +125,10 @@ def prepare(
 def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, name: str | None) -> "Preparation":
     """Return how to prepare a corpus, without its vocabulary."""
     from unheard.corpus.pipeline import make_preparation
-    from unheard.corpus.sources import Fields, is_demo_corpus
+    from unheard.corpus.sources import is_demo_corpus
 
     return make_preparation(
-        Fields(
-            user=columns.user_field or "",
-            text=columns.text_field or "",
-            time=columns.time_field,
-            time_format=columns.time_format,
-            table=columns.table,
-        ),
+        columns.fields(),
         is_demo=is_demo_corpus(inputs),
         tokens_per_user=text.tokens_per_user,
         min_tokens=text.min_tokens or text.tokens_per_user,

@@ -151,6 +151,24 @@ def test_a_canary_that_no_vocabulary_can_have_fails_before_the_draw(tmp_path):
     assert not (tmp_path / "store.partial").exists()
 
 
+def test_rows_of_another_number_of_shards_are_not_continued(tmp_path, monkeypatch):
+    """A user would be in two shards, as two users. Another version may choose another number."""
+    rows = [{"who": f"u{i}", "what": "a b", "when": 0} for i in range(50)]
+    file = write_jsonl(tmp_path / "x.jsonl", rows)
+    monkeypatch.setattr("unheard.corpus.pipeline.choose_shards", lambda sources: 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(EncodeShard, "__call__", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepared(tmp_path, file, shards=0, backend=DuckDBBackend(workers=1))
+    record = tmp_path / "store.partial" / "work" / "shards.json"
+    monkeypatch.setattr("unheard.corpus.pipeline.choose_shards", lambda sources: 4)
+    with pytest.raises(CorpusError, match="divides the users in another way"):
+        prepared(tmp_path, file, shards=0, backend=DuckDBBackend(workers=1))
+    record.unlink()
+    with pytest.raises(CorpusError, match="missing or damaged"):
+        prepared(tmp_path, file, shards=0, backend=DuckDBBackend(workers=1))
+
+
 def test_a_stopped_prepare_is_no_store_and_continues_where_it_was(tmp_path, monkeypatch):
     rows = [{"who": f"u{i}", "what": "a b", "when": 0} for i in range(50)]
     file = write_jsonl(tmp_path / "x.jsonl", rows)

@@ -14,6 +14,7 @@ from unheard.cli.options import MACHINE, Workers
 
 if TYPE_CHECKING:
     from unheard.corpus.pipeline import Preparation, PreparedStore
+    from unheard.corpus.sources import Fields
 
 EXAMPLES = """Examples:
 
@@ -68,6 +69,18 @@ class InputOptions:
     duplicate_chars: Annotated[
         int, _input(min=1, metavar="N", help="The shortest post that counts as such a duplicate.")
     ] = 100
+
+    def fields(self) -> "Fields":
+        """The columns to read."""
+        from unheard.corpus.sources import Fields
+
+        return Fields(
+            user=self.user_field or "",
+            text=self.text_field or "",
+            time=self.time_field,
+            time_format=self.time_format,
+            table=self.table,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,18 +245,12 @@ def _preparation(
     """Return what the options ask for. Files that they name are read here, before any text."""
     from unheard.corpus.canaries import read_canary_file
     from unheard.corpus.pipeline import choose_vocabulary, make_preparation, read_user_ids
-    from unheard.corpus.sources import Fields, is_demo_corpus
+    from unheard.corpus.sources import is_demo_corpus
     from unheard.corpus.tokenizers import choose_tokenizer
 
     tokenizer = choose_tokenizer(tokens.tokens, tokens.punctuation)
     return make_preparation(
-        Fields(
-            user=text.user_field or "",
-            text=text.text_field or "",
-            time=text.time_field,
-            time_format=text.time_format,
-            table=text.table,
-        ),
+        text.fields(),
         is_demo=is_demo_corpus(inputs),
         tokenizer=tokenizer,
         vocabulary=choose_vocabulary(

@@ -414,6 +414,7 @@ def _run_steps(
         drop_duplicates=preparation.drop_duplicates,
         memory_bytes=memory_bytes,
     )
+    _check_shards(work, grouping)
     logger.info("reading the input")
     rows = backend.scan(grouping, make_batches(readable), progress)
     if not rows["kept"]:
@@ -504,6 +505,19 @@ def _begin_or_resume(work: Path, sources: Sequence[Source], choices: list[Any]) 
         (work / "streams").mkdir(parents=True)
         (work / "names").mkdir()
         storage.replace_file(file, json.dumps(plan).encode())
+
+
+def _check_shards(work: Path, grouping: Grouping) -> None:
+    """Record the number of shards before the first row is written; raise `CorpusError` if rows have another number."""
+    file = work / "shards.json"
+    if not file.is_file() and not grouping.rows.exists():
+        storage.replace_file(file, json.dumps([grouping.shards]).encode())
+    # DP: rows of one user in two shards would be two users. The rule of `choose_shards` may differ between versions.
+    if read_work_file(file, list) != [grouping.shards]:
+        raise CorpusError(
+            f"{work.parent} was begun by a version that divides the users in another way. Delete its folder `work` (words "
+            "that were drawn for a private vocabulary lie beside it and stay), then run the same command again."
+        )
 
 
 def _delete_files(partial: Path) -> None:

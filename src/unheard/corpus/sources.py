@@ -121,7 +121,9 @@ def range_path(path: str, begin: int, end: int) -> str:
     return f"{SCHEME}{begin}-{end}:{path}"
 
 
-_READ_BYTES = 1 << 20  # DuckDB asks for 32 MiB and again for what is missing; new memory for each 32 MiB costs more
+_READ_BYTES = (
+    1 << 20
+)  # DuckDB asks for 32 MiB, and again for what is missing. Small reads are faster: they reuse memory.
 
 
 class FileRange(io.RawIOBase):
