@@ -480,7 +480,7 @@ def _run_steps(
 
 
 def choose_shards(sources: Sequence[Source]) -> int:
-    """Choose the number of shards: up to 64 MiB of text each as long as there are 64 shards or fewer, then up to 1 GiB each.
+    """Choose the number of shards: one for each 64 MiB of text, up to 64 shards; for more text, one for each GiB.
 
     A shard is sorted in memory as far as it fits. More than four shards are a multiple of four, so that two or four
     processes finish their last shards together.

@@ -453,7 +453,7 @@ def _ray_on_loopback(processes: int) -> Iterator[None]:
         if addresses != {"127.0.0.1"}:
             raise NodeError(
                 f"Ray listens on {', '.join(sorted(addresses))} instead of 127.0.0.1, and updates without noise could be "
-                "read there. Nothing was trained; `pip show ray` tells the version, and constraints.txt the one that was tested."
+                "read there. Nothing was trained. Install the version of Ray that constraints.txt names."
             )
         yield
     finally:
