@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from unheard.audit.canary_users import CanaryUsers
+from unheard.audit.one_run import CanaryUsers
 from unheard.updates.user_update import ONE
 
 

@@ -11,8 +11,7 @@ import torch
 
 import unheard
 from unheard.audit import one_run
-from unheard.audit.canary_users import BackgroundUsers
-from unheard.audit.one_run import OneRunResult, audit_one_run
+from unheard.audit.one_run import BackgroundUsers, OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult, audit_run
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, PrivacyError, UnprovenCombination

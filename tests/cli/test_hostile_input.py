@@ -23,7 +23,7 @@ from unheard.corpus.canaries import read_canaries
 from unheard.corpus.private_vocabulary import WordRelease
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.vocabulary import Vocabulary
-from unheard.deployment.loading import open_export
+from unheard.deployment.model import open_export
 from unheard.deployment.personalize import open_personal
 from unheard.errors import CorpusMissing, InvalidValue, ModelError, UnheardError
 from unheard.formatting import printable, shown_word

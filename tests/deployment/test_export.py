@@ -13,7 +13,7 @@ from torch import nn
 
 import unheard
 from unheard.deployment.export import AT_ONCE, CONTEXTS, Agreement, ParityCheck, draw_texts, export, in_int8, step_graph
-from unheard.deployment.loading import FLOAT32, INT8, OnnxStepper, open_model
+from unheard.deployment.model import FLOAT32, INT8, OnnxStepper, open_model
 from unheard.deployment.step import ReplayStepper, step_arrays, stepper_for
 from unheard.errors import InvalidValue, LedgerError, ModelError
 from unheard.models.recurrent import TiedGRU

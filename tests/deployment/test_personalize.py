@@ -17,7 +17,7 @@ from unheard.corpus.vocabulary import BOS
 from unheard.deployment import personalize as module
 from unheard.deployment.export import export
 from unheard.deployment.keyboard.suggestions import Suggester
-from unheard.deployment.loading import open_model, run_statement
+from unheard.deployment.model import open_model, run_statement
 from unheard.deployment.personalize import (
     MODEL,
     RECORD,

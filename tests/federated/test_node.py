@@ -139,7 +139,7 @@ def test_every_user_is_on_one_node_once():
 
 def test_the_newest_model_is_on_the_node_for_its_keyboard(run, devices, tmp_path, statements):
     pytest.importorskip("flwr")
-    from unheard.deployment.loading import open_model
+    from unheard.deployment.model import open_model
     from unheard.federated.flower import send_model
 
     network = LocalNetwork(devices)

@@ -14,7 +14,7 @@ from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.corpus.store import TokenStore, write_digests
-from unheard.deployment.loading import run_statement
+from unheard.deployment.model import run_statement
 from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, UnheardError
 from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger

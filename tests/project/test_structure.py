@@ -140,7 +140,7 @@ def test_nothing_is_ever_unpickled():
 def test_only_one_module_imports_onnxruntime():
     """It contacts its vendor when imported, unless a variable is set first: see the comment at that import."""
     users = [path for path in FILES if any(name.split(".")[0] == "onnxruntime" for name in imports(path))]
-    assert users == [SRC / "deployment" / "loading.py"]
+    assert users == [SRC / "deployment" / "model.py"]
     dynamic = [path for path in FILES if re.search(r"import_module\(\s*[\"']onnxruntime", path.read_text())]
     assert dynamic == []
 

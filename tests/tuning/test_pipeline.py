@@ -116,7 +116,7 @@ def test_tuning_on_the_runs_own_users_says_that_they_have_no_guarantee(run_file,
 def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run_file, tmp_path, monkeypatch, capsys):
     asked = ["tune", run_file, "--out", tmp_path / "t", *QUICK, *GENEROUS, "--noise-stds", "0.001", *SMALL, "--yes"]
     monkeypatch.setattr("sys.argv", ["unheard", *map(str, asked)])
-    monkeypatch.setattr("unheard.tuning.projected_plan.check_can_be_private", lambda *_: None)
+    monkeypatch.setattr("unheard.tuning.output.check_can_be_private", lambda *_: None)
     with pytest.raises(SystemExit, match="2"):
         main()
     shown = capsys.readouterr()

@@ -3,7 +3,6 @@
     verification       does a run folder fit together: ledger, configuration, checkpoints, model, statement
     exposure           has the model memorized a planted phrase (Carlini et al. 2019; corpus/canaries.py plants them)
     one_run            lower bounds on epsilon from one run with canary users (Steinke, Nasr and Jagielski 2023)
-      canary_users       users that each add a known vector of maximal norm, and users of the store among them
       lower_bound        from guesses and scores to lower bounds on epsilon: distribution-free, f-DP, parametric
     summary            both attacks on one run, their result as sentences, as JSON and as a plot
 

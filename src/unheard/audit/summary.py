@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from unheard.audit.canary_users import BackgroundUsers, CanaryUsers
 from unheard.audit.exposure import Exposure, exposures, memorized
-from unheard.audit.one_run import OneRunResult, audit_one_run
+from unheard.audit.one_run import BackgroundUsers, CanaryUsers, OneRunResult, audit_one_run
 from unheard.corpus.canaries import has_canaries, read_canaries
 from unheard.corpus.store import TokenStore
 from unheard.engines.engine import Engine

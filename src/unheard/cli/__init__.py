@@ -5,7 +5,7 @@
     display.py     what commands print: progress bars, tables, curves, warnings
     processes.py   Ctrl-C, SIGTERM and SIGHUP; --processes: the same command in several processes
 
-The other modules hold the commands: one each, or a few that belong together (`train.py`: train, resume, sweep).
+The other modules hold the commands: one each, or a few that belong together (`train.py`: init, train, resume, sweep).
 
 Modules of commands import only Typer at module level, so that `unheard --help` answers quickly; a command imports what
 it needs when it runs.

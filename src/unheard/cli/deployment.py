@@ -187,10 +187,10 @@ def predict(
 
 def _open(folder: Path):
     """Open a model. A run is opened without its privacy statement, which takes seconds to compute."""
-    from unheard.deployment.loading import is_export, is_personal
+    from unheard.deployment.model import is_export, is_personal
 
     if is_export(folder) or is_personal(folder):
-        from unheard.deployment.loading import open_model
+        from unheard.deployment.model import open_model
 
         return open_model(folder)
     from unheard.training.released import Released
@@ -232,7 +232,7 @@ def keyboard(
     from unheard.cli.processes import let_unwind
     from unheard.deployment.keyboard.server import KeyboardServer
     from unheard.deployment.keyboard.suggestions import suggester_for
-    from unheard.deployment.loading import open_models
+    from unheard.deployment.model import open_models
 
     with notes.status("Opening the models and computing their privacy statements"):
         models = open_models([folder] if other is None else [folder, other])
@@ -270,7 +270,7 @@ def personalize(
     import torch
 
     from unheard.cli.display import counted_bar, say
-    from unheard.deployment.loading import run_statement
+    from unheard.deployment.model import run_statement
     from unheard.deployment.personalize import NOT_FOR_OTHERS, PersonalSettings, check_output_folder, save_personal
     from unheard.deployment.personalize import personalize as personalize_model
     from unheard.errors import InputError

@@ -32,7 +32,6 @@ from unheard.cli import (
     demo,
     deployment,
     evaluate,
-    init,
     plan,
     prepare,
     report,
@@ -90,9 +89,9 @@ def _options(
 
 COMMANDS = {
     "Start": [(demo.demo, demo.EXAMPLES)],
-    "Data": [(init.base, init.BASE_EXAMPLES), (prepare.prepare, prepare.EXAMPLES)],
+    "Data": [(prepare.base, prepare.BASE_EXAMPLES), (prepare.prepare, prepare.PREPARE_EXAMPLES)],
     "Training": [
-        (init.init, init.INIT_EXAMPLES),
+        (train.init, train.INIT_EXAMPLES),
         (train.train, train.TRAIN_EXAMPLES),
         (train.resume, train.RESUME_EXAMPLES),
         (report.watch, report.WATCH_EXAMPLES),

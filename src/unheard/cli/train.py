@@ -1,10 +1,14 @@
-"""The commands that train: `train`, `resume` and `sweep`.
+"""The commands that train: `init`, `train`, `resume` and `sweep`.
 
+    init    write a commented run file, ready to edit (`training/new_run_file.py` composes it)
     train   train the run that a run file describes (`training/run.py`) into a new run folder (`run_folder.py`)
     resume  continue a run folder from its newest checkpoint, on the same or on another machine
     sweep   train variants of one run file side by side, one run folder for each combination of the `--vary` values
 
-The engine, the device and the number of processes change neither the model nor the ledger. All three commands end
+`init` has a default for every value but the population: the person who writes the file declares it, and it is never
+counted from the store.
+
+The engine, the device and the number of processes change neither the model nor the ledger. The commands that train end
 cleanly at the end of a round: after `--stop-after`, at the budget, by Ctrl-C or SIGTERM. The runs of a sweep share the
 chunks of the engine and nothing else: each has its own model, cohorts, noise and ledger. The same command continues a
 sweep that was stopped.
@@ -12,15 +16,16 @@ sweep that was stopped.
 
 import contextlib
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from unheard.cli.options import (
     Corpus,
     EngineOptions,
+    Force,
     NodeOptions,
     ProcessOptions,
     RunDir,
@@ -48,6 +53,96 @@ if TYPE_CHECKING:
     from unheard.federated.server import FederatedEngine
     from unheard.training.loop import RoundReport
     from unheard.training.run import Run
+
+INIT_EXAMPLES = """Examples:
+
+  unheard init --corpus corpora/chat --population 760000
+
+  unheard init private.toml --corpus corpora/chat --population 760000 --users-per-round 5000 --rounds 5000
+
+  unheard init --corpus corpora/chat --population 760000 --users-per-round 5000 --rounds 5000 --epsilon 2
+
+  unheard init --corpus corpora/chat --population 760000 --users-per-round 1000 --rounds 1500 --noise auto --epsilon 2
+
+  unheard init --base base --corpus corpora/posts --population 100000 --users-per-round 500 --rounds 300 --epsilon 4
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRunOptions:
+    """The run to write into the file."""
+
+    corpus: Annotated[Path, typer.Option(help="A token store, made by `unheard prepare`.")] = Path("corpora/chitchat")
+    population: Annotated[
+        int, typer.Option(help="How many users there are, as you may say in public.", min=2, max=2**40, metavar="N")
+    ]
+    users_per_round: Annotated[
+        float | None,
+        typer.Option(
+            help="Expected users per round.", min=0, metavar="N", show_default="100, or all users if there are fewer"
+        ),
+    ] = None
+    rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1, metavar="N")] = 1000
+    noise: Annotated[
+        Literal["gaussian", "auto"],
+        typer.Option(
+            help="gaussian: independent noise. auto: compare independent and correlated noise at --epsilon, and choose."
+        ),
+    ] = "gaussian"
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="The least noise that meets this epsilon after all rounds.", metavar="E", show_default="none: z = 1"
+        ),
+    ] = None
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            help="Fine-tune this language model with LoRA: a folder made by `unheard base`.",
+            metavar="FOLDER",
+            show_default="the paper's LSTM",
+        ),
+    ] = None
+
+
+def init(
+    run_file: Annotated[Path, typer.Argument(help="The file to write.", metavar="[RUN.toml]")] = Path("run.toml"),
+    *,
+    run: NewRunOptions,
+    force: Force = False,
+) -> None:
+    """Write a commented run file with the paper's settings, or for fine-tuning a language model."""
+    from unheard import storage
+    from unheard.cli.display import notes, say, warn_of_noise
+    from unheard.errors import InvalidValue
+    from unheard.training.new_run_file import new_run_file
+
+    if run_file.exists() and not force:
+        raise InvalidValue(f"{run_file} exists. Choose another name, or overwrite it with --force.")
+    with notes.status("solving for the noise ...") as status:
+        new = new_run_file(
+            run_file,
+            corpus=run.corpus,
+            population=run.population,
+            users_per_round=run.users_per_round,
+            rounds=run.rounds,
+            epsilon=run.epsilon,
+            compares_noise=run.noise == "auto",
+            base=run.base,
+            progress=lambda step: status.update(f"solving for the noise: {step}"),
+        )
+    try:
+        storage.replace_file(run_file, new.text.encode())
+    except OSError as error:
+        raise InvalidValue(f"Cannot write {run_file}: {error.strerror}.") from None
+    for sentence in new.sentences:
+        say(sentence)
+    if new.noise is not None:
+        warn_of_noise(new.noise)
+    say(f"Wrote {run_file}. Next: unheard train {run_file} --out runs/my-run")
+    if not new.has_store:
+        say(f"There is no corpus at {run.corpus} yet: make it with `unheard prepare`.")
+
 
 TRAIN_EXAMPLES = """Examples:
 

@@ -176,9 +176,8 @@ def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path,
     from unheard.cli.display import confirm_no_noise
     from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
-    from unheard.tuning.output import conclude
+    from unheard.tuning.output import check_can_be_private, conclude
     from unheard.tuning.pipeline import Allowance, trial_run
-    from unheard.tuning.projected_plan import check_can_be_private
     from unheard.tuning.trials import Grid, baseline_trials
 
     run, z = pinned(run), options.noise_multiplier

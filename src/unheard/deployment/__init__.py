@@ -2,8 +2,7 @@
 
 Modules:
 
-    model           `LoadedModel`: a model that predicts word by word, with its privacy statement; no torch
-    loading         open a run folder, an export or a personal model as a `LoadedModel`; an export without torch
+    model           open a run folder, an export or a personal model, and predict with it; an export without torch
     step            one step of a trained model in torch
     export          write a run's model as ONNX in float32 and int8, after comparing it with the trained model
     personalize     continue training on one user's own text, for that user only
@@ -11,7 +10,7 @@ Modules:
 
 Example:
 
-    from unheard.deployment.loading import open_model
+    from unheard.deployment.model import open_model
 
     open_model("runs/private").predict("see you", top=3)        # [('tomorrow', 0.21), ...]
 """

@@ -29,8 +29,17 @@ from torch import Tensor
 from unheard import storage
 from unheard.corpus.tokenizers import tokenizer_to_table
 from unheard.corpus.vocabulary import BOS, UNK
-from unheard.deployment.loading import FLOAT32, FORMAT, INSTALL, INT8, RECORD, OnnxStepper, digest, run_statement
-from unheard.deployment.model import check_rows
+from unheard.deployment.model import (
+    FLOAT32,
+    FORMAT,
+    INSTALL,
+    INT8,
+    RECORD,
+    OnnxStepper,
+    check_rows,
+    digest,
+    run_statement,
+)
 from unheard.deployment.step import STATES, StepArrays, step_arrays
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.model import LanguageModel

@@ -30,7 +30,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from unheard import storage
 from unheard.corpus.tokenizers import tokenizer_to_table
-from unheard.deployment.loading import run_statement
+from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.formatting import number, percent
 from unheard.models.base import facts_about_base

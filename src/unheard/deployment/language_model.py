@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from unheard.corpus.store import TokenStore
-from unheard.deployment.loading import run_statement
+from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, ModelError
 from unheard.models.base import facts_about_base, record_of
 from unheard.models.hugging_face import INSTALL, HuggingFaceModel, base_digest, quietly, read_tokenizer

@@ -1,21 +1,41 @@
-"""A model in use: reads a text word by word and predicts the next word. Needs no torch.
+"""A model in use: open a run folder, an export or a personal model, and predict the next word. Needs no torch.
 
-A `LoadedModel` comes from `loading.open_model`, whatever the model is stored in. It holds a `Stepper`, which computes
-one step of the model:
+    model = open_model("runs/private")
+    model.predict("see you", top=3)                             # [('tomorrow', 0.21), ...]
+    models = open_models(["runs/plain", "runs/private"])        # with distinct names
 
-    state, scores_V = model.stepper.read(None, BOS)              # before the first word
-    state, scores_V = model.stepper.read(state, word_id)         # after each further word
+A `LoadedModel` holds a `Stepper`, which computes one step of the model, whatever the model is stored in:
+
+    state, scores_V = model.stepper.read(None, BOS)             # before the first word
+    state, scores_V = model.stepper.read(state, word_id)        # after each further word
+
+An export is a folder that `export.py` writes. onnxruntime computes it, as on a device, and opening it imports no torch:
+
+    export.json         the format, sizes, SHA-256 of each file, and the agreement with PyTorch
+    model.onnx          one step of the model in float32
+    model.int8.onnx     the same with int8 weights
+    vocabulary.txt      the words, one per line
+    tokens.json         the tokenizer
+    statement.json      the privacy statement
+
+    model = open_model("export")                                # the float32 model
+    model = open_model("export/model.int8.onnx")                # the int8 model
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from unheard.corpus.tokenizers import Tokenizer
+from unheard import storage
+from unheard.config import parse_json
+from unheard.corpus.tokenizers import Tokenizer, tokenizer_from_table
 from unheard.corpus.vocabulary import BOS, UNK, Vocabulary
 from unheard.errors import ModelError
+from unheard.run_folder import RunFolder
 
 PERSONAL_RECORD = "personal.json"
 """The file that marks the folder of a personal model; `personalize.py` writes it."""
@@ -138,3 +158,176 @@ def check_rows(rows: int, vocabulary: Vocabulary, where: str) -> None:
             f"{where}: the model has {rows} rows, vocabulary.txt {len(vocabulary)} words. Put back the "
             "vocabulary.txt that was written with the model."
         )
+
+
+RECORD, FORMAT = "export.json", 1
+FLOAT32, INT8 = "model.onnx", "model.int8.onnx"
+INSTALL = "Install it: pip install 'unheard[export]' (on a device, onnxruntime alone)."
+
+
+def open_model(path: str | Path) -> LoadedModel:
+    """Open a model for prediction.
+
+    Args:
+        path: A run folder (its newest model), an export folder, a `.onnx` file of an export, or a personal model.
+
+    Raises:
+        RunFolderError: The path is none of these, or a personal model is damaged.
+        ModelError: An export is damaged.
+        LedgerError: The ledger of a run does not contain what its newest model cost.
+    """
+    path = Path(path)
+    if is_export(path):
+        return open_export(path)
+    if is_personal(path):
+        from unheard.deployment.personalize import open_personal
+
+        return open_personal(path)
+    from unheard.deployment.step import stepper_for
+    from unheard.training.released import Released
+
+    released = Released.open(path)
+    return LoadedModel(
+        name=path.resolve().name,
+        kind="run",
+        stepper=stepper_for(released.run.model, released.params_P, released.run.evaluation.unroll),
+        vocabulary=released.vocabulary,
+        tokenizer=released.tokens,
+        statement=run_statement(RunFolder.open(path)),
+    )
+
+
+def open_models(paths: Sequence[str | Path]) -> list[LoadedModel]:
+    """Open several models. If two have the same name, parent folders are added until the names differ."""
+    models, folders = [open_model(path) for path in paths], [Path(path).resolve() for path in paths]
+    names = [model.name for model in models]
+    for depth in range(2, 12):
+        if len(set(names)) == len(names):
+            break
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+    return [replace(model, name=name) for model, name in zip(models, names, strict=True)]
+
+
+def is_personal(path: Path) -> bool:
+    """Whether `path` is the folder of a personal model."""
+    return (path / PERSONAL_RECORD).is_file()
+
+
+def run_statement(folder: RunFolder) -> dict[str, Any]:
+    """Compute the privacy statement that accompanies a run's model to other machines.
+
+    Raises:
+        LedgerError: The ledger is damaged, or does not contain the rounds that the newest checkpoint was charged for.
+    """
+    from unheard.privacy.run_ledger import read_run_ledger
+    from unheard.privacy.statement import compute_statement
+
+    # DP: with a shortened ledger a model would be released with a smaller epsilon than it cost.
+    ledger = read_run_ledger(folder)
+    return compute_statement(ledger.facts, ledger.entries)
+
+
+class OnnxStepper:
+    """Computes steps of an exported graph with onnxruntime, on one thread: a step has too little work for two.
+
+    Args:
+        graph: The content of a `.onnx` file.
+
+    Raises:
+        ModelError: onnxruntime is not installed or cannot load the graph.
+    """
+
+    def __init__(self, graph: bytes) -> None:
+        # The only import of onnxruntime in this package. onnxruntime starts a thread that contacts its vendor unless
+        # ORT_DISABLE_TELEMETRY is set before the import; its function disable_telemetry_events() does not stop that
+        # thread. unheard/__init__.py sets the variable and always runs before this line.
+        try:
+            import onnxruntime
+        except ImportError:
+            raise ModelError(f"An exported model needs onnxruntime, which is not here. {INSTALL}") from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            self._session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has a dozen exceptions, none of them public
+            raise ModelError(f"onnxruntime cannot load the model: {error}. Export it again.") from None
+        sizes = {value.name: value.shape[-1] for value in self._session.get_inputs()}
+        self._states = [name for name in ("state", "cell") if name in sizes]
+        self._hidden_size = sizes.get("state", 0)
+        self._features = sizes.get("features", 0)
+        self.rows = self._session.get_outputs()[0].shape[-1]
+        """The number of words that the model scores."""
+
+    def read(self, state: list[np.ndarray] | None, word: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Read one more word (see `Stepper.read`)."""
+        states, logits_1V = self.read_many(state, np.array([word], dtype=np.int64))
+        return states, logits_1V[0]
+
+    def read_many(self, states: list[np.ndarray] | None, words_N: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Read one more word of each of N texts.
+
+        Args:
+            states: The states after the words before, each [N, H]; None before the first words.
+            words_N: The ids of the words.
+
+        Returns:
+            The states after the words, and the scores [N, V].
+        """
+        N = len(words_N)
+        before = states or [np.zeros((N, self._hidden_size), np.float32) for _ in self._states]
+        inputs: dict[str, Any] = {"token": words_N.astype(np.int64), **dict(zip(self._states, before, strict=True))}
+        if self._features:
+            inputs["features"] = np.zeros((N, self._features), np.float32)
+        logits_NV, *after = self._session.run(None, inputs)
+        return [np.asarray(state) for state in after], np.asarray(logits_NV)
+
+
+def is_export(path: Path) -> bool:
+    """Whether `path` is an export folder or a `.onnx` file in one."""
+    return (path / RECORD).is_file() or (path.suffix == ".onnx" and (path.parent / RECORD).is_file())
+
+
+def open_export(path: Path) -> LoadedModel:
+    """Open an export after comparing every file with its digest in `export.json`.
+
+    Args:
+        path: An export folder, for its float32 model, or one of the `.onnx` files in it.
+
+    Raises:
+        ModelError: A file is missing or changed, or the format is newer than this version reads.
+    """
+    folder, file = (path.parent, path.name) if path.suffix == ".onnx" else (path, FLOAT32)
+    if special := storage.special_file(folder):
+        raise ModelError(f"{special} is not a regular file. Export the run again.")
+    contents = {name: _read_checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
+    stepper = OnnxStepper(contents[file])
+    vocabulary = Vocabulary.load(folder / "vocabulary.txt")
+    check_rows(stepper.rows, vocabulary, str(folder))
+    return LoadedModel(
+        name=folder.name if file == FLOAT32 else f"{folder.name}/{file}",
+        kind="export",
+        stepper=stepper,
+        vocabulary=vocabulary,
+        tokenizer=tokenizer_from_table(parse_json(contents["tokens.json"])),
+        statement=parse_json(contents["statement.json"]),
+    )
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal, as in `export.json`."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_checked(folder: Path, name: str) -> bytes:
+    """Read a file and compare it with its digest in the record of the export."""
+    try:
+        record = parse_json((folder / RECORD).read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            raise ModelError(f"{folder} was exported in format {record['format']}; this version reads {FORMAT}.")
+        content, expected = (folder / name).read_bytes(), record["files"][name]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder} is not a whole export ({name}: {error}). Export the run again.") from None
+    if digest(content) != expected:
+        raise ModelError(f"{folder / name} is not what was exported. Export the run again.")
+    return content

@@ -5,8 +5,7 @@ Two ways to tune a run:
     unheard tune                   sweeps S, then sigma, with few users per round; not private, for public or proxy text
       trials.py                      the runs to train (baseline, clip, noise), and the accuracy of each
       pipeline.py                    trains them, stage by stage, and chooses S and sigma
-      projected_plan.py              the private run with these values
-      output.py                      tuning.json, chosen.toml, and the epsilon of all trials together
+      output.py                      the private run with these values, the epsilon of all trials, and two files
     unheard tune --select          trains a secret number of private candidates and releases only the best
       private_selection.py           Papernot and Steinke (2022)
 """

@@ -7,7 +7,7 @@
     noise_trials       the same at the chosen S, with each sigma of the grid
 
 All use few users per round. That much noise on so few users protects nobody, but it has the effect on accuracy that
-the same sigma has on a private run with many users per round (`projected_plan.py`).
+the same sigma has on a private run with many users per round (`output.py`).
 
 Each trial is an ordinary run folder, so a tuning that was stopped continues where it was.
 

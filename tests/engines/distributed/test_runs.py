@@ -9,8 +9,8 @@ import torch
 
 import unheard
 from tests.engines.distributed.forks import on_ranks
-from unheard.audit.canary_users import BackgroundUsers
 from unheard.audit.exposure import log_probability, phrases
+from unheard.audit.one_run import BackgroundUsers
 from unheard.engines.choice import EngineChoice
 from unheard.evaluation.measures import score
 from unheard.evaluation.next_word import evaluate

@@ -14,7 +14,7 @@ import unheard
 from unheard.corpus.vocabulary import BOS
 from unheard.deployment.keyboard.server import KeyboardServer
 from unheard.deployment.keyboard.suggestions import PieceSuggester, suggester_for
-from unheard.deployment.loading import open_model
+from unheard.deployment.model import open_model
 
 from .conftest import model_of, run_of
 

@@ -10,8 +10,7 @@ import unheard
 from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
 from unheard.report.comparison import Comparison
-from unheard.report.page import render_page
-from unheard.report.plain_language import describe_promise
+from unheard.report.page import describe_promise, render_page
 from unheard.report.run_record import RunRecord
 
 

@@ -11,7 +11,7 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.aggregation import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.events import PoissonGaussian
-from unheard.tuning.projected_plan import private_run, project_plan, users_for
+from unheard.tuning.output import private_run, project_plan, users_for
 from unheard.updates.user_update import CappedWeights
 
 
