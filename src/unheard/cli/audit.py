@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes
+from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes, number, option
 from unheard.cli.processes import run_on_processes, set_stop_message
 
 if TYPE_CHECKING:
@@ -38,34 +38,23 @@ class AuditOptions:
 
     canaries: Annotated[
         int | None,
-        typer.Option(
-            help="Canary users of the one-run audit.",
-            min=2,
-            metavar="N",
-            show_default="4000, or as many as the model has coordinates for",
+        number(
+            "Canary users of the one-run audit.", min=2, otherwise="4000, or as many as the model has coordinates for"
         ),
     ] = None
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of the one-run audit.", min=1, metavar="N", show_default="the run's")
-    ] = None
-    candidates: Annotated[
-        int, typer.Option(help="Random phrases to rank planted phrases among.", min=100, metavar="N")
-    ] = 10_000
+    rounds: Annotated[int | None, number("Rounds of the one-run audit.", min=1, otherwise="the run's")] = None
+    candidates: Annotated[int, number("Random phrases to rank planted phrases among.", min=100)] = 10_000
     with_users: Annotated[
         bool,
-        typer.Option(
-            "--with-users", help="Let the users of the store take part in the one-run audit. They are charged for it."
-        ),
+        option("Let the users of the store take part in the one-run audit. They are charged for it.", "--with-users"),
     ] = False
-    skip_one_run: Annotated[bool, typer.Option("--skip-one-run", help="Only rank planted phrases.")] = False
+    skip_one_run: Annotated[bool, option("Only rank planted phrases.", "--skip-one-run")] = False
 
 
 def audit(
     folder: RunDir,
     *,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for audit.json and scores.svg.", show_default="DIR/audit")
-    ] = None,
+    out: Annotated[Path | None, option("The folder for audit.json and scores.svg.", otherwise="DIR/audit")] = None,
     corpus: Corpus = None,
     options: AuditOptions,
     yes: Yes = False,
@@ -136,19 +125,16 @@ def canaries(
     store: Annotated[
         Path, typer.Argument(help="A store or a vocabulary.txt, from which the words are drawn.", metavar="STORE")
     ],
-    out: Annotated[Path, typer.Option(help="The file to write, for `unheard prepare --canaries`.")],
+    out: Annotated[Path, option("The file to write, for `unheard prepare --canaries`.")],
     users: Annotated[
         list[int] | None,
-        typer.Option(
-            help="How many users carry each phrase of a group. Repeat it for more groups.",
-            min=0,
-            metavar="N",
-            show_default="0, 1, 14, 200",
+        number(
+            "How many users carry each phrase of a group. Repeat it for more groups.", min=0, otherwise="0, 1, 14, 200"
         ),
     ] = None,
-    each: Annotated[int, typer.Option(help="Phrases in each group.", min=1, metavar="N")] = 3,
-    words: Annotated[int, typer.Option(help="Words of a phrase.", min=2, max=50, metavar="N")] = 5,
-    repeats: Annotated[int, typer.Option(help="How often each carrier writes the phrase.", min=1, metavar="N")] = 1,
+    each: Annotated[int, number("Phrases in each group.", min=1)] = 3,
+    words: Annotated[int, number("Words of a phrase.", min=2, max=50)] = 5,
+    repeats: Annotated[int, number("How often each carrier writes the phrase.", min=1)] = 1,
 ) -> None:
     """Draw random phrases to plant in users' text. Phrases that nobody carries (0 users) are controls."""
     from unheard import storage

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from unheard.cli.options import AsJson
+from unheard.cli.options import AsJson, number, option
 
 if TYPE_CHECKING:
     from unheard.engines.choice import EngineChoice
@@ -39,61 +39,56 @@ class BenchmarkOptions:
 
     engine: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An engine to time. May be repeated.",
+        option(
+            "An engine to time. May be repeated.",
             click_type=click.Choice(["stacked", "vectorised", "reference"]),
-            show_default="stacked, vectorised",
+            otherwise="stacked, vectorised",
         ),
     ] = None
     precision: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A precision to time. May be repeated.",
+        option(
+            "A precision to time. May be repeated.",
             click_type=click.Choice(["float32", "bfloat16"]),
-            show_default="both on a GPU, float32 on a CPU",
+            otherwise="both on a GPU, float32 on a CPU",
         ),
     ] = None
     users: Annotated[
         list[int] | None,
-        typer.Option(
-            help="The number of users that the engine gets at a time. May be repeated.",
+        number(
+            "The number of users that the engine gets at a time. May be repeated.",
             min=1,
-            metavar="N",
-            show_default="100 and 1024 on a GPU, 4 on a CPU",
+            otherwise="100 and 1024 on a GPU, 4 on a CPU",
         ),
     ] = None
     rounds: Annotated[
         list[int] | None,
-        typer.Option(
-            help="Also time whole rounds of N users; 0 for none. May be repeated.",
+        number(
+            "Also time whole rounds of N users; 0 for none. May be repeated.",
             min=0,
-            metavar="N",
-            show_default="100 and 1250 on a GPU, 4 on a CPU",
+            otherwise="100 and 1250 on a GPU, 4 on a CPU",
         ),
     ] = None
     short: Annotated[
         list[int] | None,
-        typer.Option(
-            help="Also time whole rounds of N users of 80 tokens (one local step); 0 for none. May be repeated.",
+        number(
+            "Also time whole rounds of N users of 80 tokens (one local step); 0 for none. May be repeated.",
             min=0,
-            metavar="N",
-            show_default="1000 and 5000 on a GPU, none on a CPU",
+            otherwise="1000 and 5000 on a GPU, none on a CPU",
         ),
     ] = None
     runs: Annotated[
         int | None,
-        typer.Option(
-            help="Also time N runs of 100 users per round side by side, with evaluations; 0 for none.",
+        number(
+            "Also time N runs of 100 users per round side by side, with evaluations; 0 for none.",
             min=0,
-            metavar="N",
-            show_default="16 on a GPU, none on a CPU",
+            otherwise="16 on a GPU, none on a CPU",
         ),
     ] = None
     noise: Annotated[
         str,
-        typer.Option(
-            help="The noise of whole rounds, with z = 1.",
-            click_type=click.Choice(["gaussian", "exact_gaussian", "none"]),
+        option(
+            "The noise of whole rounds, with z = 1.", click_type=click.Choice(["gaussian", "exact_gaussian", "none"])
         ),
     ] = "gaussian"
 
@@ -101,10 +96,9 @@ class BenchmarkOptions:
 def benchmark(
     *,
     options: BenchmarkOptions,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "auto",
+    device: Annotated[str, option("auto, cpu, cuda, cuda:1, ...", metavar="DEVICE")] = "auto",
     model: Annotated[
-        Path | None,
-        typer.Option(help="A run file whose model to time.", metavar="RUN.toml", show_default="the paper's model"),
+        Path | None, option("A run file whose model to time.", metavar="RUN.toml", otherwise="the paper's model")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

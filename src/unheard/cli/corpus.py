@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unheard.cli.options import StoreDir, Workers
+from unheard.cli.options import StoreDir, Workers, number, option
 
 if TYPE_CHECKING:
     from unheard.corpus.store_stats import SplitStatistics
@@ -46,8 +46,7 @@ app = typer.Typer(
 def show(
     store: StoreDir,
     weight_cap: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Also show the effect of this weight cap.", show_default="none"),
+        int | None, number("Also show the effect of this weight cap.", min=1, otherwise="none")
     ] = None,
 ) -> None:
     """Show exact counts of a store, for its owner: users, tokens per user, out-of-vocabulary rate.
@@ -105,24 +104,21 @@ def _print_split(name: str, split: "SplitStatistics", words: str) -> None:
     table.add_row(*(f"{value:,}" for value in split.percentiles))
     console.print(table)
     most = max((n for _, _, n in split.histogram), default=0)
-    for begin, end, number in split.histogram:
-        if number:
-            length = max(1, round(40 * number / most))
-            console.print(f"  {begin:>9,} - {end:>9,} {number:>11,} {'█' * length}", highlight=False)
+    for begin, end, count in split.histogram:
+        if count:
+            length = max(1, round(40 * count / most))
+            console.print(f"  {begin:>9,} - {end:>9,} {count:>11,} {'█' * length}", highlight=False)
     console.print()
 
 
 @app.command("synth", epilog=SYNTH_EXAMPLES)
 def synth(
-    like: Annotated[Path, typer.Option(help="The store whose word statistics to imitate.")],
-    users: Annotated[int, typer.Option(min=1, metavar="N", help="The number of training users.")],
-    tokens_per_user: Annotated[int, typer.Option(min=1, metavar="N", help="The exact number of tokens of each user.")],
-    out: Annotated[Path, typer.Option(help="The store to create.")],
-    held_out: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="The number of held-out users.", show_default="1 in 100"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same corpus.", metavar="N")] = 0,
+    like: Annotated[Path, option("The store whose word statistics to imitate.")],
+    users: Annotated[int, number("The number of training users.", min=1)],
+    tokens_per_user: Annotated[int, number("The exact number of tokens of each user.", min=1)],
+    out: Annotated[Path, option("The store to create.")],
+    held_out: Annotated[int | None, number("The number of held-out users.", min=1, otherwise="1 in 100")] = None,
+    seed: Annotated[int, number("The same seed gives the same corpus.")] = 0,
     workers: Workers = 0,
 ) -> None:
     """Make a corpus of any size for load tests, with the word statistics of a real one.
@@ -152,8 +148,8 @@ def synth(
 @app.command("narrow", epilog=NARROW_EXAMPLES)
 def narrow(
     store: StoreDir,
-    vocab_size: Annotated[int, typer.Option(min=4, metavar="N", help="Words to keep, including BOS, EOS and UNK.")],
-    out: Annotated[Path, typer.Option(help="The store to create.")],
+    vocab_size: Annotated[int, number("Words to keep, including BOS, EOS and UNK.", min=4)],
+    out: Annotated[Path, option("The store to create.")],
 ) -> None:
     """Make a store of the same users with a smaller vocabulary: rarer words become UNK. No text is needed."""
     from unheard.cli.display import echo, step_bars
@@ -170,8 +166,8 @@ def narrow(
 @app.command("part", epilog=PART_EXAMPLES)
 def part(
     store: StoreDir,
-    part: Annotated[str, typer.Option(help="Which part of how many: 1/8 to 8/8.", metavar="K/N")],
-    out: Annotated[Path, typer.Option(help="The part to create.")],
+    part: Annotated[str, option("Which part of how many: 1/8 to 8/8.", metavar="K/N")],
+    out: Annotated[Path, option("The part to create.")],
 ) -> None:
     """Make one machine's part of a store, for machines without a shared disk.
 

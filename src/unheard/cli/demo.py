@@ -7,9 +7,7 @@ compares them. Each step is skipped or continued if it was done before.
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from unheard.cli.options import Yes
+from unheard.cli.options import Yes, number, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +36,9 @@ ABOUT = {
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder for the two run folders and the page.")] = Path("runs/demo"),
-    corpus: Annotated[Path, typer.Option(help="The store to create.")] = Path("corpora/chitchat-demo"),
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.", min=1, metavar="N")] = 50,
+    out: Annotated[Path, option("The folder for the two run folders and the page.")] = Path("runs/demo"),
+    corpus: Annotated[Path, option("The store to create.")] = Path("corpora/chitchat-demo"),
+    rounds: Annotated[int, number("Rounds of each run.", min=1)] = 50,
     yes: Yes = False,
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""

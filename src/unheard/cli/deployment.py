@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from unheard.cli.options import Force, License, RunDir
+from unheard.cli.options import Force, License, RunDir, number, option
 from unheard.cli.processes import output_stop_message, set_stop_message
 
 if TYPE_CHECKING:
@@ -42,11 +42,9 @@ def export(
     folder: RunDir,
     to: Annotated[
         Literal["onnx", "adapter", "merged", "gguf", "hub-folder"],
-        typer.Option(help="The format. adapter, merged and gguf are for Hugging Face models."),
+        option("The format. adapter, merged and gguf are for Hugging Face models."),
     ] = "onnx",
-    out: Annotated[
-        Path | None, typer.Option(help="The folder to create.", show_default="exports/ and the run's name")
-    ] = None,
+    out: Annotated[Path | None, option("The folder to create.", otherwise="exports/ and the run's name")] = None,
     license: License = None,
 ) -> None:
     """Write a run's newest model for devices, other programs or the Hugging Face hub, with its privacy statement.
@@ -124,9 +122,7 @@ CARD_EXAMPLES = """Examples:
 
 def card(
     folder: RunDir,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write.", metavar="FILE", show_default="DIR/README.md")
-    ] = None,
+    out: Annotated[Path | None, option("The file to write.", metavar="FILE", otherwise="DIR/README.md")] = None,
     license: License = None,
     force: Force = False,
 ) -> None:
@@ -157,8 +153,8 @@ def predict(
         typer.Argument(help="A run folder, an export (or one of its .onnx files), or a personal model.", metavar="DIR"),
     ],
     text: Annotated[str, typer.Argument(help="Some words to continue.")],
-    top: Annotated[int, typer.Option(help="The number of suggestions.", min=1, metavar="N")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list on standard output.")] = False,
+    top: Annotated[int, number("The number of suggestions.", min=1)] = 3,
+    as_json: Annotated[bool, option("Print one JSON list on standard output.", "--json")] = False,
 ) -> None:
     """Suggest the next word after some words."""
     from rich.markup import escape
@@ -209,14 +205,11 @@ KEYBOARD_EXAMPLES = """Examples:
 def keyboard(
     folder: Annotated[Path, typer.Argument(help="A run folder, an export or a personal model.", metavar="DIR")],
     other: Annotated[
-        Path | None,
-        typer.Argument(help="A second model to compare with.", metavar="[DIR2]", show_default=False),
+        Path | None, typer.Argument(help="A second model to compare with.", metavar="[DIR2]", show_default=False)
     ] = None,
-    port: Annotated[
-        int, typer.Option(help="The port of the page; 0 for any that is free.", min=0, max=65535, metavar="N")
-    ] = 0,
+    port: Annotated[int, number("The port of the page; 0 for any that is free.", min=0, max=65535)] = 0,
     open_browser: Annotated[
-        bool, typer.Option("--open/--no-open", help="Open the page in the browser.", show_default=True)
+        bool, option("Open the page in the browser.", "--open/--no-open", show_default=True)
     ] = True,
 ) -> None:
     """Type with a model's suggestions, on a web page for this machine only. Nothing typed is kept."""
@@ -255,15 +248,14 @@ PERSONALIZE_EXAMPLES = """Examples:
 
 def personalize(
     folder: Annotated[Path, typer.Argument(help="A run folder: the shared model.", metavar="DIR")],
-    text: Annotated[Path, typer.Option(help="The person's text: one message per line, the oldest first.")],
-    out: Annotated[Path, typer.Option(help="The folder to create, outside everything that is shared.")],
-    passes: Annotated[int, typer.Option(help="The most passes over the text.", min=1, max=100, metavar="N")] = 5,
+    text: Annotated[Path, option("The person's text: one message per line, the oldest first.")],
+    out: Annotated[Path, option("The folder to create, outside everything that is shared.")],
+    passes: Annotated[int, number("The most passes over the text.", min=1, max=100)] = 5,
     learning_rate: Annotated[
-        float | None, typer.Option(help="The learning rate.", show_default="a tenth of the run's", metavar="RATE")
+        float | None, option("The learning rate.", otherwise="a tenth of the run's", metavar="RATE")
     ] = None,
     later: Annotated[
-        float,
-        typer.Option(help="The fraction of the text, the latest, that is measured on and never learned.", metavar="F"),
+        float, option("The fraction of the text, the latest, that is measured on and never learned.", metavar="F")
     ] = 0.2,
 ) -> None:
     """Fine-tune a run's model on one person's text, on this machine, for that person only."""

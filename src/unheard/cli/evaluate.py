@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from unheard.cli.options import AsJson, Processes, RunDir
+from unheard.cli.options import AsJson, Processes, RunDir, number, option
 from unheard.cli.processes import run_on_processes, set_stop_message
 
 if TYPE_CHECKING:
@@ -32,18 +30,15 @@ EXAMPLES = """Examples:
 
 def evaluate(
     folder: RunDir,
-    corpus: Annotated[
-        Path | None, typer.Option(help="Another store with the same vocabulary.", show_default="the run's own")
-    ] = None,
+    corpus: Annotated[Path | None, option("Another store with the same vocabulary.", otherwise="the run's own")] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(help="How many held-out tokens to use.", min=1, metavar="N", show_default="as in training"),
+        int | None, number("How many held-out tokens to use.", min=1, otherwise="as in training")
     ] = None,
     full: Annotated[
         bool,
-        typer.Option(
+        option(
+            "All measures: by user, by word frequency, head words, baselines. They are kept in DIR/measures.json.",
             "--full",
-            help="All measures: by user, by word frequency, head words, baselines. They are kept in DIR/measures.json.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -10,6 +10,7 @@ questions, by the options that are given:
 `performance/estimate.py` computes the machine time from measured speeds.
 """
 
+import functools
 import json
 import math
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unheard.cli.options import AsJson
+from unheard.cli.options import AsJson, number, option
 
 if TYPE_CHECKING:
     from unheard.performance.estimate import Cost
@@ -40,51 +41,40 @@ unheard plan --users 763430 --users-per-round 5000 --noise-multiplier 1 --rounds
 unheard plan --users 100000 --users-per-round 500 --rounds 300 --noise-multiplier 1 --examples-per-user 8
 """
 
-COST = "Machine time"
+_cost = functools.partial(option, panel="Machine time")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The run to plan. With a target epsilon one of the three middle values may be left out, or all three."""
 
-    users: Annotated[
-        int, typer.Option(help="How many users there are: the population that the run declares.", metavar="N")
-    ]
+    users: Annotated[int, number("How many users there are: the population that the run declares.")]
     users_per_round: Annotated[
-        float | None,
-        typer.Option(help="Expected users per round.", metavar="N", show_default="solved for, with --epsilon"),
+        float | None, number("Expected users per round.", otherwise="solved for, with --epsilon")
     ] = None
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(
-            help="z: the standard deviation of the noise divided by the sensitivity.",
+        option(
+            "z: the standard deviation of the noise divided by the sensitivity.",
             metavar="Z",
-            show_default="solved for, with --epsilon",
+            otherwise="solved for, with --epsilon",
         ),
     ] = None
-    rounds: Annotated[
-        int | None, typer.Option(help="The number of rounds.", metavar="N", show_default="solved for, with --epsilon")
-    ] = None
+    rounds: Annotated[int | None, number("The number of rounds.", otherwise="solved for, with --epsilon")] = None
     epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="A target. Leave out one of the three values above: it is chosen to meet the target.",
-            show_default="none",
-        ),
+        option("A target. Leave out one of the three values above: it is chosen to meet the target.", otherwise="none"),
     ] = None
-    delta: Annotated[float | None, typer.Option(help="Below 1/users.", show_default="users^-1.1")] = None
+    delta: Annotated[float | None, option("Below 1/users.", otherwise="users^-1.1")] = None
     clip_norm: Annotated[
-        float, typer.Option(help="S, from which sigma = z S / users per round follows.", min=1e-9, metavar="S")
+        float, option("S, from which sigma = z S / users per round follows.", min=1e-9, metavar="S")
     ] = 15.0
     parameters: Annotated[
-        int,
-        typer.Option(
-            help="Parameters of the model, the paper's by default: sigma is judged by them.", min=1, metavar="N"
-        ),
+        int, number("Parameters of the model, the paper's by default: sigma is judged by them.", min=1)
     ] = 1_346_144
     accountant: Annotated[
         Literal["best", "pld", "rdp", "moments"],
-        typer.Option(help="The accountant whose epsilon must meet the target; best is the smaller of pld and rdp."),
+        option("The accountant whose epsilon must meet the target; best is the smaller of pld and rdp."),
     ] = "best"
 
     @property
@@ -109,30 +99,20 @@ class RunOptions:
 class CostOptions:
     """Whether and how to estimate the machine time."""
 
-    cost: Annotated[
-        bool, typer.Option("--cost", help="Also estimate the machine time, from measured speeds.", rich_help_panel=COST)
-    ] = False
-    gpus: Annotated[
-        int, typer.Option(min=1, help="With --cost: the number of GPUs.", metavar="N", rich_help_panel=COST)
-    ] = 1
+    cost: Annotated[bool, _cost("Also estimate the machine time, from measured speeds.", "--cost")] = False
+    gpus: Annotated[int, _cost("With --cost: the number of GPUs.", min=1, metavar="N")] = 1
     efficiency: Annotated[
-        float,
-        typer.Option(
-            help="With --cost: the fraction of ideal speed that several GPUs reach; your assumption.",
-            rich_help_panel=COST,
-        ),
+        float, _cost("With --cost: the fraction of ideal speed that several GPUs reach; your assumption.")
     ] = 1.0
     gpu_hour_price: Annotated[
-        float | None,
-        typer.Option(help="With --cost: your price of one hour of one GPU.", show_default="none", rich_help_panel=COST),
+        float | None, _cost("With --cost: your price of one hour of one GPU.", otherwise="none")
     ] = None
     speed_from: Annotated[
         Path | None,
-        typer.Option(
-            help="With --cost: speeds that `unheard benchmark --json` printed.",
+        _cost(
+            "With --cost: speeds that `unheard benchmark --json` printed.",
             metavar="FILE",
-            show_default="speeds that come with the package",
-            rich_help_panel=COST,
+            otherwise="speeds that come with the package",
         ),
     ] = None
 
@@ -154,20 +134,20 @@ class CostOptions:
 
 ExamplesPerUser = Annotated[
     int | None,
-    typer.Option(
-        help="Also compute the noise of sampling examples instead of users, with at most G of each user, for the "
+    option(
+        "Also compute the noise of sampling examples instead of users, with at most G of each user, for the "
         "same epsilon and compute.",
         min=1,
         max=4096,
         metavar="G",
-        show_default="users only",
+        otherwise="users only",
     ),
 ]
 CompareNoise = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Compare independent noise with correlated noise (banded, BLT) for users per round, rounds and epsilon.",
         "--compare-noise",
-        help="Compare independent noise with correlated noise (banded, BLT) for users per round, rounds and epsilon.",
     ),
 ]
 

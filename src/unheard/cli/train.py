@@ -35,6 +35,8 @@ from unheard.cli.options import (
     StopAfter,
     Track,
     Yes,
+    number,
+    option,
 )
 from unheard.cli.processes import (
     let_unwind,
@@ -72,35 +74,26 @@ INIT_EXAMPLES = """Examples:
 class NewRunOptions:
     """The run to write into the file."""
 
-    corpus: Annotated[Path, typer.Option(help="A token store, made by `unheard prepare`.")] = Path("corpora/chitchat")
-    population: Annotated[
-        int, typer.Option(help="How many users there are, as you may say in public.", min=2, max=2**40, metavar="N")
-    ]
+    corpus: Annotated[Path, option("A token store, made by `unheard prepare`.")] = Path("corpora/chitchat")
+    population: Annotated[int, number("How many users there are, as you may say in public.", min=2, max=2**40)]
     users_per_round: Annotated[
-        float | None,
-        typer.Option(
-            help="Expected users per round.", min=0, metavar="N", show_default="100, or all users if there are fewer"
-        ),
+        float | None, number("Expected users per round.", min=0, otherwise="100, or all users if there are fewer")
     ] = None
-    rounds: Annotated[int, typer.Option(help="Rounds to train.", min=1, metavar="N")] = 1000
+    rounds: Annotated[int, number("Rounds to train.", min=1)] = 1000
     noise: Annotated[
         Literal["gaussian", "auto"],
-        typer.Option(
-            help="gaussian: independent noise. auto: compare independent and correlated noise at --epsilon, and choose."
-        ),
+        option("gaussian: independent noise. auto: compare independent and correlated noise at --epsilon, and choose."),
     ] = "gaussian"
     epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="The least noise that meets this epsilon after all rounds.", metavar="E", show_default="none: z = 1"
-        ),
+        option("The least noise that meets this epsilon after all rounds.", metavar="E", otherwise="none: z = 1"),
     ] = None
     base: Annotated[
         Path | None,
-        typer.Option(
-            help="Fine-tune this language model with LoRA: a folder made by `unheard base`.",
+        option(
+            "Fine-tune this language model with LoRA: a folder made by `unheard base`.",
             metavar="FOLDER",
-            show_default="the paper's LSTM",
+            otherwise="the paper's LSTM",
         ),
     ] = None
 
@@ -176,7 +169,7 @@ RESUME_EXAMPLES = """Examples:
 def train(
     run_file: RunFile,
     *,
-    out: Annotated[Path, typer.Option(help="The run folder to create.")],
+    out: Annotated[Path, option("The run folder to create.")],
     set_: SetKeys = None,
     engine: EngineOptions,
     stop_after: StopAfter = None,
@@ -215,9 +208,7 @@ def train(
 def resume(
     folder: RunDir,
     *,
-    rounds: Annotated[
-        int | None, typer.Option(help="A new last round.", min=1, metavar="N", show_default="as in the run file")
-    ] = None,
+    rounds: Annotated[int | None, number("A new last round.", min=1, otherwise="as in the run file")] = None,
     corpus: Corpus = None,
     engine: EngineOptions,
     stop_after: StopAfter = None,
@@ -398,12 +389,10 @@ SWEEP_EXAMPLES = """Examples:
 def sweep(
     run_file: RunFile,
     *,
-    out: Annotated[Path, typer.Option(help="The folder for the runs; each gets a folder of its own in it.")],
+    out: Annotated[Path, option("The folder for the runs; each gets a folder of its own in it.")],
     vary: Annotated[
         list[str],
-        typer.Option(
-            help="table.key=value,value,...: every combination becomes a run. May be repeated.", metavar="KEY=VALUES"
-        ),
+        option("table.key=value,value,...: every combination becomes a run. May be repeated.", metavar="KEY=VALUES"),
     ],
     set_: SetKeys = None,
     engine: EngineOptions,

@@ -4,13 +4,14 @@ Without --select it sweeps S and sigma as section 3 of the paper does (`tuning/p
 secret number of private candidates and keeps the best (`tuning/private_selection.py`).
 """
 
+import functools
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes
+from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes, number, option
 from unheard.cli.processes import let_unwind, runs_stop_message, set_stop_message, signals_as_ctrl_c
 from unheard.cli.train import parse_vary, read_run
 
@@ -32,7 +33,9 @@ EXAMPLES = """Examples:
   unheard tune run.toml --out runs/best --select --vary clip.norm=8,15 --vary update.learning_rate=3,6 --trials 5
 """
 
-SWEEP, SELECT = "Sweep", "Private selection"
+_sweep_option = functools.partial(option, panel="Sweep")
+_sweep_number = functools.partial(number, panel="Sweep")
+_select_option = functools.partial(option, panel="Private selection")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,58 +44,28 @@ class SweepOptions:
 
     corpus: Annotated[
         Path | None,
-        typer.Option(
-            help="A proxy corpus to tune on; the plan stays for the run's own.",
-            rich_help_panel=SWEEP,
-            show_default="the run's own",
-        ),
+        _sweep_option("A proxy corpus to tune on; the plan stays for the run's own.", otherwise="the run's own"),
     ] = None
     population: Annotated[
         int | None,
-        typer.Option(
-            help="The declared population of the proxy; needed with --corpus.",
-            min=2,
-            max=2**40,
-            metavar="N",
-            rich_help_panel=SWEEP,
-            show_default="none",
+        _sweep_number(
+            "The declared population of the proxy; needed with --corpus.", min=2, max=2**40, otherwise="none"
         ),
     ] = None
-    norms: Annotated[
-        str, typer.Option(help="Values of S to try, without noise.", metavar="S,S,...", rich_help_panel=SWEEP)
-    ] = "5,10,15,20,30"
-    noise_stds: Annotated[
-        str, typer.Option(help="Values of sigma to try, at the chosen S.", metavar="SIGMA,...", rich_help_panel=SWEEP)
-    ] = "0.003,0.006,0.012,0.024"
-    users_per_round: Annotated[
-        int, typer.Option(help="Users per round of the trials: few.", min=1, metavar="N", rich_help_panel=SWEEP)
-    ] = 100
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            help="Rounds of each trial.", min=1, metavar="N", rich_help_panel=SWEEP, show_default="as in the run file"
-        ),
-    ] = None
-    seeds: Annotated[
-        int, typer.Option(help="How often each trial is repeated.", min=1, metavar="N", rich_help_panel=SWEEP)
-    ] = 1
+    norms: Annotated[str, _sweep_option("Values of S to try, without noise.", metavar="S,S,...")] = "5,10,15,20,30"
+    noise_stds: Annotated[str, _sweep_option("Values of sigma to try, at the chosen S.", metavar="SIGMA,...")] = (
+        "0.003,0.006,0.012,0.024"
+    )
+    users_per_round: Annotated[int, _sweep_number("Users per round of the trials: few.", min=1)] = 100
+    rounds: Annotated[int | None, _sweep_number("Rounds of each trial.", min=1, otherwise="as in the run file")] = None
+    seeds: Annotated[int, _sweep_number("How often each trial is repeated.", min=1)] = 1
     allow_clip_loss: Annotated[
-        float,
-        typer.Option(
-            help="Points of AccuracyTop1 that clipping alone may cost.", metavar="POINTS", rich_help_panel=SWEEP
-        ),
+        float, _sweep_option("Points of AccuracyTop1 that clipping alone may cost.", metavar="POINTS")
     ] = 0.25
     allow_loss: Annotated[
-        float,
-        typer.Option(
-            help="Points of AccuracyTop1 that clip and noise together may cost.",
-            metavar="POINTS",
-            rich_help_panel=SWEEP,
-        ),
+        float, _sweep_option("Points of AccuracyTop1 that clip and noise together may cost.", metavar="POINTS")
     ] = 0.5
-    noise_multiplier: Annotated[
-        float, typer.Option(help="z of the planned run.", min=1e-6, metavar="Z", rich_help_panel=SWEEP)
-    ] = 1.0
+    noise_multiplier: Annotated[float, _sweep_option("z of the planned run.", min=1e-6, metavar="Z")] = 1.0
     stop_after: StopAfter = None
     yes: Yes = False
 
@@ -103,25 +76,20 @@ class SelectionOptions:
 
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            help="With --select: table.key=value,value,...; all combinations are candidates. May be repeated.",
+        _select_option(
+            "With --select: table.key=value,value,...; all combinations are candidates. May be repeated.",
             metavar="KEY=VALUES",
-            rich_help_panel=SELECT,
-            show_default="none",
+            otherwise="none",
         ),
     ] = None
     trials: Annotated[
-        float,
-        typer.Option(
-            help="With --select: the mean number of trials.", min=1, max=1000, metavar="MEAN", rich_help_panel=SELECT
-        ),
+        float, _select_option("With --select: the mean number of trials.", min=1, max=1000, metavar="MEAN")
     ] = 5
     trials_from: Annotated[
         Literal["geometric", "poisson"],
-        typer.Option(
-            help="With --select: the distribution of their number. With geometric there is at least one model; with "
-            "poisson there may be none.",
-            rich_help_panel=SELECT,
+        _select_option(
+            "With --select: the distribution of their number. With geometric there is at least one model; with "
+            "poisson there may be none."
         ),
     ] = "geometric"
 
@@ -130,14 +98,12 @@ def tune(
     context: typer.Context,
     run_file: RunFile,
     *,
-    out: Annotated[Path, typer.Option(help="The folder for the trials and the plan; with --select the run folder.")],
+    out: Annotated[Path, option("The folder for the trials and the plan; with --select the run folder.")],
     sweep: SweepOptions,
     select: Annotated[
         bool,
-        typer.Option(
-            "--select",
-            help="Instead of a sweep: train a secret number of private candidates and keep only the best.",
-            rich_help_panel=SELECT,
+        _select_option(
+            "Instead of a sweep: train a secret number of private candidates and keep only the best.", "--select"
         ),
     ] = False,
     selection: SelectionOptions,
