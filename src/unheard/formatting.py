@@ -15,6 +15,10 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 NOTHING = "—"
 TIMES = "×"
@@ -156,3 +160,24 @@ def smoothed(values: Sequence[float], over: int = SMOOTHED_OVER) -> list[float]:
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean of two or more values and its standard error."""
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def text_templates(package: str, **options: Any) -> "Environment":
+    """Return the Jinja2 templates in the folder `templates` of a package, for plain text and Markdown.
+
+    A value that a template names and does not get is an error. Lines with nothing but a tag leave no line behind.
+
+    Args:
+        package: The package, for example "unheard.privacy".
+        options: Further arguments of `jinja2.Environment`.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(package),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        **options,
+    )

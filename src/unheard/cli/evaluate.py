@@ -12,9 +12,7 @@ from unheard.cli.options import AsJson, Processes, RunDir, number, option
 from unheard.cli.processes import run_on_processes, set_stop_message
 
 if TYPE_CHECKING:
-    from unheard.corpus.store import TokenStore
     from unheard.engines.distributed.process_group import ProcessGroup
-    from unheard.training.released import Released
 
 EXAMPLES = """Examples:
 
@@ -53,13 +51,15 @@ def evaluate(
         """Evaluate the run, with the help of other processes if there are any."""
         import json
 
-        from unheard.cli.display import print_table
+        from unheard.cli.display import notes, print_table
         from unheard.report import tables
+        from unheard.training.released import evaluate as evaluate_model
 
         if full:
             numbers = full_measures_of(folder, corpus=corpus, max_tokens=max_tokens, again=True, ranks=ranks)
         else:
-            numbers = _evaluate(folder, corpus, max_tokens, ranks)
+            with notes.status("Evaluating on held-out users"):
+                numbers = evaluate_model(folder, corpus=corpus, max_tokens=max_tokens, ranks=ranks)
         if as_json:
             print(json.dumps(numbers))
         elif full:
@@ -120,43 +120,6 @@ def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = Non
         note(f"{path}: not measured. {error}", style="yellow")
 
 
-def _open(folder: Path, corpus: Path | None) -> "tuple[Released, TokenStore]":
-    """Open a run's model and the store to measure on."""
-    from unheard.corpus.store import TokenStore
-    from unheard.errors import ModelError
-    from unheard.training.released import Released
-
-    released = Released.open(folder)
-    store = TokenStore.open(corpus or released.run.corpus)
-    if store.vocabulary != released.vocabulary:
-        raise ModelError(f"{store.path} has another vocabulary than {folder}: prepare it with --vocab from-corpus.")
-    return released, store
-
-
-def _evaluate(
-    folder: Path, corpus: Path | None, max_tokens: int | None, ranks: "ProcessGroup | None"
-) -> dict[str, Any]:
-    """Compute the measures that training computes, without keeping them."""
-    from unheard.cli.display import notes
-    from unheard.evaluation.next_word import evaluate as evaluate_users
-    from unheard.training.worker import parallel_map_for
-    from unheard.updates.user_update import users_in_turn
-
-    released, store = _open(folder, corpus)
-    how, model = _evaluation(released, max_tokens), released.run.model
-    with notes.status("Evaluating on held-out users"):
-        users = how.choose(users_in_turn(store.held_out, model))
-        return evaluate_users(
-            model, released.params_P, users, unroll=how.unroll, spread=parallel_map_for(released.run.model, ranks)
-        )
-
-
-def _evaluation(released: "Released", max_tokens: int | None) -> Any:
-    from dataclasses import replace
-
-    return replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
-
-
 def _measure(
     folder: Any,
     corpus: Path | None,
@@ -169,11 +132,11 @@ def _measure(
 
     from unheard.cli.display import counted_bar
     from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
+    from unheard.training.released import to_evaluate
     from unheard.training.worker import parallel_map_for
     from unheard.updates.user_update import users_in_turn
 
-    released, store = _open(folder.path, corpus)
-    how = _evaluation(released, max_tokens)
+    released, store, how = to_evaluate(folder.path, corpus, max_tokens)
     counted = replace(how, max_tokens=max(how.max_tokens, FIT_TOKENS))
     public = counted.choose(users_in_turn(store.public, released.run.model)) if store.public else ()
     # DP: measures and baselines read held-out and public users only; what they print is in nobody's ledger.

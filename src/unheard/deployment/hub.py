@@ -21,18 +21,15 @@ file. Nothing is uploaded: `hf upload NAME FOLDER` does that.
 import json
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from unheard import storage
 from unheard.corpus.tokenizers import tokenizer_to_table
 from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, LedgerError, ModelError, UnprovenCombination
-from unheard.formatting import number, percent
+from unheard.formatting import number, percent, text_templates
 from unheard.models.base import facts_about_base
 from unheard.models.hugging_face import HuggingFaceModel
 from unheard.privacy.population_statement import all_runs
@@ -196,27 +193,25 @@ def _card(folder: RunFolder, released: Released, statement: Mapping[str, Any], l
     ]
     model = released.run.model
     vocabulary = statement["vocabulary"] if isinstance(statement["vocabulary"], Mapping) else {}
-    return (
-        _environment()
-        .get_template("card.md")
-        .render(
-            name=name,
-            license=None if license is None else markdown_line(license),
-            language=vocabulary.get("language"),
-            kind=settings.get("model.kind", type(model).__name__),
-            parameters=f"{model.layout.total:,}",
-            base=list(map(markdown_line, facts_about_base(model))) if isinstance(model, HuggingFaceModel) else [],
-            words=f"{len(released.vocabulary):,}",
-            version=version("unheard"),
-            claim=markdown_line(statement["claim"]),
-            all_runs=_over_all_runs(folder, statement),
-            usage=usage.format(name=name),
-            results=results,
-            round=last.get("round"),
-            baselines=_baselines(folder),
-            settings=[(key, markdown_line(str(value))) for key, value in settings.items()],
-            privacy_report=render_statement(statement, "report", audit=read_audit(folder.path, released.id or "")),
-        )
+    templates = text_templates("unheard.deployment")
+    templates.filters["quoted"] = json.dumps  # a JSON string is a YAML string
+    return templates.get_template("card.md").render(
+        name=name,
+        license=None if license is None else markdown_line(license),
+        language=vocabulary.get("language"),
+        kind=settings.get("model.kind", type(model).__name__),
+        parameters=f"{model.layout.total:,}",
+        base=list(map(markdown_line, facts_about_base(model))) if isinstance(model, HuggingFaceModel) else [],
+        words=f"{len(released.vocabulary):,}",
+        version=version("unheard"),
+        claim=markdown_line(statement["claim"]),
+        all_runs=_over_all_runs(folder, statement),
+        usage=usage.format(name=name),
+        results=results,
+        round=last.get("round"),
+        baselines=_baselines(folder),
+        settings=[(key, markdown_line(str(value))) for key, value in settings.items()],
+        privacy_report=render_statement(statement, "report", audit=read_audit(folder.path, released.id or "")),
     )
 
 
@@ -258,19 +253,6 @@ def _config(folder: RunFolder, released: Released) -> dict[str, Any]:
         "model": {key.removeprefix("model."): value for key, value in settings.items() if key.startswith("model.")},
         "training": {key: value for key, value in settings.items() if not key.startswith("model.")},
     }
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("unheard.deployment"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["quoted"] = json.dumps  # a JSON string is a YAML string
-    return environment
 
 
 def _json(value: Any) -> bytes:

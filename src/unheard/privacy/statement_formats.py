@@ -27,10 +27,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from unheard.config import nearest
 from unheard.errors import InvalidValue, RunFolderError
+from unheard.formatting import text_templates
 from unheard.privacy.accountants import ACCOUNTANTS
 from unheard.privacy.events import Event, Selection, against_server, from_record
 from unheard.privacy.statement import NOT_DECLARED, figure, rounded_up
@@ -95,7 +96,7 @@ def render(statement: Mapping[str, Any], format: str, *, audit: Mapping[str, Any
         if not data["is_private"]:
             raise InvalidValue(f"A registry entry is about a guarantee, and this run has none: {statement['claim']}.")
         return json.dumps(_registry_entry(data), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
-    return _environment().get_template(f"{format}.md").render(**data)
+    return _templates().get_template(f"{format}.md").render(**data)
 
 
 def report_data(statement: Mapping[str, Any], *, audit: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -367,7 +368,8 @@ def _in_words(event: Event) -> str:
 
 def _registry_entry(data: Mapping[str, Any]) -> dict[str, Any]:
     """An entry by the registry's schema: its sections and keys, and no others."""
-    text = {name: _environment().get_template("registry.txt").module.__dict__[name](data).strip() for name in _TEXTS}
+    macros = vars(_templates().get_template("registry.txt").module)
+    text = {name: macro(data).strip() for name, macro in macros.items() if not name.startswith("_")}
     statement = data["statement"]
     return {
         "url_slug": f"{FILL_IN}: a short name for the address",
@@ -421,42 +423,12 @@ def _registry_entry(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_TEXTS = (
-    "description",
-    "data_domain",
-    "unprotected_quantities",
-    "privacy_unit_details",
-    "privacy_parameters_details",
-    "model_name_details",
-    "actors",
-    "release_type_details",
-    "data_source_type_details",
-    "access_type_details",
-    "post_processing",
-    "composition",
-    "tuning",
-    "mechanisms",
-    "sources",
-    "notes",
-)
-"""The macros of `templates/registry.txt`, one for each field of free text."""
-
-
 @cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("unheard.privacy"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=markdown_line,
-    )
-    environment.filters["percent"] = lambda share: f"{100 * share:.3g} %"
-    environment.filters["figure"] = figure
-    environment.filters["at_most"] = rounded_up
-    environment.filters["in_words"] = _value_in_words
-    return environment
+def _templates() -> Environment:
+    templates = text_templates("unheard.privacy", finalize=markdown_line)
+    templates.filters |= {"percent": lambda share: f"{100 * share:.3g} %", "figure": figure, "at_most": rounded_up}
+    templates.filters["in_words"] = _value_in_words
+    return templates
 
 
 def _value_in_words(value: Any) -> str:

@@ -20,8 +20,8 @@ from unheard.corpus.tokenizers import Tokenizer, WordTokenizer, tokenizer_from_t
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.distributed.process_group import ProcessGroup
 from unheard.errors import CheckpointCorrupt, ModelError, RunFolderError, RunFolderMissing
+from unheard.evaluation.next_word import Evaluation, predict
 from unheard.evaluation.next_word import evaluate as evaluate_users
-from unheard.evaluation.next_word import predict
 from unheard.privacy.ledger import run_id
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.run_folder import RunFolder
@@ -150,6 +150,20 @@ def evaluate(
         CorpusError: The corpus cannot be used.
         ModelError: The corpus has another vocabulary.
     """
+    released, store, how = to_evaluate(model, corpus, max_tokens)
+    users = how.choose(users_in_turn(store.held_out, released.run.model))
+    spread = parallel_map_for(released.run.model, ranks)
+    return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)
+
+
+def to_evaluate(
+    model: Released | str | Path, corpus: str | Path | None, max_tokens: int | None
+) -> tuple[Released, TokenStore, Evaluation]:
+    """Open what an evaluation reads; the arguments and errors are those of `evaluate`.
+
+    Returns:
+        The model, the store, and how much of the held-out text is used.
+    """
     released = model if isinstance(model, Released) else Released.open(model)
     store = TokenStore.open(corpus or released.run.corpus)
     if store.vocabulary != released.vocabulary:
@@ -157,7 +171,5 @@ def evaluate(
             f"{store.path} has another vocabulary than {model if model is not released else 'the model'}: prepare it "
             "with --vocab from-corpus."
         )
-    how = replace(released.run.evaluation, max_tokens=max_tokens or released.run.evaluation.max_tokens)
-    users = how.choose(users_in_turn(store.held_out, released.run.model))
-    spread = parallel_map_for(released.run.model, ranks)
-    return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)
+    how = released.run.evaluation
+    return released, store, replace(how, max_tokens=max_tokens or how.max_tokens)
