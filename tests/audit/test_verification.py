@@ -1,8 +1,10 @@
 """`verify` believes a true folder and names what does not fit in any other."""
 
 import json
+import re
 import shutil
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import unheard
+from tests.stores import uncharged_copy
 from unheard.audit import verification
 from unheard.audit.verification import verify
+from unheard.corpus.store import TokenStore
 from unheard.errors import CheckpointCorrupt, RunFolderMissing
 from unheard.privacy import ledger as chain
 from unheard.privacy.budget import Budget, declaration
@@ -437,3 +441,139 @@ def test_another_store_than_the_one_that_the_ledger_names_does_not_fit(run, tmp_
     folder = verification.Folder(RunFolder(tmp_path), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
     with pytest.raises(verification.CheckFailed, match="is not the store that the ledger names"):
         list(verification._store(folder, None))
+
+
+def with_facts(folder, **facts) -> None:
+    """Seal the ledger anew with other facts in its first line; a value of None removes the fact."""
+
+    def changed(records):
+        kept = {key: value for key, value in {**records[0]["facts"], **facts}.items() if value is not None}
+        return [{**records[0], "facts": kept}, *records[1:]]
+
+    (folder / "ledger.jsonl").write_bytes(resealed(lines_of(folder), changed))
+
+
+def with_fewer_words(folder) -> None:
+    """As a run folder of a version whose ledgers did not name the word list."""
+    with_facts(folder, vocabulary=None)
+    words = (folder / "vocabulary.txt").read_text().splitlines(keepends=True)
+    (folder / "vocabulary.txt").write_text("".join(words[:-1]))
+
+
+def without_checkpoints(folder) -> None:
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").mkdir()
+
+
+def of_another_tokenizer(folder) -> None:
+    """As a run folder of a version whose ledgers did not name the tokenizer."""
+    with_facts(folder, tokens_sha256=None)
+    (folder / "tokens.json").write_text('{"kind": "characters"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "words"),
+    [
+        (without_checkpoints, "checkpoints read back", "holds no checkpoint"),
+        (lambda f: with_facts(f, correlated_noise={"strategy": "blt"}), "correlated noise", r"run\.toml has none"),
+        (with_fewer_words, "vocabulary", "has 49 words, the model 50 rows"),
+        (lambda f: (f / "tokens.json").write_text("[]"), "tokens", "does not read back"),
+        (lambda f: (f / "tokens.json").write_text("{}"), "tokens", "another tokenizer than the run began with"),
+        (lambda f: (f / "tokens.json").unlink(), "tokens", "is missing"),
+        (of_another_tokenizer, "tokens", "another tokenizer than .*counting"),
+        (lambda f: (f / "statement.json").write_text("[]"), "statement", "not a privacy statement"),
+        (lambda f: (f / "measures.json").write_text("[]"), "measures", "is damaged"),
+        (lambda f: with_facts(f, delta=0.0), "epsilon", "no delta between 0 and 1"),
+        (lambda f: with_facts(f, delta=1.0), "epsilon", "no delta between 0 and 1"),
+    ],
+)
+def test_each_kind_of_damage_is_found_by_its_own_check(folder, damage, where, words):
+    damage(folder)
+    assert re.search(words, wrong(folder).get(where, "nothing was found"))
+
+
+def test_a_run_that_its_population_does_not_list_does_not_fit(folder, run, store, tmp_path):
+    copy = uncharged_copy(store.path, tmp_path / "copy")
+    unheard.train(replace(run, corpus=copy), tmp_path / "other").close()
+    assert "does not list this run" in wrong(folder, corpus=copy)["population"]
+
+
+def test_a_store_whose_files_have_no_digests_is_not_said_to_be_whole(folder, store, tmp_path):
+    copy = uncharged_copy(store.path, tmp_path / "copy")
+    (copy / "digests.json").unlink()
+    info = json.loads((copy / "corpus.json").read_text())
+    del info["digests"]
+    (copy / "corpus.json").write_text(json.dumps(info))
+    with_facts(folder, corpus=TokenStore.open(copy).name)
+    found = next(f for f in verify(folder, copy) if f.name == "store")
+    assert (found.fits, "recorded no digests" in found.words) == (None, True)
+
+
+BLT = unheard.CorrelatedNoise(noise_multiplier=4.0, strategy="blt", buffers=2, rounds=8)
+
+
+@pytest.mark.parametrize(
+    ("separation", "noise"),
+    [
+        (3, BLT),
+        (2, replace(BLT, rounds=9)),
+        (2, replace(BLT, strategy="banded")),
+        (2, replace(BLT, noise_multiplier=5.0)),
+    ],
+)
+def test_a_whole_record_of_another_correlated_noise_does_not_fit_the_run_file(run, separation, noise):
+    """Its sensitivity is that of its own coefficients."""
+
+    def with_noise(separation, noise):
+        sampling = unheard.MinSeparationSampling(separation=separation)
+        return replace(run, plan=replace(run.plan, sampling=sampling, noise=noise))
+
+    own, other = with_noise(2, BLT), with_noise(separation, noise)
+    read = verification.Folder(RunFolder(Path("nowhere")), run=own)
+    for stated, fits in ((own, True), (other, False)):
+        facts = {"correlated_noise": json.loads(json.dumps(stated.plan.correlated_facts()))}
+        read.ledger = FakeLedger(facts=facts, entries=[])  # pyright: ignore[reportAttributeAccessIssue]
+        finding = verification._finding("correlated noise", verification._correlated_noise, read)
+        assert finding.fits is fits
+
+
+@pytest.mark.parametrize(("past", "rounds"), [(2, []), (2, [0]), (2, [0, 1]), (1, [1])])
+def test_charges_from_before_the_first_round_are_in_the_ledger_and_of_no_round(run, past, rounds):
+    event = run.plan.at(0, run.model.layout).event()
+    entries = [Entry(event=event, round=round, hash="") for round in rounds]
+    ledger = FakeLedger(facts={"start": {"charges": past}}, entries=entries)
+    read = verification.Folder(RunFolder(Path("nowhere")), run=run, ledger=ledger)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(verification.CheckFailed, match=f"{past} charges came before the first round"):
+        [*verification._charges(read)]
+
+
+def test_a_whole_checkpoint_of_another_model_does_not_fit(folder, model):
+    place, larger = RunFolder(folder), replace(model, hidden_size=9)
+    newest = newest_checkpoint(place).state
+    for file in (folder / "checkpoints").iterdir():
+        file.unlink()
+    other = replace(newest, params_P=larger.initial(0))
+    save_checkpoint(place, larger, other, Ledger.read(place.ledger), keep=9)  # pyright: ignore[reportArgumentType]
+    assert "is not of the model that run.toml describes" in wrong(folder)["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"round": "3"},
+        {"round": None},
+        {"accuracy_top1": 1.5},
+        {"accuracy_top5": -0.1},
+        {"accuracy_top3": "many"},
+        {"epsilon": -1.0},
+        {"loss": [1.0]},
+        None,
+    ],
+)
+def test_a_damaged_evaluation_is_named_also_where_no_checkpoint_remembers_it(folder, monkeypatch, changed):
+    read = verification.read_checkpoint
+    monkeypatch.setattr(verification, "read_checkpoint", lambda path: replace(read(path), metrics=None))
+    first, *rest = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    line = first[:-9] if changed is None else json.dumps({**json.loads(first), **changed})
+    (folder / "metrics.jsonl").write_text(first + line + "\n" + "".join(rest))
+    assert "line 2 is not an evaluation" in wrong(folder)["metrics"]

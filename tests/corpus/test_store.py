@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unheard.corpus.store import ShardWriter, StoreWriter, TokenStore, partial_path, token_dtype, write_store
+from unheard.corpus.store import (
+    ShardWriter,
+    StoreWriter,
+    TokenStore,
+    partial_path,
+    token_dtype,
+    write_digests,
+    write_shard,
+    write_store,
+)
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 
@@ -64,11 +73,14 @@ def test_sizes_are_known_on_opening(small):
 
 
 def test_a_user_outside_the_split_is_refused(small):
-    for k in (-1, 3):
-        with pytest.raises(IndexError):
+    for k in (-1, 3, -3):
+        with pytest.raises(IndexError, match="of a split"):
             small.train.tokens(k)
-        with pytest.raises(IndexError):
-            small.train.users(np.array([k]))
+        for cohort in ([k], [0, k], [k, 2]):
+            with pytest.raises(IndexError, match="outside users 0 to 2"):
+                small.train.users(np.array(cohort))
+            with pytest.raises(IndexError, match="outside users 0 to 2"):
+                small.train.lengths(np.array(cohort))
 
 
 def test_long_users_are_read_like_short_ones(tmp_path):
@@ -229,6 +241,71 @@ def test_a_swapped_word_list_is_noticed_on_opening(small):
     (small.path / "vocabulary.txt").write_text((small.path / "vocabulary.txt").read_text().replace("a\nb\n", "b\na\n"))
     with pytest.raises(CorpusCorrupt, match="word list"):
         TokenStore.open(small.path)
+
+
+def cut(file, count):
+    file.write_bytes(file.read_bytes()[:-count])
+
+
+def with_layout(path, **changes):
+    file = path / "layout.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def without_middle_shard(path):
+    """As many shards as before, and one of them has another number."""
+    for ending in ("tokens", "offsets"):
+        os.rename(path / "train" / f"00001.{ending}", path / "train" / f"00002.{ending}")
+
+
+DAMAGES = {
+    "offsets end inside a number": (lambda p: cut(p / "train/00000.offsets", 3), "is cut short"),
+    "no offsets": (lambda p: (p / "train/00000.offsets").write_bytes(b""), "is cut short"),
+    "fewer tokens than the offsets ask for": (lambda p: cut(p / "train/00001.tokens", 2), "where its offsets ask for"),
+    "no tokens": (lambda p: (p / "train/00001.tokens").unlink(), "is missing beside its offsets"),
+    "a shard with another number": (without_middle_shard, "does not have its 2 shards"),
+    "another number of shards": (lambda p: with_layout(p, shards=1), "does not have its 1 shards"),
+    "shards that are no number": (lambda p: with_layout(p, shards="2"), "does not fit the vocabulary"),
+    "another dtype": (lambda p: with_layout(p, dtype="<u4"), "does not fit the vocabulary"),
+    "features of fewer users": (
+        lambda p: np.save(p / "train/features.npy", np.zeros((2, 2), np.float32)),
+        "one row for",
+    ),
+    "features as integers": (
+        lambda p: np.save(p / "train/features.npy", np.zeros((3, 2), np.int64)),
+        "must be float32",
+    ),
+    "features in one row": (
+        lambda p: np.save(p / "train/features.npy", np.zeros(3, np.float32)),
+        "one row for each user",
+    ),
+    "a pipe among the files": (lambda p: os.mkfifo(p / "pipe"), "is not a regular file"),
+}
+
+
+@pytest.mark.parametrize("digests", ["none", "anew"])
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_files_that_contradict_each_other_are_refused_without_the_help_of_digests(small, damage, words, digests):
+    """A store of version 0.1.0 has none; and those of a forged store fit its files."""
+    damage(small.path)
+    (small.path / "digests.json").unlink()
+    if digests == "anew":
+        write_digests(small.path)
+    else:
+        info = json.loads((small.path / "corpus.json").read_text())
+        del info["digests"]
+        (small.path / "corpus.json").write_text(json.dumps(info))
+    with pytest.raises(CorpusCorrupt, match=words):
+        TokenStore.open(small.path)
+
+
+@pytest.mark.parametrize("offsets", [[1, 4, 4], [0, 5, 4], [0, -1, 4]])
+def test_users_who_overlap_are_refused_before_training(small, offsets):
+    write_shard(small.path / "train", 1, arrays([0, 1], [3, 1]), np.dtype("<u2"))
+    np.array(offsets, dtype="<i8").tofile(small.path / "train" / "00001.offsets")
+    write_digests(small.path)
+    with pytest.raises(CorpusCorrupt, match="users would overlap"):
+        TokenStore.open(small.path).train.check_boundaries()
 
 
 def test_a_store_of_another_format_is_refused(small):

@@ -105,6 +105,8 @@ def test_a_part_is_refused_and_gets_no_ledger(tmp_path):
     part = split_store(large, tmp_path / "part", part=1, of=2, progress=lambda *_: None)
     with pytest.raises(CorpusError, match="whole store"):
         shrink_vocabulary(part, tmp_path / "small", vocabulary_size=10)
+    with pytest.raises(CorpusError, match="is itself a part"):
+        split_store(part, tmp_path / "half", part=1, of=2)
     assert not (part.path / "ledger.jsonl").exists()
 
 

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import unheard
 from tests.federated.network import plain
 from unheard.engines.choice import EngineChoice
-from unheard.errors import NodeError
+from unheard.errors import InvalidValue, NodeError, RunFolderMissing
 from unheard.federated import flower
 from unheard.federated.flower import GridNetwork, from_records, simulated_nodes, ticket_of, to_records
 from unheard.federated.messages import Packet
@@ -243,5 +243,24 @@ def test_a_devices_own_limits_are_those_of_its_configuration():
     data = flower._data_on_device(SimpleNamespace(node_config=given))  # pyright: ignore[reportArgumentType]
     assert (data.max_contributions, data.trust, data.any_model, data.order) == (3, "distributed", False, 7)
     assert (data.store, data.folder) == (Path("/x/store"), NodeFolder(path=Path("/x")))
+    with pytest.raises(NodeError, match="--node-config 'folder"):
+        flower._data_on_device(SimpleNamespace(node_config={}))  # pyright: ignore[reportArgumentType]
     usual = flower._data_on_device(SimpleNamespace(node_config={"folder": "/x"}))  # pyright: ignore[reportArgumentType]
     assert (usual.max_contributions, usual.trust, usual.any_model) == (None, "central", False)
+
+
+def test_the_server_waits_for_enough_nodes_and_sends_no_model_that_is_not_released(run, tmp_path):
+    network = SimpleNamespace(nodes=lambda: [1, 2])
+    flower.wait_for_nodes(network, 2, 0.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(NodeError, match="2 nodes are connected after 0 s; 3 are needed"):
+        flower.wait_for_nodes(network, 3, 0.0)  # pyright: ignore[reportArgumentType]
+    unheard.train(run, tmp_path / "r").close()
+    (tmp_path / "r" / "model.safetensors").unlink(missing_ok=True)
+    with pytest.raises(RunFolderMissing, match="no model yet"):
+        flower.send_model(network, tmp_path / "r", 1.0)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("config", [{"out": "runs/x"}, {"run-file": "run.toml"}])
+def test_a_deployed_server_needs_its_run_file_and_its_folder(config):
+    with pytest.raises(InvalidValue, match="--run-config"):
+        flower._main(None, SimpleNamespace(run_config=config))  # pyright: ignore[reportArgumentType]

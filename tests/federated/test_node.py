@@ -74,7 +74,7 @@ def test_a_node_contributes_no_more_often_than_its_user_agreed_to(run, devices):
     with pytest.raises(NodeError, match="its limit"):
         folder.record_contribution(2)
     assert folder.contributions == 2
-    for damaged in ("{}", "[", '{"contributions": -1}'):
+    for damaged in ("{}", "[", '{"contributions": -1}', '{"contributions": true}', '{"contributions": 0.5}'):
         (folder.path / "record.json").write_text(damaged)
         with pytest.raises(NodeError, match="damaged"):
             folder.record_contribution(5)
@@ -97,13 +97,16 @@ def test_a_node_refuses_what_it_did_not_agree_to(run, devices, tmp_path):
     assert answer().kind == "update"
     assert "once" not in answer(users=[0, 0], numbers=[0, 1]).fields.get("reason", "")
     assert "one twice" in answer(users=[0, 0], numbers=[0, 1]).fields["reason"]
-    assert "one twice" in answer(users=[1], numbers=[0]).fields["reason"]
+    for users, numbers in (([1], [0]), ([-1], [0]), ([0], []), ([0], [0, 1])):
+        assert "one twice" in answer(users=users, numbers=numbers).fields["reason"]
     without = {**request.fields["plan"], "parts": {**request.fields["plan"]["parts"], "noise": {"kind": "none"}}}
     assert "adds no noise" in answer(plan=without).fields["reason"]
     assert answer(NodeData(store=devices[0].store), plan=without).kind == "update"
     code = {"kind": "module", "module": "antigravity:fly", "weights_are_public": True}
     assert "does not train models" in answer(model=code).fields["reason"]
-    assert "do not fit" in Node(devices[0], {}).answer(Packet("update", fine, {})).fields["reason"]
+    params = request.arrays["params"]
+    for arrays in ({}, {"params": params[:-1]}, {"params": np.append(params, params[:1])}, {"params": params[None]}):
+        assert "do not fit" in Node(devices[0], {}).answer(Packet("update", fine, arrays)).fields["reason"]
     assert "does not know" in Node(devices[0], {}).answer(Packet("dance", {})).fields["reason"]
 
 
@@ -158,6 +161,11 @@ def test_the_newest_model_is_on_the_node_for_its_keyboard(run, devices, tmp_path
     code = np.frombuffer(b'[model]\nkind = "module"\nmodule = "antigravity:fly"', np.uint8)
     for files in ({"run.toml": words}, {**newer, "run.toml": code}, {**newer, "run.toml": words}):
         assert Node(devices[0], {}).answer(Packet("model", {}, files)).kind == "refused"
+    for name, content in newer.items():  # each file is a row of bytes, and none is missing
+        others = {key: value for key, value in newer.items() if key != name}
+        for strange in ({}, {name: content[None]}, {name: content.astype(np.int64)}):
+            answer = Node(devices[0], {}).answer(Packet("model", {}, {**others, **strange}))
+            assert "is these files" in answer.fields["reason"]
     assert (
         Node(replace(devices[0], any_model=True), {}).answer(Packet("model", {}, {**newer, "run.toml": code})).kind
         == "model"
@@ -218,3 +226,11 @@ def test_a_node_refuses_modes_in_which_it_would_trust_the_server_with_more(run, 
     assert refusal not in reason("distributed", "masked", own)
     with pytest.raises(InvalidValue, match="trust"):
         replace(devices[0], trust="nobody")
+
+
+def test_a_node_whose_users_have_other_features_than_the_model_takes_is_not_registered(run, devices, tmp_path):
+    store = unheard.TokenStore.open(devices[0].store)
+    own = {"vocabulary": store.vocabulary.digest, "tokens": store.info.get("tokens", {})}
+    assert Node(devices[0], {}).answer(Packet("describe", {**own, "features": 0})).kind == "describe"
+    answer = Node(devices[0], {}).answer(Packet("describe", {**own, "features": 3}))
+    assert "takes 3 features of each user, the node has 0" in answer.fields["reason"]

@@ -395,3 +395,13 @@ def test_an_answer_of_a_node_that_was_not_asked_is_not_counted(run):
 
     _, total, numbers = one_round(run, Eager(divided(run.corpus, 4)), CENTRAL)
     assert torch.equal(total.units_P, sum_of(run, numbers).units_P)
+
+
+def test_the_server_sums_none_but_the_registered_users(run):
+    """Not even users whose text it could read."""
+    engine, _, _ = one_round(run, LocalNetwork(divided(run.corpus, 2)), CENTRAL)
+    store, plan = unheard.TokenStore.open(run.corpus), run.plan.at(0, run.model.layout)
+    readable = StoredUsers(store.train, np.array([0]), with_features=False)
+    for users in (readable, [*readable]):
+        with pytest.raises(TypeError, match="registered users"):
+            engine.sum_updates(run.model.initial(0), users, plan, Drawn(1))

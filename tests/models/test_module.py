@@ -63,6 +63,11 @@ def test_what_is_not_a_module_class_is_never_called(module, message):
         _ = by_name(module=module).layout
 
 
+def test_a_module_without_parameters_is_refused():
+    with pytest.raises(ModelError, match="nothing to train"):
+        _ = unheard.ModuleModel(module="torch.nn:Identity", vocabulary_size=4).layout
+
+
 def test_wrong_arguments_and_wrong_shapes_are_named():
     with pytest.raises(ModelError, match=r"model\.arguments"):
         _ = by_name(arguments={"columns": 1}).layout

@@ -11,7 +11,8 @@ from unheard.errors import InvalidValue
 from unheard.mechanism.aggregation import ClippedDenominator, TrueAverage
 from unheard.mechanism.noise import NoNoise
 from unheard.privacy.events import PoissonGaussian
-from unheard.tuning.output import private_run, project_plan, users_for
+from unheard.tuning.output import check_can_be_private, private_run, project_plan, users_for
+from unheard.tuning.trials import Grid
 from unheard.updates.user_update import CappedWeights
 
 
@@ -66,6 +67,16 @@ def test_a_population_too_small_for_the_noise_is_refused_with_the_largest_possib
     small = replace(paper, plan=replace(paper.plan, population=2500), delta=1e-5)
     with pytest.raises(InvalidValue, match=r"need 5,000 users per round.*z would be 0\.5"):
         project_plan(small, 15, 0.003, 1.0)
+
+
+def test_correlated_noise_is_not_tuned(paper):
+    correlated = replace(
+        paper.plan,
+        sampling=unheard.MinSeparationSampling(separation=2),
+        noise=unheard.CorrelatedNoise(noise_multiplier=4.0, strategy="blt", buffers=2, rounds=5000),
+    )
+    with pytest.raises(InvalidValue, match="chooses S and sigma for independent noise"):
+        check_can_be_private(replace(paper, plan=correlated), Grid(norms=(1.0,), noise_stds=(0.1,)), 1.0)
 
 
 def test_a_run_without_clip_or_noise_is_planned_with_a_flat_clip_and_a_private_estimator(paper):

@@ -22,7 +22,15 @@ from unheard.privacy.population_ledger import PopulationLedger, open_population_
 from unheard.training.run import read_run_file, run_toml
 from unheard.tuning import output as cost_module
 from unheard.tuning.pipeline import Allowance, run_stages
-from unheard.tuning.trials import Grid, baseline_trials, clip_trials, noise_trials, on_proxy
+from unheard.tuning.trials import (
+    Grid,
+    _last_evaluations,
+    baseline_trials,
+    check_can_be_tuned,
+    clip_trials,
+    noise_trials,
+    on_proxy,
+)
 
 QUICK = ["--rounds", "4", "--users-per-round", "10", "--norms", "1,4", "--noise-stds", "0.001,0.002"]
 GENEROUS = ["--allow-clip-loss", "90", "--allow-loss", "95"]
@@ -184,6 +192,19 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_charged(run_file, tm
     with pytest.raises(InvalidValue, match=why):
         tune(run_file, "--out", tmp_path / "t", *words)
     assert not (tmp_path / "private" / "ledger.jsonl").exists()
+
+
+def test_a_run_with_a_schedule_is_not_tuned(run):
+    schedule = (unheard.Change(from_round=1, noise_multiplier=2.0),)
+    check_can_be_tuned(run)
+    with pytest.raises(InvalidValue, match="Take it out first"):
+        check_can_be_tuned(replace(run, plan=replace(run.plan, schedule=schedule)))
+
+
+def test_a_trial_without_an_evaluation_has_no_accuracy(run, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"round": 9, "accuracy_top1": 0.5}\n')  # after its last round
+    with pytest.raises(InvalidValue, match="has no evaluation"):
+        _last_evaluations(SimpleNamespace(folder=tmp_path, run=run))  # pyright: ignore[reportArgumentType]
 
 
 def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):

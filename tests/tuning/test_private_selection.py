@@ -274,6 +274,11 @@ def test_what_has_no_proof_is_refused_before_anything_is_charged(candidates, tmp
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
 
 
+def test_a_selection_of_nothing_is_refused(tmp_path):
+    with pytest.raises(InvalidValue, match="at least one candidate"):
+        select([], tmp_path / "best", TrialCount(mean=2))
+
+
 def test_a_corpus_part_is_refused_before_anything_is_charged(candidates, tmp_path):
     with pytest.raises(InvalidValue, match="this process is alone"):
         select(candidates, tmp_path / "best", TrialCount(mean=2), engine=EngineChoice(corpus_part="/parts/{node}"))

@@ -11,6 +11,7 @@ from torch import nn
 
 import unheard
 from tests.conftest import ManyAtOnce
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines import packed as engine
 from unheard.engines import vectorised
 from unheard.engines.engine import Drawn
@@ -120,6 +121,32 @@ def test_another_tokenizer_in_the_folder_of_a_base_is_refused_before_anything_is
         unheard.train(run_of(tmp_path / "corpus", model_of(tmp_path / "base", "lora")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "corpus" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", ["[]", "3", "{", "[" * 100_000, ""])
+def test_a_record_of_a_base_that_is_no_table_is_named(base, tmp_path, name, content):
+    folder = shutil.copytree(base, tmp_path / "base")
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=r"is not a table in JSON"):
+        model_of(folder).pinned(None)
+
+
+def test_windows_longer_than_the_context_are_refused_wherever_the_model_reads(base):
+    model = model_of(base)
+    params, longest = model.layout.split(model.initial(0)), model.context
+    model.logits(params, torch.zeros((1, longest), dtype=torch.long))
+    with pytest.raises(ModelError, match=f"reads at most {longest} tokens, not {longest + 1}"):
+        model.logits(params, torch.zeros((1, longest + 1), dtype=torch.long))
+
+
+def test_a_store_whose_words_are_in_another_order_than_the_tokenizers_is_refused(base, corpus):
+    store, model = unheard.TokenStore.open(corpus), model_of(base)
+    model.check_words(store.info["tokens"], store.vocabulary)
+    *words, one, other = store.vocabulary.words
+    for wrong in ([*words, other, one], [*words, one], [*words, one, other, "more"]):
+        with pytest.raises(ModelError, match="has other tokens, or another order"):
+            model.check_words(store.info["tokens"], Vocabulary(wrong))
 
 
 # ------------------------------------------------------------------------------------------------- users

@@ -99,6 +99,18 @@ def test_a_wheel_with_another_digest_is_refused(wheel, tmp_path):
     assert not (tmp_path / "base").exists()
 
 
+def test_a_wheel_goes_with_a_model_that_comes_in_one(wheel, llama, tmp_path):
+    with pytest.raises(ModelError, match="--wheel goes with one of"):
+        get_base(str(llama), tmp_path / "base", wheel=wheel)
+    for name in ("missing.whl", "missing.gguf"):
+        with pytest.raises(ModelError, match="There is no file"):
+            get_base(str(tmp_path / name), tmp_path / "base")
+    for name in ("/etc/passwd/x", "./some/model", "../model", "one", "a/b/c"):
+        with pytest.raises(ModelError, match="no hub name"):
+            get_base(name, tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
 def test_a_folder_is_copied_without_its_code_and_a_changed_folder_has_no_record(llama, tmp_path):
     source = tmp_path / "mine"
     source.mkdir()

@@ -1,0 +1,76 @@
+"""What cannot be trained or continued is refused before anything is charged or created."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.stores import uncharged_copy
+
+import unheard
+from unheard.corpus.store import write_store
+from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError
+from unheard.parameters import Layout
+from unheard.privacy.ledger import Ledger
+from unheard.run_folder import RunFolder
+from unheard.training.checkpoint import save_checkpoint
+from unheard.training.initialise import restore_state, streams_of
+from unheard.training.round import State
+
+
+@pytest.mark.parametrize("empty", ["train", "held_out"])
+def test_a_store_without_users_to_train_on_or_to_hold_out_is_refused(run, store, tmp_path, empty):
+    users = {name: [] if name == empty else [np.array([0, 3, 4, 1])] * 3 for name in ("train", "held_out")}
+    write_store(tmp_path / "store", **users, vocabulary=store.vocabulary, info=store.info)
+    with pytest.raises(CorpusError, match="needs users to train on and others held out"):
+        unheard.train(replace(run, corpus=tmp_path / "store"), tmp_path / "r")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert not (tmp_path / "store" / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_a_start_that_is_not_there_is_named(run, store, tmp_path, is_public):
+    copy = uncharged_copy(store.path, tmp_path / "store")
+    training = replace(run.training, init_from=str(tmp_path / "nowhere"), init_is_public=is_public)
+    with pytest.raises(InvalidValue, match="neither a run folder nor a model file"):
+        unheard.train(replace(run, corpus=copy, training=training), tmp_path / "r")
+    assert not (copy / "ledger.jsonl").exists()
+
+
+def test_a_checkpoint_of_another_model_is_not_continued(run, tmp_path):
+    """Its bytes are as they were written: only its number of parameters says that it is not of this run."""
+    unheard.train(run, tmp_path / "r").close()
+    folder, larger = RunFolder(tmp_path / "r"), replace(run.model, hidden_size=9)
+    ledger = Ledger.read(folder.ledger)
+    save_checkpoint(folder, larger, State(round=0, params_P=larger.initial(0)), ledger, keep=9)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(CheckpointCorrupt, match="not of this run's model"):
+        restore_state(run, folder, torch.device("cpu"))
+    with pytest.raises(CheckpointCorrupt, match="not of this run's model"):
+        list(unheard.resume(folder.path))
+    assert len(Ledger.read(folder.ledger)) == 0
+
+
+@pytest.mark.parametrize("lost", ["run_hash", "corpus", "start"])
+def test_a_seeded_run_whose_ledger_does_not_name_its_settings_store_and_start_is_not_continued(run, lost):
+    """Streams of fewer parts would be shared with other runs."""
+    seeded = replace(run, training=replace(run.training, reproducible_seed=3))
+    whole = {"randomness": {"streams": "scoped"}, "run_hash": "a", "corpus": "b", "start": {"sha256": "c"}}
+    streams_of(seeded, whole, "text")
+    for other in (None, {}, 7):
+        with pytest.raises(LedgerError, match="does not name the settings"):
+            streams_of(seeded, {**whole, lost: {"sha256": other} if lost == "start" else other}, "text")
+
+
+def test_parameters_that_are_not_of_the_model_are_neither_split_nor_joined():
+    layout = Layout.of({"a": torch.zeros(2, 3), "b": torch.zeros(4)})
+    parts = layout.split(torch.arange(10.0))
+    assert torch.equal(layout.join(parts), torch.arange(10.0))
+    for length in (0, 9, 11):
+        with pytest.raises(ModelError, match="does not fit a model of 10 parameters"):
+            layout.split(torch.zeros(length))
+    for other in ({"a": parts["a"]}, {**parts, "c": parts["b"]}, {"a": parts["a"], "c": parts["b"]}):
+        with pytest.raises(ModelError, match="are not this model's"):
+            layout.join(other)
+    for other in ({**parts, "a": parts["a"].T}, {**parts, "b": torch.zeros(5)}, {**parts, "a": torch.zeros(6)}):
+        with pytest.raises(ModelError, match="this model needs"):
+            layout.join(other)
