@@ -7,9 +7,9 @@ import stat
 import pytest
 
 from tests.corpus.inputs import prepared, words_of, write_jsonl
-from unheard.corpus.canaries import Canary
+from unheard.corpus.canaries import MAX_TOKENS, Canary, read_canaries
 from unheard.corpus.encode import EncodingOptions
-from unheard.errors import InputError, InvalidValue
+from unheard.errors import CorpusCorrupt, InputError, InvalidValue
 
 ROWS = [{"who": f"u{i}", "what": "a a a", "when": 0} for i in range(30)]
 
@@ -55,6 +55,18 @@ def test_canaries_that_could_not_be_found_again_are_refused(tmp_path):
     for values in ({"text": " "}, {"text": "a", "users": -1}, {"text": "a", "repeats": 0}):
         with pytest.raises(InvalidValue):
             Canary(**values)
+
+
+def test_a_damaged_record_of_planted_phrases_is_refused(tmp_path):
+    store = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", ROWS), canaries=(Canary(text="d e"),)).store
+    file = store.path / "canaries.json"
+    (canary,) = json.loads(file.read_text())
+    assert read_canaries(store.path, len(store.vocabulary))[0]["tokens"] == canary["tokens"]
+    damaged = [{**canary, "tokens": tokens} for tokens in ([], [3] * (MAX_TOKENS + 1), [-1], [10**6], "?", None)]
+    for content in (*([one] for one in damaged), [{}], [3], {"a": 1}):
+        file.write_text(json.dumps(content))
+        with pytest.raises(CorpusCorrupt, match="does not read back as written"):
+            read_canaries(store.path, len(store.vocabulary))
 
 
 def test_a_stop_while_planting_does_not_plant_twice(tmp_path, monkeypatch):

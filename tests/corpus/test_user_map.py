@@ -66,6 +66,13 @@ def test_a_map_in_the_store_is_refused_by_whatever_name(tmp_path, name):
     check_user_map(tmp_path / "other" / "map.csv", tmp_path / "store")
 
 
+def test_a_map_is_a_file_in_a_folder_that_is_there(tmp_path):
+    (tmp_path / "map.csv").mkdir()
+    for name in ("map.csv", "missing/map.csv"):
+        with pytest.raises(InputError, match="is not a file in a folder that is there"):
+            check_user_map(tmp_path / name, tmp_path / "store")
+
+
 def test_a_map_in_an_unknown_format_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(InputError, match=r"\.csv, \.json, \.jsonl, \.parquet"):
         prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", []), user_map=tmp_path / "map.txt")

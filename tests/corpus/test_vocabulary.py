@@ -16,6 +16,15 @@ def test_the_three_special_words_have_fixed_ids():
     assert [vocabulary.word(i) for i in range(4)] == ["<BOS>", "<EOS>", "<UNK>", "the"]
 
 
+def test_words_without_the_special_ones_first_or_with_one_twice_are_no_vocabulary():
+    for words in ([], ["the"], ["<EOS>", "<BOS>", "<UNK>", "the"], ["<BOS>", "<EOS>", "the", "<UNK>"]):
+        with pytest.raises(InvalidValue, match="begins with"):
+            Vocabulary(words)
+    for words in (["the", "the"], ["the", "<UNK>"]):
+        with pytest.raises(InvalidValue, match="stands twice"):
+            Vocabulary.of(words)
+
+
 def test_an_unknown_word_is_unk_and_text_cannot_spell_a_special_word():
     assert Vocabulary.of(["the"]).encode_words(["the", "zebra", "<BOS>", "<EOS>"]).tolist() == [3, UNK, UNK, UNK]
 

@@ -174,6 +174,26 @@ def test_a_stage_happens_once_and_in_order():
     assert set(parties[0].memory) == {"session", "stage"}  # nor after a refusal
 
 
+def test_no_stage_is_done_for_another_session():
+    """Its masks would be those of this session, under another name."""
+    session, parties = run_session(some_vectors(4), lost={"masked": [0, 1, 2, 3]})
+    received, zeros = session.masked_request(0)["received"], (np.zeros(P, np.int64), np.zeros(3, np.int64))
+    other = "x" * len(session.name)
+    with pytest.raises(NodeError, match="next stage"):
+        parties[0].masked(other, received, *zeros, 32)
+    for bits in (0, 16, 33, 128):
+        memory = json.loads(json.dumps(parties[0].memory))
+        with pytest.raises(NodeError, match="not in this session"):
+            Party(memory).masked(session.name, received, *zeros, bits)
+    parties[0].masked(session.name, received, *zeros, 32)
+    with pytest.raises(NodeError, match="next stage"):
+        parties[0].reveal(other, [0, 1, 2, 3], [])
+    fresh = Party({})
+    fresh.keys(session.name)
+    with pytest.raises(NodeError, match="next stage"):
+        fresh.share(other, 0, session.share_request(0)["peers"], 3)
+
+
 def test_a_second_vector_under_the_same_mask_is_refused():
     session, parties = run_session(some_vectors(4), lost={"masked": [0, 1, 2, 3]})
     received = session.masked_request(0)["received"]
@@ -223,6 +243,9 @@ def test_a_node_refuses_few_peers_a_low_threshold_and_doubled_keys():
     session, parties = begun(5)
     with pytest.raises(NodeError, match="majority"):
         parties[0].share(session.name, 0, session.share_request(0)["peers"], 2)
+    session, parties = begun(5)
+    with pytest.raises(NodeError, match="majority"):  # a secret that nobody could put together
+        parties[0].share(session.name, 0, session.share_request(0)["peers"], 6)
     session, parties = begun(4)
     peers = dict(session.share_request(0)["peers"])
     peers["3"] = peers["2"]
@@ -306,6 +329,9 @@ def test_wrong_shares_and_vectors_are_noticed():
     for wrong in (np.zeros(P + 1, np.uint32), np.zeros(P), None):
         with pytest.raises(NodeError, match="another length"):
             session.add_vector(0, wrong, np.zeros(E, np.uint64))
+    for wrong in (np.zeros(E + 1, np.uint64), np.zeros(E), np.zeros((1, E), np.uint64), [0] * E, None):
+        with pytest.raises(NodeError, match="another length"):
+            session.add_vector(0, np.zeros(P, np.uint32), wrong)  # pyright: ignore[reportArgumentType]
     with pytest.raises(NodeError, match="point of the curve"):
         session.add_keys(9, {"encryption": "AAAA", "pairwise": "AAAA"})
 

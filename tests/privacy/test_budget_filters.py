@@ -36,6 +36,7 @@ from unheard.privacy.events import (
     NonPrivate,
     PoissonGaussian,
     Selection,
+    from_record,
     to_record,
 )
 from unheard.privacy.ledger import Entry, Ledger
@@ -393,3 +394,42 @@ def test_rounds_added_to_a_selected_run_cost_the_population_what_they_cost_the_r
         entries.append(Entry(event=ROUND, round=number, hash=""))
         own = claim_of_run(header, entries, DELTA)
         assert all_runs(population)["claimed"]["epsilon"] == own.epsilon > best_epsilon(own.events[:1], DELTA).epsilon
+
+
+EVENT = to_record(PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.0))
+DECLARED = {
+    "rounds": 6,
+    "phases": [{"from_round": 0, "event": EVENT}, {"from_round": 3, "event": EVENT}],
+    "budget": None,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rounds": 0},
+        {"rounds": -1},
+        {"rounds": "many"},
+        {"rounds": None},
+        {"phases": []},
+        {"phases": None},
+        {"phases": [{"from_round": 1, "event": EVENT}]},
+        {"phases": [*reversed(DECLARED["phases"])]},
+        {
+            "phases": [
+                {"from_round": 0, "event": EVENT},
+                {"from_round": 4, "event": EVENT},
+                {"from_round": 2, "event": EVENT},
+            ]
+        },
+        {"budget": {"epsilon": -1.0, "delta": 1e-6}},
+        {"budget": {"epsilon": 1.0}},
+        {"budget": 3},
+    ],
+)
+def test_a_declaration_that_cannot_be_is_an_error_and_no_smaller_claim(change):
+    charged = [Entry(event=from_record(EVENT), round=0, hash="")]
+    start = {"start": {"charges": 0}}
+    assert "declared" in claim_of_run({**start, "declared": DECLARED}, charged, 1e-6).accountant
+    with pytest.raises(LedgerError, match="in a form that this version does not know"):
+        claim_of_run({**start, "declared": {**DECLARED, **change}}, charged, 1e-6)

@@ -1,7 +1,10 @@
 """A ledger that a store once had must be there, and a newer store of the same users continues it."""
 
+import contextlib
+import errno
 import json
 import logging
+import os
 import shutil
 from dataclasses import replace
 
@@ -12,7 +15,8 @@ from tests.corpus.inputs import write_jsonl
 from tests.stores import uncharged_copy
 from unheard.corpus import pipeline
 from unheard.corpus.store import TokenStore, write_digests
-from unheard.errors import BudgetExceeded, LedgerError, UnheardError, UnprovenCombination
+from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnheardError, UnprovenCombination
+from unheard.privacy import population_ledger
 from unheard.privacy.accountants import FILTER_ORDERS
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import PoissonGaussian
@@ -285,3 +289,36 @@ def test_a_store_remembers_where_its_ledger_stood_when_it_was_last_opened(tmp_pa
     (moved / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="is missing"):
         open_population_ledger(moved, "c", [])
+
+
+@pytest.mark.parametrize(
+    ("number", "is_inside", "passes"),
+    [
+        (errno.EROFS, False, True),
+        (errno.EACCES, False, True),
+        (errno.EPERM, False, True),
+        (errno.EROFS, True, False),
+        (errno.EACCES, True, False),
+        (errno.ENOSPC, False, False),
+        (errno.EIO, False, False),
+    ],
+)
+def test_a_position_that_cannot_be_remembered_is_an_error_unless_the_ledger_is_elsewhere(
+    own, tmp_path, monkeypatch, number, is_inside, passes
+):
+    """A store that is read-only keeps its ledger elsewhere. No other failure may leave the record behind the charges."""
+    ledger = tmp_path / "store" / "ledger.jsonl" if is_inside else tmp_path / "people.jsonl"
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(population_ledger, "_change_record", fail)
+    with contextlib.nullcontext() if passes else pytest.raises(OSError, match=os.strerror(number)):
+        remember_position(tmp_path / "store", ledger, {"ledger": "x", "length": 1, "head": "h"})
+
+
+def test_a_population_whose_runs_declare_no_delta_has_no_statement_without_one(tmp_path):
+    ledger = PopulationLedger.open(tmp_path / "ledger.jsonl", {"corpus": "c"})
+    with pytest.raises(InvalidValue, match="give one with --delta"):
+        all_runs(ledger)
+    all_runs(ledger, delta=1e-6)

@@ -1,5 +1,6 @@
 """What cannot be trained or continued is refused before anything is charged or created."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,11 +10,13 @@ from tests.stores import uncharged_copy
 
 import unheard
 from unheard.corpus.store import write_store
-from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError
+from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError, UnheardError
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
+from unheard.privacy.run_ledger import remembered
 from unheard.run_folder import RunFolder
-from unheard.training.checkpoint import save_checkpoint
+from unheard.training import checkpoint
+from unheard.training.checkpoint import checkpoint_files, newest_checkpoint, save_checkpoint
 from unheard.training.initialise import restore_state, streams_of
 from unheard.training.round import State
 
@@ -74,3 +77,55 @@ def test_parameters_that_are_not_of_the_model_are_neither_split_nor_joined():
     for other in ({**parts, "a": parts["a"].T}, {**parts, "b": torch.zeros(5)}, {**parts, "a": torch.zeros(6)}):
         with pytest.raises(ModelError, match="this model needs"):
             layout.join(other)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "facts", "words"),
+    [
+        ({"params": torch.nan}, {}, "not a finite real number"),
+        ({"params": torch.inf}, {}, "not a finite real number"),
+        ({"server.momentum": torch.nan}, {}, "not a finite real number"),
+        ({"server.momentum": torch.tensor([1])}, {}, "not a finite real number"),
+        ({}, {"clip_norm": 0.0}, "is not a checkpoint"),
+        ({}, {"clip_norm": -1.0}, "is not a checkpoint"),
+        ({}, {"clip_norm": math.inf}, "is not a checkpoint"),
+        ({}, {"clip_norm": math.nan}, "is not a checkpoint"),
+        ({}, {"clip_norm": "large"}, "is not a checkpoint"),
+        ({}, {"round": None}, "is not a checkpoint"),
+        ({}, {"round": 7}, "is not a checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_was_sealed_anew_with_impossible_content_is_not_continued(
+    run, tmp_path, tensors, facts, words
+):
+    unheard.train(run, tmp_path / "r").close()
+    folder = RunFolder(tmp_path / "r")
+    (file,) = checkpoint_files(folder)
+    own, stated = checkpoint._load(file, "")
+    for name, value in tensors.items():
+        own[name] = value if isinstance(value, torch.Tensor) else torch.full_like(own["params"], value)
+    checkpoint._save(file, own, {**stated, **facts})
+    with pytest.raises(CheckpointCorrupt, match=words):
+        newest_checkpoint(folder)
+    with pytest.raises(UnheardError):
+        list(unheard.resume(folder.path))
+    assert len(Ledger.read(folder.ledger)) == 0
+
+
+def test_a_run_without_checkpoints_is_not_begun_anew(run, tmp_path):
+    unheard.train(run, tmp_path / "r").close()
+    for file in checkpoint_files(RunFolder(tmp_path / "r")):
+        file.unlink()
+    with pytest.raises(CheckpointCorrupt, match="holds no checkpoint to resume from"):
+        newest_checkpoint(RunFolder(tmp_path / "r"))
+
+
+@pytest.mark.parametrize("change", [{"length": None}, {"more": 1}, None])
+def test_a_checkpoint_whose_position_in_the_populations_ledger_is_of_another_form_is_refused(run, tmp_path, change):
+    unheard.train(run, tmp_path / "r").close()
+    (file,) = checkpoint_files(RunFolder(tmp_path / "r"))
+    own, stated = checkpoint._load(file, "")
+    position = {k: v for k, v in {**stated["people"], **(change or {})}.items() if v is not None}
+    checkpoint._save(file, own, {**stated, "people": [] if change is None else position})
+    with pytest.raises(UnheardError):
+        remembered(RunFolder(tmp_path / "r"))

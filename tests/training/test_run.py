@@ -119,6 +119,9 @@ def test_leaving_out_what_has_a_default_is_the_same_run(tables, run):
         (lambda t: t["clip"].pop("norm"), InvalidValue, "lacks 'norm'"),
         (lambda t: t["clip"].pop("kind"), InvalidValue, "lacks 'kind'"),
         (lambda t: t.update(clip=3), InvalidValue, "must be a table"),
+        (lambda t: t.update(training=3), InvalidValue, r"\[training\] must be a table"),
+        (lambda t: t.update(schedule={"from_round": 2}), InvalidValue, "two pairs of brackets"),
+        (lambda t: t.update(engine={"kind": "vectorized"}), InvalidValue, "Unknown engine.*'vectorised'"),
         (lambda t: t["privacy"].update(delta=0.5), InvalidValue, "below 1 / population"),
         (lambda t: t["privacy"].update(budget_epsilon=1.0, budget_accountant="pdl"), UnheardError, "pdl"),
         (
@@ -184,3 +187,9 @@ def test_the_delta_of_a_run_is_the_declared_one_or_that_of_the_paper_to_the_last
     assert replace(own, delta=declared).claimed_delta == declared
     saved, _ = run_from_tables(tomllib.loads(run_toml(replace(own, delta=declared))))
     assert saved.claimed_delta == declared
+
+
+def test_a_device_that_is_neither_a_cpu_nor_a_gpu_is_refused():
+    for device in ("meta", "tpu"):
+        with pytest.raises(InvalidValue, match="cannot be used here"):
+            unheard.EngineChoice(device=device).torch_device()
