@@ -106,6 +106,7 @@ def finishes(run: unheard.Run, place: Path, most: int) -> None:
     assert len(ledger) >= before
     assert ROUNDS <= len(ledger) <= most
     assert newest_checkpoint(RunFolder(place / "r")).state.round == ROUNDS
+    assert released_model(RunFolder(place / "r").model, run.model)[1] == ROUNDS
     problems = [(f.name, f.words) for f in verify(place / "r", place / "corpus") if f.fits is not True]
     assert problems == []
 

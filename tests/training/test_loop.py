@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import unheard
+from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore, write_store
 from unheard.errors import (
     BudgetExceeded,
@@ -33,7 +34,7 @@ from unheard.randomness import ReproducibleStreams, reproducible_generator
 from unheard.run_folder import RunFolder
 from unheard.training import initialise, loop
 from unheard.training import round as round_module
-from unheard.training.checkpoint import load_model, save_model
+from unheard.training.checkpoint import load_model, read_checkpoint, save_model
 
 
 def reproducible(run: unheard.Run, **changes) -> unheard.Run:
@@ -208,6 +209,24 @@ def test_resume_goes_further_when_asked_to(run, tmp_path):
     list(unheard.train(run, tmp_path / "r"))
     assert list(unheard.resume(tmp_path / "r")) == []
     assert [r.round for r in unheard.resume(tmp_path / "r", rounds=8)] == [7, 8]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_resuming_writes_a_model_that_is_missing_or_older_than_the_newest_checkpoint(run, tmp_path, is_lost):
+    """A kill between the last checkpoint and its model would otherwise release an earlier round for ever."""
+    folder = tmp_path / "r"
+    list(unheard.train(run, folder))
+    complete = (folder / "model.safetensors").read_bytes()
+    ledger = (folder / "ledger.jsonl").read_bytes()
+    facts = {"round": 4, "ledger_length": 4, "ledger_head": Ledger.read(folder / "ledger.jsonl").entries[3].hash}
+    older = read_checkpoint(folder / "checkpoints" / "round-00000004.safetensors").state.params_P
+    save_model(folder / "model.safetensors", run.model, older, facts)
+    if is_lost:
+        (folder / "model.safetensors").unlink()
+    assert list(unheard.resume(folder)) == []
+    assert (folder / "model.safetensors").read_bytes() == complete
+    assert (folder / "ledger.jsonl").read_bytes() == ledger
+    assert all(finding.fits is not False for finding in verify(folder))
 
 
 def test_old_checkpoints_are_forgotten(run, tmp_path):

@@ -241,8 +241,7 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
             if is_held:
                 raise LedgerError(
                     f"{source.source} is of another run than the checkpoints and the ledger beside it: its cost is not in "
-                    f"{ledger.path}. Put this run's own model back, or delete it: resuming the run for more rounds writes it "
-                    "again."
+                    f"{ledger.path}. Put this run's own model back, or delete it: resuming the run writes it again."
                 )
             raise LedgerError(
                 f"{ledger.path} does not hold what was charged up to round {source.round}, as {source.source.name} remembers "

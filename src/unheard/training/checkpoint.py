@@ -82,6 +82,18 @@ def save_checkpoint(
     return path
 
 
+def restore_model(folder: RunFolder, model: LanguageModel, checkpoint: Checkpoint) -> None:
+    """Write the released model again from the newest checkpoint, if it is missing or of an earlier round.
+
+    A process that ends after it wrote a checkpoint and before it wrote the model leaves such a folder.
+    """
+    state = checkpoint.state
+    if folder.model.exists() and released_model(folder.model, model)[1] >= state.round:
+        return
+    position = {"ledger_length": checkpoint.ledger_length, "ledger_head": checkpoint.ledger_head}
+    save_model(folder.model, model, state.params_P, {"round": state.round, **position})
+
+
 def newest_checkpoint(folder: RunFolder) -> Checkpoint:
     """The newest checkpoint. Every run folder has one from its creation on.
 

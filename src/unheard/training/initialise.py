@@ -54,7 +54,7 @@ from unheard.privacy.population_ledger import PopulationLedger, open_population_
 from unheard.privacy.run_ledger import JointLedger, check_ledger, check_population, read_run_ledger, remembered
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
-from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, save_checkpoint
+from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, restore_model, save_checkpoint
 from unheard.training.round import State
 from unheard.training.run import Run, hint_for_older_run, run_hash, run_toml
 from unheard.training.worker import build_on_ranks
@@ -561,7 +561,7 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
 
 
 def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
-    """The state of the newest checkpoint, on a device.
+    """The state of the newest checkpoint, on a device. A released model that is missing or older is written again.
 
     Args:
         run: The run as configured.
@@ -577,6 +577,7 @@ def restore_state(run: Run, folder: RunFolder, device: torch.device) -> State:
             f"The newest checkpoint is not of this run's model, which has {run.model.layout.total} parameters. "
             "Delete it to resume from the one before."
         )
+    restore_model(folder, run.model, checkpoint)
     state = checkpoint.state
     # Scalars of the server's memory (Adam's number of steps) stay on the CPU, where they are read.
     memory = {name: t.to(device) if t.ndim else t for name, t in state.server_memory.items()}

@@ -116,7 +116,7 @@ def _own_model(folder: RunFolder, run: Run) -> Tensor:
     if saved.exists() and not torch.equal(params_P, read_checkpoint(saved).state.params_P):
         raise CheckpointCorrupt(
             f"{folder.model} is not the model of the checkpoint {saved.name}: it was replaced, or is of another run. Put "
-            "this run's own model back, or delete it: resuming the run for more rounds writes it again."
+            "this run's own model back, or delete it: resuming the run writes it again."
         )
     return params_P
 
