@@ -41,7 +41,9 @@ from unheard.errors import CorpusError, CorpusMissing, InputError
 SCHEME = "range://"
 MAX_RECORD_BYTES = 16 << 20
 """The longest line or record that is read. It bounds the memory of every reader."""
-_READ_BYTES = 1 << 20
+_READ_BYTES = (
+    1 << 20
+)  # DuckDB asks for 32 MiB, and again for what is missing. Small reads are faster: they reuse memory.
 _ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 
 
@@ -119,11 +121,6 @@ def _blocks(path: str) -> Iterator[bytes]:
 def range_path(path: str, begin: int, end: int) -> str:
     """The path under which `FileRangeSystem` opens the bytes `begin` to `end` of a file."""
     return f"{SCHEME}{begin}-{end}:{path}"
-
-
-_READ_BYTES = (
-    1 << 20
-)  # DuckDB asks for 32 MiB, and again for what is missing. Small reads are faster: they reuse memory.
 
 
 class FileRange(io.RawIOBase):

@@ -6,7 +6,7 @@
 
 Before the export is written, `ParityCheck` compares its graphs with PyTorch: both read the same 10,240 contexts, which
 are drawn from the model itself, so no user's text is read. The export appears as a whole folder or not at all
-(`loading.py` lists its files). It contains no data of users: no ledger, metrics or checkpoint, and no path of this
+(`model.py` lists its files). It contains no data of users: no ledger, metrics or checkpoint, and no path of this
 machine.
 
 The graph is one step of the model: a word and a state in, scores and the next state out. In the int8 graph every matrix
@@ -17,7 +17,7 @@ as input and as output.
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -313,13 +313,19 @@ def _best(logits_NV: np.ndarray) -> np.ndarray:
 class Export:
     """The result of an export."""
 
-    path: Path
-    sizes: dict[str, int]
-    """Bytes of each graph."""
+    files: dict[str, bytes]
+    """The content of each file, by name."""
     agreement: dict[str, Agreement]
     """The agreement of each graph with PyTorch."""
     statement: dict[str, Any]
     parameters: int
+    path: Path | None = None
+    """The folder that was written; None before."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each graph."""
+        return {name: len(self.files[name]) for name in (FLOAT32, INT8)}
 
 
 def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Export:
@@ -340,29 +346,13 @@ def export(run: str | Path, out: str | Path, *, progress: Callable[[int, int], N
     target = Path(out).resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidValue(f"{out} already holds something: choose another --out, or remove it first.")
-    device = onnx_files(run, progress=progress)
-    _write(target, device.files)
+    exported = onnx_files(run, progress=progress)
+    write_files(target, exported.files)
     logger.info("exported %s to %s", run, out)
-    return Export(
-        path=Path(out),
-        sizes={name: len(device.files[name]) for name in (FLOAT32, INT8)},
-        agreement=device.agreement,
-        statement=device.statement,
-        parameters=device.parameters,
-    )
+    return replace(exported, path=Path(out))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceFiles:
-    """The files of an export by name, before they are written."""
-
-    files: dict[str, bytes]
-    agreement: dict[str, Agreement]
-    statement: dict[str, Any]
-    parameters: int
-
-
-def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> DeviceFiles:
+def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda done, of: None) -> Export:
     """Make the files of an export and compare them with PyTorch. Nothing is written; `export` writes them.
 
     Args:
@@ -392,7 +382,7 @@ def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda
         "tokens.json": _json(tokenizer_to_table(released.tokens)),
         "statement.json": _json(statement),
     }
-    return DeviceFiles(
+    return Export(
         files={**files, RECORD: _json(_record(arrays, files, agreement))},
         agreement=agreement,
         statement=statement,
@@ -416,8 +406,8 @@ def _record(arrays: StepArrays, files: dict[str, bytes], agreement: dict[str, Ag
     }
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files or none."""
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files into a new folder that others may read, or none."""
     with storage.staged_folder(folder) as staged:
         staged.chmod(0o755)
         for name, content in files.items():

@@ -27,6 +27,7 @@ from typing import Any
 
 from unheard import storage
 from unheard.corpus.tokenizers import tokenizer_to_table
+from unheard.deployment.export import onnx_files, write_files
 from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, LedgerError, ModelError, UnprovenCombination
 from unheard.formatting import number, percent, text_templates
@@ -147,10 +148,7 @@ def write_hub_folder(
         "statement.json": _json(statement),
         **device_files,
     }
-    with storage.staged_folder(target) as staged:
-        staged.chmod(0o755)
-        for name, content in files.items():
-            replace_file(staged / name, content)
+    write_files(target, files)
     return sorted(files)
 
 
@@ -169,7 +167,6 @@ def _write_language_model(
 
 def _device_files(run: str | Path, released: Released, progress: Callable[[int, int], None]) -> dict[str, bytes]:
     """The files of `export --to onnx`; none for a model without such a step, or where onnx is not installed."""
-    from unheard.deployment.export import onnx_files
     from unheard.deployment.step import step_arrays
 
     try:

@@ -330,8 +330,5 @@ def _from_hub(name: str, temporary: Path, say: Callable[[str], None]) -> Path:
 
 
 def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
     with open(file, "rb") as content:
-        while piece := content.read(_CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -41,7 +41,6 @@ from unheard.models.module import PureModule, shell_of
 from unheard.parameters import Layout
 
 INSTALL = "A Hugging Face model needs an extra: pip install 'unheard[hf]'."
-_CHUNK = 2**22
 
 
 def base_files(path: Path) -> list[Path]:
@@ -107,8 +106,7 @@ def base_digest(path: Path) -> str:
     for file in base_files(path):
         digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
         with open(file, "rb") as content:
-            while piece := content.read(_CHUNK):
-                digest.update(piece)
+            hashlib.file_digest(content, lambda: digest)
     return digest.hexdigest()
 
 

@@ -23,7 +23,7 @@ tests/models/hugging_face compare the result with the model itself.
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -341,9 +341,3 @@ def _decoder_layers(body: nn.Module, config: Any) -> nn.ModuleList:
 def _divisor_below(number: int, limit: int) -> int:
     """The largest divisor of a number that is at most `limit`."""
     return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
-
-
-def inputs_of(module: Any) -> tuple[Mapping[str, Any], Any]:
-    """For the packing of words on the host: the row of each word, and which words are targets that can be learned."""
-    row_V, is_said_V = module.get_buffer("row_V").cpu().numpy(), module.get_buffer("is_said_V").cpu().numpy()
-    return row_V, is_said_V

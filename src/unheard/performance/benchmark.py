@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unheard.corpus.store import TokenStore, write_store
+from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import BOS, Vocabulary
 from unheard.engines.choice import EngineChoice
 from unheard.engines.engine import Engine
@@ -249,12 +249,10 @@ def whole_rounds(
     runs: int = 1,
     rounds: int = 20,
     tokens: int = 1600,
-    population: int | None = None,
     noise: Noise = GaussianNoise(noise_multiplier=1.0),
-    corpus: Path | None = None,
     is_evaluated: bool = False,
 ) -> dict[str, Any]:
-    """Time training itself: rounds of one or several runs, with everything that a round does.
+    """Time training itself: rounds of one or several runs on synthetic users, with everything that a round does.
 
     Args:
         model: The model to train.
@@ -263,9 +261,7 @@ def whole_rounds(
         runs: Runs that train at the same time.
         rounds: Rounds to time; three more run first, to compile and to fill caches (20 if `is_evaluated`).
         tokens: Tokens of each user; 80 are one local step.
-        population: Users of the temporary store; None: 4,000, or four times `users_per_round` if that is more.
         noise: The noise of a round.
-        corpus: A store whose users to take instead of synthetic ones. Its population is counted, so it must be public.
         is_evaluated: Whether each run is evaluated on 75,000 tokens every 20 rounds, as in the paper. `rounds` is then
             rounded up to a multiple of 20.
 
@@ -273,12 +269,9 @@ def whole_rounds(
         Users and rounds per second, over all runs.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if corpus is None:
-            population = population or max(4000, 4 * users_per_round)
-            held_out = EVALUATION.max_tokens // 200 if is_evaluated else 2
-            corpus = _synthetic_store(Path(folder) / "store", model.vocabulary_size, population, tokens, held_out)
-        else:
-            population = TokenStore.open(corpus).train.num_users
+        population = max(4000, 4 * users_per_round)
+        held_out = EVALUATION.max_tokens // 200 if is_evaluated else 2
+        corpus = _synthetic_store(Path(folder) / "store", model.vocabulary_size, population, tokens, held_out)
         warm_up, every = (EVALUATION.every, EVALUATION.every) if is_evaluated else (3, 10**6)
         rounds = -(-rounds // every) * every + 1 if is_evaluated else rounds
         run = Run(

@@ -45,11 +45,7 @@ class PoissonGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _set_number(self, "sampling_prob")
-        _set_number(self, "noise_multiplier")
-        # DP: a probability above 1 or a negative z would be accounted as something that cannot have happened.
-        require(0 < self.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {self.sampling_prob}.")
-        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
+        _check_sampling_and_noise(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +71,12 @@ class ExampleGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _set_number(self, "sampling_prob")
-        _set_number(self, "noise_multiplier")
+        _check_sampling_and_noise(self)
         is_whole = isinstance(self.examples_per_user, int) and not isinstance(self.examples_per_user, bool)
         require(
             is_whole and 1 <= self.examples_per_user <= 4096,
             f"examples_per_user must be a whole number from 1 to 4096, not {self.examples_per_user!r}.",
         )
-        require(0 < self.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {self.sampling_prob}.")
-        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +121,7 @@ class CorrelatedGaussian:
     index: int
 
     def __post_init__(self) -> None:
-        _set_number(self, "sampling_prob")
-        _set_number(self, "noise_multiplier")
-        require(0 < self.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {self.sampling_prob}.")
-        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
+        _check_sampling_and_noise(self)
         for name, least in (("block", 1), ("index", 0)):
             value = getattr(self, name)
             require(type(value) is int and value >= least, f"{name} must be a whole number from {least} up.")
@@ -204,10 +194,8 @@ class Selection:
     drawn_from: str
 
     def __post_init__(self) -> None:
-        for name in ("sampling_prob", "noise_multiplier", "mean_trials"):
-            _set_number(self, name)
-        require(0 < self.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {self.sampling_prob}.")
-        require(self.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {self.noise_multiplier}.")
+        _check_sampling_and_noise(self)
+        _set_number(self, "mean_trials")
         is_whole = isinstance(self.rounds, int) and not isinstance(self.rounds, bool)
         require(is_whole and self.rounds >= 1, f"rounds must be a whole number from 1 up, not {self.rounds!r}.")
         # DP: the bound is for a mean of at least 1, and for these two distributions.
@@ -312,6 +300,15 @@ def against_server(event: Event) -> Event:
     if isinstance(event, PoissonGaussian | ExampleGaussian | CorrelatedGaussian | Selection):
         return NonPrivate(reason="the server adds the noise itself")
     return event
+
+
+def _check_sampling_and_noise(event: Any) -> None:
+    """Check q and z of an event."""
+    _set_number(event, "sampling_prob")
+    _set_number(event, "noise_multiplier")
+    # DP: a probability above 1 or a negative z would be accounted as something that cannot have happened.
+    require(0 < event.sampling_prob <= 1, f"sampling_prob must be in (0, 1], not {event.sampling_prob}.")
+    require(event.noise_multiplier >= 0, f"noise_multiplier must be 0 or more, not {event.noise_multiplier}.")
 
 
 def _set_number(event: Any, name: str) -> None:

@@ -98,11 +98,7 @@ def _record(row: dict[str, Any]) -> bytes:
     from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
     from tensorboardX.record_writer import masked_crc32c
 
-    figures = [
-        Summary.Value(tag=tag, simple_value=float(row[name]))
-        for name, tag in NAMES.items()
-        if isinstance(row.get(name), int | float) and math.isfinite(row[name])
-    ]
+    figures = [Summary.Value(tag=tag, simple_value=value) for tag, value in _figures(row).items()]
     # DP: the round instead of a time, since the duration of a round depends on how much text its users have.
     if row:
         event = Event(wall_time=float(row["round"]), step=row["round"], summary=Summary(value=figures))

@@ -32,8 +32,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -361,28 +361,18 @@ class ProcessGroup:
             self.is_broken = True
             raise RankError(f"A rank was lost while sums were being sent ({_first_line(error)}). {_REMEDY}") from None
 
-    def _naming(self, rank: int) -> "_Naming":
-        return _Naming(self, rank)
-
-
-@dataclass
-class _Naming:
-    """A context that turns a failed connection into a `RankError` that names the rank."""
-
-    ranks: ProcessGroup
-    rank: int
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
-        if kind is None or not isinstance(error, RuntimeError):
-            return
-        self.ranks.is_broken = True
-        name = f"Rank {self.rank} of {self.ranks.size}"
-        if "Timed out" in str(error):
-            late = f"{name} did not answer within {self.ranks.timeout:g} s: it is slow, or it hangs."
-            raise RankError(f"{late} Give it longer (--rank-timeout), or look at its machine. {_REMEDY}") from None
-        raise RankError(f"{name} is gone ({_first_line(error)}). {_REMEDY}") from None
+    @contextmanager
+    def _naming(self, rank: int) -> Iterator[None]:
+        """Turn a failed connection in the block into a `RankError` that names the rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.is_broken = True
+            name = f"Rank {rank} of {self.size}"
+            if "Timed out" in str(error):
+                late = f"{name} did not answer within {self.timeout:g} s: it is slow, or it hangs."
+                raise RankError(f"{late} Give it longer (--rank-timeout), or look at its machine. {_REMEDY}") from None
+            raise RankError(f"{name} is gone ({_first_line(error)}). {_REMEDY}") from None
 
 
 _REMEDY = "Saved rounds are not lost: start again to continue the run, or let torchrun restart it (--max-restarts)."
