@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def federated(self) -> Path:
-        """What the server of a federated run sees; not there for other runs."""
+        """What the server of a federated run sees. Other runs do not have this file."""
         return self.path / "federated.json"
 
     @property

@@ -222,8 +222,10 @@ def move_into_place(folder: Path, out: Path) -> None:
 
 
 def delete_staged() -> None:
-    """Delete the folders that this process is filling, at its end. Each is renamed first, so that it cannot be moved into
-    place meanwhile."""
+    """Delete the folders that this process is filling, at its end.
+
+    Each is renamed first, so that it cannot be moved into place meanwhile.
+    """
     for folder in list(STAGED):
         gone = folder.with_name(f"{folder.name}.stopped")
         with contextlib.suppress(OSError):

@@ -150,8 +150,9 @@ def phrases(
 
 
 def memorized(results: Sequence[Exposure]) -> list[Exposure]:
-    """Return the phrases whose exposure chance does not explain, with Bonferroni's correction over all carried
-    phrases.
+    """Return the phrases whose exposure chance does not explain.
+
+    The test has Bonferroni's correction over all carried phrases.
 
     Controls, which no user carried, are never returned.
     """

@@ -148,7 +148,7 @@ def lower_bound(canaries: int, guesses: int, correct: int, delta: float, confide
 
 
 def best_guesses(score_M: np.ndarray, included_M: np.ndarray, delta: float, confidence: float = CONFIDENCE) -> Guesses:
-    """Applies every guessing rule to the scores and returns the one with the highest bound.
+    """Apply every guessing rule to the scores and return the one with the highest bound.
 
     Args:
         score_M: One score for each canary, higher where its inclusion is more likely; 0 is neutral.

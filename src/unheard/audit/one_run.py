@@ -147,8 +147,7 @@ class CanaryUsers:
         return units_P
 
     def _deltas(self, plan: RoundPlan) -> np.ndarray:
-        """Return the vectors of all canaries before the clip, with the largest norm that each ball of the clip
-        allows."""
+        """Return the vectors of all canaries before the clip, each with the largest norm that the clip allows."""
         balls = plan.contribution.balls
         delta_P = np.zeros(plan.layout.total)
         for where, radius in [(b.where, b.radius) for b in balls] or [(slice(0, len(delta_P)), UNBOUNDED_NORM)]:
@@ -244,7 +243,7 @@ class BackgroundUsers:
         return plan.contribution.sum([canaries, replace(users, units_P=users.units_P.cpu())], plan.layout.total)
 
     def learn(self, noisy: NoisyAverage) -> None:
-        """Applies the server's step with the noisy average of the round."""
+        """Apply the server's step with the noisy average of the round."""
         self.state = step(self.run.server, self.run.model, self.state, noisy)
 
 
@@ -481,7 +480,7 @@ def _log_likelihood_ratio(
 ) -> np.ndarray:
     """Return the evidence of one round that each canary is included: log((1 - q) + q N(norm, sigma) / N(0, sigma)).
 
-    Without noise the ratio is infinite or zero, and the projection itself takes its part.
+    Without noise the ratio is infinite or zero; the projection itself is returned instead.
     """
     if noise_std == 0:
         return projection_M
@@ -526,8 +525,7 @@ def _result(
 
 
 def _estimate(included: np.ndarray, excluded: np.ndarray, delta: float, without_noise: bool) -> float:
-    """Return the epsilon of the Gaussian mechanism that separates the two groups of scores as far as they are
-    apart."""
+    """Return the epsilon of a Gaussian mechanism whose two outcomes are as far apart as these groups of scores."""
     if len(included) < 2 or len(excluded) < 2:
         return math.nan
     spread = float(np.sqrt((included.var(ddof=1) + excluded.var(ddof=1)) / 2))

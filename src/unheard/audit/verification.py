@@ -189,8 +189,10 @@ def _configuration(folder: Folder) -> Iterator[str]:
 
 
 def _facts(folder: Folder) -> Iterator[str]:
-    """The facts of the ledger's header follow from the run file. This finds a header that was sealed anew with other
-    numbers."""
+    """The facts of the ledger's header follow from the run file.
+
+    This finds a header that was sealed anew with other numbers.
+    """
     run, ledger = _run_and_ledger(folder)
     expected = {
         **run.plan.facts(run.model.layout),
@@ -223,8 +225,10 @@ def _declared(run: Run, declared: Any) -> str:
 
 
 def _correlated_noise(folder: Folder) -> Iterator[str]:
-    """The coefficients in the ledger's header are those of a proved mechanism and fit the run file. Their sensitivity
-    is recomputed from the header alone."""
+    """The coefficients in the ledger's header are those of a proved mechanism and fit the run file.
+
+    Their sensitivity is recomputed from the header alone.
+    """
     run, ledger = _run_and_ledger(folder)
     record, noise = ledger.facts.get("correlated_noise"), run.plan.noise
     if not isinstance(noise, CorrelatedNoise):
@@ -286,8 +290,7 @@ def _charges(folder: Folder) -> Iterator[str]:
 
 
 def _checkpoints(folder: Folder) -> Iterator[str]:
-    """The ledger still holds what it held when each checkpoint was saved, and all rounds of a checkpoint were charged
-    before."""
+    """The ledger holds what it held when each checkpoint was saved, and all rounds before a checkpoint were charged."""
     run, ledger = _run_and_ledger(folder)
     check_ledger(ledger, remembered(folder.path))
     for checkpoint in folder.checkpoints:
@@ -328,8 +331,10 @@ def _vocabulary(folder: Folder) -> Iterator[str]:
 
 
 def _metrics(folder: Folder) -> Iterator[str]:
-    """Every line is an evaluation, and none belongs to a round that was never charged. A torn last line is no fault. The
-    file begins with the evaluations that the newest checkpoint remembers."""
+    """Every line is an evaluation, and none belongs to a round that was never charged.
+
+    A torn last line is no fault. The file begins with the evaluations that the newest checkpoint remembers.
+    """
     run, ledger = _run_and_ledger(folder)
     reached = max((entry.round for entry in ledger.entries), default=-1) + 1
     reached = max(reached, _rounds_of_selection(run, ledger))
@@ -360,8 +365,10 @@ def _metrics(folder: Folder) -> Iterator[str]:
 
 
 def _rounds_to_evaluate(run: Run, folder: Folder, rows: list[dict[str, Any]]) -> set[int]:
-    """The rounds whose evaluations a run has written by its newest checkpoint, from the first that is kept on: the file
-    may be deleted, and a run that is resumed then begins a new one."""
+    """The rounds whose evaluations a run has written by its newest checkpoint, from the first that is kept on.
+
+    The file may have been deleted: a run that is resumed then begins a new one.
+    """
     newest = max((checkpoint.state.round for checkpoint in folder.checkpoints), default=0)
     first = min((int(row["round"]) for row in rows), default=0)
     last = newest - newest % run.evaluation.every
@@ -384,8 +391,10 @@ def _is_evaluation(line: bytes) -> bool:
 
 
 def _tokens(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
-    """The record of the tokenizer reads back, is the one that the ledger's header names, and the one of the run's store if
-    that is on this machine."""
+    """The record of the tokenizer reads back, and is the one that the ledger's header names.
+
+    If the run's store is on this machine, it is also the one of the store.
+    """
     run, ledger = _run_and_ledger(folder)
     named = ledger.facts.get("tokens_sha256")  # ledgers of older versions name none
     if not folder.path.tokens.exists():
@@ -457,8 +466,7 @@ def _statement(folder: Folder) -> Iterator[str]:
 
 
 def _population(folder: Folder, corpus: str | Path | None) -> Iterator[str]:
-    """Every charge of the run is in the ledger of the store's population. Skipped if the store is not on this
-    machine."""
+    """Every charge of the run is in the ledger of the store's population. Skipped if the store is not here."""
     run, ledger = _run_and_ledger(folder)
     path = Path(run.ledger) if run.ledger is not None else Path(corpus or run.corpus) / FILE
     path = path / FILE if path.is_dir() else path
@@ -514,8 +522,7 @@ def _epsilon(folder: Folder) -> Iterator[str]:
 
 
 def _rounds_of_selection(run: Run, ledger: Ledger) -> int:
-    """Return how many rounds one charge covers because the run is the best of several (`unheard tune --select`), else
-    0."""
+    """Return how many rounds one charge covers if the run is the best of several (`unheard tune --select`); else 0."""
     if not ledger.facts.get("selection"):
         return 0
     index = _charges_before_training(ledger) - 1

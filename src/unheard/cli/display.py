@@ -173,8 +173,10 @@ def if_interrupted(sentence: str = "") -> Iterator[None]:
 
 
 def log(line: str) -> None:
-    """Print a line on standard error if that is not a terminal: in a log file a progress bar only appears at its
-    end."""
+    """Print a line on standard error if that is not a terminal.
+
+    In a log file a progress bar would appear only at its end.
+    """
     if not notes.is_terminal:
         note(line)
 

@@ -268,7 +268,7 @@ def _preparation(
 
 
 def print_counts(prepared: "PreparedStore") -> None:
-    """Prints what was read, left out and kept, on standard error, and the path of the store on standard output.
+    """Print what was read, left out and kept, on standard error, and the path of the store on standard output.
 
     The counts are exact, so the first line says that only the owner of the data may see them.
     """

@@ -197,8 +197,7 @@ SAVED = "What was saved is kept: `unheard resume` continues"
 
 
 def run_on_processes(work: "Callable[[ProcessGroup | None], None]", processes: int = 1, max_restarts: int = 0) -> None:
-    """Do the work in this process, with the help of the other ranks if there are any, or start the processes that do
-    it.
+    """Do the work in this process, with the help of other ranks if there are any; or start the processes that do it.
 
     Args:
         work: What the command does. It is called with the process group on rank 0, with None in a process that is
@@ -330,8 +329,7 @@ def _launch(processes: int, max_restarts: int) -> None:
 
 
 def _explain(failures: dict[int, Any]) -> None:
-    """Raise the exit status of the leader if it has printed its own message, else an error that names the first rank
-    to fail."""
+    """Exit with the leader's status if it has printed its message; else raise an error that names the first failure."""
     import typer
 
     from unheard.errors import RankError

@@ -165,7 +165,7 @@ def draw_canaries(
     words: int = 5,
     repeats: int = 1,
 ) -> list[Canary]:
-    """Draws phrases of independent, uniformly random words, which no user writes by accident.
+    """Draw phrases of independent, uniformly random words, which no user writes by accident.
 
     Args:
         vocabulary: Where the words come from. Only words of lower-case letters are used.
@@ -195,7 +195,7 @@ def draw_canaries(
 
 
 def read_canary_file(path: Path) -> tuple[Canary, ...]:
-    """Reads the phrases that `unheard canaries` wrote: JSON lines with text, users and repeats.
+    """Read the phrases that `unheard canaries` wrote: JSON lines with text, users and repeats.
 
     Raises:
         InputError: The file cannot be read, or a line is not JSON.
@@ -216,7 +216,7 @@ def has_canaries(store: Path) -> bool:
 
 
 def read_canaries(store: Path, vocabulary_size: int) -> list[dict[str, Any]]:
-    """Reads the record of planted phrases, which is private.
+    """Read the record of planted phrases, which is private.
 
     Args:
         store: A token store prepared with canaries.

@@ -41,9 +41,8 @@ from unheard.errors import CorpusError, CorpusMissing, InputError
 SCHEME = "range://"
 MAX_RECORD_BYTES = 16 << 20
 """The longest line or record that is read. It bounds the memory of every reader."""
-_READ_BYTES = (
-    1 << 20
-)  # DuckDB asks for 32 MiB, and again for what is missing. Small reads are faster: they reuse memory.
+_READ_BYTES = 1 << 20
+"""DuckDB asks for 32 MiB, and again for what is missing. Small reads are faster: they reuse memory."""
 _ZSTD_MAGIC, _ZSTD_SKIPPABLE = 0xFD2FB528, range(0x184D2A50, 0x184D2A60)
 
 

@@ -52,7 +52,7 @@ class SparkBackend:
     master: str = "local[*]"
 
     def scan(self, grouping: Grouping, batches: Sequence[FileBatch], progress: Progress) -> Counter[str]:
-        """See `GroupingBackend.scan`: one Spark task per batch; all rows go to rows/00000, by shard."""
+        """Read all batches, one Spark task each, into rows/00000 by shard (see `GroupingBackend.scan`)."""
         folder = grouping.rows / "00000"
         if not folder.is_dir():
             _check_fields(grouping, batches)
@@ -67,7 +67,7 @@ class SparkBackend:
         return count_rows(grouping)
 
     def find_duplicates(self, grouping: Grouping) -> int:
-        """See `GroupingBackend.find_duplicates`."""
+        """Find posts that several users wrote word for word (see `GroupingBackend.find_duplicates`)."""
         from pyspark.sql import functions as f  # pyright: ignore[reportMissingImports]
 
         session = self._session(grouping)
@@ -83,7 +83,7 @@ class SparkBackend:
     def over_shards(
         self, grouping: Grouping, task: ShardTask, shards: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """See `GroupingBackend.over_shards`: one Spark task per shard."""
+        """Run a task on every shard, one Spark task each (see `GroupingBackend.over_shards`)."""
         if not shards:
             return
         session = self._session(grouping)

@@ -206,7 +206,7 @@ class UserTokens:
         shards: The shards, in the order of the users.
         dtype: The dtype of the ids.
         features_UF: Numbers about each user, float32; None if there are none.
-        vocabulary_size: Ids from here on raise `CorpusCorrupt`; None checks nothing.
+        vocabulary_size: An id that is not below it raises `CorpusCorrupt`; None checks nothing.
         place: The folder of the store and the name of the split, for other processes that read the same users.
     """
 
@@ -417,9 +417,8 @@ class TokenStore:
             raise CorpusCorrupt(f"{special} is not a regular file. {REMEDY}")
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
-            seen = (
-                "" if folder.is_absolute() else " (seen from here)"
-            )  # the path in a run file may be relative to another folder
+            # The path in a run file may be relative to another folder.
+            seen = "" if folder.is_absolute() else " (seen from here)"
             what = "only an unfinished one (prepare was stopped)" if unfinished else "nothing"
             if (folder / DIGESTS).exists():
                 raise CorpusCorrupt(
@@ -504,8 +503,9 @@ class TokenStore:
 
     @property
     def content_digest(self) -> str:
-        """A hash of the training users' text, the same for all parts of a store. It is as secret as the text: two stores
-        that were prepared in the same way have one `name`, and only this tells them apart.
+        """A hash of the training users' text, the same for all parts of a store. It is as secret as the text.
+
+        Two stores that were prepared in the same way have one `name`; only this hash tells them apart.
 
         Of a store of version 0.1.0, the boundaries of the users alone.
         """

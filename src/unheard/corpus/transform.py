@@ -79,9 +79,8 @@ def split_store(
         shutil.copy2(path, target)  # with its mode: private files stay private
         copied += path.stat().st_size
         progress("Copying", copied / total)
-    samples = (
-        store.train.samples()
-    )  # of all shards, so that parts of different stores are recognised even if they share no shard
+    # Of all shards, so that parts of different stores are recognised even if they share no shard.
+    samples = store.train.samples()
     write_private_json(writer.partial / "part.json", {"part": part, "of": of, "shards": mine, "samples": samples})
     if store.digests is not None:
         write_digests(writer.partial, store.digests)

@@ -152,7 +152,7 @@ class PublicVocabulary:
         require(self.size > len(SPECIALS), f"size must be above {len(SPECIALS)}, the special words, not {self.size}.")
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """See `VocabularySource`."""
+        """Take the most frequent words of the language (see `VocabularySource.build`)."""
         return VocabularyResult(
             vocabulary=public_vocabulary(self.size, self.language, text.tokenizer),
             provenance={"source": f"wordfreq {version('wordfreq')}, {self.language}"},
@@ -172,7 +172,7 @@ class FileVocabulary:
     size: int | None = None
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """See `VocabularySource`."""
+        """Take the words of the file (see `VocabularySource.build`)."""
         return VocabularyResult(
             vocabulary=vocabulary_from_file(self.path, self.size), provenance={"source": Path(self.path).name}
         )
@@ -183,7 +183,11 @@ class TokenizerVocabulary:
     """All tokens of a tokenizer.json, in the order of their ids."""
 
     def build(self, text: "GroupedText") -> VocabularyResult:
-        """See `VocabularySource`; raises `InputError` if the corpus is not split by a tokenizer.json."""
+        """Take the tokens of the corpus's own tokenizer.json (see `VocabularySource.build`).
+
+        Raises:
+            InputError: The corpus is not split by a tokenizer.json.
+        """
         if not isinstance(text.tokenizer, HuggingFaceTokenizer):
             raise InputError("--vocab tokenizer needs --tokens FILE, a tokenizer.json whose pieces it can take.")
         vocabulary = tokenizer_vocabulary(text.tokenizer)

@@ -225,9 +225,8 @@ def save_personal(released: Released, result: PersonalResult, statement: dict[st
     own = {name: t.detach().clone().contiguous() for name, t in model.layout.split(result.params_P).items()}
     files = {RECORD: json.dumps(record).encode(), MODEL: safetensors.torch.save(own, {"personal": NOT_FOR_OTHERS})}
     target = check_output_folder(out)
-    with storage.staged_folder(
-        target
-    ) as folder:  # all files or none, readable only by the owner from the first byte on
+    # All files or none, readable only by the owner from the first byte on.
+    with storage.staged_folder(target) as folder:
         for name, content in files.items():
             storage.create_file(folder / name, content)
         if target.exists():

@@ -101,7 +101,7 @@ class Engine(Protocol):
 
 @cache
 def keep_freed_memory() -> None:
-    """Asks the C library to keep large blocks of freed memory for the next tensor of their size.
+    """Ask the C library to keep large blocks of freed memory for the next tensor of their size.
 
     By default it returns them to the system and faults them in again, page by page, in every step, which takes up to a
     quarter of the time of a user update on a CPU.
@@ -117,7 +117,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHO
 
 @contextmanager
 def one_thread_per_chunk(device: torch.device) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yields a `map` that runs chunks in parallel on a CPU, each with one torch thread; on a GPU the built-in `map`.
+    """Yield a `map` that runs chunks in parallel on a CPU, each with one torch thread; on a GPU the built-in `map`.
 
     One thread per chunk is faster than many threads per operation: small operations do not parallelise well, and
     threads that wait for each other are slow when the machine is busy.

@@ -170,7 +170,7 @@ class _Step:
             self.compute()
 
     def record(self) -> None:
-        """Records the step as a CUDA graph; the deltas stay zero, because a new stream is padding."""
+        """Record the step as a CUDA graph; the deltas stay zero, because a new stream is padding."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -281,7 +281,7 @@ class PackedCohorts:
         self.is_recomputed = False
 
     def check(self, params_P: Tensor) -> None:
-        """Compares the scores of one short stream with those of the model.
+        """Compare the scores of one short stream with those of the model.
 
         Raises:
             CannotPack: If the model has a part without a rule, or the scores differ.
@@ -375,7 +375,7 @@ class PackedCohorts:
     def _fill(
         self, host: _HostStream, places: list[_Work | None], plan: RoundPlan, *, is_end: bool = False
     ) -> dict[int, tuple[int, int, bool]]:
-        """Writes the next windows of the users into a stream.
+        """Write the next windows of the users into a stream.
 
         Args:
             host: Where to write them.
@@ -553,8 +553,9 @@ class PackedCohorts:
         return (torch.cuda.max_memory_allocated(self.device) - before) / size.tokens
 
     def _halve(self, size: StreamSize, plan: RoundPlan) -> None:
-        """Halves the number of tokens of a stream after memory ran out. The last resort, for streams of about one
-        window, is to compute activations again in the backward pass.
+        """Halve the number of tokens of a stream after memory ran out.
+
+        The last resort, for streams of about one window, is to compute activations again in the backward pass.
 
         Raises:
             ModelError: If one window does not fit.
@@ -595,7 +596,7 @@ def _turns(lengths: Sequence[int], *, is_shared: bool) -> list[int]:
 
 
 def _recompute(layers: nn.ModuleList) -> None:
-    """Keeps the input of each layer only, and computes the rest again in the backward pass."""
+    """Keep the input of each layer only, and compute the rest again in the backward pass."""
     from torch.utils.checkpoint import checkpoint
 
     for layer in layers:
@@ -606,7 +607,7 @@ def _recompute(layers: nn.ModuleList) -> None:
 
 
 def _cover(ends: list[int], up_to: int, size: StreamSize) -> None:
-    """Adds windows of padding until `up_to`, so that attention computes every token of the stream."""
+    """Add windows of padding until `up_to`, so that attention computes every token of the stream."""
     while ends[-1] < up_to:
         ends.append(min(ends[-1] + size.longest, up_to))
 
@@ -618,8 +619,7 @@ def _padding_windows(start: int, size: StreamSize) -> int:
 
 
 def _block(tokens: int) -> int:
-    """The size of a block for batches of this many tokens: the largest that leaves little of a full batch's last block
-    empty."""
+    """The size of a block for batches of this many tokens: the largest that leaves little of the last block empty."""
     return next((b for b in BLOCKS if -(-tokens // b) * b <= 1.02 * tokens), BLOCKS[-1])
 
 

@@ -35,12 +35,12 @@ class ReferenceEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "ReferenceEngine":
-        """See `EngineClass.build`. Neither the chunk size nor the precision has an effect here."""
+        """Make the engine. Neither the chunk size nor the precision has an effect here (see `EngineClass.build`)."""
         return cls(model, device)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
-        """See `EngineClass.unsupported`. The reference runs every model."""
+        """Say that bfloat16 is not supported; every model is (see `EngineClass.unsupported`)."""
         if precision == "bfloat16":
             return "The engine 'reference' is exact: leave precision out, or choose another engine."
         return None
@@ -48,7 +48,7 @@ class ReferenceEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """See `Engine.sum_updates`. One user at a time, as in the paper's pseudocode."""
+        """Sum the updates of one user after the other, as in the paper's pseudocode (see `Engine.sum_updates`)."""
         params_P = params_P.to(self.device)
         seed = int(rng.integers(2**63))
         each = []
@@ -60,7 +60,7 @@ class ReferenceEngine:
         return plan.contribution.sum(each, self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """See `Engine.sum_cohorts`. One cohort at a time."""
+        """Sum one cohort after the other (see `Engine.sum_cohorts`)."""
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def user_update(

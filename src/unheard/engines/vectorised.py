@@ -63,9 +63,10 @@ def gradients_of_one_user(
 
 
 def check_model(model: LanguageModel, params_P: Tensor) -> None:
-    """Computes one loss outside of any transform, so that an error of the model itself is reported as such.
+    """Compute one loss outside of any transform, so that an error of the model itself is reported as such.
 
-    The call also moves a torch module to the device."""
+    The call also moves a torch module to the device.
+    """
     window_UBW, features_UF = _artificial_users(model, params_P)
     with torch.no_grad():
         mean_loss(model, model.layout.split(params_P), window_UBW[0], None if features_UF is None else features_UF[0])
@@ -125,18 +126,18 @@ class VectorisedEngine:
     def build(
         cls, model: LanguageModel, device: torch.device, users_at_once: int | None, precision: str
     ) -> "VectorisedEngine":
-        """See `EngineClass.build`."""
+        """Make the engine for a model on a device (see `EngineClass.build`)."""
         return cls(model, device, users_at_once, precision)
 
     @classmethod
     def unsupported(cls, model: LanguageModel, precision: str) -> str | None:
-        """See `EngineClass.unsupported`. Every model is supported."""
+        """Return None: every model is supported, in every precision (see `EngineClass.unsupported`)."""
         return None
 
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """See `Engine.sum_updates`. Many users at once on a GPU, one per thread on a CPU."""
+        """Sum the updates of many users at once on a GPU, of one per thread on a CPU (see `Engine.sum_updates`)."""
         params_P = params_P.to(self.device)
         self._choose(params_P)
         seed = int(rng.integers(2**63))
@@ -157,7 +158,7 @@ class VectorisedEngine:
             return plan.contribution.sum(run_all(chunk_sum, chunks), self.model.layout.total)
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
-        """See `Engine.sum_cohorts`. One cohort at a time."""
+        """Sum one cohort after the other (see `Engine.sum_cohorts`)."""
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
@@ -248,9 +249,10 @@ class VectorisedEngine:
         numbers: Tensor,
         balls: tuple[tuple[int, int], ...],
     ) -> tuple[Tensor, Tensor]:
-        """keep * delta - eta * gradient for each user, and the scale of its clip by ball. The clip is applied when the
-        delta is next read, which saves a pass over memory. A model that projects after local steps does so before the
-        clip.
+        """keep * delta - eta * gradient for each user, and the scale of its clip by ball.
+
+        The clip is applied when the delta is next read, which saves a pass over memory. A model that projects after
+        local steps does so before the clip.
 
         Args:
             theta0_P: The parameters at the beginning of the round.
@@ -343,8 +345,10 @@ class VectorisedEngine:
         return to_device(np.pad(known, ((0, rows - len(known)), (0, 0))), self.device)
 
     def _chunk_size(self, batches_SBW: np.ndarray) -> int:
-        """How many users fit: each needs about six copies of the parameters, four of the logits, and the model's
-        activations."""
+        """How many users fit into a chunk.
+
+        Each user needs about six copies of the parameters, four of the logits, and the model's activations.
+        """
         if self._is_alone:
             return 1
         if self.users_at_once:

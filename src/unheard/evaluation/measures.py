@@ -91,8 +91,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCounts:
-    """For the 10, 50 and 100 most frequent words, a histogram over targets of how many of the top 10 predictions they
-    are.
+    """How many of the top 10 predictions are among the 10, 50 and 100 most frequent words, as histograms over targets.
 
     Paper: the last table of the appendix. A model that predicts frequent words only has most of its mass at 10.
     """
@@ -191,8 +190,7 @@ def _ranks(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray,
 
 
 def _histogram(top_NK: np.ndarray, head: int) -> np.ndarray:
-    """How many of the top 10 predictions of each row (BOS and UNK left out) are head words, as a histogram over
-    rows."""
+    """How many of the top 10 predictions of each row are head words (never BOS or UNK), as a histogram over rows."""
     may_NK = (top_NK != BOS) & (top_NK != UNK)
     suggested_NK = may_NK & (np.cumsum(may_NK, axis=1) <= GUESSES)
     in_head_NK = suggested_NK & (top_NK >= FIRST_WORD) & (top_NK < FIRST_WORD + head)

@@ -172,7 +172,7 @@ class Contribution:
         return total or CohortSum(units_P=torch.zeros(num_parameters, dtype=torch.int64), **nothing)
 
     def add(self, total: CohortSum | None, chunk: CohortSum) -> CohortSum:
-        """Adds one chunk to the total, in the memory of the total, which must not be used afterwards."""
+        """Add one chunk to the total, in the memory of the total, which must not be used afterwards."""
         if total is None:
             return replace(chunk, units_P=chunk.units_P.clone(), grid=self.grid, l2_bound=self.l2_bound)
         counted = total.balance is not None and chunk.balance is not None
@@ -318,7 +318,7 @@ class Estimator(Protocol):
         ...
 
     def check_private(self) -> None:
-        """Raises `UnprovenCombination` if a plan with noise may not use the estimator."""
+        """Raise `UnprovenCombination` if a plan with noise may not use the estimator."""
         ...
 
 
@@ -360,8 +360,9 @@ class FixedDenominator(BaseEstimator):
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedDenominator(BaseEstimator):
-    """f_c of the paper: divides by the weight drawn, but by no less than q W_min. Sensitivity 2 S / (q W_min), plus the
-    rounding.
+    """f_c of the paper: divides by the weight drawn, but by no less than q W_min.
+
+    Its sensitivity is 2 S / (q W_min), plus the rounding.
 
     An average of deltas of norm at most S has norm at most S. It is clipped to S all the same: under secure aggregation
     a hostile node may add any vector, and the sensitivity for everybody else rests on this bound.
@@ -421,8 +422,9 @@ class ClippedDenominator(BaseEstimator):
 
 @dataclass(frozen=True, kw_only=True)
 class TrueAverage(BaseEstimator):
-    """Divides by the weight drawn. Its sensitivity has no bound, so a plan with noise refuses it: for a non-private
-    baseline.
+    """Divides by the weight drawn, for a non-private baseline.
+
+    Its sensitivity has no bound, so a plan with noise refuses it.
 
     Example:
         >>> TrueAverage().sensitivity(15.0, 100.0, 10)
@@ -439,7 +441,7 @@ class TrueAverage(BaseEstimator):
         return BoundedAverage(units_P=total.units_P, unit=unit, sensitivity=math.inf)
 
     def check_private(self) -> None:
-        """Raises `UnprovenCombination`: the sensitivity of the true average has no bound."""
+        """Raise `UnprovenCombination`: the sensitivity of the true average has no bound."""
         raise UnprovenCombination(
             "Noise on the true average proves nothing: its denominator is the weight drawn, so its sensitivity has no bound. "
             "Set [estimator] kind = 'fixed_denominator', or 'clipped_denominator' with min_total_weight."

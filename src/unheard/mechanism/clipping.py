@@ -60,8 +60,7 @@ class Clip(Protocol):
         ...
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
-        """Raises `UnprovenCombination` if a plan with these noises, one per phase of its schedule, may not use the
-        clip.
+        """Raise `UnprovenCombination` if a plan with these noises may not use the clip.
 
         Args:
             noises: The noise of each phase of the schedule.
@@ -206,13 +205,13 @@ class NoClip(BaseClip):
         return math.inf
 
     def at_norm(self, norm: float) -> "NoClip":
-        """Raises `InvalidValue`: there is no S to change."""
+        """Raise `InvalidValue`: there is no S to change."""
         raise InvalidValue(
             "A schedule sets clip_norm, but [clip] is 'none'. Start with a clip, or leave clip_norm out."
         )
 
     def check_private(self, noises: Sequence[Noise], expected_users: float) -> None:
-        """Raises `UnprovenCombination` for every noise."""
+        """Raise `UnprovenCombination` for every noise."""
         raise UnprovenCombination(
             "Noise without a clip proves nothing: no noise is large enough. Set [clip] kind = 'flat'."
         )
@@ -270,7 +269,7 @@ class AdaptiveClip:
         return self.initial_norm
 
     def at_norm(self, norm: float) -> "AdaptiveClip":
-        """Raises `UnprovenCombination`: the clip sets its own S."""
+        """Raise `UnprovenCombination`: the clip sets its own S."""
         raise UnprovenCombination(
             "A schedule sets clip_norm, but [clip] is 'adaptive' and sets it itself. Leave clip_norm out of [[schedule]]."
         )
@@ -347,7 +346,7 @@ class AdaptiveClip:
 
 
 def clip_(delta_UP: Tensor, balls: Sequence[Ball], unclipped_U: Tensor | None = None) -> Tensor:
-    """Clips deltas in place, ball by ball: delta * min(1, S / ||delta||), with norms in float64.
+    """Clip deltas in place, ball by ball: delta * min(1, S / ||delta||), with norms in float64.
 
     Args:
         delta_UP: [..., P], one delta per row. A NaN stays a NaN; the aggregation gives such a user exactly zero.

@@ -122,7 +122,7 @@ class CorrelatedNoise(GaussianNoise):
         }
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "GaussianNoise":
-        """Raises `UnprovenCombination`: the matrix is charged for noise that does not change."""
+        """Raise `UnprovenCombination`: the matrix is charged for noise that does not change."""
         raise UnprovenCombination("The noise of a run with correlated noise cannot change during the run.")
 
     def add(self, average: BoundedAverage, rng: "Normals | CorrelatedNormals") -> NoisyAverage:

@@ -95,7 +95,7 @@ class Noise(Protocol):
         ...
 
     def ahead(self, rng: np.random.Generator, count: int, device: torch.device) -> "Normals":
-        """Start to draw the `count` normals of a round on other threads, or return the generator.
+        """Start to draw the `count` normals of a round on other threads; without such a draw, return the generator.
 
         Args:
             rng: The noise stream of the attempt.
@@ -343,7 +343,7 @@ class NoNoise:
         return 0.0
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "NoNoise":
-        """Raises `InvalidValue`: there is no noise to change."""
+        """Raise `InvalidValue`: there is no noise to change."""
         raise InvalidValue(
             "The schedule sets noise, but [noise] is 'none'. Start with noise, or leave it out throughout."
         )
@@ -447,8 +447,8 @@ def _blocks(
 def _drawing(blocks: Sequence[tuple[np.random.Generator | StreamPart, np.ndarray]]) -> list["Future[None]"]:
     """Start to fill the blocks on as many threads as are idle, and on one at least.
 
-    With several runs side by side there are more blocks than threads. To hand each over to a thread by itself would then
-    cost more time of the interpreter, for which all threads wait, than to let one thread fill those of a run.
+    With several runs side by side there are more blocks than threads. One task per thread then costs less than one task
+    per block: all threads wait while the interpreter starts a task.
     """
     busy = [task for task in _TASKS if not task.done()]
     tasks = max(1, min(len(blocks), MAX_THREADS - len(busy)))

@@ -292,7 +292,7 @@ class Plan:
         return self.sampling.probability(self.population) * self.population
 
     def _check_examples(self) -> None:
-        """Refuses the parts for which the proof of example-level sampling does not hold."""
+        """Refuse the parts for which the proof of example-level sampling does not hold."""
         # DP: one clipped gradient for each example. Several local steps of a user would tie the examples together.
         if not isinstance(self.update, FedSGD) or self.update.batch_size is not None:
             raise UnprovenCombination(
@@ -310,7 +310,7 @@ class Plan:
             )
 
     def _check_correlated(self, noise: CorrelatedNoise) -> None:
-        """Refuses the parts with which correlated noise has no proof."""
+        """Refuse the parts with which correlated noise has no proof."""
         # DP: only these two keep the rounds of one user apart, which the sensitivity of C rests on.
         if not isinstance(self.sampling, CyclicPoissonSampling | MinSeparationSampling):
             raise UnprovenCombination(
@@ -338,7 +338,7 @@ class Plan:
             )
 
     def _check_distributed(self) -> None:
-        """Refuses an estimator or a clip that needs more from the server than the sum with the nodes' noise."""
+        """Refuse an estimator or a clip that needs more from the server than the sum with the nodes' noise."""
         # DP: another estimator needs the exact weight drawn, and an adaptive clip an exact count, both without noise.
         if not isinstance(self.estimator, FixedDenominator) or self.clip.adaptive is not None:
             raise UnprovenCombination(
@@ -393,8 +393,7 @@ class Plan:
         return self.noise.facts(self.sampling, self.population)
 
     def facts(self, layout: Layout) -> dict[str, Any]:
-        """The public facts that the header of a ledger keeps: declared numbers, resolved for each phase of the
-        schedule."""
+        """The public facts that the header of a ledger keeps: declared numbers, for each phase of the schedule."""
         parts = {name: table_from_part(getattr(self, name), KINDS[name]) for name in KINDS}
         parts["sampling"]["sampling_prob"] = self.sampling.probability(self.population)
         parts["weights"]["total_weight"] = self.weights.total(self.population)

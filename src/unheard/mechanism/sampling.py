@@ -97,8 +97,11 @@ class PoissonSampling:
         return self.users_per_round / population
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """The cohort, sorted. A binomial count and then a uniform subset has the same distribution as one coin per
-        user, and its cost grows with the cohort instead of the population."""
+        """The cohort, sorted.
+
+        A binomial count and then a uniform subset has the same distribution as one coin per user, and its cost grows
+        with the cohort instead of the population.
+        """
         # DP: q is the one that the event below charges for, and the number of users drawn is random, zero included.
         count = rng.binomial(num_users, self.probability(population))
         return np.sort(rng.choice(num_users, size=count, replace=False, shuffle=False))
@@ -193,7 +196,7 @@ class ExampleSampling:
         return self.examples_per_round / self.total_examples
 
     def draw(self, num_users: int, population: int, rng: np.random.Generator) -> np.ndarray:
-        """Raises `InvalidValue`: examples are drawn by `draw_examples`."""
+        """Raise `InvalidValue`: examples are drawn by `draw_examples`."""
         raise InvalidValue("Examples are drawn from the lengths of users: use draw_examples.")
 
     def draw_examples(
@@ -299,7 +302,7 @@ class CyclicPoissonSampling:
         return np.sort(rng.choice(members_U, size=count, replace=False, shuffle=False))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """Raises `UnprovenCombination`: this sampler is proved for correlated noise only."""
+        """Raise `UnprovenCombination`: this sampler is proved for correlated noise only."""
         raise UnprovenCombination(_GOES_WITH_CORRELATED)
 
 
@@ -356,7 +359,7 @@ class MinSeparationSampling:
         return _members(num_users, self.rounds_apart(population), _needed(turn))
 
     def event(self, population: int, noise_multiplier: float) -> Event:
-        """Raises `UnprovenCombination`: this sampler is proved for correlated noise only."""
+        """Raise `UnprovenCombination`: this sampler is proved for correlated noise only."""
         raise UnprovenCombination(_GOES_WITH_CORRELATED)
 
 

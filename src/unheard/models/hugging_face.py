@@ -44,8 +44,9 @@ INSTALL = "A Hugging Face model needs an extra: pip install 'unheard[hf]'."
 
 
 def base_files(path: Path) -> list[Path]:
-    """The files that define a base model: config.json, tokenizer.json, weights and their index. Other files have no
-    effect.
+    """The files that define a base model: config.json, tokenizer.json, weights and their index.
+
+    Other files have no effect.
 
     Raises:
         ModelError: If a file is missing, or weights would be read from elsewhere.
@@ -68,8 +69,7 @@ def base_files(path: Path) -> list[Path]:
 
 
 def _check_nothing_else_is_read(path: Path, indexes: list[Path], weights: set[str]) -> None:
-    """Refuses folders from which transformers would read other weights: by an index, by config.json, or as an
-    adapter."""
+    """Refuse a folder from which transformers would read other weights: by an index, config.json or an adapter."""
     if (path / "adapter_config.json").exists():
         raise ModelError(
             f"{path} holds an adapter beside the model. Merge it into the weights (peft: merge_and_unload) and save the whole, or "
@@ -100,8 +100,7 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 def base_digest(path: Path) -> str:
-    """The SHA-256 of the names, sizes and contents of the model's files; it does not depend on the path of the
-    folder."""
+    """The SHA-256 of the names, sizes and contents of the model's files; the path of the folder has no part in it."""
     digest = hashlib.sha256()
     for file in base_files(path):
         digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
@@ -163,7 +162,7 @@ def with_lora(base: nn.Module, *, rank: int, alpha: float, layers: tuple[str, ..
 
 
 def freeze_a(lora: nn.Module) -> None:
-    """Freezes the A matrices at values that are the same on every machine: they are a part of the model, not trained.
+    """Freeze the A matrices at values that are the same on every machine: they are a part of the model, not trained.
 
     Reference: Sun et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024.
     """
@@ -179,7 +178,7 @@ def freeze_a(lora: nn.Module) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the progress bars and warnings of transformers, which would interrupt the display of training."""
+    """In the block, silence the progress bars and warnings of transformers, which would interrupt other displays."""
     from transformers.utils import logging  # pyright: ignore[reportMissingImports]
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -395,15 +394,13 @@ class HuggingFaceModel(BaseModel):
         return getattr(config, "max_position_embeddings", None)
 
     def activations_per_token(self, unroll: int) -> int:
-        """An estimate: per layer about 32 times its width, and the attention weights, which eager attention stores four
-        times."""
+        """An estimate: in each layer 32 times its width, and four times its attention weights (eager attention)."""
         config: Any = self._module.base.config
         layers, width, heads = config.num_hidden_layers, config.hidden_size, config.num_attention_heads
         return layers * (32 * width + 4 * heads * unroll)
 
     def initial(self, seed: int) -> Tensor:
-        """The folder's weights; of LoRA the usual initialisation, drawn from the seed, which leaves the model's output
-        unchanged."""
+        """The folder's weights. LoRA matrices are drawn from the seed as usual, and leave the output unchanged."""
         fresh = shell_of(self._pure.module, own=[f"base.{name}" for name in self.layout.names]).get_submodule("base")
         if self.train == "lora" and not self.lora_freeze_a:
             with torch.random.fork_rng(devices=[]):
@@ -415,7 +412,7 @@ class HuggingFaceModel(BaseModel):
         return self.layout.join(trained)
 
     def check_length(self, tokens: int) -> None:
-        """Raises `ModelError` for windows that are longer than the model's context."""
+        """Raise `ModelError` for windows that are longer than the model's context."""
         if self.context is not None and tokens > self.context:
             raise ModelError(
                 f"{self.path} reads at most {self.context} tokens, not {tokens}. "
@@ -423,7 +420,7 @@ class HuggingFaceModel(BaseModel):
             )
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
-        """See `LanguageModel.logits`. Parameters that are not trained come from the base model."""
+        """The scores of the model with the given parameters; those that are not trained come from the base."""
         self.check_length(tokens_BT.shape[-1])
         own = {f"base.{name}": layer for name, layer in params.items()}
         try:
@@ -456,7 +453,7 @@ class HuggingFaceModel(BaseModel):
         return self.base_sha256
 
     def check_words(self, tokens: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        """Raises `ModelError` unless the store was prepared with this model's tokenizer."""
+        """Raise `ModelError` unless the store was prepared with this model's tokenizer."""
         cure = f"Prepare the corpus with --tokens {Path(self.path) / 'tokenizer.json'} (and no --vocab)."
         made_with = tokenizer_from_table(tokens) if tokens else None
         if not isinstance(made_with, HuggingFaceTokenizer):

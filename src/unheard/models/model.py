@@ -111,7 +111,7 @@ class LanguageModel(Protocol):
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
-        """Checks that a run on this store fits the model, before the run begins.
+        """Check that a run on this store fits the model, before the run begins.
 
         Args:
             tokens: How the store's text was cut into tokens, as the store records it.
@@ -126,8 +126,7 @@ class LanguageModel(Protocol):
         ...
 
     def origin(self) -> str | None:
-        """Where the weights come from, for the ledger's header, if `initial` does not draw them from its seed alone;
-        else None."""
+        """Where the weights come from, for the ledger's header; None if `initial` draws them from its seed alone."""
         ...
 
     def weights_digest(self) -> str | None:

@@ -67,8 +67,11 @@ class PureModule:
         return output
 
     def _move(self, device: torch.device) -> None:
-        """Moves the module. Never within a torch.func transform, where a moved tensor would belong to the transform:
-        engines call the model once outside of any transform first."""
+        """Move the module to a device.
+
+        Never within a torch.func transform, where a moved tensor would belong to the transform: engines call the model
+        once outside of any transform first.
+        """
         with self._moving:
             if device != self._device:
                 self._free.clear()
@@ -84,8 +87,7 @@ class PureModule:
 
 
 def shell_of(module: nn.Module, own: Collection[str] = ()) -> nn.Module:
-    """A copy of the module's structure that shares its tensors, except the parameters named in `own`, which are copied
-    too."""
+    """A copy of the module's structure that shares its tensors. Only the parameters named in `own` are copied."""
     copied = {id(tensor) for name, tensor in module.named_parameters() if name in own}
     held = [*module.parameters(), *module.buffers()]
     for part in module.modules():  # tensors that are neither parameters nor buffers
@@ -194,7 +196,7 @@ class ModuleModel(BaseModel):
     def check_store(
         self, tokens: Mapping[str, Any], vocabulary: Vocabulary, *, unrolls: Mapping[str, int], is_private: bool
     ) -> None:
-        """See `BaseModel.check_store`; also checks that declared weights may be used with noise."""
+        """Check the vocabulary as `BaseModel` does, and that weights of unknown origin are not used with noise."""
         # DP: weights that were not drawn from the seed may have seen these users without noise.
         if is_private and not self.weights_are_public and not self._is_drawn:
             raise UnprovenCombination(
@@ -260,11 +262,11 @@ class ModuleModel(BaseModel):
         return Layout.of(parameters)
 
     def initial(self, seed: int) -> Tensor:
-        """The first parameters: of a wrapped module object its own, else the initialisation of its layers, drawn from
-        the seed.
+        """The first parameters: those of a wrapped module object, else the layers' initialisation, drawn from the seed.
 
         Every layer with `reset_parameters` (all of torch's layers have it) is drawn; other parameters keep the values
-        that the class gives them."""
+        that the class gives them.
+        """
         fresh = copy.deepcopy(self._module)
         if "_begins_as_it_is" in self.__dict__:
             return self.layout.join(dict(fresh.named_parameters())).detach()
@@ -274,7 +276,7 @@ class ModuleModel(BaseModel):
         return self.layout.join(dict(fresh.named_parameters())).detach()
 
     def logits(self, params: Mapping[str, Tensor], tokens_BT: Tensor, features_F: Tensor | None = None) -> Tensor:
-        """See `LanguageModel.logits`. The module is called with the given parameters."""
+        """The scores of the module, called with the given parameters (see `LanguageModel.logits`)."""
         try:
             logits_BTV = self._pure(params, tokens_BT, device=tokens_BT.device)
         except (IndexError, ValueError, TypeError, RuntimeError) as error:
@@ -288,7 +290,7 @@ class ModuleModel(BaseModel):
 
 
 def _reset_layers(module: nn.Module) -> None:
-    """Draws the parameters of every layer that can draw its own."""
+    """Draw the parameters of every layer that can draw its own."""
     for layer in module.modules():
         if callable(reset := getattr(layer, "reset_parameters", None)):
             reset()
@@ -340,7 +342,7 @@ _no_code = False
 
 @contextmanager
 def trusted_code() -> Iterator[None]:
-    """Allows models to be imported from the working folder.
+    """Allow models to be imported from the working folder.
 
     A run file names the class of its model, and importing a class executes its file. Therefore nothing is imported from
     the working folder unless the caller trusts the code in it.
@@ -360,7 +362,7 @@ def trusted_code() -> Iterator[None]:
 
 @contextmanager
 def no_code() -> Iterator[None]:
-    """Forbids the import of any model: for `verify`, which examines run folders of others."""
+    """Forbid the import of any model: for `verify`, which examines run folders of others."""
     global _no_code
     before, _no_code = _no_code, True
     try:
@@ -371,9 +373,10 @@ def no_code() -> Iterator[None]:
 
 @contextmanager
 def _import_path() -> Iterator[None]:
-    """Puts the working folder on the path of imports if its code is trusted, else takes it off.
+    """Put the working folder on the path of imports if its code is trusted, else take it off.
 
-    `python -m unheard` and an interactive Python have it on the path."""
+    `python -m unheard` and an interactive Python have it on the path.
+    """
     here, before = os.getcwd(), list(sys.path)
     others = [entry for entry in before if os.path.realpath(entry or here) != os.path.realpath(here)]
     sys.path[:] = [here, *others] if _trust_code else others

@@ -146,7 +146,7 @@ class PackedModel:
         self.score_gradient: Callable[..., Tensor] = score_gradient
 
     def load(self, theta_CP: Tensor) -> None:
-        """Sets the users' parameters."""
+        """Set the users' parameters."""
         with torch.no_grad():
             for name, layer in self.layout.split(theta_CP).items():
                 self.leaves[name].copy_(layer)
@@ -277,7 +277,7 @@ class PackedModel:
         return packed
 
     def _freeze(self, base: nn.Module) -> None:
-        """Moves the weights that are not trained to the device, once, in the precision of products."""
+        """Move the weights that are not trained to the device, once, in the precision of products."""
         copies: dict[int, nn.Parameter] = {}
         for part in base.modules():
             for key, p in part._parameters.items():

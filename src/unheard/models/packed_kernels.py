@@ -29,7 +29,7 @@ LOG2_E = 1.4426950408889634
 
 
 def score_gradient_(logits_LR: Tensor, target_L: Tensor, weight_L: Tensor, silent_R: Tensor) -> Tensor:
-    """Replaces logits by the gradient of the weighted cross-entropies by them.
+    """Replace logits by the gradient of the weighted cross-entropies by them.
 
     Args:
         logits_LR: Scores of all rows of the model; overwritten.

@@ -395,7 +395,7 @@ def rule_for(module: Any) -> _Trained | None:
 
 
 def merge(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Replaces the named layers by parts of one product, if the module has them and they are alike."""
+    """Replace the named layers by parts of one product, if the module has them and they are alike."""
     layers: list[Any] = [module._modules.get(name) for name in names]
     frozen: list[Any] = [layer.base if isinstance(layer, PackedLora) else layer for layer in layers]
     if not _are_alike(frozen) or len({part.frozen_a is None for part in layers if isinstance(part, PackedLora)}) > 1:

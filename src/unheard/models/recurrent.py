@@ -71,8 +71,7 @@ class TiedModel(BaseModel):
 
     @property
     def layout(self) -> Layout:
-        """The embedding, a weight and a bias for each gate, the projection; and the output embedding if it is not
-        tied."""
+        """The embedding, weight and bias of each gate, the projection, and the output embedding if it is not tied."""
         return self._layout
 
     @cached_property
@@ -259,7 +258,7 @@ class _LSTMStates(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keeps what the backward pass reads."""
+        """Keep what the backward pass reads."""
         ctx.save_for_backward(inputs[1], *output)
         ctx.mark_non_differentiable(output[1], output[2])
 

@@ -174,8 +174,9 @@ def measured_speeds() -> list[Speed]:
 
 
 def speeds_from(path: Path) -> list[Speed]:
-    """The speeds of whole rounds in the output of `unheard benchmark --json`; those of several runs at once and of short
-    texts are left out.
+    """The speeds of whole rounds in the output of `unheard benchmark --json`.
+
+    Those of several runs at once and of short texts are left out.
 
     Raises:
         InvalidValue: The file cannot be read, is not such an output, or holds no whole rounds.

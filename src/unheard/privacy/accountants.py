@@ -456,9 +456,8 @@ def _grid(counts: Counts) -> float:
     Any grid gives a valid bound. The choice depends on the events alone, so all points of their curve agree.
     """
     of_a_round = 2 * max(_largest_loss(event) for event, _ in counts)
-    if any(
-        isinstance(event, ExampleGaussian) for event, _ in counts
-    ):  # RDP, which the choice below needs, has no bound
+    # RDP, which the choice below needs, has no bound where examples are drawn.
+    if any(isinstance(event, ExampleGaussian) for event, _ in counts):
         return max(EXAMPLE_GRID, of_a_round / MAX_BINS_OF_EXAMPLES)
     of_a_run = 4 * RDP_COST.epsilon_of(counts, 1e-15)
     usual = min(_usual_loss(event) for event, _ in counts)

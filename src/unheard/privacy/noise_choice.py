@@ -196,8 +196,10 @@ def _error(option: NoiseOption) -> float:
 
 
 def _best_bands(rough_error: Callable[[int], float], numbers: Sequence[int]) -> list[int]:
-    """The `REFINED` numbers of bands with the smallest errors. The search ends three numbers after the best one, since the
-    error has one minimum."""
+    """The `REFINED` numbers of bands with the smallest errors.
+
+    The search ends three numbers after the best one, since the error has one minimum.
+    """
     errors: dict[int, float] = {}
     for b in numbers:
         errors[b] = rough_error(b)

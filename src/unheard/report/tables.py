@@ -241,8 +241,7 @@ def claimed_by(record: RunRecord) -> str:
 
 
 def _settings(tables: Mapping[str, Any]) -> dict[str, str]:
-    """The values of a run file by `table.key`. Of a path only the last part is shown: the rest describes the
-    machine."""
+    """The values of a run file by `table.key`. Of a path only the last part is shown: the rest is about the machine."""
     settings = {}
     for table, keys in tables.items():
         for key, value in keys.items() if isinstance(keys, Mapping) else [("", keys)]:

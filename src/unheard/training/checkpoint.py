@@ -50,8 +50,7 @@ class Checkpoint:
 def save_checkpoint(
     folder: RunFolder, model: LanguageModel, state: State, ledger: Ledger | JointLedger, keep: int
 ) -> Path:
-    """Save the state and the released model, and delete all but the newest `keep` checkpoints. Returns the checkpoint's
-    path.
+    """Save the state and the model, delete all but the newest `keep` checkpoints, and return the new one's path.
 
     The digest of a model that was trained on the population is in the population's ledger before the model is on disk.
 

@@ -101,8 +101,7 @@ def noise_level(run: Run) -> NoiseLevel | None:
 
 
 def pinned(run: Run) -> Run:
-    """The run with its model pinned, so that its hash covers the vocabulary size and the digest of pre-trained
-    weights."""
+    """The run with its model pinned: its hash then covers the vocabulary size and the digest of pre-trained weights."""
     words = len(TokenStore.open(run.corpus).vocabulary) if run.model.vocabulary_size is None else None
     return replace(run, model=run.model.pinned(words))
 
@@ -322,8 +321,7 @@ def check_engine(engine: Engine, store: TokenStore, plan: Plan) -> None:
 
 
 def check_all_users_reachable(engine: Engine, store: TokenStore) -> None:
-    """Check, before anything is charged, that every training user's text can be read by this process or by one of the
-    ranks.
+    """Check, before anything is charged, that this process or a rank can read the text of every training user.
 
     Raises:
         CorpusError: Some users' text is on no rank, or a rank has another corpus.
@@ -497,8 +495,10 @@ def described_randomness(run: Run) -> dict[str, str]:
 
 
 def _base(run: Run) -> dict[str, Any]:
-    """The declared origin of a pre-trained model's weights. It is stated whatever `init_from` says, since frozen
-    weights stay."""
+    """The declared origin of a pre-trained model's weights.
+
+    It is stated whatever `init_from` says, since frozen weights stay.
+    """
     origin = run.model.origin()
     if origin is None:
         return {}
@@ -519,8 +519,7 @@ def _start(run: Run) -> dict[str, Any]:
 
 
 def _inherited(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a statement must say about an earlier run and the runs that it started from: their noise is in this model
-    too."""
+    """What a statement must say about an earlier run and those that it started from: their noise is in this model."""
     before = facts.get("start") or {}
     runs = (before, facts)
     seeded = [r["randomness"] for r in runs if (r.get("randomness") or {}).get("mode") == "reproducible"]

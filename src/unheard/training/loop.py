@@ -299,9 +299,12 @@ def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tu
 def _charge_rounds(
     active: Mapping[int, "_ActiveRun"], threads: ThreadPoolExecutor
 ) -> dict[int, Round | BudgetExceeded]:
-    """Charge the next round of every run. Most of a charge is waiting for the disk, so runs with ledgers of their own are
-    charged at the same time, and meanwhile the noise of later rounds is started; runs that share the ledger of their
-    population are charged one after the other."""
+    """Charge the next round of every run.
+
+    Most of a charge is waiting for the disk. So runs with ledgers of their own are charged at the same time, and the
+    noise of later rounds is started meanwhile. Runs that share the ledger of their population are charged one after the
+    other.
+    """
     by_population: dict[Path, list[int]] = {}
     for index, run in active.items():
         by_population.setdefault(run.ledger.population.path, []).append(index)
@@ -351,8 +354,11 @@ class _ActiveRun:
         self.has_ended = self.state.round >= self.run.training.rounds
 
     def charge_round(self) -> Round:
-        """Charge the next round to the ledgers and return its input. Raises `BudgetExceeded`, and charges nothing, if
-        the round would exceed the budget of the run or of its population."""
+        """Charge the next round to the ledgers and return its input.
+
+        Raises:
+            BudgetExceeded: The round would exceed the budget of the run or of its population. Nothing is charged.
+        """
         plan = self.run.plan.at(self.state.round, self.run.model.layout, self.state.clip_norm)
         index = 0 if self.noise is None else self.noise.index
         event, attempt = plan.event(index), len(self.ledger)
@@ -379,9 +385,11 @@ class _ActiveRun:
         )
 
     def draw_ahead(self, attempt: int) -> None:
-        """Start to draw the noise of an attempt after the one that is being charged, if it is the noise of a round of its
-        own. With several runs side by side the noise of a turn takes longer than the users' updates, and the wait for the
-        disk leaves the cores idle."""
+        """Start to draw the noise of the attempt after the one that is being charged, unless the noise is correlated.
+
+        With several runs side by side the noise of a turn takes longer than the users' updates, and the wait for the
+        disk leaves the cores idle.
+        """
         if self.noise is None and self.state.round + 1 < self.run.training.rounds:
             self.upcoming[attempt] = self.run.plan.noise.ahead(
                 self.streams.noise(attempt), self.run.model.layout.total, self.engine.device

@@ -109,8 +109,7 @@ def choose_noise(baseline: Result, noised: Sequence[Result], allowed: float, mar
 def _first_allowed(
     ordered: Sequence[Result], baseline: Result, allowed: float, margin: Margin, parameter: _Parameter
 ) -> Choice:
-    """Choose the first result that loses less than allowed; `ordered` begins with the setting that is best for
-    privacy."""
+    """Choose the first result that loses less than allowed. `ordered` begins with the best setting for privacy."""
     losses = [result.loss_against(baseline) for result in ordered]
     index = next((i for i, loss in enumerate(losses) if loss < allowed), None)
     if index is None:
@@ -317,8 +316,7 @@ def _result(trials: list[Trial], measured: list[Result], **chosen: Any) -> Tunin
 
 
 def users_per_second(out: Path) -> float | None:
-    """Return the user updates per second of the stage that was trained last, evaluations included; None if not
-    known."""
+    """Return the user updates per second of the last stage that was trained, with its evaluations; None if unknown."""
     path = out / SPEED
     if not path.exists():
         return None

@@ -194,8 +194,7 @@ def _check_candidates(candidates: Sequence[Run]) -> None:
 
 
 def _check_single_process() -> None:
-    """Raise `UnprovenCombination` in one of several processes: each would make a selection of its own, into one
-    folder."""
+    """Raise `UnprovenCombination` in one of several processes: each would make its own selection into one folder."""
     if world_size() > 1:
         # DP: the one that ends first would be kept, and that is the one with the fewest trials: no bound is for that
         # choice.
@@ -217,8 +216,7 @@ def _only_event(run: Run) -> PoissonGaussian:
 
 
 def _resolved(run: Run) -> Run:
-    """Return the run with a pinned model and absolute paths, so that its hash does not depend on the current
-    folder."""
+    """Return the run with a pinned model and absolute paths: its hash then does not depend on the current folder."""
     run = pinned(run)
     return replace(run, corpus=Path(run.corpus).resolve(), ledger=run.ledger and Path(run.ledger).resolve())
 

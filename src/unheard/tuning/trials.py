@@ -355,8 +355,7 @@ def results(trials: Sequence[Trial]) -> list[Result]:
 
 
 def margin(results: Iterable[Result]) -> Margin:
-    """Estimates the margin for the difference of two means, by Student's t with the variance pooled over all
-    settings."""
+    """Estimate the margin for the difference of two means, by Student's t with the pooled variance of all settings."""
     results = list(results)
     of_seeds = any(len(result.last) > 1 for result in results)
     groups = [result.of_seeds for result in results] if of_seeds else [list(v) for r in results for v in r.last]

@@ -67,8 +67,9 @@ class User:
 
 
 def windows_of(tokens: np.ndarray, unroll: int) -> np.ndarray:
-    """Consecutive windows [K, unroll + 1]. Each begins with the last token of the window before, so that every token
-    but the first is a target exactly once.
+    """Consecutive windows [K, unroll + 1].
+
+    Each begins with the last token of the window before, so that every token but the first is a target exactly once.
 
     Args:
         tokens: One user's tokens in the order written.
@@ -265,8 +266,7 @@ class FedAvg:
         return np.tile(once_SBW, (self.epochs, 1, 1))
 
     def cost(self, num_tokens_U: np.ndarray) -> np.ndarray:
-        """About the time of each user's update, in local steps, plus one for the clip and the sum; to balance the load
-        of ranks."""
+        """About the time of each user's update in local steps, and one more for clip and sum; balances the load."""
         targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
         return 1.0 + self.epochs * -(-targets_U // (self.batch_size * self.unroll))
 
@@ -314,8 +314,7 @@ class FedSGD:
         return batches_of(windows_KW, self.batch_size or _windows_of_batch(len(windows_KW)))
 
     def cost(self, num_tokens_U: np.ndarray) -> np.ndarray:
-        """About the time of each user's update, in local steps of FedAvg's default size, plus one for the clip and the
-        sum."""
+        """About the time of each user's update in local steps of FedAvg's default size (see `FedAvg.cost`)."""
         targets_U = np.maximum(np.asarray(num_tokens_U, dtype=np.int64) - 1, 0)
         windows_U = -(-targets_U // self.unroll)
         return 1.0 + (windows_U if self.batch_size is None else np.minimum(windows_U, self.batch_size)) / 8
@@ -326,10 +325,12 @@ class FedSGD:
 
 
 def _windows_of_batch(windows: int) -> int:
-    """The size of a batch of all of a user's windows, rounded up to one of a few sizes with empty windows (at most a
-    quarter).
+    """The size of a batch of all of a user's windows, rounded up to one of a few sizes.
 
-    Engines process users with batches of one size together. The size depends on this user alone."""
+    At most a quarter of the batch is empty windows.
+
+    Engines process users with batches of one size together. The size depends on this user alone.
+    """
     step = 2 ** max(windows.bit_length() - 3, 0)
     return max(-(-windows // step) * step, 1)
 

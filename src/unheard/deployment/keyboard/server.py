@@ -145,9 +145,8 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         self.server.expect(self.connection, REQUEST_SECONDS)
         if not super().parse_request():
             return False
-        if (
-            self.request_version == "HTTP/0.9"
-        ):  # its answers have no headers, and so none of those that protect the page
+        # The answers of HTTP/0.9 have no headers, and so none of those that protect the page.
+        if self.request_version == "HTTP/0.9":
             self.send_error(400)
             return False
         hosts, origins = self.headers.get_all("Host", []), self.headers.get_all("Origin", [])
@@ -203,9 +202,8 @@ class KeyboardHandler(BaseHTTPRequestHandler):
             text = None
         if not isinstance(text, str):
             return self._refuse(400, 'a body like {"text": "see you"} is wanted')
-        return text.encode("utf-8", "replace").decode(
-            "utf-8"
-        )  # replaces half a surrogate pair, which cannot be encoded
+        # Half a surrogate pair, which cannot be encoded, is replaced.
+        return text.encode("utf-8", "replace").decode("utf-8")
 
     def _answer(self, status: int, content: bytes, kind: str) -> None:
         self.send_response_only(status)

@@ -93,8 +93,7 @@ class StoreReplicas:
         return users
 
     def fingerprint(self, split: tuple[str, ...]) -> np.ndarray:
-        """The fingerprint of a split on this rank (`store_fingerprint`), and for each shard whether this rank holds
-        it."""
+        """The fingerprint of a split on this rank (`store_fingerprint`), and which shards the rank holds."""
         users = self.users(split)
         users.check_boundaries()
         return np.concatenate([store_fingerprint(self._open[split[0]], users), users.shards_here.astype(np.int64)])
@@ -188,7 +187,7 @@ class RankSpeeds:
         self._measured_R = np.zeros(size)
 
     def measured(self, cost_R: np.ndarray, seconds_R: np.ndarray) -> None:
-        """Adds the measurements of a round. A rank without users keeps its speed."""
+        """Add the measurements of a round. A rank without users keeps its speed."""
         did_R = (cost_R > 0) & (seconds_R > 0)
         now_R = np.where(did_R, cost_R / np.maximum(seconds_R, 1e-9), 0.0)
         known_R = self._measured_R > 0
@@ -233,7 +232,7 @@ class DistributedEngine:
         return self.local.device
 
     def check_replicas(self, store: TokenStore) -> None:
-        """Checks before a run that every rank has this corpus, and that each training user is on some rank.
+        """Check before a run that every rank has this corpus, and that each training user is on some rank.
 
         Raises:
             CorpusError: If a rank has another corpus, or nobody holds a shard.
@@ -248,7 +247,7 @@ class DistributedEngine:
     def sum_updates(
         self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, rng: np.random.Generator | Drawn
     ) -> CohortSum:
-        """See `Engine.sum_updates`. The cohort is divided among the ranks."""
+        """The sum of one cohort, which is divided among the ranks (see `Engine.sum_updates`)."""
         return self.sum_cohorts([Cohort(params_P=params_P, users=users, plan=plan, rng=rng)])[0]
 
     def sum_cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortSum]:
@@ -308,8 +307,7 @@ class DistributedEngine:
 def sum_share(
     engine: Engine, stores: StoreReplicas, ranks: ProcessGroup, message: Message, layout: Layout
 ) -> tuple[Tensor, float]:
-    """A worker's part of `sum_cohorts`, up to the sum over ranks: the integers to add, and how many seconds they
-    took.
+    """A worker's part of `sum_cohorts`, up to the sum over ranks: the integers to add, and the seconds that they took.
 
     Args:
         engine: This rank's engine.

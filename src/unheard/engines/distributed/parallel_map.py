@@ -38,7 +38,7 @@ ParallelMap = Callable[[BatchFunction, LanguageModel, Tensor, Sequence[TokenBatc
 def sequential_map(
     function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]
 ) -> Iterator[np.ndarray]:
-    """Applies the function to all batches in this process, one after the other.
+    """Apply the function to all batches in this process, one after the other.
 
     Args:
         function: Computes the numbers of one batch.
@@ -53,8 +53,7 @@ def sequential_map(
 
 
 def map_on_ranks(ranks: ProcessGroup) -> ParallelMap:
-    """A `ParallelMap` over all ranks: rank r computes every n-th batch from the r-th on, where n is the number of
-    ranks."""
+    """A `ParallelMap` over all n ranks: rank r computes every n-th batch, beginning with batch r."""
 
     def spread(
         function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]

@@ -166,8 +166,10 @@ def _arrive(store: Store, mine: str, rank: int) -> str:
 
 
 def _welcome(store: Store, attempt: str, size: int) -> str:
-    """The leader's side: answers every published number until each rank has confirmed; numbers of earlier attempts
-    never confirm."""
+    """The leader's side: answers every published number until each rank has confirmed.
+
+    Numbers of earlier attempts are never confirmed.
+    """
     missing, until = set(range(1, size)), time.monotonic() + ARRIVAL_TIMEOUT
     while missing:
         if time.monotonic() > until:
@@ -211,7 +213,7 @@ class ProcessGroup:
 
     @classmethod
     def join(cls) -> "ProcessGroup | None":
-        """Connects to the other processes that torchrun or `--processes` started.
+        """Connect to the other processes that torchrun or `--processes` started.
 
         Returns:
             The group, or None for a single process.
@@ -244,7 +246,7 @@ class ProcessGroup:
         return range(1, self.size)
 
     def connect(self, device: torch.device, timeout: float) -> None:
-        """Opens the connections for collectives. Every rank calls this at the same point.
+        """Open the connections for collectives. Every rank calls this at the same point.
 
         Args:
             device: The device of this rank's engine; CUDA uses NCCL.
@@ -256,8 +258,7 @@ class ProcessGroup:
         self.device, self.timeout = device, timeout
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Sends one message to each worker and waits until all have confirmed it. Raises `RankError`, which names the
-        rank.
+        """Send one message to each worker and wait until all have confirmed it; `RankError` names one that did not.
 
         All sends are posted at once: one after the other would take longer than the work itself with hundreds of ranks.
         """
@@ -271,7 +272,7 @@ class ProcessGroup:
         self.replies()
 
     def send_all(self, kind: str, fields: Mapping[str, Any] | None = None) -> None:
-        """Sends the same message to every worker, as `send`."""
+        """Send the same message to every worker, as `send`."""
         self.send([Message(kind, dict(fields or {})) for _ in self.others])
 
     def _post(self, rank: int, message: Message) -> PendingSend:
@@ -290,7 +291,7 @@ class ProcessGroup:
         return message
 
     def reply(self, numbers: np.ndarray | None = None, *, seconds: float = 0.0, error: str = "") -> None:
-        """Sends a reply to the leader: integers and the time they took, or an error.
+        """Send a reply to the leader: integers and the time they took, or an error.
 
         Waits until the leader receives it.
 
@@ -346,13 +347,13 @@ class ProcessGroup:
         return units
 
     def shutdown(self) -> None:
-        """Ends the workers' loops. A worker that cannot be reached notices that the leader is gone."""
+        """End the workers' loops. A worker that cannot be reached notices that the leader is gone."""
         for rank in () if self.is_broken else self.others:
             with suppress(RuntimeError):
                 self._post(rank, Message("end")).wait(2.0)
 
     def _collectively(self, collective: Callable[[], Any]) -> None:
-        """Runs a collective; a failure becomes a `RankError`."""
+        """Run a collective; a failure becomes a `RankError`."""
         try:
             collective()
             if self.device.type == "cuda":
@@ -379,8 +380,7 @@ _REMEDY = "Saved rounds are not lost: start again to continue the run, or let to
 
 
 def share_cores(local_size: int) -> None:
-    """Divides the cores of a machine among its ranks: torchrun gives each rank one thread, which is little if ranks are
-    few."""
+    """Divide the cores of a machine among its ranks. torchrun gives each rank one thread, too few if ranks are few."""
     if os.environ.get("OMP_NUM_THREADS", "1") == "1":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // local_size))
