@@ -7,8 +7,8 @@
 
 The other modules hold the commands: one each, or a few that belong together (`train.py`: init, train, resume, sweep).
 
-Modules of commands import only Typer at module level, so that `unheard --help` answers quickly; a command imports what
-it needs when it runs.
+Modules of commands import only what is light at module level (Typer, Rich, `errors`, `formatting`, `run_folder`), so that
+`unheard --help` answers quickly; a command imports the packages that it needs when it runs.
 """
 
 import multiprocessing

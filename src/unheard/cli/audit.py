@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unheard import storage
+from unheard.cli.display import confirm_no_noise, counted_bar, note, say
 from unheard.cli.options import AsJson, Corpus, Processes, RunDir, Yes, number, option
 from unheard.cli.processes import run_on_processes, set_stop_message
+from unheard.errors import InputError
 
 if TYPE_CHECKING:
     from unheard.audit.summary import AuditResult
@@ -71,7 +74,6 @@ def audit(
     def work(ranks: "ProcessGroup | None") -> None:
         """Audit the run, with the help of other processes if there are any."""
         from unheard.audit.summary import audit_run
-        from unheard.cli.display import confirm_no_noise, counted_bar
         from unheard.engines.choice import EngineChoice
         from unheard.training.initialise import build_engine
         from unheard.training.released import Released
@@ -96,8 +98,6 @@ def audit(
 
 def _print_audit(result: "AuditResult", store: Path, target: Path, as_json: bool) -> None:
     """Print the result in sentences, or as JSON."""
-    from unheard.cli.display import note, say
-
     record = result.record()
     if as_json:
         print(json.dumps(record, allow_nan=False))
@@ -137,12 +137,9 @@ def canaries(
     repeats: Annotated[int, number("How often each carrier writes the phrase.", min=1)] = 1,
 ) -> None:
     """Draw random phrases to plant in users' text. Phrases that nobody carries (0 users) are controls."""
-    from unheard import storage
-    from unheard.cli.display import say
     from unheard.corpus.canaries import draw_canaries
     from unheard.corpus.store import TokenStore
     from unheard.corpus.vocabulary import Vocabulary
-    from unheard.errors import InputError
     from unheard.randomness import secure_generator
 
     groups = users or [0, 1, 14, 200]

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
+from unheard.cli.display import console, notes
 from unheard.cli.options import AsJson, number, option
+from unheard.cli.processes import let_unwind
 
 if TYPE_CHECKING:
     from unheard.engines.choice import EngineChoice
@@ -106,7 +110,6 @@ def benchmark(
 
     Reports users and tokens per second, memory, and the shares of the limits of the machine.
     """
-    from unheard.cli.processes import let_unwind
     from unheard.engines.choice import EngineChoice
     from unheard.models.recurrent import TiedLSTM
     from unheard.training.run import read_run_file
@@ -123,9 +126,6 @@ def benchmark(
 
 def _measure(model: "LanguageModel", choice: "EngineChoice", options: BenchmarkOptions) -> dict[str, Any]:
     """Run the benchmark, and print each speed as soon as it is known."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from unheard.cli.display import notes
     from unheard.mechanism.noise import ExactGaussianNoise, GaussianNoise, NoNoise
     from unheard.performance.benchmark import Settings, run_benchmark
 
@@ -158,10 +158,6 @@ def _measure(model: "LanguageModel", choice: "EngineChoice", options: BenchmarkO
 
 def _print_result(result: dict[str, Any]) -> None:
     """Print the limits of the machine, and a table each of user updates and whole rounds."""
-    from rich.table import Table
-
-    from unheard.cli.display import console
-
     machine = result["machine"]
     console.print(
         f"{machine['device']}: {machine['bytes_per_second'] / 1e9:,.0f} GB/s through memory, "

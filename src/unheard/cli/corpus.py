@@ -4,8 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
+from unheard.cli.display import console, echo, notes, step_bars
 from unheard.cli.options import StoreDir, Workers, number, option
+from unheard.cli.processes import output_stop_message, set_stop_message
+from unheard.errors import InvalidValue
 
 if TYPE_CHECKING:
     from unheard.corpus.store_stats import SplitStatistics
@@ -53,7 +57,6 @@ def show(
 
     First checks the SHA-256 of every file of the store.
     """
-    from unheard.cli.display import console, notes
     from unheard.corpus.store import TokenStore
     from unheard.corpus.store_stats import cap_effect, split_statistics
     from unheard.corpus.vocabulary import vocabulary_unit
@@ -86,9 +89,6 @@ def show(
 
 def _print_split(name: str, split: "SplitStatistics", words: str) -> None:
     """Print the counts of one split, percentiles of its users' lengths, and a histogram of them."""
-    from rich.table import Table
-
-    from unheard.cli.display import console
     from unheard.corpus.store_stats import PERCENTILES
 
     unit = "post" if name == "test_posts" else "user"
@@ -125,8 +125,6 @@ def synth(
 
     The store stays marked as synthetic.
     """
-    from unheard.cli.display import echo, step_bars
-    from unheard.cli.processes import output_stop_message, set_stop_message
     from unheard.corpus.store import TokenStore
     from unheard.corpus.synthetic import synthesise
 
@@ -152,8 +150,6 @@ def narrow(
     out: Annotated[Path, option("The store to create.")],
 ) -> None:
     """Make a store of the same users with a smaller vocabulary: rarer words become UNK. No text is needed."""
-    from unheard.cli.display import echo, step_bars
-    from unheard.cli.processes import output_stop_message, set_stop_message
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
@@ -174,11 +170,8 @@ def part(
     It holds the text of some training users, and everything that describes the store.
     The ledger is not copied: there is only one, with the whole store.
     """
-    from unheard.cli.display import echo, step_bars
-    from unheard.cli.processes import output_stop_message, set_stop_message
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import split_store
-    from unheard.errors import InvalidValue
 
     number, slash, of = part.partition("/")
     if not (slash and number.strip().isdecimal() and of.strip().isdecimal()):

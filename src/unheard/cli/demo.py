@@ -4,10 +4,13 @@ Writes a store (`corpora/chitchat-demo`), two run folders (`runs/demo/plain`, `r
 compares them. Each step is skipped or continued if it was done before.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from unheard.cli.display import confirm_no_noise, if_interrupted, notes, print_table, say, show_rounds, step_bars
 from unheard.cli.options import Yes, number, option
+from unheard.cli.processes import set_stop_message, store_stop_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +45,6 @@ def demo(
     yes: Yes = False,
 ) -> None:
     """Prepare a small chat corpus, train with and without privacy, and compare on a page. After a stop it continues."""
-    from unheard.cli.display import confirm_no_noise, if_interrupted, notes, show_rounds
-    from unheard.cli.processes import set_stop_message, store_stop_message
     from unheard.training.loop import resume, train
 
     set_stop_message(lambda: f"{store_stop_message(corpus)} `unheard demo` continues from what is there.")
@@ -65,7 +66,6 @@ def demo(
 
 def _prepare(corpus: Path) -> None:
     """Prepare the corpus that comes with the demo, with a small vocabulary and short users."""
-    from unheard.cli.display import notes, step_bars
     from unheard.corpus.pipeline import build_store
     from unheard.corpus.sources import find_chitchat
 
@@ -77,7 +77,6 @@ def _prepare(corpus: Path) -> None:
 
 
 def _preparation() -> "Preparation":
-    from dataclasses import replace
 
     from unheard.corpus.pipeline import CHITCHAT
     from unheard.corpus.vocabulary import PublicVocabulary
@@ -167,7 +166,6 @@ def beside_bigram(measured: "Mapping[str, Any]") -> list[str]:
 
 def _compare(out: Path) -> None:
     """Print the closing tables and write the page, from the two run folders."""
-    from unheard.cli.display import notes, print_table, say
     from unheard.cli.evaluate import full_measures_of
     from unheard.report import tables
     from unheard.report.comparison import Comparison

@@ -12,14 +12,22 @@ another machine. A personal model has learned from one person without noise, so 
 readable by its owner alone. The work is done in `deployment/`.
 """
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from unheard.cli.display import console, counted_bar, notes, say
 from unheard.cli.options import Force, License, RunDir, number, option
-from unheard.cli.processes import output_stop_message, set_stop_message
+from unheard.cli.processes import let_unwind, output_stop_message, set_stop_message
+from unheard.errors import InputError
+from unheard.formatting import shown_word
+from unheard.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from unheard.deployment.personalize import PersonalResult
@@ -52,9 +60,6 @@ def export(
     onnx has the model in float32 and int8, with its vocabulary; adapter is a PEFT adapter, merged a whole model for
     transformers, gguf one file for llama.cpp; hub-folder can be uploaded to the hub as it is, with a model card.
     """
-    from rich.table import Table
-
-    from unheard.cli.display import console, counted_bar, say
     from unheard.deployment.export import export as export_model
 
     target = out or Path("exports") / folder.resolve().name
@@ -86,7 +91,6 @@ def export(
 
 def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged", "gguf"]) -> None:
     """Write a Hugging Face model."""
-    from unheard.cli.display import say
     from unheard.deployment.language_model import write_language_model
 
     written = write_language_model(folder, target, to)
@@ -96,7 +100,6 @@ def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged",
 
 
 def _write_hub_folder(folder: Path, target: Path, license: str | None) -> None:
-    from unheard.cli.display import counted_bar, say
     from unheard.deployment.hub import write_hub_folder
 
     with counted_bar() as progress:
@@ -129,7 +132,6 @@ def card(
     """Write a model card: README.md with YAML front matter, accuracy, settings and the privacy report of the run."""
     target = out or folder / "README.md"
     set_stop_message(lambda: output_stop_message(target))
-    from unheard.cli.display import notes, say
     from unheard.deployment.hub import write_card
 
     with notes.status("Computing the privacy statement"):
@@ -157,13 +159,8 @@ def predict(
     as_json: Annotated[bool, option("Print one JSON list on standard output.", "--json")] = False,
 ) -> None:
     """Suggest the next word after some words."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from unheard.cli.display import console
     from unheard.corpus.vocabulary import SPECIALS
     from unheard.deployment.model import LoadedModel
-    from unheard.formatting import shown_word
 
     model = _open(folder)
     text = text.encode("utf-8", "replace").decode("utf-8")
@@ -213,16 +210,12 @@ def keyboard(
     ] = True,
 ) -> None:
     """Type with a model's suggestions, on a web page for this machine only. Nothing typed is kept."""
-    import contextlib
-    import os
     import webbrowser
 
     # Set before torch is imported. A prediction is small: with two threads it would wait ten times longer than it
     # works.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-    from unheard.cli.display import console, notes
-    from unheard.cli.processes import let_unwind
     from unheard.deployment.keyboard.server import KeyboardServer
     from unheard.deployment.keyboard.suggestions import suggester_for
     from unheard.deployment.model import open_models
@@ -261,12 +254,9 @@ def personalize(
     """Fine-tune a run's model on one person's text, on this machine, for that person only."""
     import torch
 
-    from unheard.cli.display import counted_bar, say
     from unheard.deployment.model import run_statement
     from unheard.deployment.personalize import NOT_FOR_OTHERS, PersonalSettings, check_output_folder, save_personal
     from unheard.deployment.personalize import personalize as personalize_model
-    from unheard.errors import InputError
-    from unheard.run_folder import RunFolder
     from unheard.training.released import Released
 
     torch.set_num_threads(1)  # a step is small: threads would wait for each other longer than they work
@@ -293,10 +283,6 @@ def personalize(
 
 def _print_personal(personal: "PersonalResult") -> None:
     """Print the shared and the personal model side by side, on the text that neither has learned."""
-    from rich.table import Table
-
-    from unheard.cli.display import console, say
-
     both = (personal.before, personal.after)
     title = "On the latest part of this text, which was not learned"
     table = Table("", "shared model", "personal model", title=title)

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -36,6 +38,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from unheard.cli.processes import is_rank, let_unwind, stop_message
 from unheard.formatting import SEPARATOR, accountant_title, epsilon_text, printable, small
@@ -326,10 +330,6 @@ def _accuracy_text(accuracy: float | None) -> str:
 
 def print_table(table: "Table") -> None:
     """Print a table whose first column names the rows; as a list where the terminal is too narrow for its figures."""
-    from rich.padding import Padding
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     title, widths = Text(table.title, style="bold"), _minimal_widths(table)
     if table.rows:
         console.print()
@@ -352,7 +352,6 @@ def print_table(table: "Table") -> None:
 
 def _minimal_widths(table: "Table") -> list[int]:
     """Return for each column the width that breaks no word and no figure."""
-    from rich.cells import cell_len
 
     def width(i: int) -> int:
         """The least width of one column."""
@@ -403,7 +402,6 @@ def curves(
         A Rich text; None if there are no points or no space.
     """
     import plotext
-    from rich.text import Text
 
     names = list(dict.fromkeys(point["run"] for point in points))
     if not names or width < 20 or height < 5:

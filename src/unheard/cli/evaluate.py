@@ -4,12 +4,19 @@
 that belongs to the newest model, and measures the run otherwise.
 """
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.table import Table
+
+from unheard.cli.display import console, counted_bar, note, notes, print_table
 from unheard.cli.options import AsJson, Processes, RunDir, number, option
 from unheard.cli.processes import run_on_processes, set_stop_message
+from unheard.errors import CorpusCorrupt, CorpusError, RunFolderMissing
+from unheard.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from unheard.engines.distributed.process_group import ProcessGroup
@@ -49,9 +56,6 @@ def evaluate(
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Evaluate the run, with the help of other processes if there are any."""
-        import json
-
-        from unheard.cli.display import notes, print_table
         from unheard.report import tables
         from unheard.training.released import evaluate as evaluate_model
 
@@ -90,8 +94,6 @@ def full_measures_of(
         again: Measure even if `measures.json` answers already.
         ranks: Processes that share the work.
     """
-    from unheard.run_folder import RunFolder
-
     folder = RunFolder.open(path)
     saved = None if again or corpus else folder.read_measures()
     if saved is not None:
@@ -107,10 +109,6 @@ def full_measures_if_possible(path: Path, *, prompts: Sequence[str] | None = Non
     Raises:
         CorpusCorrupt: The store is here, and damaged.
     """
-    from unheard.cli.display import note
-    from unheard.errors import CorpusCorrupt, CorpusError, RunFolderMissing
-    from unheard.run_folder import RunFolder
-
     RunFolder.open(path)  # a path without a run is an error of the command, printed once
     try:
         full_measures_of(path, prompts=prompts)
@@ -128,9 +126,6 @@ def _measure(
     ranks: "ProcessGroup | None",
 ) -> dict[str, Any]:
     """Compute the full measures, and save them in the run folder if they are of its own store."""
-    from dataclasses import replace
-
-    from unheard.cli.display import counted_bar
     from unheard.evaluation.measures import FIT_TOKENS, Measured, full_measures, prompts_for, write_measures
     from unheard.training.released import to_evaluate
     from unheard.training.worker import parallel_map_for
@@ -162,9 +157,6 @@ def _measure(
 
 
 def _print_numbers(folder: Path, numbers: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from unheard.cli.display import console
 
     table = Table("measure", "held-out users", title=str(folder))
     for name, value in numbers.items():

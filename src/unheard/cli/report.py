@@ -9,14 +9,23 @@ the run folder without locking it, from any process, and keeps TensorBoard's eve
 done in `report/`."""
 
 import json
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from unheard.cli.display import console, curves, note, notes, print_curves, print_table, say
 from unheard.cli.options import MEASURES_SAVED, AsJson, ComparisonOptions, RunDirs, option
-from unheard.cli.processes import output_stop_message, set_stop_message
+from unheard.cli.processes import let_unwind, output_stop_message, set_stop_message
+from unheard.formatting import accountant_title, duration, epsilon_text, number, percent, small
 
 if TYPE_CHECKING:
     from unheard.report.comparison import Comparison
@@ -48,7 +57,6 @@ def report(
             else output_stop_message(out / "index.html", also=MEASURES_SAVED)
         )
     )
-    from unheard.cli.display import notes, say
     from unheard.report.page import check_page_folder, write_page
 
     check_page_folder(out, force=options.force)
@@ -60,7 +68,6 @@ def report(
 
 def _read(folders: list[Path], options: ComparisonOptions, accuracy: float | None = None) -> "Comparison":
     """Measure runs that have no full measures yet, unless `--no-measure` is given, and compare all runs."""
-    from unheard.cli.display import notes
     from unheard.cli.evaluate import full_measures_if_possible
     from unheard.report.comparison import Comparison
 
@@ -111,7 +118,6 @@ def compare(
 ) -> None:
     """Compare runs: accuracy, epsilon, word frequencies, predictions, and the computation that privacy took."""
     set_stop_message(lambda: f"Stopped. {MEASURES_SAVED} The same command continues.")
-    from unheard.cli.display import note, say
     from unheard.report.page import check_page_folder, write_page
     from unheard.report.plots import write_images
 
@@ -130,9 +136,6 @@ def compare(
 
 def _print_comparison(comparison: "Comparison") -> None:
     """Print the tables and curves of a comparison."""
-    from rich.text import Text
-
-    from unheard.cli.display import console, print_curves, print_table
     from unheard.report import tables
     from unheard.report.run_record import accuracy_points, epsilon_points
 
@@ -167,12 +170,6 @@ def watch(
     once: Annotated[bool, option("Look once and stop.", "--once")] = False,
 ) -> None:
     """Follow a run while it trains: progress, held-out accuracy, epsilon and budget. Ctrl-C ends only the display."""
-    import time
-
-    from rich.live import Live
-
-    from unheard.cli.display import console
-    from unheard.cli.processes import let_unwind
     from unheard.report.run_record import RunMonitor
 
     monitor = RunMonitor(folder)
@@ -202,13 +199,6 @@ def _update_tensorboard(folder: "RunFolder") -> int:
 
 def _view(folder: Path, status: "RunStatus") -> Any:
     """Return the whole panel: progress bars, figures, and the curve of accuracy."""
-    from rich.console import Group
-    from rich.panel import Panel
-    from rich.text import Text
-
-    from unheard.cli.display import console, curves
-    from unheard.formatting import duration
-
     width = min(console.width, 110)
     parts: list[Any] = [_progress(status, width), Text(), _figures(status)]
     if len(status.points) > 1:
@@ -228,11 +218,6 @@ def _view(folder: Path, status: "RunStatus") -> Any:
 
 def _progress(status: "RunStatus", width: int) -> Any:
     """Return the bar of rounds, and of the budget if there is one."""
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    from unheard.formatting import accountant_title, duration
-
     grid = Table.grid(padding=(0, 1))
     bar_width = max(10, width - 50)
     left = "" if status.seconds_left is None else f"about {duration(status.seconds_left)} left"
@@ -248,10 +233,6 @@ def _progress(status: "RunStatus", width: int) -> Any:
 
 def _figures(status: "RunStatus") -> Any:
     """Return the newest figures of a run as a grid."""
-    from rich.table import Table
-
-    from unheard.formatting import accountant_title, epsilon_text, number, percent, small
-
     figures = {
         "AccuracyTop1": percent(status.newest.get("accuracy_top1")),
         "smoothed": percent(status.points[-1]["smoothed"] if status.points else None),

@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from unheard.cli.display import console, echo, note, notes, say
 from unheard.cli.options import AsJson, Corpus, RunDir, option
+from unheard.errors import InvalidValue, RunFolderMissing
+from unheard.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from unheard.privacy.population_ledger import PopulationLedger
@@ -71,8 +76,6 @@ def statement(
 ) -> None:
     """State the privacy of a run or of a store, from DIR/ledger.jsonl. Needs no text and no torch. A ledger that lacks
     what the checkpoints, the model or the store's ledger remember is an error."""
-    from unheard.cli.display import echo
-    from unheard.errors import RunFolderMissing
     from unheard.privacy.population_statement import render_all_runs, store_statement
 
     path = folder / "ledger.jsonl" if folder.is_dir() else folder
@@ -91,13 +94,11 @@ def statement(
 
 def _read_statement(path: Path, options: StatementOptions) -> tuple[dict[str, Any], str]:
     """Return the statement of a ledger as data and as text: of one run, or of all runs on its users."""
-    from unheard.errors import InvalidValue
     from unheard.privacy.ledger import Ledger, run_id
     from unheard.privacy.population_statement import all_runs, find_population_ledger, render_all_runs
     from unheard.privacy.run_ledger import is_alone, read_run_ledger
     from unheard.privacy.statement import compute_statement
     from unheard.privacy.statement_formats import read_audit, render, report_data
-    from unheard.run_folder import RunFolder
 
     population = find_population_ledger(path, options.all_runs)
     if population is not None:
@@ -166,8 +167,6 @@ def budget(
 
     A run stops before the round that would exceed the budget.
     """
-    from unheard.cli.display import echo, note
-    from unheard.errors import InvalidValue
     from unheard.privacy.population_statement import all_runs, render_all_runs
 
     population = _population_ledger(store, options.ledger)
@@ -196,7 +195,6 @@ def _population_ledger(store: Path, path: Path | None = None) -> "PopulationLedg
 
 def _set_budget(population: "PopulationLedger", epsilon: float, delta: float | None, accountant: str) -> None:
     """Set the budget of a population; delta is by default that of its present budget."""
-    from unheard.errors import InvalidValue
     from unheard.privacy.accountants import FILTER_ORDERS
     from unheard.privacy.budget import Budget
 
@@ -224,11 +222,7 @@ def verify(folder: RunDir, corpus: Corpus = None, as_json: AsJson = False) -> No
 
     Exit status 2 if it does not.
     """
-    from rich.markup import escape
-    from rich.table import Table
-
     from unheard.audit.verification import verify as verify_folder
-    from unheard.cli.display import console, notes, say
 
     with notes.status("Reading the folder and recomputing epsilon"):
         findings = verify_folder(folder, corpus)

@@ -16,12 +16,27 @@ sweep that was stopped.
 
 import contextlib
 import itertools
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.table import Table
 
+from unheard import storage
+from unheard.cli.display import (
+    confirm_no_noise,
+    console,
+    note,
+    notes,
+    say,
+    show_noise,
+    show_rounds,
+    show_runs,
+    warn_of_delta,
+    warn_of_noise,
+)
 from unheard.cli.options import (
     Corpus,
     EngineOptions,
@@ -46,6 +61,9 @@ from unheard.cli.processes import (
     set_stop_message,
     was_restarted,
 )
+from unheard.errors import InvalidValue
+from unheard.formatting import accountant_title, epsilon_text, small
+from unheard.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -105,9 +123,6 @@ def init(
     force: Force = False,
 ) -> None:
     """Write a commented run file with the paper's settings, or for fine-tuning a language model."""
-    from unheard import storage
-    from unheard.cli.display import notes, say, warn_of_noise
-    from unheard.errors import InvalidValue
     from unheard.training.new_run_file import new_run_file
 
     if run_file.exists() and not force:
@@ -184,7 +199,6 @@ def train(
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Train the run, with the help of other processes if there are any."""
-        from unheard.cli.display import confirm_no_noise, show_noise, show_rounds, warn_of_delta
         from unheard.mechanism.noise import NoNoise
         from unheard.report.tracking import Tracking
         from unheard.training.loop import train as train_run
@@ -225,9 +239,7 @@ def resume(
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Continue the run, with the help of other processes if there are any."""
-        from unheard.cli.display import confirm_no_noise, show_rounds
         from unheard.report.tracking import Tracking
-        from unheard.run_folder import RunFolder
         from unheard.training.checkpoint import newest_checkpoint
         from unheard.training.loop import resume as resume_run
         from unheard.training.run import read_saved_run
@@ -285,8 +297,6 @@ def parse_vary(vary: list[str]) -> list[tuple[str, ...]]:
     Raises:
         InvalidValue: An entry is not of the form table.key=value,value or repeats a value.
     """
-    from unheard.errors import InvalidValue
-
     changes = []
     for varied in vary:
         key, equals, text = varied.partition("=")
@@ -322,8 +332,6 @@ def nodes_of(
     Raises:
         InvalidValue: Flower is not installed, `--processes` is given as well, or `--secure-aggregation` without nodes.
     """
-    from unheard.errors import InvalidValue
-
     if nodes.on == "here":
         if secure_aggregation:
             raise InvalidValue("--secure-aggregation masks what nodes send to a server: give --on flower as well.")
@@ -335,7 +343,6 @@ def nodes_of(
         from unheard.federated.flower import simulated_nodes
     except ImportError as error:
         raise InvalidValue(f"--on flower needs Flower ({error}): pip install 'unheard[flower]'.") from None
-    from unheard.cli.display import note
     from unheard.corpus.store import TokenStore
     from unheard.federated.server import FederatedEngine
     from unheard.training.initialise import pinned
@@ -349,12 +356,6 @@ def nodes_of(
 
 def _print_result(folder: Path, last: "RoundReport | None") -> None:
     """Print the newest accuracy, the running and the claimed epsilon, and what to do next."""
-    import json
-
-    from unheard.cli.display import say
-    from unheard.formatting import accountant_title, epsilon_text, small
-    from unheard.run_folder import RunFolder
-
     if last is None:
         say(f"{folder} is complete: nothing left to do. To train longer: unheard resume {folder} --rounds N")
         return
@@ -409,7 +410,6 @@ def sweep(
 
     def work(ranks: "ProcessGroup | None") -> None:
         """Train all variants, with the help of other processes if there are any."""
-        from unheard.cli.display import confirm_no_noise, show_runs
         from unheard.training.loop import train_together
 
         names, runs, choice = [], [], None
@@ -427,12 +427,6 @@ def sweep(
 
 def _print_results(names: list[str], last: dict[int, "RoundReport"], out: Path) -> None:
     """Print the held-out accuracy and epsilon of each run."""
-    from rich.table import Table
-
-    from unheard.cli.display import console, say
-    from unheard.formatting import accountant_title, epsilon_text
-    from unheard.run_folder import RunFolder
-
     table = Table(title="Held-out accuracy and cost, by run", title_justify="left")
     for name in ("run", "round", "top 1", "top 3", "ε so far, by", "stopped"):
         table.add_column(name, justify="left" if name in ("run", "stopped") else "right")

@@ -5,15 +5,21 @@ secret number of private candidates and keeps the best (`tuning/private_selectio
 """
 
 import functools
+import time
 from dataclasses import dataclass, fields, replace
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
+from unheard.cli.display import confirm_no_noise, console, echo, if_interrupted, note, notes, say, show_runs
 from unheard.cli.options import AsJson, EngineOptions, RunFile, SetKeys, StopAfter, Yes, number, option
 from unheard.cli.processes import let_unwind, runs_stop_message, set_stop_message, signals_as_ctrl_c
 from unheard.cli.train import parse_vary, read_run
+from unheard.errors import InvalidValue
+from unheard.formatting import accountant_title, small
 
 if TYPE_CHECKING:
     from unheard.engines.choice import EngineChoice
@@ -127,8 +133,6 @@ def tune(
 
 def _check_unused(context: typer.Context, group: SweepOptions | SelectionOptions, mode: str) -> None:
     """Raise `InvalidValue` if an option of the other way to tune was given: it would silently have no effect."""
-    from unheard.errors import InvalidValue
-
     for field in fields(group):
         source = context.get_parameter_source(field.name)
         if source is not None and source.name == "COMMANDLINE":
@@ -137,10 +141,6 @@ def _check_unused(context: typer.Context, group: SweepOptions | SelectionOptions
 
 def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path, as_json: bool) -> None:
     """Train the stages of a sweep, and print and write the chosen values and the plan."""
-    from json import dumps
-
-    from unheard.cli.display import confirm_no_noise
-    from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
     from unheard.tuning.output import check_can_be_private, conclude
     from unheard.tuning.pipeline import Allowance, trial_run
@@ -177,8 +177,6 @@ def _sweep(run: "Run", choice: "EngineChoice", options: SweepOptions, out: Path,
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
     """Return the numbers of a list with commas, for example `5,10,20`; `option` is for the error message."""
-    from unheard.errors import InvalidValue
-
     try:
         return tuple(float(word) for word in text.split(",") if word.strip())
     except ValueError:
@@ -189,9 +187,6 @@ def _train_stages(
     run: "Run", grid: "Grid", allowance: "Allowance", out: Path, choice: "EngineChoice", stop_after: float | None
 ) -> "TuningResult | None":
     """Train stage by stage, with a bar for each trial. Return None if `stop_after` ended it."""
-    import time
-
-    from unheard.cli.display import notes, show_runs
     from unheard.tuning.pipeline import run_stages
 
     start = time.monotonic()
@@ -209,10 +204,6 @@ def _train_stages(
 
 def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
     """Print every setting that was tried, what was chosen, and what the tuning cost."""
-    from rich.table import Table
-
-    from unheard.cli.display import console, say
-
     record = conclusion.record
     evaluations = min(row["evaluations"] for row in record["trials"])
     table = Table(title=f"Held-out AccuracyTop1, mean of the last {evaluations} evaluations", title_justify="left")
@@ -247,9 +238,6 @@ def _print_trials(result: "TuningResult", conclusion: "Conclusion") -> None:
 
 def _print_plan(plan: dict[str, Any], out: Path) -> None:
     """Print the run to train: users per round, hypothetical epsilon by each accountant, and its duration."""
-    from unheard.cli.display import say
-    from unheard.formatting import accountant_title, small
-
     say("")
     say(
         f"The plan: {plan['users_per_round']:,} users per round of {plan['population']:,}, z = {plan['noise_multiplier']:g}, "
@@ -274,10 +262,6 @@ def _select(
     run_file: Path, set_: list[str], engine: EngineOptions, options: SelectionOptions, out: Path, as_json: bool
 ) -> None:
     """Train the candidates and print the best. The number and the scores of the trials are secret: there is no bar."""
-    from json import loads
-
-    from unheard.cli.display import echo, if_interrupted, note, notes, say
-    from unheard.errors import InvalidValue
     from unheard.training.initialise import pinned
     from unheard.training.run import read_saved_run, run_hash
     from unheard.tuning.private_selection import TrialCount, select
