@@ -3,14 +3,15 @@
 The input is an optional folder of results; the output is a table, or JSON with `--json`.
 """
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from reproduction.cli.options import MostRounds, ScaleName
 from reproduction.scheduling import SPEED
-from unheard.cli.options import AsJson
+from unheard.cli.display import console, say
+from unheard.cli.options import AsJson, number, option
+from unheard.formatting import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,31 +36,25 @@ def list_(
     *,
     results: Annotated[
         Path | None,
-        typer.Option(
-            help="The results of one corpus, or the folder above them: also show how much of each recipe is done.",
+        option(
+            "The results of one corpus, or the folder above them: also show how much of each recipe is done.",
             metavar="DIR",
-            show_default="none",
+            otherwise="none",
         ),
     ] = None,
     scale: ScaleName = "full",
     rounds: MostRounds = None,
-    users_per_second: Annotated[
-        float, typer.Option(min=0.001, help="User updates per second, for the estimate.", metavar="N")
-    ] = SPEED,
+    users_per_second: Annotated[float, number("User updates per second, for the estimate.", min=0.001)] = SPEED,
     as_json: AsJson = False,
 ) -> None:
     """List every recipe: its table or figure in the paper, its runs and its user updates.
 
     Recipes that the paper recommends but did not try are listed too. The estimate of time is for one H200 by default.
     """
-    import json
-
     from reproduction.cli.display import say_if_missing
     from reproduction.recipe import distinct, scale_named
     from reproduction.recipes import RECIPES
     from reproduction.results import result_sets
-    from unheard.cli.display import say
-    from unheard.formatting import duration
 
     chosen, first = scale_named(scale), result_sets(results)[0] if results else None
     known, runs = first.runs if first else {}, distinct(RECIPES.values())
@@ -83,7 +78,6 @@ def list_(
 def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
     """Print one row for each recipe; `results` is the title of the results that say how much is done, if any."""
     from reproduction.cli.display import rich_table
-    from unheard.cli.display import console
 
     title = "The paper's recipes, in the order in which `all` runs them"
     columns = ["name", "what", "runs", "user updates"]

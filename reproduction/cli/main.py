@@ -4,17 +4,22 @@
 that help is fast.
 """
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from reproduction.cli import list as paper_list
 from reproduction.cli import prepare as paper_prepare
 from reproduction.cli import run as paper_run
 from reproduction.cli.options import ALL_RESULTS, Results
+from unheard.cli.display import console, notes, print_curves, print_table, say, step_bars
 from unheard.cli.main import as_typer_command
-from unheard.cli.options import AsJson
+from unheard.cli.options import AsJson, option
+from unheard.errors import CorpusMissing
 
 if TYPE_CHECKING:
     from reproduction.exhibit import Exhibit
@@ -49,12 +54,9 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one table or figure: the paper's numbers beside ours, and whether its conclusion held in our runs, and why."""
-    import json
-
     from reproduction.cli.display import say_if_missing
     from reproduction.exhibits import exhibit
     from reproduction.results import result_sets
-    from unheard.cli.display import notes
 
     first, *others = result_sets(results)
     with notes.status("Working out what it shows"):
@@ -71,8 +73,8 @@ def show(
 
 def page(
     results: Results = ALL_RESULTS,
-    out: Annotated[Path, typer.Option(help="The folder for the page and its pictures.")] = Path("build/paper"),
-    pictures: Annotated[bool, typer.Option(help="Also write every figure as SVG and PNG.")] = True,
+    out: Annotated[Path, option("The folder for the page and its pictures.")] = Path("build/paper"),
+    pictures: Annotated[bool, option("Also write every figure as SVG and PNG.")] = True,
 ) -> None:
     """Write one page that opens from disk, with every table and figure of the paper and our results.
 
@@ -80,7 +82,6 @@ def page(
     """
     from reproduction.cli.display import say_if_missing
     from reproduction.page import write_pages
-    from unheard.cli.display import say, step_bars
 
     say_if_missing(results)
     with step_bars() as progress:
@@ -92,19 +93,14 @@ def page(
 def compare(
     first: Annotated[Path, typer.Argument(help="A folder of results.", metavar="DIR")],
     second: Annotated[Path, typer.Argument(help="The folder to compare with.", metavar="DIR")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON list on standard output: both tables.")] = False,
+    as_json: Annotated[bool, option("One JSON list on standard output: both tables.", "--json")] = False,
 ) -> None:
     """Compare two sets of results: the same runs with another setting (`run --set`), seed or corpus.
 
     Shows the conclusions from both, and the accuracy of each run after the number of rounds that both completed.
     """
-    import json
-    from dataclasses import asdict
-
     from reproduction.comparison import comparison_tables
     from reproduction.results import FILE, read_results
-    from unheard.cli.display import notes, print_table
-    from unheard.errors import CorpusMissing
 
     for folder in (first, second):
         if not (folder / FILE).exists():
@@ -122,10 +118,6 @@ def compare(
 
 def _print(filled: "Exhibit", where: str) -> None:
     """Print an exhibit: title, claim, verdict, curves, tables and notes. `where` says which results it shows."""
-    from rich.text import Text
-
-    from unheard.cli.display import console, print_curves, print_table, say
-
     console.print(Text(f"{filled.recipe.location}: {filled.recipe.title}", style="bold"))
     if where:
         say(where)

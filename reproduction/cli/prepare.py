@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import typer
 
+from unheard.cli.display import say, step_bars
+from unheard.cli.options import number, option
 from unheard.cli.prepare import InputOptions
+from unheard.errors import CorpusError, InvalidValue
 
 if TYPE_CHECKING:
     from unheard.corpus.pipeline import Preparation
@@ -39,54 +42,44 @@ class CorpusOptions:
 
     other: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Another corpus with the same columns, for runs that start from it or are evaluated on it. May be "
+        option(
+            "Another corpus with the same columns, for runs that start from it or are evaluated on it. May be "
             "repeated.",
             metavar="INPUT",
-            show_default="none",
+            otherwise="none",
         ),
     ] = None
     name: Annotated[
-        str | None,
-        typer.Option(help="The name of the corpus in results.", metavar="NAME", show_default="the input's name"),
+        str | None, option("The name of the corpus in results.", metavar="NAME", otherwise="the input's name")
     ] = None
-    other_name: Annotated[
-        str | None, typer.Option(help="The same for --other.", metavar="NAME", show_default="the input's name")
-    ] = None
+    other_name: Annotated[str | None, option("The same for --other.", metavar="NAME", otherwise="the input's name")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How text becomes tokens and users are split. The defaults are the paper's."""
 
-    tokens_per_user: Annotated[
-        int, typer.Option(min=1, help="Keep exactly the first N tokens of each user.", metavar="N")
-    ] = 1600
+    tokens_per_user: Annotated[int, number("Keep exactly the first N tokens of each user.", min=1)] = 1600
     min_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Leave out users with fewer tokens.", metavar="N", show_default="as --tokens-per-user"
-        ),
+        int | None, number("Leave out users with fewer tokens.", min=1, otherwise="as --tokens-per-user")
     ] = None
-    sequence: Annotated[Literal["sentence", "post"], typer.Option(help="What begins with BOS and ends with EOS.")] = (
-        "sentence"
-    )
-    held_out: Annotated[float, typer.Option(help="The fraction of users that is held out.", metavar="F")] = 0.05
-    language: Annotated[str, typer.Option(help="The language of the public word list.", metavar="CODE")] = "en"
+    sequence: Annotated[Literal["sentence", "post"], option("What begins with BOS and ends with EOS.")] = "sentence"
+    held_out: Annotated[float, option("The fraction of users that is held out.", metavar="F")] = 0.05
+    language: Annotated[str, option("The language of the public word list.", metavar="CODE")] = "en"
 
 
 def prepare(
     inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="As in `unheard prepare`.")],
     *,
-    out: Annotated[Path, typer.Option(help="The folder for the stores, one folder each, named by role.")],
+    out: Annotated[Path, option("The folder for the stores, one folder each, named by role.")],
     columns: InputOptions,
     corpus: CorpusOptions,
     text: TextOptions,
     only: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Only this store. May be repeated.", click_type=click.Choice(ROLES), show_default="all of them"
-        ),
+        option("Only this store. May be repeated.", click_type=click.Choice(ROLES), otherwise="all of them"),
     ] = None,
 ) -> None:
     """Make the stores main, 20k, 30k, characters and other, as the paper's corpus was made.
@@ -94,11 +87,9 @@ def prepare(
     The dictionaries are public and each user has 1,600 tokens. A store that exists is left as it is, so that the same
     command continues after a stop.
     """
-    from unheard.cli.display import say
     from unheard.corpus.sources import find_sources
     from unheard.corpus.tokenizers import CharacterTokenizer
     from unheard.corpus.vocabulary import PublicVocabulary
-    from unheard.errors import InvalidValue
 
     if "other" in (only or ()) and not corpus.other:
         raise InvalidValue("--only other needs the other corpus: --other INPUT.")
@@ -113,9 +104,8 @@ def prepare(
     if "characters" in roles:  # all characters, of which there are about a hundred
         vocabulary = PublicVocabulary(language=text.language)
         _make(sources, out / "characters", replace(preparation, tokenizer=CharacterTokenizer(), vocabulary=vocabulary))
-    if (
-        "other" in roles and corpus.other
-    ):  # with the dictionary of the main corpus, so that models can be evaluated on both
+    # The other corpus has the dictionary of the main one, so that models can be evaluated on both.
+    if "other" in roles and corpus.other:
         other = _preparation(corpus.other, columns, text, corpus.other_name)
         vocabulary = words["main"].vocabulary
         _make(find_sources(corpus.other, columns.format_), out / "other", replace(other, vocabulary=vocabulary))
@@ -144,7 +134,6 @@ def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, na
 def _make_words(sources: list["Source"], out: Path, wanted: "dict[str, Preparation]") -> None:
     """Prepare the store with the largest dictionary, and derive the others from it by shrinking the vocabulary, which
     gives the same bytes as preparing them."""
-    from unheard.cli.display import step_bars
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
@@ -162,7 +151,6 @@ def _make_words(sources: list["Source"], out: Path, wanted: "dict[str, Preparati
 
 def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> None:
     """Prepare one store and print its counts, unless it exists."""
-    from unheard.cli.display import step_bars
     from unheard.cli.prepare import print_counts
     from unheard.corpus.pipeline import build_store
 
@@ -175,9 +163,7 @@ def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> Non
 def _is_there(path: Path, wanted: "Preparation") -> bool:
     """Whether the store exists with the same choices. Raises `CorpusError` if it exists with others, which would
     otherwise pass for the requested one."""
-    from unheard.cli.display import say
     from unheard.corpus.store import TokenStore
-    from unheard.errors import CorpusError
 
     if not (path / "corpus.json").is_file():
         return False

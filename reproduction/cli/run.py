@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reproduction.cli.options import ALL_RESULTS, MostRounds, ScaleName
-from unheard.cli.options import EngineOptions, ProcessOptions
+from unheard.cli.display import note, say
+from unheard.cli.options import EngineOptions, ProcessOptions, number, option
 from unheard.cli.processes import run_on_processes
 
 if TYPE_CHECKING:
@@ -46,36 +47,30 @@ class WhatToRun:
     """The recipes' corpora, how much of each run to make, and what to change in all of them."""
 
     corpus: Annotated[
-        list[str],
-        typer.Option(help="A store, a folder of stores named by role, or ROLE=DIR. May be repeated.", metavar="DIR"),
+        list[str], option("A store, a folder of stores named by role, or ROLE=DIR. May be repeated.", metavar="DIR")
     ]
     scale: ScaleName = "full"
     rounds: MostRounds = None
-    seed: Annotated[
-        int,
-        typer.Option(min=0, help="Added to the seeds of cohorts and noise; results go to NAME-seeds+N.", metavar="N"),
-    ] = 0
+    seed: Annotated[int, number("Added to the seeds of cohorts and noise; results go to NAME-seeds+N.", min=0)] = 0
     set_: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="Change a key of every run, for example model.keep_norm=true. The results get a folder of their own. "
+        option(
+            "Change a key of every run, for example model.keep_norm=true. The results get a folder of their own. "
             "May be repeated.",
+            "--set",
             metavar="KEY=VALUE",
-            show_default="none",
+            otherwise="none",
         ),
     ] = None
     population: Annotated[
         list[str] | None,
-        typer.Option(
-            help="The declared number of users: N, or ROLE=N. May be repeated.",
-            metavar="N",
-            show_default="counted, which is right for research corpora only",
+        number(
+            "The declared number of users: N, or ROLE=N. May be repeated.",
+            otherwise="counted, which is right for research corpora only",
         ),
     ] = None
     name: Annotated[
-        str | None,
-        typer.Option(help="The name of the corpus in results.", metavar="NAME", show_default="as in the store"),
+        str | None, option("The name of the corpus in results.", metavar="NAME", otherwise="as in the store")
     ] = None
 
 
@@ -83,37 +78,32 @@ class WhatToRun:
 class HowToRun:
     """The folders, the order and the time limit of the runs."""
 
-    work: Annotated[Path, typer.Option(help="The folder for the run folders.")] = Path("runs/paper")
-    results: Annotated[Path, typer.Option(help="The folder for results: DIR/NAME/runs.jsonl.", metavar="DIR")] = (
-        ALL_RESULTS
-    )
+    work: Annotated[Path, option("The folder for the run folders.")] = Path("runs/paper")
+    results: Annotated[Path, option("The folder for results: DIR/NAME/runs.jsonl.", metavar="DIR")] = ALL_RESULTS
     schedule: Annotated[
         Path | None,
-        typer.Option(
-            help="A TOML file of steps (recipes, rounds, runs, seconds). NAME... then chooses among its steps.",
+        option(
+            "A TOML file of steps (recipes, rounds, runs, seconds). NAME... then chooses among its steps.",
             metavar="FILE",
-            show_default="recipes in the order of `list`",
+            otherwise="recipes in the order of `list`",
         ),
     ] = None
     stop_after: Annotated[
         float | None,
-        typer.Option(
+        option(
+            "Stop after this many seconds, at the end of a round. Everything is saved and recorded.",
             min=0,
-            help="Stop after this many seconds, at the end of a round. Everything is saved and recorded.",
             metavar="SECONDS",
-            show_default="no limit",
+            otherwise="no limit",
         ),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run, and how long it takes.")] = (
-        False
-    )
+    dry_run: Annotated[bool, option("Only print what would be run, and how long it takes.", "--dry-run")] = False
     users_per_second: Annotated[
         float | None,
-        typer.Option(
+        number(
+            "User updates per second, for the estimate.",
             min=0.001,
-            help="User updates per second, for the estimate.",
-            metavar="N",
-            show_default="as measured on this machine, or that of one H200 or two CPU cores",
+            otherwise="as measured on this machine, or that of one H200 or two CPU cores",
         ),
     ] = None
 
@@ -140,7 +130,6 @@ def run(
         from reproduction.cli.display import show_plan, show_running, show_skipped
         from reproduction.runner import run_steps
         from reproduction.scheduling import choose_steps
-        from unheard.cli.display import say
 
         steps = choose_steps(names, how.schedule)
         workspace = _workspace(steps, what, how, engine, processes, ranks)
@@ -172,7 +161,6 @@ def _workspace(
 ) -> "Workspace":
     """Open the workspace that the options name, and warn if a population is counted."""
     from reproduction.workspace import open_workspace
-    from unheard.cli.display import note
     from unheard.engines.choice import EngineChoice
 
     # Recipes name no engine, so that options that are left out mean `auto`.
