@@ -16,6 +16,7 @@ from unheard.audit.summary import AuditResult, audit_run
 from unheard.engines.choice import EngineChoice
 from unheard.errors import InvalidValue, PrivacyError, UnprovenCombination
 from unheard.mechanism.noise import GaussianNoise
+from unheard.privacy.events import Gaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.randomness import ReproducibleStreams, SecureStreams, reproducible_generator
 from unheard.training.released import Released
@@ -228,3 +229,12 @@ def test_users_in_an_audit_are_charged_before_they_are_drawn(run, store, tmp_pat
     for round in range(3):
         background.join(nobody, plan, plan.event(), round)
     assert charged == [1, 2, 3]
+
+
+def test_the_estimate_is_that_of_the_mean_variance_of_both_groups():
+    groups = np.array([3.0, 5.0, 4.0, 4.0]), np.array([1.0, -3.0, -1.0, -1.0])  # variances 2/3 and 8/3, 5 apart
+    z = math.sqrt((2 / 3 + 8 / 3) / 2) / 5
+    expected = one_run.epsilon([Gaussian(noise_multiplier=z)], 1e-5, "pld")
+    assert one_run._estimate(*groups, 1e-5, False) == pytest.approx(expected)
+    assert one_run._estimate(*groups[::-1], 1e-5, False) == 0.0
+    assert math.isnan(one_run._estimate(groups[0][:1], groups[1], 1e-5, False))

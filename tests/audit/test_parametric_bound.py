@@ -56,6 +56,14 @@ def test_the_bound_is_too_high_in_about_one_of_twenty_sound_audits(q, z, rounds)
     assert 0.01 * 300 <= above <= (0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)) * 300
 
 
+def test_a_bound_that_is_surer_is_lower():
+    audit = simulated(4, 1000, 1.0, 1.2567, 1)
+    bounds = [parametric_bound(*audit, DELTA, confidence) for confidence in (0.5, 0.9, 0.99)]
+    factors = [ruled_out_factor(*audit, confidence)[0] for confidence in (0.5, 0.9, 0.99)]
+    assert [bound.factor for bound in bounds] == factors == sorted(factors, reverse=True)
+    assert bounds[0].epsilon > bounds[1].epsilon > bounds[2].epsilon
+
+
 def test_the_moments_of_the_score_agree_with_a_simulation():
     for q, z, factor in ((1.0, 1.0, 1.0), (0.3, 0.8, 1.0), (0.1, 1.5, 2.0)):
         score, included, signals = simulated(5, 100_000, q, z, 2, factor=factor)

@@ -110,7 +110,13 @@ def test_what_cannot_be_prepared_is_refused_before_anything_is_written(tmp_path)
         prepared(tmp_path, [])
     with pytest.raises(InputError, match="both the column 'who'"):
         prepared(tmp_path, POSTS, text="who")
-    for wrong in ({"vocabulary": "private"}, {"vocabulary_epsilon": 1.0}, {"vocabulary": "pubic"}, {"held_out": 2.0}):
+    for columns in ({"user": ""}, {"text": ""}):
+        with pytest.raises(InputError, match="Name the columns"):
+            prepared(tmp_path, POSTS, **columns)
+    for cost in ({}, {"vocabulary_epsilon": 1.0}, {"vocabulary_delta": 1e-6}):
+        with pytest.raises(InvalidValue, match="needs its cost"):
+            prepared(tmp_path, POSTS, vocabulary="private", **cost)
+    for wrong in ({"vocabulary_epsilon": 1.0}, {"vocabulary": "pubic"}, {"held_out": 2.0}):
         with pytest.raises(InvalidValue):
             prepared(tmp_path, POSTS, **wrong)
     (tmp_path / "store").mkdir()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from dataclasses import replace
 
 import duckdb
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from tests.corpus.inputs import POSTS, prepared, write_jsonl
+from unheard.corpus import private_vocabulary
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodeShard, EncodingOptions
-from unheard.corpus.grouping import SplitRule
+from unheard.corpus.grouping import Grouping, SplitRule
 from unheard.corpus.pipeline import Preparation, _release_request
 from unheard.corpus.private_vocabulary import (
     UNIT,
@@ -307,3 +309,21 @@ def test_a_public_corpus_that_is_the_users_own_text_is_refused(tmp_path):
         with pytest.raises(PrivacyError, match="its words are not public"):
             prepared(tmp_path, file, vocabulary=CorpusVocabulary(path=str(path)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["posts", "words.txt"]  # nothing was read
+
+
+def test_votes_are_summed_over_all_files_of_all_shards(tmp_path, monkeypatch):
+    """Also where there are more words than are held in memory."""
+    monkeypatch.setattr(private_vocabulary, "_MAX_WORDS", 2)
+    expected: Counter[str] = Counter()
+    for shard in range(2):
+        sums = private_vocabulary.WordSums(tmp_path / "sums", shard)
+        for words in ("abc", "bcd", "aab", "e"):
+            sums.add(Counter(words))
+            expected += Counter(words)
+        assert sums.finish() == 4
+    grouping = Grouping(work=tmp_path, fields=Fields(user="who", text="what"), shards=2)
+    (tmp_path / "temp").mkdir()
+    for least in (0, 4):
+        parts = private_vocabulary.summed(tmp_path / "sums", grouping, least)
+        read = [(word, int(n)) for words, totals in parts for word, n in zip(words, totals, strict=True)]
+        assert read == sorted((word, n) for word, n in expected.items() if n >= least)

@@ -4,6 +4,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
@@ -37,6 +38,16 @@ LINES = st.one_of(
     st.binary(max_size=12).filter(lambda line: b"\n" not in line and b"\r" not in line),
     st.sampled_from([b"[1]", b'"s"', b"null", b"", b"   ", b'{"who": "x"} y', b'{"who": "\xff", "what": "a"}']),
 )
+
+
+def test_of_many_open_quotes_some_are_named_and_the_rest_are_counted():
+    batch = SimpleNamespace(sources=[SimpleNamespace(path="x.csv")])
+    spans = [(10 * i + 1, i + 1, i % 2 == 0) for i in range(json_rows._MAX_WARNINGS + 2)]
+    *named, last = json_rows._warnings(batch, spans[::-1])  # pyright: ignore[reportArgumentType]
+    assert len(named) == json_rows._MAX_WARNINGS
+    assert all(words.startswith(f"x.csv, line {line}:") for words, (line, _, _) in zip(named, spans, strict=False))
+    assert last == f"x.csv: 2 more such places, {spans[-1][1] + spans[-2][1]} lines."
+    assert len(json_rows._warnings(batch, spans[:2])) == 2  # pyright: ignore[reportArgumentType]
 
 
 @settings(max_examples=50, deadline=None)

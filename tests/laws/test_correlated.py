@@ -303,3 +303,14 @@ def test_values_out_of_range_are_refused():
         plan_with(noise=CorrelatedNoise(noise_multiplier=1.0, rounds=20, bands=6)).correlated_facts()
     with pytest.raises(InvalidValue, match=r"2\^19"):
         plan_with(noise=CorrelatedNoise(noise_multiplier=500_000.0, rounds=20)).correlated_facts()
+
+
+@pytest.mark.parametrize("strategy", ["banded", "blt"])
+def test_a_history_of_another_mechanism_or_model_is_not_continued(strategy):
+    """One row too few forgets a round of noise; one too many adds noise that was never drawn."""
+    matrix = optimise(strategy, rounds=12, separation=4, **({"bands": 4} if strategy == "banded" else {"buffers": 3}))
+    rows = NoiseHistory(matrix, 5, CPU).rows
+    NoiseHistory(matrix, 5, CPU, index=2, rows_RP=rows)
+    for wrong in (rows[1:], torch.cat([rows, rows[:1]]), rows[:, 1:], rows[0], torch.zeros(0, 5)):
+        with pytest.raises(ValueError, match="a history of"):
+            NoiseHistory(matrix, 5, CPU, index=2, rows_RP=wrong)

@@ -235,9 +235,12 @@ def test_a_well_sealed_line_that_is_no_entry_is_refused(path, record):
 
 
 def test_another_format_is_refused(path):
-    resealed(path, {"ledger": "unheard-ledger-2", "facts": {}}, line=1)
-    with pytest.raises(LedgerError, match=r"line 1.*version"):
-        Ledger.open(path)
+    own = {"ledger": "unheard-ledger-1", "facts": {}}
+    others = ({"ledger": "unheard-ledger-2"}, {"ledger": None}, {"facts": []}, {"facts": "x"}, {"budget": 1.0})
+    for record in ({"facts": {}}, {"ledger": own["ledger"]}, *({**own, **other} for other in others)):
+        resealed(path, record, line=1)
+        with pytest.raises(LedgerError, match=r"line 1.*version"):
+            Ledger.open(path)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,14 +15,24 @@ import unheard
 from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
-from unheard.corpus.store import TokenStore, write_digests
+from unheard.corpus.store import TokenStore, write_digests, write_store
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.deployment.model import run_statement
-from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, UnheardError
+from unheard.errors import (
+    CheckpointCorrupt,
+    CorpusError,
+    InvalidValue,
+    LedgerError,
+    ModelError,
+    RunFolderMissing,
+    UnheardError,
+)
 from unheard.privacy.ledger import NO_LEDGERS, RECORD, Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.privacy.run_ledger import read_run_ledger
 from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder
+from unheard.training import released
 from unheard.training.checkpoint import newest_checkpoint, save_model
 from unheard.training.initialise import population_ledger_of
 from unheard.training.run import read_saved_run
@@ -433,6 +445,37 @@ def test_words_and_tokens_of_another_run_are_refused(base, reader, name, old, ne
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new, 1))
     with pytest.raises(UnheardError, match=rf"{name} is not the one that the run began with"):
+        MODEL_READERS[reader](base / "r")
+
+
+@pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])
+def test_words_of_another_number_are_refused_also_where_the_ledger_names_none(base, reader, monkeypatch):
+    """As ledgers of the first version."""
+    facts = Ledger.read(base / "r" / "ledger.jsonl").facts
+    older = SimpleNamespace(facts={name: fact for name, fact in facts.items() if name != "vocabulary"})
+    monkeypatch.setattr(released, "read_run_ledger", lambda _: older)
+    file = base / "r" / "vocabulary.txt"
+    file.write_text(file.read_text() + "more\n")
+    with pytest.raises(UnheardError, match="has 51 words, the model 50 rows"):
+        MODEL_READERS[reader](base / "r")
+
+
+def test_a_model_is_not_measured_on_a_store_of_other_words(base, tmp_path):
+    for words in (["a", "b"], [f"w{i}" for i in reversed(range(47))]):
+        users = [np.array([0, 3, 4, 1])] * 2
+        other = write_store(tmp_path / str(len(words)), train=users, held_out=users, vocabulary=Vocabulary.of(words))
+        for read in (
+            lambda folder, store: unheard.evaluate(folder, corpus=store.path),
+            lambda folder, store: invoke("evaluate", folder, "--corpus", store.path),
+        ):
+            with pytest.raises(ModelError, match="another vocabulary"):
+                read(base / "r", other)
+
+
+@pytest.mark.parametrize("reader", ["predict", "Released", "evaluate", "unheard.evaluate"])
+def test_a_run_that_has_released_no_model_says_so(base, reader):
+    (base / "r" / "model.safetensors").unlink()
+    with pytest.raises(RunFolderMissing, match="has released no model yet"):
         MODEL_READERS[reader](base / "r")
 
 

@@ -16,7 +16,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import remembered
 from unheard.run_folder import RunFolder
 from unheard.training import checkpoint
-from unheard.training.checkpoint import checkpoint_files, newest_checkpoint, save_checkpoint
+from unheard.training.checkpoint import checkpoint_files, load_model, newest_checkpoint, save_checkpoint
 from unheard.training.initialise import restore_state, streams_of
 from unheard.training.round import State
 
@@ -86,6 +86,11 @@ def test_parameters_that_are_not_of_the_model_are_neither_split_nor_joined():
         ({"params": torch.inf}, {}, "not a finite real number"),
         ({"server.momentum": torch.nan}, {}, "not a finite real number"),
         ({"server.momentum": torch.tensor([1])}, {}, "not a finite real number"),
+        ({"params": torch.zeros(2, 3)}, {}, "is not a checkpoint"),
+        ({}, {"people": {"ledger": "x", "length": 1}}, "is not a checkpoint"),
+        ({}, {"people": "x"}, "is not a checkpoint"),
+        ({}, {"metrics": {"bytes": "9", "sha256": "x"}}, "is not a checkpoint"),
+        ({}, {"metrics": {"bytes": 9}}, "is not a checkpoint"),
         ({}, {"clip_norm": 0.0}, "is not a checkpoint"),
         ({}, {"clip_norm": -1.0}, "is not a checkpoint"),
         ({}, {"clip_norm": math.inf}, "is not a checkpoint"),
@@ -110,6 +115,15 @@ def test_a_checkpoint_that_was_sealed_anew_with_impossible_content_is_not_contin
     with pytest.raises(UnheardError):
         list(unheard.resume(folder.path))
     assert len(Ledger.read(folder.ledger)) == 0
+
+
+@pytest.mark.parametrize("facts", [[], "x", None, 3])
+def test_a_model_or_checkpoint_whose_facts_are_no_table_is_refused(run, tmp_path, facts):
+    file = tmp_path / "model.safetensors"
+    checkpoint._save(file, run.model.layout.split(run.model.initial(0)), facts)
+    for read in (load_model, lambda path, _: checkpoint.recorded_layout(path)):
+        with pytest.raises(CheckpointCorrupt, match="does not read back"):
+            read(file, run.model)
 
 
 def test_a_run_without_checkpoints_is_not_begun_anew(run, tmp_path):

@@ -1,10 +1,15 @@
 """The run file that `unheard init` writes: valid, with the noise that meets a target at the written delta."""
 
+from dataclasses import replace
+
 import pytest
 
 from unheard.errors import InvalidValue
+from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy import noise_choice
 from unheard.privacy.accountants import best_epsilon
+from unheard.privacy.events import PoissonGaussian
+from unheard.privacy.noise_choice import NoiseOption
 from unheard.training import new_run_file
 from unheard.training.run import read_run_file
 
@@ -68,8 +73,8 @@ def test_a_comparison_of_kinds_of_noise_chooses_correlated_noise(new_file, monke
     assert deltas == [run.claimed_delta]  # the noise meets the target at the delta that is written, rounded as it is
     assert run.plan.at(0, run.model.layout).event(39).index == 39
     assert run.plan.correlated_facts()["rounds"] == 40
-    epsilon = best_epsilon([run.plan.at(0, run.model.layout).event(i) for i in range(40)], run.claimed_delta).epsilon
-    assert 3 < epsilon <= 4
+    events = [run.plan.at(0, run.model.layout).event(i) for i in range(40)]
+    assert 3 < best_epsilon(events, run.claimed_delta).epsilon <= 4
     assert "less error than independent noise" in new.sentences[0]
     assert new.noise is None
 
@@ -87,3 +92,14 @@ def test_impossible_values_of_a_new_run_are_refused(new_file, tmp_path, options,
     options = {**options, "base": tmp_path / options["base"]} if "base" in options else options
     with pytest.raises(InvalidValue, match=message):
         new_file(**options)
+
+
+def test_where_independent_noise_is_best_the_run_file_has_its_z(new_file, monkeypatch):
+    event = (PoissonGaussian(sampling_prob=0.01, noise_multiplier=1.2345), 40)
+    own = {"noise_multiplier": 1.2345, "events": event, "epsilon": 4.0, "accountant": "rdp"}
+    independent = NoiseOption(kind="independent", sampling="poisson", rms_error=1.0, **own)
+    blt = replace(independent, kind="blt", noise_multiplier=0.5, rms_error=2.0)
+    monkeypatch.setattr(new_run_file, "compare_noise", lambda **_: [independent, blt])
+    new, run = new_file(epsilon=4.0, compares_noise=True)
+    assert new.sentences[0] == "Independent noise is best here: z = 1.2345 meets epsilon 4."
+    assert run.plan.noise == GaussianNoise(noise_multiplier=1.2345)

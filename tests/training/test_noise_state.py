@@ -371,6 +371,10 @@ def test_keys_are_refused_by_a_library_that_draws_other_numbers_from_them(place,
             go(run, folder, stop=3)
     go(run, folder, stop=3)
     assert indices(folder) == [0, 1, 2]
+    own, draw = noise_state._draw_digest(), noise_state.standard_normals
+    for other in (lambda *what: draw(*what).flip(0), lambda *what: draw(*what).nextafter(torch.tensor(9.0).double())):
+        monkeypatch.setattr(noise_state, "standard_normals", other)
+        assert noise_state._draw_digest() != own
 
 
 def damage_keys(noise: Path) -> None:
@@ -407,7 +411,41 @@ def swap_history(noise: Path) -> None:
     shutil.copy(noise.parent.parent / "other" / "noise" / "history", noise / "history")
 
 
-HARMS = [damage_keys, shorten_keys, damage_history, lose_history, swap_state, swap_keys, swap_history]
+def change_key(noise: Path) -> None:
+    """One digit of a key: the file is still whole JSON."""
+    path = noise / "keys.jsonl"
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    key = json.loads(last)["key"]
+    other = ("1" if key[0] == "0" else "0") + key[1:]
+    path.write_bytes(b"".join([*lines, last.replace(key.encode(), other.encode())]))
+
+
+def of_another_version(noise: Path) -> None:
+    path = noise / "keys.jsonl"
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([noise_state._sealed({**noise_state._opened(header), "format": "other"}), *lines]))
+
+
+def keys_of_later_attempts(noise: Path) -> None:
+    """As after a ledger that was cut."""
+    path = noise / "keys.jsonl"
+    last = json.loads(path.read_bytes().splitlines()[-1])
+    later = noise_state.KeyRecord(index=last["index"] + 2, key=bytes(16), charges=last["charges"])
+    path.write_bytes(path.read_bytes() + noise_state._key_line(later))
+
+
+HARMS = [
+    change_key,
+    of_another_version,
+    keys_of_later_attempts,
+    damage_keys,
+    shorten_keys,
+    damage_history,
+    lose_history,
+    swap_state,
+    swap_keys,
+    swap_history,
+]
 
 
 @pytest.mark.parametrize("harm", HARMS)

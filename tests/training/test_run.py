@@ -155,8 +155,11 @@ def test_overrides_reach_any_key(tmp_path, run):
 def test_bad_overrides_are_refused(tmp_path, run, bad):
     file = tmp_path / "run.toml"
     file.write_text(run_toml(run))
-    with pytest.raises((InvalidValue, UnknownKey)):
+    words = "Did you mean 'norm'" if bad == "clip.norn=3" else "write table.key=value"
+    with pytest.raises((InvalidValue, UnknownKey), match=words):
         read_run_file(file, [bad])
+    with pytest.raises(InvalidValue, match="is not a table of keys"):
+        read_run_file(file, ["clip.norm.more=3"])
 
 
 def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path):

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from unheard.corpus.store import write_store
+from unheard.corpus.vocabulary import Vocabulary
 from unheard.engines.engine import Cohort
 from unheard.randomness import reproducible_generator
-from unheard.updates.user_update import StoredUsers
+from unheard.updates.user_update import StoredUsers, User, concatenated_tokens, read_users
 
 
 @pytest.fixture
@@ -19,6 +21,24 @@ def test_stored_users_come_in_the_requested_order(store, drawn):
     assert drawn.lengths().tolist() == [len(user.tokens) for user in drawn]
     assert [user.number for user in drawn[1:3]] == [3, 17]
     assert [user.number for user in drawn.chosen(np.array([True, False, False, True]))] == [41, 55]
+
+
+def test_each_user_has_their_own_text_and_features_in_whatever_order_they_are_drawn(tmp_path):
+    users, features = [np.array([0, 3 + k, 1]) for k in range(6)], np.arange(12.0).reshape(6, 2)
+    own = write_store(
+        tmp_path / "s",
+        train=users,
+        held_out=users[:1],
+        vocabulary=Vocabulary.of("abcdefgh"),
+        features={"train": features},
+        shards=2,
+    )
+    for numbers in ([4, 0, 5, 1], [0, 1, 4, 5], [3, 3]):
+        for k, user in zip(numbers, read_users(own.train, np.array(numbers), True), strict=True):
+            assert (user.number, user.tokens.tolist(), user.features.tolist()) == (k, [0, 3 + k, 1], [2 * k, 2 * k + 1])
+        tokens, lengths = concatenated_tokens([User(users[k][: 1 + k % 3]) for k in numbers])
+        assert lengths.tolist() == [1 + k % 3 for k in numbers]
+        assert tokens.tolist() == [int(t) for k in numbers for t in users[k][: 1 + k % 3]]
 
 
 def test_no_text_is_read_before_it_is_used(store, drawn, monkeypatch):

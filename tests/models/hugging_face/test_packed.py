@@ -89,6 +89,14 @@ def test_short_texts_fill_the_streams_of_long_ones(llama, monkeypatch):
     assert distance(expected, given) < 1e-4
 
 
+def test_large_deltas_take_their_steps_one_by_one_and_none_is_left_out(llama, monkeypatch):
+    model = model_of(llama, "lora")
+    users, plan = users_of(model), plan_of(model)
+    expected = packed(model).sum_updates(start_of(model), users, plan, 1)
+    monkeypatch.setattr(engine, "LARGE_DELTAS", 0)
+    assert distance(expected, packed(model).sum_updates(start_of(model), users, plan, 1)) < 1e-6
+
+
 def test_an_empty_cohort_is_zero(llama):
     model = model_of(llama, "lora")
     total = packed(model).sum_updates(start_of(model), [], plan_of(model), 1)
