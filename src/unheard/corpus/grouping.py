@@ -25,6 +25,7 @@ DuckDB and read in blocks of some thousand rows, so that even a user with half o
 """
 
 import contextlib
+import ctypes
 import gc
 import hashlib
 import itertools
@@ -69,6 +70,7 @@ Rows = Iterator[tuple[Sequence[str], Sequence[str]]]
 """Sorted rows in blocks of some thousand: the users and the texts of a block, as two columns."""
 
 _FETCH_ROWS = 4096
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _ROW_GROUP = 8192  # small row groups leave the writer's buffers early: a quarter less work than with the default
 
 
@@ -384,9 +386,21 @@ class DuckDBBackend:
 
     def _start_pool(self, workers: int) -> ProcessPoolExecutor:
         # spawn: a forked copy of a process with DuckDB's threads in it may hang.
-        # gc.disable: rows are millions of tuples and texts without cycles; to search them for cycles costs a tenth.
         spawn = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(workers, mp_context=spawn, initializer=gc.disable)
+        return ProcessPoolExecutor(workers, mp_context=spawn, initializer=_tune_memory)
+
+
+def _tune_memory() -> None:
+    """Save a process of the pool work that its rows do not need: a search for cycles, and new pages for every array."""
+    gc.disable()  # rows are millions of tuples and texts without cycles; to search them costs a tenth
+    try:
+        # glibc gives freed memory back to the system and asks for it again with the next array, which costs a
+        # twentieth. Up to 64 MiB stay with the process.
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 1 << 25)
+        mallopt(_M_TRIM_THRESHOLD, 1 << 26)
+    except (OSError, AttributeError, TypeError):  # another C library
+        return
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -465,15 +466,19 @@ def _run_steps(
         write_user_map(Path(user_map), work, grouping.shards)
     # From here on finished shards are changed. Without the plan in `work`, an interrupted call starts again.
     storage.move_into_place(work, writer.partial / "gone")
-    shutil.rmtree(writer.partial / "gone")
-    _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
-    record = preparation.public_record(replace(result, events=events), writer.path.name)
-    if earlier is not None:
-        # DP: written before the store is at its path, so that no run can begin a ledger without the earlier charges.
-        from unheard.privacy.population_ledger import continue_ledger  # scipy, which most calls do not need
+    with ThreadPoolExecutor(1) as thread:
+        deletion = thread.submit(shutil.rmtree, writer.partial / "gone")
+        _finish_splits(preparation, result.vocabulary, writer.partial, grouping.shards)
+        record = preparation.public_record(replace(result, events=events), writer.path.name)
+        if earlier is not None:
+            # DP: written before the store is at its path, so that no run can begin a ledger without the earlier
+            # charges.
+            from unheard.privacy.population_ledger import continue_ledger  # scipy, which most calls do not need
 
-        continue_ledger(writer.partial, earlier)
-    store = writer.finish(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
+            continue_ledger(writer.partial, earlier)
+        writer.describe(vocabulary=result.vocabulary, info=record, counts=counts, shards=grouping.shards)
+        deletion.result()
+    store = writer.publish()
     releases.clear(store.path)
     logger.info("the store at %s is complete", store.path)
     return PreparedStore(store=store, counts=counts, language=language)

@@ -32,6 +32,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from unheard import storage
+from unheard.corpus import AVAILABLE_CORES
 from unheard.corpus.vocabulary import Vocabulary
 from unheard.errors import CorpusCorrupt, CorpusError, CorpusMissing
 from unheard.privacy.ledger import DIGESTS, NO_LEDGERS, RECORD, corpus_name
@@ -700,9 +702,10 @@ def write_digests(folder: Path, known: Mapping[str, tuple[int, str]] | None = No
     for split in SPLITS:
         endings = ("*.offsets", "*.tokens", "features.npy")
         names += sorted(f"{split}/{path.name}" for ending in endings for path in (folder / split).glob(ending))
-    for name in names:
-        if name not in files and (folder / name).is_file():
-            files[name] = ((folder / name).stat().st_size, _sha256(folder / name))
+    new = [name for name in names if name not in files and (folder / name).is_file()]
+    with ThreadPoolExecutor(AVAILABLE_CORES) as threads:
+        for name, digest in zip(new, threads.map(_sha256, [folder / name for name in new]), strict=True):
+            files[name] = ((folder / name).stat().st_size, digest)
     content = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in files.items()}
     write_private_json(folder / DIGESTS, {"files": content, "ledgers": (folder / RECORD).is_file()})
 
