@@ -13,7 +13,7 @@
 
     folder = RunFolder.begin("runs/first")      # a hidden folder next to its final path
     ...                                         # write run.toml, the ledger, the first checkpoint
-    folder = folder.settle("runs/first")        # now the run exists
+    folder = folder.publish("runs/first")        # now the run exists
     with folder.locked():
         folder.append_metrics({"round": 20, "accuracy": 0.13})
 """
@@ -36,6 +36,16 @@ LOCAL_KEYS = ("corpus.path", "privacy.ledger", "engine.corpus_part", "model.path
 """Keys of the run file that name paths of the machine."""
 
 
+class _Path:
+    """A path in a run folder, as an attribute of `RunFolder`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder", owner: type) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one run, and the operations that keep them consistent.
@@ -46,50 +56,30 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def run_file(self) -> Path:
-        """The configuration of the run, complete."""
-        return self.path / "run.toml"
-
-    @property
-    def ledger(self) -> Path:
-        """The ledger of the run: `privacy.ledger.Ledger`."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Held-out evaluations, one JSON line each."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def statement(self) -> Path:
-        """The privacy statement as of the last save."""
-        return self.path / "statement.json"
-
-    @property
-    def model(self) -> Path:
-        """The newest released model."""
-        return self.path / "model.safetensors"
-
-    @property
-    def vocabulary(self) -> Path:
-        """The words of the model."""
-        return self.path / "vocabulary.txt"
-
-    @property
-    def tokens(self) -> Path:
-        """How text was split into tokens."""
-        return self.path / "tokens.json"
-
-    @property
-    def federated(self) -> Path:
-        """What the server of a federated run sees. Other runs do not have this file."""
-        return self.path / "federated.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of states to resume from."""
-        return self.path / "checkpoints"
+    run_file = _Path("run.toml")
+    """The configuration of the run, complete."""
+    ledger = _Path("ledger.jsonl")
+    """The ledger of the run: `privacy.ledger.Ledger`."""
+    metrics = _Path("metrics.jsonl")
+    """Held-out evaluations, one JSON line each."""
+    statement = _Path("statement.json")
+    """The privacy statement as of the last save."""
+    model = _Path("model.safetensors")
+    """The newest released model."""
+    vocabulary = _Path("vocabulary.txt")
+    """The words of the model."""
+    tokens = _Path("tokens.json")
+    """How text was split into tokens."""
+    federated = _Path("federated.json")
+    """What the server of a federated run sees. Other runs do not have this file."""
+    checkpoints = _Path("checkpoints")
+    """The folder of states to resume from."""
+    measures = _Path("measures.json")
+    """The full measures of the newest model."""
+    noise = _Path("noise")
+    """The folder of keys and history of correlated noise, while a run with such noise is not complete. Secret."""
+    tensorboard = _Path("tensorboard")
+    """The folder of TensorBoard event files."""
 
     @property
     def saved_round(self) -> int:
@@ -97,24 +87,9 @@ class RunFolder:
         names = sorted(path.stem for path in self.checkpoints.glob("round-*.safetensors"))
         return int(names[-1].removeprefix("round-")) if names else 0
 
-    @property
-    def measures(self) -> Path:
-        """The full measures of the newest model."""
-        return self.path / "measures.json"
-
-    @property
-    def noise(self) -> Path:
-        """The folder of keys and history of correlated noise, while a run with such noise is not complete. Secret."""
-        return self.path / "noise"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of TensorBoard event files."""
-        return self.path / "tensorboard"
-
     @classmethod
     def begin(cls, path: str | Path) -> "RunFolder":
-        """Create a hidden folder next to `path`, to be filled and then moved to `path` by `settle`.
+        """Create a hidden folder next to `path`, to be filled and then moved to `path` by `publish`.
 
         A run whose creation was interrupted therefore never looks like a run.
 
@@ -131,7 +106,7 @@ class RunFolder:
         (staged / "checkpoints").mkdir()
         return cls(staged)
 
-    def settle(self, path: str | Path) -> "RunFolder":
+    def publish(self, path: str | Path) -> "RunFolder":
         """Move the filled folder to `path` in one step.
 
         Raises:

@@ -51,17 +51,8 @@ def replace_file(path: Path, content: bytes, *, owner_only: bool = False) -> Non
     Raises:
         OSError: The file could not be written. The old content is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with _open_for_writing(temporary, owner_only) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with open_replacement(path, owner_only=owner_only) as file:
+        file.write(content)
 
 
 @contextlib.contextmanager

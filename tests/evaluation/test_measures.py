@@ -32,7 +32,7 @@ def what() -> Measured:
         model=model,
         params_P=3.0 * model.initial(1),
         vocabulary=Vocabulary.of([f"w{i}" for i in range(SIZE - 3)]),
-        tokens=WordTokenizer(),
+        tokenizer=WordTokenizer(),
         held_out=[User(t) for t in texts],
     )
 
@@ -252,7 +252,7 @@ def test_features_of_each_user_are_used():
     vocabulary = Vocabulary.of([f"w{i}" for i in range(17)])
     users = [User(np.arange(3, 15), np.array(f, dtype="float32")) for f in ([1, 0], [0, 1])]
     what = Measured(
-        model=model, params_P=model.initial(0), vocabulary=vocabulary, tokens=WordTokenizer(), held_out=users
+        model=model, params_P=model.initial(0), vocabulary=vocabulary, tokenizer=WordTokenizer(), held_out=users
     )
     found = full_measures(what, unheard.Evaluation(unroll=5), prompts=[])
     assert found["tokens"] == close(evaluate(model, what.params_P, users, unroll=5))

@@ -441,9 +441,9 @@ def test_two_that_begin_in_one_place_never_fill_one_folder(run, tmp_path):
     one, other = RunFolder.begin(tmp_path / "r"), RunFolder.begin(tmp_path / "r")
     assert one.path != other.path
     (one.path / "mine").touch()
-    one.settle(tmp_path / "r")
+    one.publish(tmp_path / "r")
     with pytest.raises(RunFolderExists):
-        other.settle(tmp_path / "r")
+        other.publish(tmp_path / "r")
     assert (tmp_path / "r" / "mine").exists()
 
 

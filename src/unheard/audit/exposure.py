@@ -68,7 +68,7 @@ def exposures(
     rng: np.random.Generator,
     *,
     candidates: int = 10_000,
-    spread: ParallelMap = sequential_map,
+    parallel_map: ParallelMap = sequential_map,
 ) -> Iterator[Exposure]:
     """Yield the exposure of each planted phrase, one at a time, so that a caller can show progress.
 
@@ -78,7 +78,7 @@ def exposures(
         canaries: The record of planted phrases (`corpus.canaries.read_canaries`).
         rng: Draws the candidates. Phrases of one length share their candidates.
         candidates: The number of random phrases to rank among, at least 100.
-        spread: How batches are computed: in this process, or on all ranks (`engines/distributed/parallel_map.py`).
+        parallel_map: How batches are computed: in this process, or on all ranks (`engines/distributed/parallel_map.py`).
 
     Raises:
         InvalidValue: Too few candidates, or a phrase without words.
@@ -98,8 +98,8 @@ def exposures(
             )
         if length not in candidate_scores:
             phrases_NL = rng.integers(FIRST_WORD, model.vocabulary_size, size=(candidates, length))
-            candidate_scores[length] = log_probability(model, params_P, phrases_NL, spread=spread)
-        score = log_probability(model, params_P, np.array([words]), spread=spread)[0]
+            candidate_scores[length] = log_probability(model, params_P, phrases_NL, parallel_map=parallel_map)
+        score = log_probability(model, params_P, np.array([words]), parallel_map=parallel_map)[0]
         rank = 1 + int((candidate_scores[length] >= score - ROUNDING).sum())
         yield Exposure(
             number=number,
@@ -112,7 +112,7 @@ def exposures(
 
 
 def log_probability(
-    model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, spread: ParallelMap = sequential_map
+    model: LanguageModel, params_P: Tensor, words_NL: np.ndarray, *, parallel_map: ParallelMap = sequential_map
 ) -> np.ndarray:
     """Return log P(phrase | beginning of a post) in nats for N phrases of L words each, [N].
 
@@ -120,14 +120,14 @@ def log_probability(
         model: The model.
         params_P: Its parameters.
         words_NL: The token ids of the phrases.
-        spread: Computes the batches here or on all ranks.
+        parallel_map: Computes the batches here or on all ranks.
     """
     features_F = np.zeros(model.user_features, dtype=np.float32) if model.user_features else None
     batches = [
         TokenBatch(words_NL[start : start + PHRASES_PER_BATCH], features_F)
         for start in range(0, len(words_NL), PHRASES_PER_BATCH)
     ]
-    return np.concatenate(list(spread(phrases, model, params_P, batches)))
+    return np.concatenate(list(parallel_map(phrases, model, params_P, batches)))
 
 
 def phrases(

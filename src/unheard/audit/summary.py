@@ -152,7 +152,7 @@ def audit_run(
             planted,
             secure_generator(),
             candidates=candidates,
-            spread=parallel_map_of(engine),
+            parallel_map=parallel_map_of(engine),
         ):
             ranked.append(result)
             progress("Ranking planted phrases", len(ranked), len(planted))

@@ -160,7 +160,6 @@ def predict(
 ) -> None:
     """Suggest the next word after some words."""
     from unheard.corpus.vocabulary import SPECIALS
-    from unheard.deployment.model import LoadedModel
 
     model = _open(folder)
     text = text.encode("utf-8", "replace").decode("utf-8")
@@ -168,7 +167,7 @@ def predict(
     if as_json:
         print(json.dumps([{"word": word, "probability": probability} for word, probability in words]))
         return
-    tokens = model.tokenizer if isinstance(model, LoadedModel) else model.tokens
+    tokens = model.tokenizer
     # A piece of a word says little by itself ("Ġcan", "'re"): it is shown with the text before it.
     table = Table("text with the next token" if tokens.is_subword else "next word", "probability")
     for word, probability in words:

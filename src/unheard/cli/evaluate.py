@@ -139,7 +139,7 @@ def _measure(
         model=released.run.model,
         params_P=released.params_P,
         vocabulary=released.vocabulary,
-        tokens=released.tokens,
+        tokenizer=released.tokenizer,
         held_out=counted.choose(users_in_turn(store.held_out, released.run.model)),
         public=[user.tokens for user in public],
     )
@@ -149,7 +149,7 @@ def _measure(
             how,
             prompts=prompts_for(store.info["vocabulary"]) if prompts is None else prompts,
             progress=lambda done, total: progress(f"Measuring {folder.path.name}", done, total),
-            spread=parallel_map_for(measured.model, ranks),
+            parallel_map=parallel_map_for(measured.model, ranks),
         )
     if corpus is None:
         write_measures(folder, numbers)

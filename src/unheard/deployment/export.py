@@ -379,7 +379,7 @@ def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda
     files = {
         **graphs,
         "vocabulary.txt": RunFolder(Path(run)).vocabulary.read_bytes(),
-        "tokens.json": _json(tokenizer_to_table(released.tokens)),
+        "tokens.json": _json(tokenizer_to_table(released.tokenizer)),
         "statement.json": _json(statement),
     }
     return Export(

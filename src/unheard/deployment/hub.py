@@ -144,7 +144,7 @@ def write_hub_folder(
         "config.json": _json(_config(folder, released)),
         "model.safetensors": folder.model.read_bytes(),
         "vocabulary.txt": folder.vocabulary.read_bytes(),
-        "tokens.json": _json(tokenizer_to_table(released.tokens)),
+        "tokens.json": _json(tokenizer_to_table(released.tokenizer)),
         "statement.json": _json(statement),
         **device_files,
     }

@@ -192,7 +192,7 @@ def open_model(path: str | Path) -> LoadedModel:
         kind="run",
         stepper=stepper_for(released.run.model, released.params_P, released.run.evaluation.unroll),
         vocabulary=released.vocabulary,
-        tokenizer=released.tokens,
+        tokenizer=released.tokenizer,
         statement=run_statement(RunFolder.open(path)),
     )
 

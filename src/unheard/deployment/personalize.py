@@ -157,7 +157,7 @@ def split_by_time(released: Released, text: str, later: float) -> tuple[np.ndarr
     Returns:
         The token ids of the earlier part, and of the later part, which is about a share `later` of the text.
     """
-    messages = [words for words in map(released.tokens.split, text.splitlines()) if words]
+    messages = [words for words in map(released.tokenizer.split, text.splitlines()) if words]
     encoded = [np.concatenate([[BOS], released.vocabulary.encode_words(words), [EOS]]) for words in messages]
     ids = np.concatenate(encoded or [np.empty(0, dtype=np.int64)])
     if len(ids) < LEAST_TOKENS:
@@ -215,7 +215,7 @@ def save_personal(released: Released, result: PersonalResult, statement: dict[st
     record = {
         "personal": NOT_FOR_OTHERS,
         "model": table_from_part(model, MODELS),
-        "tokens": tokenizer_to_table(released.tokens),
+        "tokens": tokenizer_to_table(released.tokenizer),
         "words": list(released.vocabulary.words),
         "context": released.run.evaluation.unroll,
         "passes": result.passes,

@@ -29,7 +29,7 @@ the corpus's public users if it has some, else of held-out users, each scored by
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -40,12 +40,12 @@ from torch import Tensor
 
 from unheard.corpus.tokenizers import Tokenizer
 from unheard.corpus.vocabulary import BOS, EOS, UNK, Vocabulary
-from unheard.engines.distributed.parallel_map import ParallelMap, TokenBatch, sequential_map
+from unheard.engines.distributed.parallel_map import ParallelMap, sequential_map
 from unheard.errors import InvalidValue
-from unheard.evaluation.next_word import TOP, Evaluation, losses, predict, target_rank, tokens_at_once
+from unheard.evaluation.next_word import TOP, Evaluation, batches_of_users, losses, predict, target_rank, tokens_at_once
 from unheard.models.model import LanguageModel, window_targets
 from unheard.run_folder import MEASURES_FORMAT, RunFolder, replace_file
-from unheard.updates.user_update import User, windows_of
+from unheard.updates.user_update import User
 
 GUESSES = 10
 """How many of a model's predictions are examined: the paper's head-word histograms take the top 10."""
@@ -107,7 +107,7 @@ def score(
     unroll: int,
     at_once: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    spread: ParallelMap = sequential_map,
+    parallel_map: ParallelMap = sequential_map,
 ) -> tuple[Scores, HeadCounts]:
     """Score every target of these users, with the windows and ranks of training's evaluations.
 
@@ -118,7 +118,7 @@ def score(
         unroll: Tokens per window; each window starts from a zero state.
         at_once: Tokens per batch; None: as many as the device takes.
         progress: Called after each batch with the number of users done and their total.
-        spread: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+        parallel_map: How the batches are distributed: one after the other, or over ranks (training/worker.py).
 
     Raises:
         InvalidValue: The users have no text to predict.
@@ -126,12 +126,9 @@ def score(
     at_once = at_once or tokens_at_once(model, params_P.device)
     heads = {head: np.zeros(GUESSES + 1, dtype=np.int64) for head in HEADS}
     rows: list[tuple[np.ndarray, ...]] = []
-    batches, owners = [], []
-    for windows_BW, owner_B, features_F in _batches(users, unroll, max(1, at_once // unroll), model):
-        batches.append(TokenBatch(windows_BW, features_F))
-        owners.append(owner_B)
-    results = spread(score_batch, model, params_P, batches)
-    for batch, owner_B, row in zip(batches, owners, results, strict=True):
+    batches = list(batches_of_users(users, unroll, max(1, at_once // unroll), bool(model.user_features)))
+    results = parallel_map(score_batch, model, params_P, [batch for batch, _ in batches])
+    for (batch, owner_B), row in zip(batches, results, strict=True):
         _, target_BT, counts_BT = (t.numpy() for t in window_targets(torch.from_numpy(batch.rows_BW)))
         N = int(counts_BT.sum())
         rank_N, loss_N, histograms = row[:N].astype(np.int64), row[N : 2 * N], row[2 * N :].astype(np.int64)
@@ -163,21 +160,6 @@ def score_batch(
     logits_NV = model.logits(params, input_BT, features_F)[counts_BT]
     rank_N, loss_N, top_NK = _ranks(logits_NV, target_BT[counts_BT])
     return np.concatenate([rank_N, loss_N, *(_histogram(top_NK, head) for head in HEADS)])
-
-
-def _batches(
-    users: Sequence[User], unroll: int, size: int, model: LanguageModel
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """Windows, their users and features: of many users together, or of one at a time if the model takes features."""
-    groups = [[i] for i in range(len(users))] if model.user_features else [list(range(len(users)))]
-    for group in groups:
-        windows = [windows_of(users[i].tokens, unroll) for i in group]
-        if not any(len(w) for w in windows):
-            continue
-        windows_KW, owner_K = np.concatenate(windows), np.repeat(group, [len(w) for w in windows])
-        features_F = users[group[0]].features if model.user_features else None
-        for start in range(0, len(windows_KW), size):
-            yield windows_KW[start : start + size], owner_K[start : start + size], features_F
 
 
 def _ranks(logits_NV: Tensor, target_N: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -426,7 +408,7 @@ class Measured:
         model: The model.
         params_P: Its parameters.
         vocabulary: The words of its output layer.
-        tokens: How prompts are split into tokens.
+        tokenizer: How prompts are split into tokens.
         held_out: Held-out users in the store's order: at least those that are evaluated. The baselines count in all.
         public: Text of the corpus's public users, if it has some: the baselines are then fitted on it.
     """
@@ -434,7 +416,7 @@ class Measured:
     model: LanguageModel
     params_P: Tensor
     vocabulary: Vocabulary
-    tokens: Tokenizer
+    tokenizer: Tokenizer
     held_out: Sequence[User]
     public: Sequence[np.ndarray] = field(default=())
 
@@ -445,7 +427,7 @@ def full_measures(
     *,
     prompts: Sequence[str] = PROMPTS,
     progress: Callable[[int, int], None] | None = None,
-    spread: ParallelMap = sequential_map,
+    parallel_map: ParallelMap = sequential_map,
 ) -> dict[str, Any]:
     """Compute the content of measures.json.
 
@@ -454,10 +436,12 @@ def full_measures(
         how: How much held-out text, in which windows.
         prompts: Texts whose most likely next words are included.
         progress: Called with the number of users done and their total.
-        spread: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+        parallel_map: How the batches are distributed: one after the other, or over ranks (training/worker.py).
     """
     users, size = how.choose(what.held_out), len(what.vocabulary)
-    scores, heads = score(what.model, what.params_P, users, unroll=how.unroll, progress=progress, spread=spread)
+    scores, heads = score(
+        what.model, what.params_P, users, unroll=how.unroll, progress=progress, parallel_map=parallel_map
+    )
     others = what.public or [user.tokens for user in what.held_out]
     baselines = score_baselines(users, others, size, are_public=bool(what.public))
     measures = {
@@ -491,7 +475,7 @@ def write_measures(folder: RunFolder, measures: dict[str, Any]) -> None:
 
 
 def _predictions(what: Measured, text: str) -> list[dict[str, Any]]:
-    words = predict(what.model, what.params_P, what.vocabulary, what.tokens.split(text), SUGGESTIONS)
+    words = predict(what.model, what.params_P, what.vocabulary, what.tokenizer.split(text), SUGGESTIONS)
     return [{"word": word, "probability": p} for word, p in words if math.isfinite(p)]
 
 

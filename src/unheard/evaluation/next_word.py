@@ -10,7 +10,7 @@ predicts UNK. BOS is never a target; EOS is one, since a keyboard must know when
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -206,7 +206,7 @@ def evaluate(
     *,
     unroll: int,
     at_once: int | None = None,
-    spread: ParallelMap = sequential_map,
+    parallel_map: ParallelMap = sequential_map,
 ) -> dict[str, float]:
     """Evaluate a model on held-out users.
 
@@ -216,7 +216,7 @@ def evaluate(
         users: Held-out users, usually from `Evaluation.choose`.
         unroll: Tokens per window; each window starts from a zero state.
         at_once: Tokens per batch; None: as many as the device takes.
-        spread: How the batches are distributed: one after the other, or over ranks (training/worker.py).
+        parallel_map: How the batches are distributed: one after the other, or over ranks (training/worker.py).
 
     Returns:
         `accuracy_top1`, `accuracy_top3`, `accuracy_top5`, `accuracy_top1_words` (EOS left out), `loss` in nats per
@@ -226,7 +226,7 @@ def evaluate(
         InvalidValue: The users have no text to predict.
     """
     text = HeldOutText(model, users, unroll=unroll, device=params_P.device, at_once=at_once)
-    return text.start(params_P, spread)()
+    return text.start(params_P, parallel_map)()
 
 
 class HeldOutText:
@@ -251,7 +251,7 @@ class HeldOutText:
     ) -> None:
         self.model, self.device = model, device
         size = max(1, (at_once or tokens_at_once(model, device)) // unroll)
-        self.batches = list(_batches(users, unroll, size, bool(model.user_features)))
+        self.batches = [batch for batch, _ in batches_of_users(users, unroll, size, bool(model.user_features))]
 
     @cached_property
     def _on_device(self) -> list[tuple[Tensor, Tensor | None]]:
@@ -259,17 +259,17 @@ class HeldOutText:
         features = [None if b.features_F is None else to_device(b.features_F, self.device) for b in self.batches]
         return list(zip(rows, features, strict=True))
 
-    def start(self, params_P: Tensor, spread: ParallelMap = sequential_map) -> Callable[[], dict[str, float]]:
+    def start(self, params_P: Tensor, parallel_map: ParallelMap = sequential_map) -> Callable[[], dict[str, float]]:
         """Start an evaluation and return a function that waits for it and returns its metrics.
 
         Several evaluations that are started before the first is waited for keep a GPU busy.
 
         Args:
             params_P: The parameters.
-            spread: How the batches are distributed; over ranks, this method waits for them.
+            parallel_map: How the batches are distributed; over ranks, this method waits for them.
         """
-        if spread is not sequential_map:
-            return partial(_metrics, list(spread(count_batch, self.model, params_P, self.batches)))
+        if parallel_map is not sequential_map:
+            return partial(_metrics, list(parallel_map(count_batch, self.model, params_P, self.batches)))
         params = self.model.layout.split(params_P)
         with torch.no_grad():
             return partial(_metrics, [batch_sums(self.model, params, *batch) for batch in self._on_device])
@@ -285,17 +285,25 @@ def _metrics(rows: Sequence[Tensor | np.ndarray]) -> dict[str, float]:
     return totals.metrics()
 
 
-def _batches(users: Sequence[User], unroll: int, size: int, per_user: bool) -> Iterable[TokenBatch]:
-    """Batches of windows: of many users together, or of one user at a time if the model takes user features."""
-    if per_user:
-        for user in users:
-            windows_KW = windows_of(user.tokens, unroll)
-            for start in range(0, len(windows_KW), size):
-                yield TokenBatch(windows_KW[start : start + size], user.features)
-        return
-    windows_KW = np.concatenate([windows_of(user.tokens, unroll) for user in users] or [np.empty((0, unroll + 1), int)])
-    for start in range(0, len(windows_KW), size):
-        yield TokenBatch(windows_KW[start : start + size])
+def batches_of_users(
+    users: Sequence[User], unroll: int, size: int, per_user: bool
+) -> Iterator[tuple[TokenBatch, np.ndarray]]:
+    """Yield batches of windows, and the position in `users` of the user of each window.
+
+    Args:
+        users: The users.
+        unroll: Tokens per window.
+        size: Windows per batch.
+        per_user: Whether each batch is of one user, whose features it has; else users share batches.
+    """
+    everybody = list(range(len(users)))
+    for group in [[i] for i in everybody] if per_user else [everybody]:
+        windows = [windows_of(users[i].tokens, unroll) for i in group]
+        windows_KW = np.concatenate(windows or [np.empty((0, unroll + 1), int)])
+        owner_K = np.repeat(group, [len(own) for own in windows])
+        for start in range(0, len(windows_KW), size):
+            features_F = users[group[0]].features if per_user else None
+            yield TokenBatch(windows_KW[start : start + size], features_F), owner_K[start : start + size]
 
 
 @torch.no_grad()

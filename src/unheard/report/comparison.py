@@ -219,18 +219,14 @@ class Comparison:
         paths: Sequence[str | Path],
         *,
         baseline: str | None = None,
-        accuracy: float | None = None,
-        as_if_users: int | None = None,
-        as_if_users_per_round: float | None = None,
+        **options: Any,
     ) -> "Comparison":
         """Read run folders and compare them.
 
         Args:
             paths: Run folders, each named once.
             baseline: Name of the run to compare with. By default the first run without privacy, else the first run.
-            accuracy: AccuracyTop1 to which computation is compared. By default the baseline's final accuracy.
-            as_if_users: Also compute the epsilon that each run would have with this many users.
-            as_if_users_per_round: Users per round of those hypothetical runs.
+            options: The other fields of `Comparison`: `accuracy`, `as_if_users`, `as_if_users_per_round`.
 
         Raises:
             InvalidValue: No folder, a folder named twice, or a baseline that is none of the runs.
@@ -238,13 +234,7 @@ class Comparison:
             LedgerError: A ledger is damaged or was edited.
         """
         records = read_runs(paths)
-        return cls(
-            records=records,
-            baseline=choose_baseline(records, baseline),
-            accuracy=accuracy,
-            as_if_users=as_if_users,
-            as_if_users_per_round=as_if_users_per_round,
-        )
+        return cls(records=records, baseline=choose_baseline(records, baseline), **options)
 
     @cached_property
     def compute_costs(self) -> list[ComputeCost]:

@@ -181,7 +181,7 @@ def create_run(run: Run, out: str | Path, choice: EngineChoice, engine: Engine) 
     save_checkpoint(folder, run.model, state, joint, run.training.keep_checkpoints)
     # DP: the folder appears with what was already spent in its ledger, and with the model that it begins from, or not
     # at all.
-    return PreparedRun(run=run, folder=folder.settle(out), store=store, users=training_users(engine, store))
+    return PreparedRun(run=run, folder=folder.publish(out), store=store, users=training_users(engine, store))
 
 
 def reopen_run(run: Run, folder: RunFolder, engine: Engine) -> PreparedRun:

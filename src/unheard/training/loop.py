@@ -291,7 +291,7 @@ def _train_loop(prepared: Sequence[PreparedRun], engine: Engine) -> Generator[tu
                     rounds[index] = charged
             states = run_rounds(list(rounds.values()), engine)
             for index, state in zip(rounds, states, strict=True):
-                active[index].take_over(state)
+                active[index].advance(state)
             reports += [(index, active[index].finish_round()) for index in rounds]
             yield from reports
 
@@ -395,7 +395,7 @@ class _ActiveRun:
                 self.streams.noise(attempt), self.run.model.layout.total, self.engine.device
             )
 
-    def take_over(self, state: State) -> None:
+    def advance(self, state: State) -> None:
         """Take over the next state, and start its evaluation if one is due."""
         run, self.state = self.run, state
         self.has_ended = state.round == run.training.rounds

@@ -45,14 +45,14 @@ class Released:
         run: The run that trained the model, from its run file.
         params_P: The parameters of the newest released model.
         vocabulary: The words of the model's output layer.
-        tokens: How text is split into tokens.
+        tokenizer: How text is split into tokens.
         id: The id of the run, from its ledger; None for a model that was not opened from a run folder.
     """
 
     run: Run
     params_P: Tensor
     vocabulary: Vocabulary
-    tokens: Tokenizer
+    tokenizer: Tokenizer
     id: str | None = None
 
     @classmethod
@@ -95,13 +95,13 @@ class Released:
             run=run,
             params_P=_own_model(folder, run),
             vocabulary=vocabulary,
-            tokens=tokenizer_from_table(table) if table else WordTokenizer(),
+            tokenizer=tokenizer_from_table(table) if table else WordTokenizer(),
             id=run_id(ledger),
         )
 
     def predict(self, text: str, top: int = 3) -> list[tuple[str, float]]:
         """The `top` most likely next words after a text, with their probabilities, most likely first."""
-        return predict(self.run.model, self.params_P, self.vocabulary, self.tokens.split(text), top)
+        return predict(self.run.model, self.params_P, self.vocabulary, self.tokenizer.split(text), top)
 
 
 def _own_model(folder: RunFolder, run: Run) -> Tensor:
@@ -152,8 +152,8 @@ def evaluate(
     """
     released, store, how = to_evaluate(model, corpus, max_tokens)
     users = how.choose(users_in_turn(store.held_out, released.run.model))
-    spread = parallel_map_for(released.run.model, ranks)
-    return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, spread=spread)
+    parallel_map = parallel_map_for(released.run.model, ranks)
+    return evaluate_users(released.run.model, released.params_P, users, unroll=how.unroll, parallel_map=parallel_map)
 
 
 def to_evaluate(

@@ -160,7 +160,7 @@ def select(
             _release(*best, folder, charged, population, store, engine, count)
             # DP: of the other trials nothing is left.
             shutil.rmtree(secret)
-        return folder.settle(out)
+        return folder.publish(out)
     finally:
         shutil.rmtree(folder.path, ignore_errors=True)  # after `settle` it is no longer there
 

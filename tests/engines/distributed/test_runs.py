@@ -86,15 +86,15 @@ def test_runs_side_by_side_on_ranks_are_the_runs_that_each_would_be_alone(seeded
 
 def measures(spread, store, model, params_P) -> np.ndarray:
     users = unheard.Evaluation(max_tokens=400).choose(users_in_turn(store.held_out, model))
-    quick = evaluate(model, params_P, users, unroll=7, at_once=60, spread=spread)
-    scores, heads = score(model, params_P, users, unroll=7, at_once=60, spread=spread)
+    quick = evaluate(model, params_P, users, unroll=7, at_once=60, parallel_map=spread)
+    scores, heads = score(model, params_P, users, unroll=7, at_once=60, parallel_map=spread)
     words = np.random.default_rng(0).integers(3, model.vocabulary_size, size=(600, 4))
     return np.concatenate(
         [
             np.array(list(quick.values())),
             *(scores.user_N, scores.target_N, scores.rank_N, scores.loss_N),
             *heads.histograms.values(),
-            log_probability(model, params_P, words, spread=spread),
+            log_probability(model, params_P, words, parallel_map=spread),
         ]
     )
 

@@ -60,7 +60,7 @@ def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
     assert json.loads((tmp_path / "merged" / "statement.json").read_text())["claimed"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert tokenizer.eos_token_id == json.loads((llama / "config.json").read_text())["eos_token_id"]
-    assert tokenizer.tokenize("i like tea") == unheard.Released.open(trained).tokens.split("i like tea")
+    assert tokenizer.tokenize("i like tea") == unheard.Released.open(trained).tokenizer.split("i like tea")
 
 
 def test_a_merged_model_is_no_public_base_for_the_users_that_it_was_trained_on(llama, corpus, tmp_path):
@@ -119,7 +119,7 @@ def test_gguf_is_read_back_with_the_same_scores(trained, tmp_path, capsys):
     expected = logits_of(read_base(tmp_path / "merged"))
     assert (logits_of(back) - expected).norm() / expected.norm() < 1e-2
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gguf", gguf_file="model.gguf")
-    own = unheard.Released.open(trained).tokens
+    own = unheard.Released.open(trained).tokenizer
     assert tokenizer.tokenize("i like tea") == own.split("i like tea")
     assert merged.statement == written.statement
 

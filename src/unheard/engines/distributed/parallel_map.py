@@ -3,7 +3,7 @@
 Input: a `BatchFunction` of a model, its parameters and one batch of token rows; and batches. Output: the numbers of
 each batch, in the order of the batches, so that sums over them are the same to the bit on any number of ranks. The rows
 are sent to the rank that computes them, so only the leader needs held-out text. Evaluation and audit take a
-`ParallelMap` as `spread=`.
+`ParallelMap` as `parallel_map=`.
 
     values = list(sequential_map(tally, model, params_P, batches))
     values = list(map_on_ranks(ranks)(tally, model, params_P, batches))
@@ -55,7 +55,7 @@ def sequential_map(
 def map_on_ranks(ranks: ProcessGroup) -> ParallelMap:
     """A `ParallelMap` over all n ranks: rank r computes every n-th batch, beginning with batch r."""
 
-    def spread(
+    def on_ranks(
         function: BatchFunction, model: LanguageModel, params_P: Tensor, batches: Sequence[TokenBatch]
     ) -> Iterator[np.ndarray]:
         """Compute the batches on all ranks, and yield the results in the order of the batches."""
@@ -78,7 +78,7 @@ def map_on_ranks(ranks: ProcessGroup) -> ParallelMap:
                 results[k] = values
         return iter([values for values in results if values is not None])
 
-    return spread
+    return on_ranks
 
 
 def map_share(
