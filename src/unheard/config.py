@@ -204,6 +204,7 @@ def _checked(value: Any, hint: Any, name: str) -> Any:
 
 
 def _in_words(allowed: tuple[Any, ...]) -> str:
+    """Name the allowed types or values for an error message."""
     words = {
         float: "a number",
         int: "a whole number",

@@ -233,6 +233,7 @@ class RunFolder:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables and lists, named by their path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))

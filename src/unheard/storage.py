@@ -259,6 +259,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _open_for_writing(path: Path, owner_only: bool) -> BinaryIO:
+    """Open a new file, readable by its owner only if so wanted."""
     if not owner_only:
         return open(path, "wb")
     path.unlink(missing_ok=True)
@@ -267,6 +268,7 @@ def _open_for_writing(path: Path, owner_only: bool) -> BinaryIO:
 
 
 def _write_and_sync(descriptor: int, content: bytes, expected_size: int) -> None:
+    """Append content to a file of a known size, whole or not at all."""
     try:
         _check_size(descriptor, expected_size)
         if os.write(descriptor, content) != len(content):

@@ -496,6 +496,7 @@ def _probability(plan: RoundPlan) -> float:
 def _result(
     run: Run, events: list[Event], signals: Signals, score_M: np.ndarray, included_M: np.ndarray
 ) -> OneRunResult:
+    """Compute all bounds and tests of an audit from its scores."""
     # A mechanism that is private at one delta is private at every other, with another epsilon. The lower bound counts
     # delta once for each canary, so a large delta would hide everything. All figures are therefore given at this
     # smaller delta.

@@ -174,6 +174,7 @@ def audit_run(
 
 
 def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
+    """Values that JSON can hold: a missing bound becomes None."""
     return {
         "canaries": len(audit.score_M),
         "rounds": audit.rounds,
@@ -198,6 +199,7 @@ def _one_run_record(audit: OneRunResult) -> dict[str, Any]:
 
 
 def _about_exposures(results: Sequence[Exposure]) -> Iterator[str]:
+    """Name the memorized canaries, or say that there are none."""
     learned = memorized(results)
     if learned:
         numbers = ", ".join(f"{r.number} (carried by {r.users}: {r.exposure:.1f} bits)" for r in learned[:10])
@@ -208,6 +210,7 @@ def _about_exposures(results: Sequence[Exposure]) -> Iterator[str]:
 
 
 def _about_one_run(audit: OneRunResult) -> Iterator[str]:
+    """Give the bounds of a one-run audit and what they say about the claim."""
     yield (
         f"One run: {audit.guesses.correct} of {audit.guesses.count} guesses about {len(audit.score_M)} canary users were right. "
         f"So epsilon is at least {audit.bound:.3g} at delta {audit.delta:.2g}, with {100 * audit.confidence:.0f} % confidence."

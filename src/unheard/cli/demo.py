@@ -77,7 +77,7 @@ def _prepare(corpus: Path) -> None:
 
 
 def _preparation() -> "Preparation":
-
+    """Prepare like `unheard prepare`, with a small vocabulary and less text of each user."""
     from unheard.corpus.pipeline import CHITCHAT
     from unheard.corpus.vocabulary import PublicVocabulary
 
@@ -103,6 +103,7 @@ def _is_demo_corpus(corpus: Path) -> bool:
 
 
 def _plain_plan() -> "Plan":
+    """FedAvg without clipping and noise, to compare with."""
     import unheard
 
     return unheard.Plan(
@@ -116,6 +117,7 @@ def _plain_plan() -> "Plan":
 
 
 def _private_plan() -> "Plan":
+    """FedAvg with clipping and noise."""
     import unheard
 
     return unheard.Plan(
@@ -128,6 +130,7 @@ def _private_plan() -> "Plan":
 
 
 def _run(corpus: Path, rounds: int, plan: "Plan") -> "Run":
+    """A run of a small model that is evaluated often."""
     import unheard
 
     return unheard.Run(

@@ -100,6 +100,7 @@ def _language_model(folder: Path, target: Path, to: Literal["adapter", "merged",
 
 
 def _write_hub_folder(folder: Path, target: Path, license: str | None) -> None:
+    """Write a folder for the Hugging Face Hub and say how to upload it."""
     from unheard.deployment.hub import write_hub_folder
 
     with counted_bar() as progress:

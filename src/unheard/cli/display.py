@@ -203,6 +203,7 @@ def counted_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextlib.contextmanager
 def _bars(*columns: ProgressColumn) -> Iterator[Callable[[str, float, float], None]]:
+    """Yield a function that draws one bar for each step."""
     with Progress(*columns, console=notes, refresh_per_second=4) as display:
         tasks: dict[str, TaskID] = {}
 

@@ -308,6 +308,7 @@ def run_app(app: typer.Typer) -> None:
 
 
 def _exit_with(message: str) -> None:
+    """Print an error and exit with status 2."""
     from unheard.cli.display import safe_console
 
     console = safe_console(stderr=True, soft_wrap=True)

@@ -171,6 +171,7 @@ def _signals() -> list[signal.Signals]:
 
 
 def _wait(reader: socket.socket, writer: socket.socket) -> None:
+    """Wait for a signal, and end the process if one may end it at once."""
     reader.recv(1)  # the number of the signal; `writer` is an argument so that it stays open
     if not _ends_at_once.is_set():
         return

@@ -127,6 +127,7 @@ def check_canary_words(canaries: Sequence[Canary], tokenizer: Tokenizer, vocabul
 
 
 def _encode(canary: Canary, tokenizer: Tokenizer, vocabulary: Vocabulary) -> np.ndarray:
+    """Encode a canary as one post; every word must be in the vocabulary."""
     words = tokenizer.split(canary.text)
     ids = vocabulary.encode_words(words)
     if UNK in ids:

@@ -408,6 +408,7 @@ class WordSums:
         return self._files
 
     def _write(self) -> None:
+        """Write the sums collected so far as one file and forget them."""
         if not self._sums:
             return
         file = self._folder / f"{self._shard:05d}-{self._files:05d}.parquet"

@@ -529,6 +529,7 @@ class TokenStore:
         return list(self.info["vocabulary"].get("events", []))
 
     def _split(self, name: str) -> UserTokens:
+        """Open all shards of a split."""
         is_part = self.part is not None and name == "train"
         paths = sorted((self.path / name).glob("*.offsets"))
         shards = [Shard.open(p, self.dtype, may_lack_tokens=is_part) for p in paths]
@@ -729,6 +730,7 @@ def _read_digests(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _sha256(path: Path) -> str:
+    """Compute the digest of a file of a store."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -750,6 +752,7 @@ def write_private_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a store and check its outer shape."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -257,6 +257,7 @@ def _pieces(split: str, users: int, shards: int) -> list[tuple[str, int, int]]:
 
 
 def _run_all(task: WriteSynthetic, pieces: Sequence[tuple[str, int, int]], workers: int) -> Iterator[None]:
+    """Write all pieces, on several processes if that is worth starting them."""
     workers = min(workers or AVAILABLE_CORES, len(pieces))
     if workers <= 1 or sum(n for _, _, n in pieces) < _USERS_AT_ONCE:
         for piece in pieces:

@@ -159,6 +159,7 @@ class WordTokenizer:
 
     @cached_property
     def _rules(self):
+        """Cut text into words, and into visible characters where there is no word."""
         from tokenizers import Regex, normalizers, pre_tokenizers
 
         steps = [
@@ -203,6 +204,7 @@ class CharacterTokenizer:
 
     @cached_property
     def _rules(self):
+        """Cut text into visible characters."""
         from tokenizers import Regex, normalizers, pre_tokenizers
 
         steps = [

@@ -106,6 +106,7 @@ def shards_of_part(store: TokenStore, part: int, of: int) -> list[int]:
 
 
 def _is_copied(store: TokenStore, path: Path, mine: list[int]) -> bool:
+    """Tell whether a file belongs into a part that has the shards `mine`."""
     if path.parent == store.path:
         return path.name in COPIED_FILES  # DP: one ledger: a copy of it would count without the other's rounds
     if path.parent.parent != store.path or path.parent.name not in SPLITS:
@@ -166,6 +167,7 @@ def shrink_vocabulary(
 
 
 def _check_can_shrink(store: TokenStore, size: int) -> None:
+    """Refuse a size or a store with which the vocabulary cannot be cut."""
     if not len(SPECIALS) < size <= len(store.vocabulary):
         raise InvalidValue(
             f"--vocab-size {size}: the store has {len(store.vocabulary)} words, of which {len(SPECIALS)} are BOS, EOS "

@@ -167,6 +167,7 @@ class _GraphBuilder:
 
 
 def _lstm(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> None:
+    """Add one step of an LSTM to the graph."""
     gates = builder.add("Add", from_input_NG, from_state_NG)
     builder.add("Split", gates, out=("i", "f", "g", "o"), axis=1)
     remembered = builder.add("Mul", builder.add("Sigmoid", "f"), "cell")
@@ -176,6 +177,7 @@ def _lstm(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> Non
 
 
 def _gru(builder: _GraphBuilder, from_input_NG: str, from_state_NG: str) -> None:
+    """Add one step of a GRU to the graph."""
     builder.add("Split", from_input_NG, out=("input_r", "input_z", "input_n"), axis=1)
     builder.add("Split", from_state_NG, out=("state_r", "state_z", "state_n"), axis=1)
     reset = builder.add("Sigmoid", builder.add("Add", "input_r", "state_r"))

@@ -179,6 +179,7 @@ def _device_files(run: str | Path, released: Released, progress: Callable[[int, 
 
 
 def _card(folder: RunFolder, released: Released, statement: Mapping[str, Any], license: str | None, usage: str) -> str:
+    """Compose the model card from its template."""
     name = markdown_line(folder.path.resolve().name)
     rows = folder.read_metrics()
     last = rows[-1] if rows else {}
@@ -226,6 +227,7 @@ def _over_all_runs(folder: RunFolder, statement: Mapping[str, Any]) -> str | Non
 
 
 def _baselines(folder: RunFolder) -> str:
+    """List the AccuracyTop1 of the baselines; empty if they were not measured."""
     measures = folder.read_measures()
     if measures is None:
         return ""

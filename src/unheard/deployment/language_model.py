@@ -140,6 +140,7 @@ def _write_adapter(trained: Any, stage: Path, title: str) -> None:
 
 
 def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
+    """Read the model again from the adapter that was just written."""
     try:
         from peft import PeftModel  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -150,6 +151,7 @@ def _read_adapter(model: HuggingFaceModel, stage: Path) -> nn.Module:
 
 
 def _write_merged(merged: Any, model: HuggingFaceModel, stage: Path) -> None:
+    """Write the merged model with the tokenizer of its base."""
     merged.save_pretrained(stage)
     (stage / "tokenizer.json").write_bytes((Path(model.path) / "tokenizer.json").read_bytes())
     # Without this file transformers reads the tokenizer, and does not know where a text ends.

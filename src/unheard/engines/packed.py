@@ -312,6 +312,7 @@ class PackedCohorts:
         return plan.contribution.sum(self._finished(params_P, users, plan, seed), self.model.layout.total)
 
     def _finished(self, params_P: Tensor, users: Sequence[User], plan: RoundPlan, seed: int) -> Iterator[CohortSum]:
+        """Train the users in the places of the stream, and yield the sum of those that finish together."""
         # A user's batches are cut when the user takes a place, while the GPU computes the streams before.
         step = self._started(plan, params_P)
         waiting = _turns([len(user.tokens) for user in users], is_shared=step.packed.size.is_shared)
@@ -358,6 +359,7 @@ class PackedCohorts:
     def _contribution(
         self, step: _Step, done: list[int], who: list[int], users: Sequence[User], plan: RoundPlan
     ) -> CohortSum:
+        """Sum the clipped updates of the users in the places `done`, and clear those places."""
         done_D = to_device(np.array(done, dtype=np.int64), self.device)
         delta_UP = step.delta_CP.index_select(0, done_D)
         unclipped_U = ~step.was_clipped_C.index_select(0, done_D) if plan.adaptive_clip else None
@@ -439,6 +441,7 @@ class PackedCohorts:
         return taken
 
     def _advance(self, places: list[_Work | None], taken: dict[int, tuple[int, int, bool]]) -> None:
+        """Record how far the stream took each user."""
         for place, (windows, tokens, is_complete) in taken.items():
             work = places[place]
             assert work is not None
@@ -460,6 +463,7 @@ class PackedCohorts:
         return self._steps[key]
 
     def _built(self, plan: RoundPlan, balls: tuple[tuple[int, int], ...]) -> _Step:
+        """Build a step of the largest size that fits into memory."""
         begun = time.perf_counter()
         if self._limit is None:
             self._limit = self._measured_limit(plan)
@@ -478,6 +482,7 @@ class PackedCohorts:
         return step
 
     def _compiled(self, size: StreamSize, balls: tuple[tuple[int, int], ...]) -> _Step:
+        """Compile a step and record it as a CUDA graph, where the model allows it."""
         packed = PackedModel(self.model.store_module, self.model.layout, size, self.device, self.dtype)
         step = _Step(packed, balls, is_compiled=self.is_compiled)
         if self.is_recomputed:

@@ -162,6 +162,7 @@ class VectorisedEngine:
         return [self.sum_updates(c.params_P, c.users, c.plan, c.rng) for c in cohorts]
 
     def _chunks(self, by_length: list[int], batches: list[np.ndarray]) -> Iterator[list[int]]:
+        """Divide users into chunks that fit into memory, and of which all batches have one size."""
         # DP: only batches of one size share a chunk. Products of another size round differently: filled up to the
         # largest in the chunk, one user would move what another adds.
         for _, alike in groupby(by_length, key=lambda k: batches[k].shape[1:]):

@@ -225,6 +225,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
+    """Start or resume the run that the configuration names."""
     from unheard.training.initialise import pinned
     from unheard.training.loop import resume, train
     from unheard.training.run import read_run_file, read_saved_run

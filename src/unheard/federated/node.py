@@ -185,6 +185,7 @@ class Node:
             return refused(request, f"{type(error).__name__} on the node, which is a bug.")
 
     def _act(self, request: Packet) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Do what a request asks and return the fields and arrays of the answer."""
         folder = self.data.folder
         match request.kind:
             case "describe":
@@ -283,6 +284,7 @@ class Node:
         return units_P, extra_E
 
     def _noise_share(self, plan: RoundPlan) -> np.ndarray:
+        """Draw this node's share of the noise."""
         assert isinstance(plan.noise, DistributedGaussianNoise)
         each = plan.contribution
         # DP: the node's own secure generator: a server that knew the noise could take it off. Weights and counts have

@@ -385,6 +385,7 @@ class Party:
             self.memory.update(session=session, stage="done")
 
     def _revealed(self, session: str, finished: set[str], lost: set[str]) -> dict[str, dict[str, str]]:
+        """Shares with which the server can take the masks off the sum, and nothing else."""
         own, received = self.memory["own"], self.memory["received"]
         # DP: never both secrets of one party; together they take both masks off its vector.
         if finished & lost:

@@ -204,6 +204,7 @@ class FederatedEngine:
         return sums
 
     def _sum(self, cohort: Cohort) -> CohortSum:
+        """Sum the updates of a cohort over its nodes, securely if the run says so."""
         if not isinstance(cohort.users, StoredUsers) or cohort.users.source is not self.users:
             raise TypeError("a federated engine sums the registered users of its nodes")
         drawn = self._registry.drawn(cohort.users.numbers_U)
@@ -412,6 +413,7 @@ def _arrays(answer: Packet, users: int, layout: Layout) -> tuple[Tensor, np.ndar
 
 
 def _part(plan: RoundPlan, units_P: Tensor, weight_units: int, balance: int) -> CohortSum:
+    """Wrap what the nodes sent as a part of the sum of a cohort."""
     each = plan.contribution
     return CohortSum(
         units_P=units_P,

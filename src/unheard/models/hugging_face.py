@@ -352,6 +352,7 @@ class HuggingFaceModel(BaseModel):
 
     @cached_property
     def _module(self) -> StoreVocabularyModel:
+        """Read the base model and add what is trained."""
         folder = Path(self.path)
         # DP: what was declared public is exactly these files, and an update was paid for on them.
         if self.base_sha256 is not None and base_digest(folder) != self.base_sha256:

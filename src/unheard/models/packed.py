@@ -261,6 +261,7 @@ class PackedModel:
         return packed
 
     def _lora(self, module: Any) -> PackedLora:
+        """Pack a LoRA layer: each user has an adapter of their own."""
         if not self.size.is_shared or type(module).__name__ != "Linear" or getattr(module, "lora_variant", None):
             raise CannotPack(f"it has no rule for the LoRA layer {type(module).__name__}")
         (adapter,) = module.lora_A.keys()

@@ -92,6 +92,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _attention_gradients(ctx: Any, grad_NHD: Tensor, _: Any) -> tuple[Any, ...]:
+    """Backward pass of the packed attention."""
     query, key, value, ends, tiles, output, lse = ctx.saved_tensors
     gradients = packed_attention_backward(
         grad_NHD.contiguous(), query, key, value, output, lse, ends, tiles, ctx.longest, ctx.scale

@@ -76,6 +76,7 @@ class TiedModel(BaseModel):
 
     @cached_property
     def _layout(self) -> Layout:
+        """Names and shapes of all parameters."""
         V, D, H = self.vocabulary_size, self.embedding_size, self.hidden_size
         if V is None:
             name = type(self).__name__
@@ -220,6 +221,7 @@ class TiedLSTM(TiedModel):
         return ("input", "forget", "cell", "output")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
+        """Compute the state after every token with an LSTM."""
         if gates_BTG.is_cuda and torch.is_grad_enabled():
             return lstm_states(gates_BTG, from_state_HG)
         # All four gates are one product: of the inputs for all T at once, of the states step by step.
@@ -316,6 +318,7 @@ class TiedGRU(TiedModel):
         return ("reset", "update", "new")
 
     def _unroll(self, gates_BTG: Tensor, from_state_HG: Tensor) -> Tensor:
+        """Compute the state after every token with a GRU."""
         state_BH = torch.zeros_like(gates_BTG[:, 0, : from_state_HG.shape[0]])
         states = []
         for t in range(gates_BTG.shape[1]):

@@ -202,6 +202,7 @@ def speeds_from(path: Path) -> list[Speed]:
 
 
 def _from_benchmark(row: dict[str, Any], machine: str, parameters: int, path: Path) -> Speed:
+    """Speed that a row of the benchmark file states."""
     return Speed(
         device=machine,
         engine="as chosen there",

@@ -157,6 +157,7 @@ class RunningEpsilon:
         return not self.orders and any(isinstance(event, ExampleGaussian) for event in times)
 
     def _with(self, event: Event, times: int = 1) -> tuple[np.ndarray, float]:
+        """Cost and failure probability after `times` more of an event."""
         charged = accounted(event)
         if charged is None:  # a round that the first round of its block has paid for
             return self._cost, self._failure
@@ -165,6 +166,7 @@ class RunningEpsilon:
         return self._cost + times * self._additive.cost(event), self._failure + times * failure
 
     def _epsilon(self, cost: np.ndarray, failure: float) -> float:
+        """Epsilon of a cost at the delta that the failure probability leaves."""
         rest = self.delta - failure
         if not cost.any():
             return 0.0 if rest >= 0 else float("inf")

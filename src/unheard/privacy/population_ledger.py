@@ -367,6 +367,7 @@ class PopulationLedger:
             self._apply(record)
 
     def _refresh(self, *, repair: bool) -> None:
+        """Apply the records that were appended since the last read."""
         for record in self._file.read():
             try:
                 self._apply(record)
@@ -574,6 +575,7 @@ def mark_joined(store: Path) -> None:
 
 
 def _check_position(population: PopulationLedger, position: Mapping[str, Any] | None, path: Path) -> None:
+    """Refuse a ledger that does not hold the position recorded in its store."""
     # DP: a ledger that was cut or replaced would make these users look less spent than they are.
     if position is not None and not population.contains(position):
         raise LedgerError(
@@ -625,6 +627,7 @@ def _record_key(store: Path, ledger: Path) -> str:
 
 
 def _read_record(store: Path) -> dict[str, Any]:
+    """Read which ledgers a store has been charged in."""
     path = store / RECORD
     try:
         if not os.path.lexists(path):

@@ -192,7 +192,7 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
 def _claimed(population: "PopulationLedger | _Spent", delta: float) -> tuple[Bound, str, Events | None]:
     """The bound that may be claimed for all runs together, why, and the events whose cost it is.
 
-    The events are None if the claim is no cost of events that were fixed beforehand.
+    The events are None if the claim was not computed from events that were fixed beforehand.
     """
     budget = population.budget
     if budget is not None and population.is_filter and delta >= budget.delta:
@@ -244,6 +244,7 @@ def render_all_runs(statement: Mapping[str, Any]) -> str:
 
 
 def _delta(population: "PopulationLedger | _Spent", delta: float | None) -> float:
+    """The given delta, that of the budget, or the smallest that a run declared."""
     # The smallest declared delta gives the largest epsilon.
     if delta is not None:
         return delta
@@ -256,6 +257,7 @@ def _delta(population: "PopulationLedger | _Spent", delta: float | None) -> floa
 
 
 def _claim(total: float, delta: float, accountant: str, population: "PopulationLedger | _Spent") -> str:
+    """State the guarantee over all runs in one line."""
     if math.isinf(total):
         without_noise = sorted(str(m.facts.get("name", m.id)) for m in population.members.values() if _has_no_noise(m))
         why = f"without noise: {', '.join(without_noise)}" if without_noise else "no epsilon holds at this delta"
@@ -264,6 +266,7 @@ def _claim(total: float, delta: float, accountant: str, population: "PopulationL
 
 
 def _member(member: Member, delta: float) -> dict[str, Any]:
+    """One run of the population, with its epsilon alone."""
     return {
         "run": member.id,
         "name": member.facts.get("name", "not named"),
@@ -288,6 +291,7 @@ def _has_no_noise(member: Member) -> bool:
 
 
 def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
+    """List what weakens the guarantee in any of the runs."""
     warnings = []
     for member in population.members.values():
         name = member.facts.get("name", member.id)
@@ -318,6 +322,7 @@ def _warnings(population: "PopulationLedger | _Spent") -> list[str]:
 
 
 def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
+    """Lay out the statement as text."""
     yield "PRIVACY STATEMENT OF A POPULATION: ALL RUNS TOGETHER"
     yield ""
     yield f"  {statement['claim']}"

@@ -355,6 +355,7 @@ def _store_and_ledger(folder: RunFolder) -> tuple[Path, Path]:
 
 
 def _remembered(path: Path) -> Remembered:
+    """Read what a file of the run remembers of the ledgers."""
     try:
         facts = _facts(path)
         position = facts.get("people")

@@ -180,6 +180,7 @@ def plain(value: Any) -> Any:
 
 
 def _delta(facts: Mapping[str, Any], delta: float | None) -> float:
+    """The given delta, the declared one, or the default for the population."""
     if delta is not None:
         return delta
     if facts.get("delta") is not None:
@@ -190,6 +191,7 @@ def _delta(facts: Mapping[str, Any], delta: float | None) -> float:
 
 
 def _claim(epsilon: float, delta: float, accountant: str, events: Sequence[Event]) -> str:
+    """State the guarantee in one line."""
     if math.isinf(epsilon):
         reasons = sorted({event.reason for event in events if isinstance(event, NonPrivate)})
         why = "; ".join(reasons) or "no epsilon holds at this delta for the noise that was added"
@@ -259,6 +261,7 @@ def _composed(events: Sequence[Event | tuple[Event, int]]) -> list[dict[str, Any
 
 
 def _warnings(facts: Mapping[str, Any], events: Sequence[Event], delta: float) -> list[str]:
+    """List what weakens the guarantee."""
     warnings = []
     start = facts.get("start")
     start = start if isinstance(start, Mapping) else {}
@@ -309,6 +312,7 @@ def render(statement: Mapping[str, Any]) -> str:
 
 
 def _lines(statement: Mapping[str, Any]) -> Iterator[str]:
+    """Lay out the statement as text."""
     yield "PRIVACY STATEMENT"
     yield ""
     yield f"  {statement['claim']}"
@@ -375,6 +379,7 @@ def _list(name: str, items: Any, most: int = MOST_ROWS) -> Iterator[str]:
 
 
 def _correlated_noise(noise: Mapping[str, Any]) -> str:
+    """Describe correlated noise in one line."""
     release = f"each {noise['block']} rounds are one release" if noise["strategy"] == "banded" else "one release in all"
     return (
         f"{noise['strategy']}, T = {noise['rounds']}, b = {noise['separation']}, k = {noise['participations']}, sensitivity "

@@ -271,6 +271,7 @@ def _audit(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _tuning(events: list[Event]) -> str:
+    """Say whether the choice of hyperparameters is in the claim."""
     selections = [event for event in events if isinstance(event, Selection)]
     if selections:
         return (
@@ -350,6 +351,7 @@ def _assumptions(statement: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _software(statement: Mapping[str, Any]) -> dict[str, str]:
+    """Versions that trained the model and computed the statement."""
     recorded = statement.get("software")
     recorded = recorded if isinstance(recorded, Mapping) else {}
     return {
@@ -432,6 +434,7 @@ def _templates() -> Environment:
 
 
 def _value_in_words(value: Any) -> str:
+    """Write tables and lists in one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_value_in_words(item)}" for key, item in value.items() if item is not None)
     if isinstance(value, list):

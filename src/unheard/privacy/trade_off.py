@@ -157,6 +157,7 @@ def _rate_at(rate: float, epsilon: float | np.ndarray, delta: float | np.ndarray
 def _true_positive_rate(
     rate: float, epsilon_E: np.ndarray, delta_E: np.ndarray, profile: Callable[[float], float]
 ) -> float:
+    """Bound the true positive rate at one false positive rate."""
     rate_E = _rate_at(rate, epsilon_E, delta_E)
     best = int(rate_E.argmin())
     low, high = float(epsilon_E[max(best - 1, 0)]), float(epsilon_E[min(best + 1, POINTS - 1)])

@@ -297,6 +297,7 @@ class Comparison:
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
+    """One run as values that JSON can hold."""
     return {
         "run": record.name,
         "rounds": record.rounds,

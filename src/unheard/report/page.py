@@ -218,6 +218,7 @@ def _summary_sentence(record: RunRecord) -> dict[str, str]:
 
 
 def _promise_card(compared: Comparison, record: RunRecord) -> PromiseCard:
+    """Fill the card that states what a run promises."""
     alone = "this run alone, " if record.other_runs else ""
     detail = (
         f"{alone}by {tables.claimed_by(record)} at δ = {small(record.delta)}, for {record.population:,} declared users"

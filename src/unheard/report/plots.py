@@ -343,6 +343,7 @@ def head_word_histograms(compared: Comparison) -> list[Plot]:
 
 
 def _head(compared: Comparison, head: str) -> Plot:
+    """Plot how many of 10 suggestions are among the `head` most frequent words."""
     rows, legend = [], _measured_looks(compared)
     for name, measures in compared.measured.items():
         counts = measures["head_words"][head]

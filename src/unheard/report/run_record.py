@@ -342,6 +342,7 @@ class RunMonitor:
         )
 
     def _read_ledger(self) -> None:
+        """Charge the entries that were appended since the last read."""
         size = self.folder.ledger.stat().st_size
         if size == self._size:
             return
@@ -357,6 +358,7 @@ class RunMonitor:
         self._seen, self._size = len(entries), size
 
     def _state(self, evaluated: int, rounds: int, since: float) -> str:
+        """Tell whether the run trains, is silent, has stopped or is complete."""
         # The training loop removes the statement when it starts and writes it whenever it ends.
         if self.folder.statement.exists():
             if evaluated >= rounds:
@@ -365,6 +367,7 @@ class RunMonitor:
         return "training" if since < SILENT_AFTER else "silent"
 
     def _rounds_per_second(self, done: int) -> float | None:
+        """Rounds a second since the watch began; None until a round is done."""
         now = time.monotonic()
         if self._started is None:
             self._started = (now, done)

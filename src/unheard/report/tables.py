@@ -224,6 +224,7 @@ def configuration(compared: Comparison) -> tuple[Table, Table]:
 
 
 def _by_round(title: str, values: Mapping[str, Mapping[int, float]], text: Callable[[float], str]) -> Table:
+    """One row for a round, one column for each run."""
     rounds = sorted({round_ for of_run in values.values() for round_ in of_run})
     every = max(1, len(rounds) // ROWS_BY_ROUND)
     shown = rounds[::-1][::every][::-1]  # counted from the end, so that the last round is shown

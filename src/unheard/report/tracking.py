@@ -156,6 +156,7 @@ class Tracking:
         self._copy(at_end=True)
 
     def _copy(self, *, at_end: bool) -> None:
+        """Bring all trackers up to date."""
         # Rounds cost privacy, so a tracker that fails must not end a run. It is named once.
         for kind in self.kinds:
             try:
@@ -182,6 +183,7 @@ def _figures(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _saved(folder: RunFolder) -> dict[str, Any]:
+    """Read what was copied so far; empty if that cannot be read."""
     try:
         content = json.loads((folder.path / FILE).read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
@@ -194,6 +196,7 @@ def _save(folder: RunFolder, kind: str, record: Mapping[str, Any]) -> None:
 
 
 def _to_mlflow(folder: RunFolder, *, at_end: bool) -> None:
+    """Copy new rows to MLflow; to a server only when the command ends."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
     from mlflow.entities import Metric, Param
@@ -229,6 +232,7 @@ def _to_mlflow(folder: RunFolder, *, at_end: bool) -> None:
 
 
 def _to_wandb(folder: RunFolder) -> None:
+    """Upload new rows to Weights & Biases."""
     import wandb  # pyright: ignore[reportMissingImports]
 
     record = _saved(folder).get("wandb", {"id": uuid.uuid4().hex[:16], "rows": 0})

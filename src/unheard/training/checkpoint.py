@@ -203,6 +203,7 @@ def _save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
 
 
 def _load(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read tensors and facts, and verify their digest."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:  # pyright: ignore[reportPrivateImportUsage]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -223,6 +224,7 @@ def _load(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
+    """Digest of the facts and of all tensors."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())

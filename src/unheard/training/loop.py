@@ -446,6 +446,7 @@ class _ActiveRun:
             self.noise.save()
 
     def _report(self, metrics: dict[str, float] | None = None, stopped: str | None = None) -> RoundReport:
+        """State of the run after a round, for whoever watches it."""
         return RoundReport(
             round=self.state.round,
             rounds=self.run.training.rounds,

@@ -260,6 +260,7 @@ class NoiseState:
         self._size = len(content)
 
     def _read_keys(self) -> tuple[dict[str, Any], list[KeyRecord]]:
+        """Read the keys, and cut a last line that was torn by a kill."""
         content = self._read_secret(self._keys)
         lines = content.split(b"\n")
         try:
@@ -296,6 +297,7 @@ class NoiseState:
         return index
 
     def _read_secret(self, path: Path) -> bytes:
+        """Read a file that nobody but its owner may read."""
         try:
             mode = path.stat().st_mode
             content = path.read_bytes()
@@ -401,6 +403,7 @@ def _sealed(values: dict[str, Any]) -> bytes:
 
 
 def _opened(line: bytes) -> dict[str, Any]:
+    """Parse a line and verify its checksum."""
     values = json.loads(line)
     stated = values.pop("sum")
     if hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16] != stated:
@@ -409,6 +412,7 @@ def _opened(line: bytes) -> dict[str, Any]:
 
 
 def _write_history(path: Path, facts: dict[str, Any], rows_RP: torch.Tensor) -> None:
+    """Write past noise with its facts before it and a digest behind it."""
     digest = hashlib.sha256()
     with storage.open_replacement(path, owner_only=True) as file:
         head = json.dumps(facts, sort_keys=True).encode() + b"\n"

@@ -271,6 +271,7 @@ def fill_added_keys(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_tables(path: str | Path) -> dict[str, Any]:
+    """Parse a run file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

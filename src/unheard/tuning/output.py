@@ -357,6 +357,7 @@ def _record(
 
 
 def _row(setting: Result, result: TuningResult) -> dict[str, Any]:
+    """One setting as values that JSON can hold."""
     loss = setting.loss_against(result.baseline)
     return {
         "stage": setting.stage,

@@ -251,6 +251,7 @@ def check_same(trial: Trial) -> None:
 
 
 def _poisson_plan(run: Run, grid: Grid) -> Plan:
+    """Plan of the run with the sampling of the grid, and without noise."""
     return replace(
         run.plan,
         sampling=PoissonSampling(users_per_round=grid.users_per_round),

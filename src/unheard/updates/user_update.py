@@ -178,6 +178,7 @@ class StoredExamples(Sequence[User]):
 
     @cached_property
     def _read(self) -> list[User]:
+        """Read the windows of all examples, each user's text once."""
         numbers_U, which_E = np.unique(self.user_E, return_inverse=True)
         tokens = self.source.users(numbers_U)
         starts_E = self.window_E * self.unroll

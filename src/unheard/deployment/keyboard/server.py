@@ -89,6 +89,7 @@ def _accountant(statement: Mapping[str, Any]) -> str:
 
 
 def _sentences(grade: str, epsilon: float, delta: float) -> list[str]:
+    """Explain the guarantee to whoever types."""
     if grade == "none":
         return ["It was trained without protection: what one person wrote may be read out of it."]
     sentences = [
@@ -206,6 +207,7 @@ class KeyboardHandler(BaseHTTPRequestHandler):
         return text.encode("utf-8", "replace").decode("utf-8")
 
     def _answer(self, status: int, content: bytes, kind: str) -> None:
+        """Send a response; HEAD gets its headers only."""
         self.send_response_only(status)
         for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
@@ -233,6 +235,7 @@ class KeyboardHandler(BaseHTTPRequestHandler):
 
 
 def _plain(suggestions: Sequence[Suggestion]) -> list[dict[str, Any]]:
+    """Suggestions as values that JSON can hold."""
     return [
         {"word": suggestion.word, "share": round(suggestion.share, 4)}
         | ({"follows": True} if suggestion.follows else {})

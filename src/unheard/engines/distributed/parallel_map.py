@@ -102,6 +102,7 @@ def _encode_batches(batches: Sequence[TokenBatch]) -> tuple[list[list[int]], np.
 
 
 def _decode_batches(shapes: list[list[int]], numbers: np.ndarray) -> list[TokenBatch]:
+    """Cut the numbers that a process sent into batches."""
     batches, at = [], 0
     for rows, width, num_features in shapes:
         rows_BW = numbers[at : at + rows * width].reshape(rows, width).copy()
@@ -121,6 +122,7 @@ def _encode_values(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _decode_values(numbers: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut the numbers that a process sent into one array for each batch."""
     at = 0
     while at < len(numbers):
         count = int(numbers[at])
