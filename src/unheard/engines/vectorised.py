@@ -56,7 +56,7 @@ def gradients_of_users(
 def gradients_of_one_user(
     loss: Callable[..., Tensor], layers: Layers, window_UBW: Tensor, features_UF: Tensor | None
 ) -> Layers:
-    """The same for a chunk of one user, without vmap."""
+    """`gradients_of_users` for a chunk of one user, without vmap."""
     own = {name: layer[0] for name, layer in layers.items()}
     gradients = grad(loss)(own, window_UBW[0], None if features_UF is None else features_UF[0])
     return {name: gradient[None] for name, gradient in gradients.items()}

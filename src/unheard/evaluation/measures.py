@@ -140,9 +140,7 @@ def score(
             progress(int(owner_B[-1]) + 1, len(users))
     if not sum(len(row[0]) for row in rows):
         raise InvalidValue("There is no held-out text to measure on. Prepare the corpus with held-out users.")
-    user_N, target_N, rank_N, loss_N = (np.concatenate(column) for column in zip(*rows, strict=True))
-    scores = Scores(user_N=user_N, target_N=target_N, rank_N=rank_N, loss_N=loss_N)
-    return scores, HeadCounts(histograms=heads)
+    return _joined(rows), HeadCounts(histograms=heads)
 
 
 def score_batch(
@@ -377,6 +375,7 @@ def _targets(users: Sequence[tuple[int, User]]) -> tuple[np.ndarray, np.ndarray,
 
 
 def _joined(parts: list[tuple[np.ndarray, ...]]) -> Scores:
+    """Scores of all parts, each of them the columns of `Scores` for some targets."""
     user_N, target_N, rank_N, loss_N = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Scores(user_N=user_N, target_N=target_N, rank_N=rank_N, loss_N=loss_N)
 
@@ -480,7 +479,7 @@ def _predictions(what: Measured, text: str) -> list[dict[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for NaN and infinity, which JSON does not have: a model that diverged has no loss."""
+    """The value with null for NaN and infinity, which JSON does not have: a model that diverged has no loss."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -122,7 +122,7 @@ def count_batch(
 def batch_sums(
     model: LanguageModel, params: Mapping[str, Tensor], windows_BW: Tensor, features_F: Tensor | None
 ) -> Tensor:
-    """Return the same as float64 numbers on the device; on a GPU this function does not wait for them.
+    """Return the sums of `count_batch` as float64 numbers on the device; on a GPU this does not wait for them.
 
     Args:
         model: The model.

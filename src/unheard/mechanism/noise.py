@@ -52,7 +52,7 @@ NORMALS_PER_BLOCK = 2**17
 """Normals that one thread draws from one part of the stream: 1 to 3 ms of work."""
 
 EXACT_NORMALS_PER_BLOCK = 2**15
-"""The same for exact normals: their arrays of intermediate results stay in the cache of a core."""
+"""`NORMALS_PER_BLOCK` for exact normals: their arrays of intermediate results stay in the cache of a core."""
 
 MAX_THREADS = min(16, os.cpu_count() or 1)
 """Threads that draw normals."""

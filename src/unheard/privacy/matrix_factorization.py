@@ -216,7 +216,7 @@ def prefix_error(inverse: np.ndarray) -> float:
 
 
 def independent_error(rounds: int) -> float:
-    """The same error for independent noise: sqrt((T + 1) / 2).
+    """`prefix_error` for independent noise: sqrt((T + 1) / 2).
 
     >>> independent_error(1)
     1.0

@@ -145,7 +145,7 @@ class Hypothetical:
 
     @property
     def words_for_several(self) -> str:
-        """The same sentence for a row with the figures of several runs."""
+        """`words` for a row with the figures of several runs."""
         return (
             f"Hypothetical: the same rounds, clip and noise of each run, with users drawn from {self.users:,}, at δ = "
             f"{small(self.delta)}. Those runs did not happen."
