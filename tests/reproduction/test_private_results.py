@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reproduction.bootstrap import difference_interval, half_width, load
+from reproduction.bootstrap import difference_interval, half_width
 from reproduction.private_measures import counted, hits_of
-from reproduction.private_run import choose_norm, is_measured, runs_of, smoothed
+from reproduction.private_run import choose_norm, is_measured, read_metrics, runs_of, smoothed
 
 from reproduction import bootstrap, private_measures, private_report, private_results, private_run, private_tables
 from unheard import TiedLSTM
@@ -252,17 +252,20 @@ def test_the_published_report_and_the_first_pages_state_the_results():
     root = Path(private_run.__file__).parent.parent
     published = (root / "benchmarks" / "results" / "2026-11-16-h200-private-run.md").read_text(encoding="utf-8")
     assert published == private_report.report(), "run python -m reproduction.private_report --out THAT_FILE"
-    private, baseline = (private_results.REVIEWS / name for name in ("private", "baseline-C5000-seed1"))
-    shares = [100 * (c := load(folder))["hits"].sum() / c["targets"].sum() for folder in (private, baseline)]
-    spent = json.loads((private / "statement.json").read_text())["epsilon"]["pld"]
+    private = [private_results.REVIEWS / f"private{repetition}" for repetition in ("", "-repetition2", "-repetition3")]
+    baselines = [private_results.REVIEWS / f"baseline-C5000-seed{seed}" for seed in (1, 2, 3)]
+    shares = [
+        100 * np.mean([smoothed(read_metrics(folder))[5000] for folder in folders]) for folders in (private, baselines)
+    ]
+    spent = max(json.loads((folder / "statement.json").read_text())["epsilon"]["pld"] for folder in private)
     bigram = private_report.counted_baselines()["bigram"]
-    minutes = sum(one["seconds"] for one in private_results.sittings(private)) / 60
+    minutes = [sum(one["seconds"] for one in private_results.sittings(folder)) / 60 for folder in private]
+    assert (round(min(minutes)), round(max(minutes))) == (5, 9)
     for page in (root / "README.md", root / "docs" / "index.md"):
         text = " ".join(page.read_text(encoding="utf-8").split())
         assert f"reached {shares[0]:.1f} % top-1 accuracy at ε = {spent:.2f} (PLD" in text
         assert f"without privacy reaches {shares[1]:.1f} %, a bigram counted without privacy {bigram:.1f} %" in text
-        assert round(minutes) == 9
-        assert "in nine minutes on one H200" in text
+        assert "in five to nine minutes on one H200" in text
 
 
 def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
