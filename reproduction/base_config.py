@@ -56,8 +56,11 @@ def build_run(
 
 
 def _take_all_data(update: dict[str, Any], corpus: Corpus) -> None:
-    """FedSGD takes all data of a user in one batch. A fixed batch size is faster, because engines can stack users; it is
-    kept if it holds the longest user and is at least half full. Otherwise it is removed, which means all data."""
+    """FedSGD takes all data of a user in one batch.
+
+    A fixed batch size is faster, because engines can stack users; it is kept if it holds the longest user and is at
+    least half full. Otherwise it is removed, which means all data.
+    """
     windows = -(-(corpus.longest - 1) // update["unroll"])
     if not update["batch_size"] / 2 < windows <= update["batch_size"]:
         del update["batch_size"]
@@ -91,7 +94,9 @@ def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def side_by_side_key(run: Run, role: str) -> tuple[Any, ...]:
-    """Runs with equal keys can train side by side: same store, same model, same shape of a local batch. Runs with an
-    adaptive clip wait for a count in every round, and therefore form groups of their own."""
+    """Runs with equal keys can train side by side: same store, same model, same shape of a local batch.
+
+    Runs with an adaptive clip wait for a count in every round, and therefore form groups of their own.
+    """
     follows = isinstance(run.plan.clip, AdaptiveClip)
     return role, run.model, type(run.plan.update), run.plan.update.batch_size, run.plan.update.unroll, follows

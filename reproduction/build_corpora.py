@@ -146,8 +146,10 @@ def is_english(words: list[str]) -> bool:
 
 
 def blogs(sources: Iterator[tuple[str, bytes]]) -> Iterator[Row]:
-    """Bloggers with at least 1,600 words, and their first 1,600 words. A post of 20 or more words that an earlier blogger
-    also has is left out, so that two users do not share a text."""
+    """Bloggers with at least 1,600 words, and their first 1,600 words.
+
+    A post of 20 or more words that an earlier blogger also has is left out, so that two users do not share a text.
+    """
     owners: dict[bytes, int] = {}
     for user, (_, content) in enumerate(sources):
         try:

@@ -96,8 +96,10 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
 
 
 def _add_state(work: Path, folder: Path, limit: int) -> int:
-    """Add to a folder of a bundle what continues the run, or its ledgers and model; remove the ledger of other complete
-    runs. Returns the bytes of the checkpoint or model."""
+    """Add to a folder of a bundle what continues the run, or its ledgers and model.
+
+    Removes the ledger of other complete runs. Returns the bytes of the checkpoint or model.
+    """
     source, is_complete = work / "runs" / folder.name, (folder / "facts.json").exists()
     if is_complete and not any(fnmatchcase(folder.name, pattern) for pattern in KEPT_WHOLE):
         (folder / "ledger.jsonl").unlink(missing_ok=True)

@@ -50,9 +50,8 @@ def _counted(rows: list[list[str]]) -> str:
     theirs = [row for row in rows if RECIPES[row[0]].is_of_the_paper]
     held = [sum(row[column] == "held" for row in theirs) for column in (1, 2)]
     return (
-        f"Each from all rounds that its set has. {len(theirs)} are conclusions of the paper, of which {held[0]} "
-        "held in the first "
-        f"and {held[1]} in the second; the others are expectations of our own."
+        f"Each from all rounds that its set has. {len(theirs)} are conclusions of the paper, of which {held[0]} held "
+        f"in the first and {held[1]} in the second; the others are expectations of our own."
     )
 
 

@@ -94,9 +94,8 @@ def _paths(given: Sequence[str]) -> dict[str, Path]:
             inside = {role: Path(text) / role for role in CORPORA if (Path(text) / role / "corpus.json").is_file()}
             if not inside:
                 raise CorpusMissing(
-                    f"--corpus {text}: neither a token store, nor a folder of stores named {', '.join(CORPORA)}, "
-                    "nor ROLE=DIR with "
-                    "one of these roles. Make them with `python -m reproduction prepare`."
+                    f"--corpus {text}: neither a token store, nor a folder of stores named {', '.join(CORPORA)}, nor "
+                    "ROLE=DIR with one of these roles. Make them with `python -m reproduction prepare`."
                 )
             paths = {**inside, **paths}
     return paths
@@ -117,8 +116,10 @@ def _populations(given: Sequence[str]) -> dict[str, int]:
 
 
 def _name(store: TokenStore, path: Path) -> str:
-    """The name in the store, or the name of its folder. If that is just a role (`main`), the name of the folder above,
-    except for synthetic stores."""
+    """The name in the store, or the name of its folder.
+
+    If that is just a role (`main`), the name of the folder above, except for synthetic stores.
+    """
     name = str(store.info.get("name") or path.resolve().name)
     if name in CORPORA and not store.info.get("synthetic"):
         name = path.resolve().parent.name
@@ -130,7 +131,6 @@ def _check_one_dictionary(corpora: Mapping[str, Corpus]) -> None:
     main, other = corpora.get("main"), corpora.get("other")
     if main and other and main.vocabulary_digest != other.vocabulary_digest:
         raise CorpusError(
-            f"{other.path} has another dictionary than {main.path}: a model of one cannot be measured on the "
-            "other. Prepare both "
-            "with the same one (`python -m reproduction prepare INPUT --other OTHER` does)."
+            f"{other.path} has another dictionary than {main.path}: a model of one cannot be measured on the other. "
+            "Prepare both with the same one (`python -m reproduction prepare INPUT --other OTHER` does)."
         )

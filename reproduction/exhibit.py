@@ -28,8 +28,10 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a figure. Lines with the same tint have the same colour: a mean and its seeds, flat and per-layer
-    clipping."""
+    """One line of a figure.
+
+    Lines with the same tint have the same colour: a mean and its seeds, flat and per-layer clipping.
+    """
 
     name: str
     points: Points
@@ -152,9 +154,8 @@ def run_table(runs: Sequence[PaperRun], results: ResultSet) -> Table:
     columns = ["run", "rounds", "of", "seed", "q", "visits", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]
     note = (
         "q is the probability that a user takes part in a round; visits are q times rounds. AccuracyTop1 at the end, "
-        "smoothed over 5 evaluations. ε is what that run itself cost its own users, as it "
-        "is: the smaller "
-        "of PLD and RDP. The runs are seeded, to be repeated: against whoever knows the seed no ε holds."
+        "smoothed over 5 evaluations. ε is what that run itself cost its own users, as it is: the smaller of PLD and "
+        "RDP. The runs are seeded, to be repeated: against whoever knows the seed no ε holds."
     )
     return Table(title="The runs", columns=columns, rows=rows, note=note if rows else "No run is needed for this one.")
 
@@ -217,8 +218,10 @@ class Draft:
         self.is_over_seeds = False
 
     def exhibit(self, verdict: Verdict) -> Exhibit:
-        """Return the exhibit, with the list of its runs and notes on what is missing. A figure without points is left
-        out."""
+        """Return the exhibit, with the list of its runs and notes on what is missing.
+
+        A figure without points is left out.
+        """
         runs, results, notes = exhibit_runs(self.recipe, self.compared_with), self.results, self.notes
         if not self.is_over_seeds and any(len(results.seeds(run.name)) > 1 for run in runs):
             notes = [*notes, "Of a run with several seeds the first is shown here, beside others of that seed."]

@@ -98,8 +98,10 @@ def measure(folder: Path, device: str) -> None:
 
 
 def counted(store_path: Path, out: Path) -> None:
-    """Write the accuracy of a unigram and a bigram model with the counts of all training users to `out`. The counts are
-    exact, so this is for a public corpus only."""
+    """Write the accuracy of a unigram and a bigram model with the counts of all training users to `out`.
+
+    The counts are exact, so this is for a public corpus only.
+    """
     from unheard import TokenStore
     from unheard.corpus.vocabulary import BOS
     from unheard.evaluation.measures import Counts, score_bigram, score_unigram
@@ -119,8 +121,10 @@ def counted(store_path: Path, out: Path) -> None:
 
 
 def content_digest(store: Path) -> str:
-    """SHA-256 over the vocabulary and all shards. The name of a store only says how it was prepared, not from which
-    text."""
+    """SHA-256 over the vocabulary and all shards.
+
+    The name of a store only says how it was prepared, not from which text.
+    """
     digest = hashlib.sha256()
     for file in sorted([store / "vocabulary.txt", *store.glob("*/*.offsets"), *store.glob("*/*.tokens")]):
         digest.update(f"{file.relative_to(store)}\0{file.stat().st_size}\0".encode() + file.read_bytes())

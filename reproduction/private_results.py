@@ -75,8 +75,10 @@ def folders_of(name: str, root: Path = REVIEWS) -> list[Path]:
 
 
 def complete(name: str, at: int, root: Path) -> list[Path]:
-    """The repetitions of a run that count at a round: they were evaluated there, and their last model was measured. One
-    that is still in progress, or whose model was lost, is a missing repetition."""
+    """The repetitions of a run that count at a round: they were evaluated there, and their last model was measured.
+
+    One that is still in progress, or whose model was lost, is a missing repetition.
+    """
     return [path for path in folders_of(name, root) if accuracy([path], at) and (path / "per_user.npz").exists()]
 
 

@@ -74,8 +74,10 @@ SEEDS = (1, 2, 3)
 
 
 def segments(source: Path, target: Path, words: int = WORDS) -> int:
-    """Cut the text of each user into consecutive segments of `words` words, each of which becomes a user. Returns the
-    number of segments."""
+    """Cut the text of each user into consecutive segments of `words` words, each of which becomes a user.
+
+    Returns the number of segments.
+    """
     import duckdb
 
     lines = duckdb.connect().execute(
@@ -256,8 +258,10 @@ def chosen_norm(work: Path) -> float:
 
 
 def choose_norm(work: Path) -> dict[str, Any]:
-    """Apply rule private-S: the S with the highest accuracy; of two equal ones the smaller. The choice is stored in
-    `chosen_S.json`."""
+    """Apply rule private-S: the S with the highest accuracy; of two equal ones the smaller.
+
+    The choice is stored in `chosen_S.json`.
+    """
     accuracies = {norm: smoothed(read_metrics(work / "runs" / f"S{norm}")) for norm in CANDIDATES}
     at = min(max(curve) for curve in accuracies.values())
     by_norm = {norm: curve[at] for norm, curve in accuracies.items()}

@@ -136,8 +136,10 @@ VARIABLE = PaperRun(name="variable-true-average", changes=("estimator.kind=true_
 
 
 def _fedsgd(run: PaperRun) -> PaperRun:
-    """FedSGD: one gradient of all data of a user. 1,600 tokens and the BOS of each sentence are 160 to 192 windows of 10
-    (on blogs)."""
+    """FedSGD: one gradient of all data of a user.
+
+    On blogs, 1,600 tokens and the BOS of each sentence are 160 to 192 windows of 10.
+    """
     return variant("fedsgd", run, "update.kind=fedsgd", "update.batch_size=200", "sampling.users_per_round=50")
 
 

@@ -147,9 +147,11 @@ def _complete_lines(path: Path) -> bytes:
 
 
 def _evaluations(result: RunResult) -> Points:
-    """Round and AccuracyTop1, not smoothed, of the evaluations of a run in order and at regular distances. A run that was
-    interrupted has an additional evaluation where the session ended; it is left out, because smoothing over five
-    evaluations would then cover fewer rounds than in an uninterrupted run."""
+    """Round and AccuracyTop1, not smoothed, of the evaluations of a run in order and at regular distances.
+
+    A run that was interrupted has an additional evaluation where the session ended; it is left out, because smoothing
+    over five evaluations would then cover fewer rounds than in an uninterrupted run.
+    """
     known = {row["round"]: row["accuracy_top1"] for row in result.evaluations if row.get("accuracy_top1") is not None}
     every = result.settings.get("evaluation", {}).get("every", 1)
     return tuple((r, known[r]) for r in sorted(known) if r % every == 0 or r == max(known))
@@ -186,8 +188,10 @@ class ResultSet:
 
     @property
     def changed(self) -> str:
-        """The change that all runs of this set share, from the name of the folder: `seeds+10`, `smoke`,
-        `model.keep_norm=true`. Empty for the settings of the paper."""
+        """The change that all runs of this set share, from the name of the folder.
+
+        For example `seeds+10`, `smoke`, `model.keep_norm=true`; empty for the settings of the paper.
+        """
         is_other = self.corpus and self.folder.startswith(f"{self.corpus}-")
         return self.folder.removeprefix(f"{self.corpus}-") if is_other else ""
 
@@ -237,8 +241,10 @@ class ResultSet:
         return self.accuracy(name, at) or 0.0
 
     def targets(self, name: str) -> int | None:
-        """Number of held-out words that the run was evaluated on, from its head-word counts; None if they were not
-        counted."""
+        """Number of held-out words that the run was evaluated on; None if they were not counted.
+
+        It is the sum of its head-word counts.
+        """
         counts = next(iter(self.runs[name].head_words.values()), []) if name in self.runs else []
         return sum(counts) or None
 

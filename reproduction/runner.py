@@ -162,8 +162,10 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
 def _record_all(
     workspace: Workspace, group: list[PendingJob], began_at: dict[str, int], pace: Throughput, errors: list[str]
 ) -> list[RunResult]:
-    """Write a line of results for each run of the group that completed a round. A run that cannot be evaluated does not
-    prevent the lines of the others."""
+    """Write a line of results for each run of the group that completed a round.
+
+    A run that cannot be evaluated does not prevent the lines of the others.
+    """
     known, recorded = results.read_runs(workspace.results), []
     for pending in group:
         job, name = pending.job, pending.job.run.name

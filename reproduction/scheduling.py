@@ -210,8 +210,11 @@ Clock = Callable[[], float]
 
 
 class Throughput:
-    """User updates per second of the current group, and the deadline. One instance per session; `begin` starts a group.
-    The first turn of a group is not counted, because it compiles kernels and fills memory."""
+    """User updates per second of the current group, and the deadline.
+
+    One instance per session; `begin` starts a group. The first turn of a group is not counted, because it compiles
+    kernels and fills memory.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,5 +1,4 @@
-"""The workspace of a session: run folders, ledgers and results on disk; which jobs are complete, and which cannot be
-run.
+"""The workspace of a session: run folders, ledgers and results on disk, and the state of its jobs.
 
 A `Workspace` combines the corpora, a work folder, a results folder, a scale and an engine. For each job it gives the
 `Run`, its folder, the remaining rounds, and the reason if it cannot run here. Every run has a population ledger of
@@ -188,8 +187,10 @@ class Workspace:
         return self.rounds_done(job.run.after) >= others[job.run.after].rounds
 
     def started_early(self, jobs: Sequence[Job]) -> dict[str, list[str]]:
-        """Runs that started from an earlier state of another run than that run has now, or will have. Returns the runs
-        by a sentence that says so; their names do not."""
+        """Runs that started from an earlier state of another run than that run has now, or will have.
+
+        Returns the runs by a sentence that says so; their names do not.
+        """
         wanted = {job.run.name: job.rounds for job in jobs}
         reasons: dict[str, list[str]] = {}
         for job in jobs:
@@ -230,8 +231,7 @@ class Workspace:
         if not is_same_store or comparable_settings(_as_read(settings_of(run))) != comparable_settings(result.settings):
             raise InvalidValue(
                 f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, "
-                "population, "
-                "seed, scale, dictionary or default). Choose another --name, so that they do not mix."
+                "population, seed, scale, dictionary or default). Choose another --name, so that they do not mix."
             )
         return result.rounds >= job.rounds
 
@@ -243,9 +243,8 @@ class Workspace:
         facts = Ledger.read(folder.ledger).facts
         if (facts.get("run_hash"), facts.get("corpus")) != (run_hash(run), self.corpora[job.run.corpus].digest):
             raise RunFolderExists(
-                f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or "
-                "work folder). "
-                "Choose another --work or --name, or remove it."
+                f"{folder.path} holds this run with other settings (another population, seed, scale, corpus or work "
+                "folder). Choose another --work or --name, or remove it."
             )
 
 
@@ -312,8 +311,10 @@ def open_workspace(
 
 
 def _check_changes(changes: Sequence[str], runs: Iterable[PaperRun]) -> None:
-    """Raise `InvalidValue` if a change concerns what distinguishes the runs of a recipe, what another option sets, or one
-    key twice."""
+    """Raise `InvalidValue` if a change cannot be made to all runs of a recipe.
+
+    That is so if it concerns what distinguishes the runs, what another option sets, or one key twice.
+    """
 
     def key_of(change: str) -> str:
         """The key of a change `table.key=value`."""

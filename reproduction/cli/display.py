@@ -76,8 +76,10 @@ def rich_table(
 
 
 def say_if_missing(results: Path) -> None:
-    """Warn if the results folder does not exist, with the most similar name; otherwise a typing error looks like missing
-    runs."""
+    """Warn if the results folder does not exist, with the most similar name.
+
+    Otherwise a typing error looks like missing runs.
+    """
     if not results.exists():
         siblings = [one.name for one in results.parent.iterdir()] if results.parent.is_dir() else []
         close = difflib.get_close_matches(results.name, siblings, n=1)

@@ -132,8 +132,10 @@ def _preparation(inputs: list[str], columns: InputOptions, text: TextOptions, na
 
 
 def _make_words(sources: list["Source"], out: Path, wanted: "dict[str, Preparation]") -> None:
-    """Prepare the store with the largest dictionary, and derive the others from it by shrinking the vocabulary, which
-    gives the same bytes as preparing them."""
+    """Prepare the store with the largest dictionary, and derive the others by shrinking its vocabulary.
+
+    That gives the same bytes as preparing them.
+    """
     from unheard.corpus.store import TokenStore
     from unheard.corpus.transform import shrink_vocabulary
 
@@ -161,8 +163,10 @@ def _make(sources: list["Source"], out: Path, preparation: "Preparation") -> Non
 
 
 def _is_there(path: Path, wanted: "Preparation") -> bool:
-    """Whether the store exists with the same choices. Raises `CorpusError` if it exists with others, which would
-    otherwise pass for the requested one."""
+    """Whether the store exists with the same choices.
+
+    Raises `CorpusError` if it exists with others, which would otherwise pass for the requested one.
+    """
     from unheard.corpus.store import TokenStore
 
     if not (path / "corpus.json").is_file():

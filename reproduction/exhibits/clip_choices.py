@@ -57,8 +57,10 @@ def trade_offs(draft: Draft) -> Ruling:
 
 
 def trade_offs_adjusted(draft: Draft) -> Ruling:
-    """Figure 4 and Figure 8, right: the same pairs after initial training with S = 20, flat and per layer; accuracy over
-    S."""
+    """Figure 4 and Figure 8, right: the same pairs after initial training with S = 20; accuracy over S.
+
+    Both for flat and for per-layer clipping.
+    """
     results = draft.results
     first = _start_round(results)
     labels = {name: _label(norm) for norm, name in ADJUSTED.items()}

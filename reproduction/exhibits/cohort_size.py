@@ -53,8 +53,9 @@ PAIRS = {
 
 
 def private_for_real(draft: Draft) -> Ruling:
-    """Section 3: runs trained with z = 1, next to their estimates with 100 users per round; epsilon for the users of
-    this corpus, and hypothetically for the population of the paper.
+    """Section 3: runs trained with z = 1, next to their estimates with 100 users per round.
+
+    Epsilon is for the users of this corpus, and hypothetically for the population of the paper.
 
     The rule is applied to every pair that was trained long enough. Other pairs are mentioned and decide nothing.
     """
@@ -133,8 +134,10 @@ BY_USERS = {users: baseline(users).name for users in (10, 30, 100, 300, 1000)}
 
 
 def users_per_round(draft: Draft) -> Ruling:
-    """Figure 6: accuracy of the baseline with 10 to 1,000 users per round, by round and over users per round. From 10 to
-    100 users accuracy grows; from 100 to 1,000 it grows less."""
+    """Figure 6: accuracy of the baseline with 10 to 1,000 users per round, by round and over users per round.
+
+    From 10 to 100 users accuracy grows; from 100 to 1,000 it grows less.
+    """
     results, labels = draft.results, {name: f"{users:,} users per round" for users, name in BY_USERS.items()}
     draft.add_curves("AccuracyTop1 by round", labels)
     runs = {float(users): name for users, name in BY_USERS.items()}
@@ -155,8 +158,10 @@ def users_per_round(draft: Draft) -> Ruling:
 
 
 def cost(draft: Draft) -> Ruling:
-    """Seconds per round with 1,250 and 5,000 users on synthetic text with the population of the paper, and hours for all
-    rounds."""
+    """Seconds per round with 1,250 and 5,000 users, and hours for all rounds.
+
+    On synthetic text with the population of the paper.
+    """
     rows, hours, result = [], 0.0, None
     for users, rounds in ((1250, 3000), (5000, ACCURACY_ROUNDS)):
         label, result = (

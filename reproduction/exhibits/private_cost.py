@@ -25,8 +25,9 @@ LABELS = {
 
 
 def noised_vs_baseline(draft: Draft) -> Ruling:
-    """Figure 1: accuracy by round for the baseline and three amounts of noise, the mean of the seeds after some rounds,
-    and the computation that both need for the same accuracy.
+    """Figure 1: accuracy by round for the baseline and three amounts of noise.
+
+    Also the mean of the seeds after some rounds, and the computation that both need for the same accuracy.
 
     The least noise is compared with the baseline after all rounds that both completed, although the run with the most
     noise may have stopped earlier.
@@ -87,8 +88,10 @@ NOISED = {norm: noised(norm, SIGMA).name for norm in GAP_NORMS}
 
 
 def closing_the_gap(draft: Draft) -> Ruling:
-    """For each S at sigma = 0.003: accuracy, loss due to the clip, additional loss due to the noise, users per round for
-    z = 1, and epsilon with the population of the paper."""
+    """For each S at sigma = 0.003: accuracy, and what the clip and the noise cost.
+
+    Also users per round for z = 1, and epsilon with the population of the paper.
+    """
     results, draft.is_over_seeds = draft.results, True
     rows = []
     for norm in GAP_NORMS:

@@ -15,8 +15,10 @@ OWN_CORPUS, OTHER_CORPUS, PRIVATE = "baseline", PUBLIC.name, noised(15, 0.003).n
 
 
 def another_corpus(draft: Draft) -> Ruling:
-    """Accuracy on held-out users of this corpus: trained here, trained here with sigma = 0.003, and trained on another
-    corpus. The model of the other corpus was evaluated at its last round only, so the others must have as many rounds."""
+    """Accuracy on held-out users: trained here, here with sigma = 0.003, and on another corpus.
+
+    The model of the other corpus was evaluated at its last round only, so the others must have as many rounds.
+    """
     results, draft.is_over_seeds, draft.compared_with = draft.results, True, [PRIVATE]
     at, tried = results.rounds(OWN_CORPUS, OTHER_CORPUS), results.rounds(OTHER_CORPUS)
     other = None

@@ -46,8 +46,7 @@ def clipping(draft: Draft) -> Ruling:
     end = max(loss for loss, where in losses.items() if where[2] == last)
     sentence = (
         f"With S from 10 to 20 the largest loss against no clip is {points(max(most, 0.0))} (S = {norm:g}, {kind}, "
-        f"after {plural(mark)}); after {plural(last)} it is {points(max(end, 0.0))}. "
-        f"{draft.about_seeds([most], last)}"
+        f"after {plural(mark)}); after {plural(last)} it is {points(max(end, 0.0))}. {draft.about_seeds([most], last)}"
     )
     return most <= SMALL, sentence
 
@@ -60,8 +59,10 @@ SIGMA_AT_Z1 = DROWNED
 
 
 def noise(draft: Draft) -> Ruling:
-    """Figure 3: accuracy over sigma at S = 20 for flat and per-layer clipping. Early, sigma = 0.024 costs nearly nothing;
-    later, the loss grows past 0.012; 0.2 destroys accuracy."""
+    """Figure 3: accuracy over sigma at S = 20 for flat and per-layer clipping.
+
+    Early, sigma = 0.024 costs nearly nothing; later, the loss grows past 0.012; 0.2 destroys accuracy.
+    """
     results, plain = draft.results, ("no noise", NOISELESS, NOISELESS_PER_LAYER)
     _add_both_clips(draft, "σ", NOISE_FLAT, NOISE_PER_LAYER, plain, title=", S = 20", upright=(SIGMA_AT_Z1, "σ = 0.2"))
     needed = [NOISELESS, NOISE_FLAT[0.012], NOISE_FLAT[0.024], NOISE_FLAT[SIGMA_AT_Z1]]
@@ -136,8 +137,10 @@ FEDAVG_NOISED_BY = {sigma: noised(20, sigma).name for sigma in (0.002, 0.006, 0.
 
 
 def fedsgd_clipping(draft: Draft) -> Ruling:
-    """Figure 9: accuracy of FedSGD over S, without noise. S = 2 is enough for FedSGD, which needs more than twice the
-    rounds of FedAvg for its accuracy."""
+    """Figure 9: accuracy of FedSGD over S, without noise.
+
+    S = 2 is enough for FedSGD, which needs more than twice the rounds of FedAvg for its accuracy.
+    """
     results = draft.results
     marks = draft.drawn_rounds(FEDSGD_CLIPPED.values())
     _add_both_updates(draft, marks, "S", FEDSGD_CLIPPED, FEDAVG_CLIPPED)
@@ -170,8 +173,10 @@ def fedsgd_clipping(draft: Draft) -> Ruling:
 
 
 def fedsgd_noise(draft: Draft) -> Ruling:
-    """Figure 10: accuracy of FedSGD over sigma at S = 20. sigma = 0.002 costs FedSGD little, and 0.024 costs it a larger
-    share than FedAvg."""
+    """Figure 10: accuracy of FedSGD over sigma at S = 20.
+
+    A sigma of 0.002 costs FedSGD little, and 0.024 costs it a larger share than FedAvg.
+    """
     results, plain = draft.results, FEDSGD_CLIPPED[20]
     marks = draft.drawn_rounds([*FEDSGD_NOISED.values(), plain])
     _add_both_updates(draft, marks, "σ", FEDSGD_NOISED, FEDAVG_NOISED_BY, plain=plain, title=", S = 20")
@@ -217,8 +222,10 @@ def _add_both_updates(
 
 
 def _lead(results: ResultSet, first: str, second: str, at: int) -> tuple[float, float]:
-    """Mean difference of two runs (first minus second) and its uncertainty, which is at least the distance between two
-    seeds. Raises `Undecided` if they cannot be compared."""
+    """Mean difference of two runs (first minus second) and its uncertainty.
+
+    The uncertainty is at least the distance between two seeds. Raises `Undecided` if they cannot be compared.
+    """
     apart = results.mean_lead(first, second, at)
     if apart is None:
         raise Undecided("The runs have fewer than two evaluations at the same rounds, so they cannot be compared.")
@@ -230,8 +237,11 @@ SIZES = {"": "10,000", "20k-": "20,000", "30k-": "30,000"}
 
 
 def dictionaries_clipping(draft: Draft) -> Ruling:
-    """Figure 11: accuracy over S with three dictionaries. A word outside the dictionary counts as an error, so the three
-    can be compared. Larger dictionaries help little, and S = 20 costs them no more."""
+    """Figure 11: accuracy over S with three dictionaries.
+
+    A word outside the dictionary counts as an error, so the three can be compared. Larger dictionaries help little, and
+    S = 20 costs them no more.
+    """
     results = draft.results
     _add_dictionaries(draft, "S", {norm: clipped(norm).name for norm in SWEPT_CLIPS}, UNCLIPPED, "no clip")
     at, costs = _dictionary_costs(draft, UNCLIPPED, NOISELESS)

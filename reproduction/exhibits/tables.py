@@ -24,8 +24,11 @@ MANY_USERS = noised(15, 0.012, users=1250).name
 
 
 def table_rounds(draft: Draft) -> Ruling:
-    """Table 1: epsilon after 1 to 10^6 rounds. Below each row of the paper are the same cells by the moments accountant
-    and by the tightest accountant of today. The table needs no run."""
+    """Table 1: epsilon after 1 to 10^6 rounds.
+
+    Below each row of the paper are the same cells by the moments accountant and by the tightest accountant of today.
+    The table needs no run.
+    """
     rows = []
     for line in printed.TABLE_1:
         first = line[0]
@@ -69,8 +72,10 @@ def _epsilon_cell(epsilon: float) -> str:
 
 
 def table_accuracy(draft: Draft) -> Ruling:
-    """Table 2: epsilon and AccuracyTop1 by sigma, S, population and users per round; also the epsilons that the text of
-    the paper states."""
+    """Table 2: epsilon and AccuracyTop1 by sigma, S, population and users per round.
+
+    Also the epsilons that the text of the paper states.
+    """
     results, draft.is_over_seeds = draft.results, True
     runs = list(dict.fromkeys(row.run for row in printed.TABLE_2))
     at = results.rounds(*runs)
@@ -149,8 +154,10 @@ HEADS = ("10", "50", "100")
 
 
 def head_words(draft: Draft) -> Ruling:
-    """Table 3: how many of the ten predictions are among the most frequent words, for models of different accuracy and
-    noise. The rule is about the correlation over all models and about two pairs of runs."""
+    """Table 3: how many of the ten predictions are among the most frequent words.
+
+    For models of different accuracy and noise. The rule is about the correlation over all models and two pairs of runs.
+    """
     results, limits = draft.results, draft.recipe.limits
     lines = [
         Line(name=f"the {head} most frequent", points=tuple((100 * a, m) for a, m in _accuracy_and_mean(results, head)))
@@ -194,8 +201,10 @@ def head_words(draft: Draft) -> Ruling:
 
 
 def _are_alike_trained(results: ResultSet, first: str, second: str) -> bool:
-    """Whether both runs are long enough and neither has more than twice the rounds of the other. Head words are counted
-    at the end of a run, and become fewer as the model learns."""
+    """Whether both runs are long enough and neither has more than twice the rounds of the other.
+
+    Head words are counted at the end of a run, and become fewer as the model learns.
+    """
     shorter, longer = sorted(results.rounds(name) or 0 for name in (first, second))
     return shorter >= TRAINED and 2 * shorter >= longer
 

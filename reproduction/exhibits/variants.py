@@ -145,7 +145,9 @@ def other_models(draft: Draft) -> Ruling:
 
 
 def _noise_gap(results: ResultSet, prefix: str, at: int | None) -> float | None:
-    """Accuracy with noise minus the better of no clip and the clip alone. A model that diverges without a clip is not a
-    useful reference."""
+    """Accuracy with noise minus the better of no clip and the clip alone.
+
+    A model that diverges without a clip is not a useful reference.
+    """
     plain, clip, noise = (results.accuracy(prefix + name, at) for name in MODEL_LABELS)
     return None if at is None or plain is None or clip is None or noise is None else noise - max(plain, clip)
