@@ -17,6 +17,7 @@ from unheard.updates.user_update import User
 pytestmark = [needs_triton, quietly]
 
 SMALL = dict(vocabulary_size=70, embedding_size=12, hidden_size=20)
+TINY = dict(vocabulary_size=20, embedding_size=6, hidden_size=8)
 WIDE = dict(vocabulary_size=40, embedding_size=40, hidden_size=20)  # word vectors in two blocks of columns
 
 
@@ -114,14 +115,14 @@ def test_several_runs_share_a_chunk_and_nothing_else():
 
 
 def test_the_kernels_report_users_who_were_never_clipped():
-    model = unheard.TiedLSTM(**SMALL)
+    model = unheard.TiedLSTM(**TINY)
     wide, narrow = (cohort(model, unheard.FlatClip(norm=S)) for S in (1e3, 1e-3))
     # the last of each cohort took no step; the row behind them all is empty
     assert run_kernels(model, [wide, narrow], torch.float32).unclipped_U.tolist() == [1, 1, 1, 0, 0, 1, 1]
 
 
 def test_a_user_whose_delta_overflows_leaves_the_others_alone():
-    model = unheard.TiedLSTM(**SMALL, unit_norm=False)
+    model = unheard.TiedLSTM(**TINY, unit_norm=False)
     mild = cohort(model, unheard.NoClip(), lengths=(8,))
     wild = Cohort(params_P=mild.params_P * 1e30, users=mild.users, plan=mild.plan, rng=reproducible_generator(0))
     alone = run_kernels(model, [mild], torch.float32).delta_UP[0]

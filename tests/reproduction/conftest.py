@@ -1,5 +1,7 @@
 """Exhibits of made-up results, with a quick accountant in the place of PLD, which takes seconds for Table 1."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,17 +14,24 @@ from tests.reproduction.builders import world
 from unheard.privacy.accountants import Bound, epsilon
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch):
+def by_rdp(events: Sequence, delta: float) -> Bound:
+    return Bound(epsilon=epsilon(events, delta, "rdp"), accountant="rdp")
+
+
+@contextlib.contextmanager
+def quick_accountant() -> Iterator[None]:
     """`ε today` by RDP, in tests that are not about it."""
-    monkeypatch.setattr(
-        recomputed,
-        "best_epsilon",
-        lambda events, delta: Bound(epsilon=epsilon(events, delta, "rdp"), accountant="rdp"),
-    )
     recomputed.best_epsilon_today.cache_clear()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recomputed, "best_epsilon", by_rdp)
+        yield
     recomputed.best_epsilon_today.cache_clear()
+
+
+@pytest.fixture
+def quick():
+    with quick_accountant():
+        yield
 
 
 @pytest.fixture(scope="session")

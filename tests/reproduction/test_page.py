@@ -16,14 +16,16 @@ from reproduction.results import ResultSet, read_results, result_sets
 
 from reproduction import results as results_module
 from tests.reproduction.builders import RUNS, changed, world
+from tests.reproduction.conftest import quick_accountant
 from unheard.report.plots import write_png, write_svg
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-@pytest.fixture
-def page(quick, everything):
-    return render_page(exhibits(everything))
+@pytest.fixture(scope="module")
+def page(everything):
+    with quick_accountant():
+        return render_page(exhibits(everything))
 
 
 def test_every_table_and_figure_is_in_the_contents_and_on_the_page(page):

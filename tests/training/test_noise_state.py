@@ -448,11 +448,25 @@ HARMS = [
 ]
 
 
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_state_that_is_damaged_shortened_or_of_another_run_is_refused(harm, place):
+@pytest.fixture(scope="module")
+def killed_runs(corpus, tmp_path_factory) -> Path:
+    """Two runs that were killed with a history of 2 attempts, and the keys of 2 more."""
+    place = tmp_path_factory.mktemp("killed")
+    uncharged_copy(corpus, place / "corpus")
+    for name in ("r", "other"):
+        assert killed_after_rounds(place, place / name, 4) == -9
+    return place
+
+
+@pytest.mark.parametrize("harm", [None, *HARMS])
+def test_a_state_that_is_damaged_shortened_or_of_another_run_is_refused(harm, killed_runs, tmp_path):
+    place = shutil.copytree(killed_runs, tmp_path / "copy")
     folder = place / "r"
-    for one in (folder, place / "other"):
-        assert killed_after_rounds(place, one, 4) == -9  # a history of 2 attempts, and the keys of 2 more
+    text = (folder / "run.toml").read_text()
+    (folder / "run.toml").write_text(text.replace(str(killed_runs), str(place)))
+    if harm is None:
+        assert go(run_of(place), folder, stop=5) == [5]
+        return
     harm(folder / "noise")
     charged = len(indices(folder))
     with pytest.raises(CheckpointCorrupt, match="new one begins"):

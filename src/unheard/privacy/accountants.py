@@ -723,7 +723,13 @@ def find_accountant(name: str) -> Accountant:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that compute the figures of a statement."""
-    return {name: version(name) for name in ("unheard", "dp-accounting", "numpy", "scipy")}
+    return {name: _version(name) for name in ("unheard", "dp-accounting", "numpy", "scipy")}
+
+
+@functools.cache
+def _version(name: str) -> str:
+    """The version of a package; every run asks for it, and parsing the package's metadata takes milliseconds."""
+    return version(name)
 
 
 def _epsilon(counts: Counts, failure: float, delta: float, accountant: Accountant) -> float:

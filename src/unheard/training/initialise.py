@@ -21,7 +21,6 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -462,7 +461,7 @@ def ledger_header(run: Run, store: TokenStore, first: State) -> dict[str, Any]:
             run.budget,
         ),
         "corpus": store.name,
-        "software": {"unheard": version("unheard"), "torch": str(torch.__version__), **versions(), **source_commit()},
+        "software": {**versions(), "torch": str(torch.__version__), **source_commit()},
         "run_hash": configuration,
         "run_id": new_run_id(None if run.training.reproducible_seed is None else configuration),
     }
