@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.corpus.inputs import FIELDS, prepared, words_of, write_jsonl
-from unheard.corpus.grouping import DuckDBBackend, SplitRule, unit_hash
+from unheard.corpus import grouping as grouping_module
+from unheard.corpus.grouping import DuckDBBackend, Grouping, SplitRule, sorted_rows, unit_hash
+from unheard.corpus.sources import find_sources, make_batches
 from unheard.errors import InvalidValue
 
 
@@ -107,3 +109,24 @@ def test_thousands_of_users_with_one_word_each_are_all_kept(tmp_path):
     done = prepared(tmp_path, write_jsonl(tmp_path / "x.jsonl", rows), shards=4)
     assert done.store.train.num_users == 20_000
     assert done.store.train.num_tokens == 60_000
+
+
+def test_a_process_of_a_pool_opens_one_database_for_all_its_shards_and_none_after_a_broken_one(tmp_path, monkeypatch):
+    write_jsonl(tmp_path / "a.jsonl", [{"who": f"u{k}", "what": f"word{k}", "when": k} for k in range(40)])
+    grouping = Grouping(work=tmp_path / "work", fields=FIELDS, shards=3, memory_bytes=1 << 28)
+    DuckDBBackend(workers=1).scan(grouping, make_batches(find_sources([str(tmp_path / "a.jsonl")])), lambda *_: None)
+    alone = [list(sorted_rows(grouping, shard, 1)) for shard in range(3)]
+    assert all(alone)
+    opened = []
+    open_database = grouping_module.open_database
+    monkeypatch.setattr(grouping_module, "open_database", lambda *a: opened.append(open_database(*a)) or opened[-1])
+    monkeypatch.setattr(grouping_module, "_keeps_databases", True)
+    monkeypatch.setattr(grouping_module, "_KEPT_DATABASES", {})
+    assert [list(sorted_rows(grouping, shard, 1)) for shard in range(3)] == alone
+    assert len(opened) == 1
+    left = sorted_rows(grouping, 0, 1)
+    next(left)
+    left.close()  # a shard that was left in the middle
+    assert grouping_module._KEPT_DATABASES == {}
+    assert [list(sorted_rows(grouping, shard, 1)) for shard in range(3)] == alone
+    assert len(opened) == 2

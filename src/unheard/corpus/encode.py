@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -187,8 +187,7 @@ class EncodeShard:
         return dict(output.counts)
 
 
-@dataclass(frozen=True)
-class _WaitingUser:
+class _WaitingUser(NamedTuple):
     """A user whose text waits to be encoded: the number of texts that are encoded first, and the texts after them."""
 
     user: str

@@ -31,6 +31,7 @@ import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import threading
@@ -387,11 +388,19 @@ class DuckDBBackend:
     def _start_pool(self, workers: int) -> ProcessPoolExecutor:
         # spawn: a forked copy of a process with DuckDB's threads in it may hang.
         spawn = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(workers, mp_context=spawn, initializer=_tune_memory)
+        return ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker)
 
 
-def _tune_memory() -> None:
-    """Save a process of the pool work that its rows do not need: a search for cycles, and new pages for every array."""
+_KEPT_DATABASES: dict[tuple[int, int, str], duckdb.DuckDBPyConnection] = {}
+"""Databases of this process that no shard uses now, by their settings. To open one for each shard costs a twentieth."""
+_keeps_databases = False
+"""Whether databases are kept: in the processes of a pool, which end with the command."""
+
+
+def _start_worker() -> None:
+    """Save a process of the pool work that rows do not need: searches for cycles, new pages, new databases."""
+    global _keeps_databases
+    _keeps_databases = True
     gc.disable()  # rows are millions of tuples and texts without cycles; to search them costs a tenth
     try:
         # glibc gives freed memory back to the system and asks for it again with the next array, which costs a
@@ -488,13 +497,15 @@ def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
     files = grouping.shard_files(shard)
     if not files:
         return
-    temp = str(grouping.work / "temp" / f"shard-{shard}")
-    database = open_database(grouping.memory_bytes // processes, max(1, AVAILABLE_CORES // processes), temp)
+    temp = str(grouping.work / "temp" / f"process-{os.getpid()}")
+    settings = (grouping.memory_bytes // processes, max(1, AVAILABLE_CORES // processes), temp)
+    database = _KEPT_DATABASES.pop(settings, None) or open_database(*settings)
     unwanted = ""
     if grouping.drop_duplicates:
         unwanted = (
             f"WHERE text_hash IS NULL OR text_hash NOT IN (SELECT text_hash FROM {quoted(str(grouping.duplicates))})"
         )
+    is_complete = False
     try:
         result = database.execute(
             f'SELECT "user", text FROM read_parquet({sql_list(files)}) {unwanted} ORDER BY {ORDER}'
@@ -502,13 +513,17 @@ def sorted_rows(grouping: Grouping, shard: int, processes: int) -> Rows:
         while rows := result.fetchmany(_FETCH_ROWS):
             users, texts = zip(*rows, strict=True)
             yield users, texts
+        is_complete = True
     except duckdb.Error as error:
         first = str(error).strip().split("\n")[0]
         raise CorpusError(
             f"Sorting a part of the corpus failed: {first} Free some disk space or raise --memory."
         ) from None
     finally:
-        database.close()
+        if is_complete and _keeps_databases:
+            _KEPT_DATABASES[settings] = database
+        else:
+            database.close()
 
 
 def _run_interruptibly(database: duckdb.DuckDBPyConnection, query: str, report: Callable[[float], None]) -> None:
