@@ -62,7 +62,11 @@ def test_a_damaged_record_of_planted_phrases_is_refused(tmp_path):
     file = store.path / "canaries.json"
     (canary,) = json.loads(file.read_text())
     assert read_canaries(store.path, len(store.vocabulary))[0]["tokens"] == canary["tokens"]
-    damaged = [{**canary, "tokens": tokens} for tokens in ([], [3] * (MAX_TOKENS + 1), [-1], [10**6], "?", None)]
+    size = len(store.vocabulary)
+    for tokens in ([0], [size - 1], [3] * MAX_TOKENS):
+        file.write_text(json.dumps([{**canary, "tokens": tokens}]))
+        assert read_canaries(store.path, size)[0]["tokens"] == tokens
+    damaged = [{**canary, "tokens": tokens} for tokens in ([], [3] * (MAX_TOKENS + 1), [-1], [size], "?", None)]
     for content in (*([one] for one in damaged), [{}], [3], {"a": 1}):
         file.write_text(json.dumps(content))
         with pytest.raises(CorpusCorrupt, match="does not read back as written"):

@@ -1,5 +1,6 @@
 """A store reads back what was written, and an incomplete or damaged store raises an error."""
 
+import contextlib
 import json
 import os
 import stat
@@ -221,6 +222,13 @@ def test_an_id_outside_the_vocabulary_is_refused_when_it_is_read_and_its_folder_
     users = TokenStore.open(small.path).train
     with pytest.raises(CorpusCorrupt, match=r"train holds token ids outside the vocabulary"):
         users.concatenated(np.arange(users.num_users))
+    size = len(small.vocabulary)
+    for id, fits in ((size - 1, True), (size, False)):
+        content[2:4] = id.to_bytes(2, "little")
+        file.write_bytes(content)
+        users = TokenStore.open(small.path).train
+        with contextlib.nullcontext() if fits else pytest.raises(CorpusCorrupt, match="outside the vocabulary"):
+            users.concatenated(np.arange(users.num_users))
 
 
 def test_a_store_that_lost_its_digests_is_refused(small):

@@ -12,7 +12,7 @@ import unheard
 from tests.conftest import counting_user
 from tests.federated.network import LocalNetwork, divided, federated
 from tests.federated.test_server import CENTRAL, SECURE, one_round, seeded, sum_of
-from unheard.corpus.store import write_store
+from unheard.corpus.store import write_digests, write_store
 from unheard.engines.engine import Drawn
 from unheard.errors import InvalidValue, NodeError
 from unheard.federated.messages import Packet
@@ -74,6 +74,8 @@ def test_a_node_contributes_no_more_often_than_its_user_agreed_to(run, devices):
     with pytest.raises(NodeError, match="its limit"):
         folder.record_contribution(2)
     assert folder.contributions == 2
+    (folder.path / "record.json").write_text('{"contributions": 0}')
+    assert folder.contributions == 0
     for damaged in ("{}", "[", '{"contributions": -1}', '{"contributions": true}', '{"contributions": 0.5}'):
         (folder.path / "record.json").write_text(damaged)
         with pytest.raises(NodeError, match="damaged"):
@@ -234,3 +236,13 @@ def test_a_node_whose_users_have_other_features_than_the_model_takes_is_not_regi
     assert Node(devices[0], {}).answer(Packet("describe", {**own, "features": 0})).kind == "describe"
     answer = Node(devices[0], {}).answer(Packet("describe", {**own, "features": 3}))
     assert "takes 3 features of each user, the node has 0" in answer.fields["reason"]
+
+
+def test_a_node_whose_users_overlap_is_not_registered(devices):
+    """Their text would count twice."""
+    store = unheard.TokenStore.open(devices[0].store)
+    np.array([0, 20, 10, 40], dtype="<i8").tofile(store.path / "train" / "00000.offsets")
+    write_digests(store.path)
+    own = {"vocabulary": store.vocabulary.digest, "tokens": store.info.get("tokens", {})}
+    answer = Node(devices[0], {}).answer(Packet("describe", {**own, "features": 0}))
+    assert (answer.kind, "users would overlap" in answer.fields["reason"]) == ("refused", True)

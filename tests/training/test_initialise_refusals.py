@@ -10,12 +10,21 @@ from tests.stores import uncharged_copy
 
 import unheard
 from unheard.corpus.store import write_store
-from unheard.errors import CheckpointCorrupt, CorpusError, InvalidValue, LedgerError, ModelError, UnheardError
+from unheard.errors import (
+    CheckpointCorrupt,
+    CorpusError,
+    InvalidValue,
+    LedgerError,
+    ModelError,
+    PrivacyError,
+    UnheardError,
+)
+from unheard.mechanism.noise import DistributedGaussianNoise
 from unheard.parameters import Layout
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.run_ledger import remembered
 from unheard.run_folder import RunFolder
-from unheard.training import checkpoint
+from unheard.training import checkpoint, initialise
 from unheard.training.checkpoint import checkpoint_files, load_model, newest_checkpoint, save_checkpoint
 from unheard.training.initialise import restore_state, streams_of
 from unheard.training.round import State
@@ -143,3 +152,28 @@ def test_a_checkpoint_whose_position_in_the_populations_ledger_is_of_another_for
     checkpoint._save(file, own, {**stated, "people": [] if change is None else position})
     with pytest.raises(UnheardError):
         remembered(RunFolder(tmp_path / "r"))
+
+
+@pytest.mark.parametrize("way", ["train", "resume"])
+def test_noise_that_nodes_add_needs_nodes_when_a_run_begins_and_when_it_continues(run, tmp_path, monkeypatch, way):
+    """On this machine alone nobody would add it."""
+    noise = DistributedGaussianNoise(noise_multiplier=1.0, min_parties=3)
+    federated = replace(run, plan=replace(run.plan, noise=noise))
+    if way == "resume":
+        with monkeypatch.context() as patch:
+            patch.setattr(initialise, "check_engine", lambda *_: None)  # as if it had begun on nodes
+            unheard.train(federated, tmp_path / "r").close()
+    with pytest.raises(PrivacyError, match="is added by the nodes of a federated run"):
+        list(unheard.train(federated, tmp_path / "r") if way == "train" else unheard.resume(tmp_path / "r"))
+    assert way == "train" or len(Ledger.read(tmp_path / "r" / "ledger.jsonl")) == 0
+
+
+@pytest.mark.parametrize("rows", [49, 51])
+def test_a_model_with_other_rows_than_the_store_has_words_is_refused(run, store, tmp_path, rows):
+    module = unheard.ModuleModel(
+        module="torch.nn:Embedding", arguments={"num_embeddings": rows, "embedding_dim": rows}, vocabulary_size=rows
+    )
+    for model in (replace(run.model, vocabulary_size=rows), module):
+        with pytest.raises(ModelError, match=r"50|words|vocabulary"):
+            unheard.train(replace(run, model=model), tmp_path / "r")
+        assert not (tmp_path / "r").exists()

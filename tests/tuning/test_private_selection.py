@@ -16,9 +16,9 @@ import unheard
 from tests.stores import uncharged_copy
 from unheard.audit.verification import verify
 from unheard.cli.main import app
-from unheard.corpus.store import write_digests
+from unheard.corpus.store import TokenStore, write_digests, write_store
 from unheard.engines.choice import EngineChoice
-from unheard.errors import BudgetExceeded, InvalidValue, LedgerError, UnprovenCombination
+from unheard.errors import BudgetExceeded, CorpusError, InvalidValue, LedgerError, UnprovenCombination
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.budget import Budget
 from unheard.privacy.events import FailureProbability, Gaussian, Selection, from_record, to_record
@@ -26,7 +26,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
 from unheard.privacy.population_statement import all_runs
 from unheard.run_folder import RunFolder
-from unheard.training.loop import resume
+from unheard.training.loop import resume, train
 from unheard.training.run import run_toml
 from unheard.tuning import private_selection as selecting
 from unheard.tuning.private_selection import TrialCount, select
@@ -296,6 +296,26 @@ def test_a_run_that_no_trial_could_start_is_refused_before_anything_is_charged(c
     with pytest.raises((InvalidValue, UnprovenCombination)):
         select(candidates, tmp_path / "best", TrialCount(mean=2), engine=engine)
     assert not (candidates[0].corpus / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("what", ["no text held out", "a model of these users"])
+def test_each_check_of_a_run_is_made_for_a_selection_too(candidates, tmp_path, what):
+    if what == "no text held out":
+        store = TokenStore.open(candidates[0].corpus)
+        users = [store.train.tokens(k) for k in range(5)]
+        write_store(tmp_path / "other", train=users, held_out=[], vocabulary=store.vocabulary, info=store.info)
+        candidates = [replace(run, corpus=tmp_path / "other") for run in candidates]
+        with pytest.raises(CorpusError, match="others held out"):
+            select(candidates, tmp_path / "best", TrialCount(mean=2))
+        assert not (tmp_path / "other" / "ledger.jsonl").exists()  # a trial would say so too, when all are charged
+        return
+    list(train(candidates[0], tmp_path / "first"))
+    charged = len(people(candidates).events)
+    start = {"init_from": str(tmp_path / "first"), "init_is_public": True}
+    candidates = [replace(run, training=replace(run.training, **start)) for run in candidates]
+    with pytest.raises(UnprovenCombination, match="was trained on these same users"):
+        select(candidates, tmp_path / "best", TrialCount(mean=2))
+    assert len(people(candidates).events) == charged
 
 
 def test_selection_on_several_processes_is_refused(candidates, tmp_path, monkeypatch):
