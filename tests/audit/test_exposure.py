@@ -102,7 +102,7 @@ def test_the_likeliest_phrase_has_the_most_exposure_and_the_least_likely_none():
 
 
 def test_without_privacy_phrases_of_many_users_are_memorized_and_controls_are_not(tmp_path):
-    released = trained(tmp_path, unheard.NoNoise(), unheard.NoClip(), 45, carriers=(1, 8, 30))
+    released = trained(tmp_path, unheard.NoNoise(), unheard.NoClip(), 15, carriers=(1, 8, 30))
     planted = record(*SECRETS, *CONTROLS, users=[1, 8, 30, 0])
     found = list(exposures(released.run.model, released.params_P, planted, np.random.default_rng(1), candidates=4000))
     assert found[2].exposure > 11
