@@ -77,6 +77,14 @@ def test_a_run_as_long_as_declared_claims_what_was_charged():
     assert (claim.epsilon, claim.accountant, claim.basis) == (best.epsilon, best.accountant, "fixed beforehand")
 
 
+@pytest.mark.parametrize("charges", [None, "0", True, -1, 6])
+def test_a_declaration_that_does_not_say_what_was_charged_before_it_is_refused(charges):
+    header = facts(20)
+    header["start"] = {**header.get("start", {}), "charges": charges}
+    with pytest.raises(LedgerError, match="how many charges came before"):
+        claim_of_run(header, done(5), DELTA)
+
+
 def test_a_run_that_was_stopped_claims_what_was_declared():
     stopped = compute_statement(facts(20, phases=((0, ROUND), (15, OTHER))), done(7))
     assert stopped["claimed"]["epsilon"] == best_epsilon([(ROUND, 15), (OTHER, 5)], DELTA).epsilon

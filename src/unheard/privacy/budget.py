@@ -380,6 +380,12 @@ def claim_of_run(facts: Mapping[str, Any], items: Sequence[Entry | Event], delta
     charged = [item.event if isinstance(item, Entry) else item for item in items]
     declared = facts.get("declared")
     past = (facts.get("start") or {}).get("charges")
+    # DP: without the number of earlier charges the declared rounds cannot be told from others, and nothing was fixed.
+    if declared is not None and (type(past) is not int or not 0 <= past <= len(items)):
+        raise LedgerError(
+            "The ledger's first line declares rounds and does not say how many charges came before them. Put the right "
+            "ledger back."
+        )
     rounds = [item for item in items[past or 0 :] if isinstance(item, Entry)]
     is_known = isinstance(past, int) and len(rounds) == len(items) - past
     # DP: the earlier run may have been stopped, and this one planned, after a look at results: no list of events was fixed.
