@@ -9,6 +9,7 @@ words, because the words of one user are not independent (Efron and Tibshirani, 
 
 import argparse
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,15 @@ def resampled_accuracy(
         One accuracy per resample. Every call draws the same users, so differences of two results are paired.
     """
     targets_U, hits_U = (np.mean([run[name] for run in counts], axis=0) for name in kind)
-    rng = np.random.default_rng(SEED)
-    drawn_RU = rng.integers(len(targets_U), size=(RESAMPLES, len(targets_U)))
-    return hits_U[drawn_RU].sum(axis=1) / targets_U[drawn_RU].sum(axis=1)
+    times_RU = resamples(len(targets_U))
+    return (times_RU @ hits_U) / (times_RU @ targets_U)
+
+
+@cache
+def resamples(users: int) -> np.ndarray:
+    """How often each of `users` users is drawn in each resample."""
+    drawn_RU = np.random.default_rng(SEED).integers(users, size=(RESAMPLES, users))
+    return np.stack([np.bincount(drawn_U, minlength=users) for drawn_U in drawn_RU]).astype(np.float64)
 
 
 def interval(values_R: np.ndarray) -> tuple[float, float]:
