@@ -55,7 +55,7 @@ def _compiled(name: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp())
     header = Path(__file__).with_name("cuda_on_cpu.h")
     (folder / "kernels.cpp").write_text(f'#include "{header}"\n{text}\n{wrappers}')
-    flags = ["-O1", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w", "-std=c++17"]
+    flags = ["-Og", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-w", "-std=c++17"]
     subprocess.run(["g++", *flags, "-o", str(folder / "kernels.so"), str(folder / "kernels.cpp")], check=True)
     library = ctypes.CDLL(str(folder / "kernels.so"))
     shutil.rmtree(folder)

@@ -118,7 +118,7 @@ def test_the_error_of_independent_noise_is_that_of_one_band():
 
 @pytest.mark.system
 def test_sensitivity_and_error_are_those_of_jax_privacy():
-    """To start jax takes ten seconds. `benchmarks/correlated_noise.py --jax-privacy` compares the optima too, which takes longer."""
+    """To start jax takes ten seconds. `benchmarks/correlated_noise.py --jax-privacy` compares the optima too."""
     jax = pytest.importorskip("jax")
     from jax_privacy.matrix_factorization import buffered_toeplitz
     from jax_privacy.matrix_factorization import toeplitz as library
