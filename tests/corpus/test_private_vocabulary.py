@@ -65,6 +65,7 @@ def test_the_choice_is_fixed_for_a_user_and_different_between_users():
     assert sorted(mine) == sorted(release().choose(sorted(words), "salt", "ann"))
     assert sorted(mine) != sorted(release().choose(words, "salt", "bob"))
     assert sorted(mine) != sorted(release().choose(words, "pepper", "ann"))
+    assert sorted(mine) != sorted(release().choose(words, "malt", "ann"))
 
 
 @pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-7, 1e-12])
@@ -149,6 +150,20 @@ def test_a_user_who_is_too_short_has_no_vote_and_what_is_cut_off_has_none(tmp_pa
     # cut after 4 tokens, a b EOS b: what is not in the stream has no vote
     assert votes(["a b", "b c"], tokens_per_user=4) == {"a", "b"}
     assert votes(["a <UNK> " + "x" * 65]) == {"a", "<", "unk", ">"}
+
+
+def test_a_user_with_too_many_words_has_whole_votes_for_those_that_are_chosen(tmp_path):
+    """Their norm is 1 and not less: less would cost words that the noise pays for."""
+    task = CountVotes(
+        folder=tmp_path,
+        tokenizer=WordTokenizer(),
+        options=EncodingOptions(min_tokens=1),
+        splits=SplitRule(held_out=0.0),
+        release=release(words=4),
+    )
+    task(0, iter([(["ann"] * 16, [f"word{'abcdefghijklmnop'[k]}" for k in range(16)])]))
+    votes = duckdb.sql(f"SELECT total FROM read_parquet('{tmp_path}/*.parquet')").fetchall()
+    assert votes == [(UNIT // 2,)] * 4
 
 
 def test_a_user_who_is_held_out_has_no_vote(tmp_path):

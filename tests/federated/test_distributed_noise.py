@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -45,6 +46,13 @@ def test_the_shares_of_the_fewest_have_the_charged_noise():
     assert NOISE.share_std(1.5, 2.0**-20) * 2 >= scale
     again = NOISE.share(secure_generator(), 20_000, 1.5, 2.0**-20)
     assert abs(np.corrcoef(again, shares)[0, 1]) < 0.05
+
+
+def test_the_shares_are_never_narrower_than_the_charged_noise_by_a_rounding_of_float64():
+    for k in range(1, 400):
+        z, bound, parties = k / 7, 1 + k / 13, 2 + k % 97
+        share = Fraction(DistributedGaussianNoise(noise_multiplier=z, min_parties=parties).share_std(bound, 2.0**-20))
+        assert share**2 * parties >= (Fraction(z) * Fraction(bound) * 2**20) ** 2
 
 
 def test_the_sum_of_rounded_gaussians_is_one_gaussian_plus_noise_that_does_not_depend_on_the_data():

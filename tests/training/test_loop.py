@@ -513,6 +513,8 @@ def test_two_runs_of_one_seed_share_no_stream_and_one_run_repeats_to_the_bit(run
         drawn[name] = noise_of(tmp_path / name, one)
     list(unheard.train(first, tmp_path / "again", engine=unheard.EngineChoice(kind="reference")))
     assert noise_of(tmp_path / "again", first) == drawn["first"]
+    told = all_runs(PopulationLedger.read(Path(first.corpus) / "ledger.jsonl"))["warnings"]
+    assert sum("was repeated: its folders share their noise" in warning for warning in told) == 1
     for name in others:
         assert not set(drawn[name].values()) & set(drawn["first"].values())
 
