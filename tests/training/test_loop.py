@@ -501,6 +501,7 @@ def noise_of(folder: Path, run: unheard.Run, attempt: int = 0) -> dict[str, int]
 
 
 def test_two_runs_of_one_seed_share_no_stream_and_one_run_repeats_to_the_bit(run, tmp_path):
+    run = replace(run, ledger=tmp_path / "ledger.jsonl")
     first = reproducible(run, rounds=2)
     others = {
         "clip": replace(first, plan=replace(first.plan, clip=unheard.FlatClip(norm=1.9))),
@@ -513,7 +514,7 @@ def test_two_runs_of_one_seed_share_no_stream_and_one_run_repeats_to_the_bit(run
         drawn[name] = noise_of(tmp_path / name, one)
     list(unheard.train(first, tmp_path / "again", engine=unheard.EngineChoice(kind="reference")))
     assert noise_of(tmp_path / "again", first) == drawn["first"]
-    told = all_runs(PopulationLedger.read(Path(first.corpus) / "ledger.jsonl"))["warnings"]
+    told = all_runs(PopulationLedger.read(tmp_path / "ledger.jsonl"))["warnings"]
     assert sum("was repeated: its folders share their noise" in warning for warning in told) == 1
     for name in others:
         assert not set(drawn[name].values()) & set(drawn["first"].values())
