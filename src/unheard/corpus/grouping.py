@@ -392,19 +392,20 @@ class DuckDBBackend:
 
 
 _KEPT_DATABASES: dict[tuple[int, int, str], duckdb.DuckDBPyConnection] = {}
-"""Databases of this process that no shard uses now, by their settings. To open one for each shard costs a twentieth."""
+"""Open databases of this process that no shard uses now, by their settings. A new one for each shard would cost a
+twentieth of the encoding."""
 _keeps_databases = False
 """Whether databases are kept: in the processes of a pool, which end with the command."""
 
 
 def _start_worker() -> None:
-    """Save a process of the pool work that rows do not need: searches for cycles, new pages, new databases."""
+    """Set up a process of the pool: no search for cycles, and freed memory and open databases are kept for later use."""
     global _keeps_databases
     _keeps_databases = True
     gc.disable()  # rows are millions of tuples and texts without cycles; to search them costs a tenth
     try:
-        # glibc gives freed memory back to the system and asks for it again with the next array, which costs a
-        # twentieth. Up to 64 MiB stay with the process.
+        # By default glibc returns freed memory to the system and requests it again for the next array, which costs a
+        # twentieth of the encoding. With these settings a process keeps up to 64 MiB.
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 1 << 25)
         mallopt(_M_TRIM_THRESHOLD, 1 << 26)

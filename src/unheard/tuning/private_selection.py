@@ -162,7 +162,7 @@ def select(
             shutil.rmtree(secret)
         return folder.publish(out)
     finally:
-        shutil.rmtree(folder.path, ignore_errors=True)  # after `settle` it is no longer there
+        shutil.rmtree(folder.path, ignore_errors=True)  # after `publish` it is no longer there
 
 
 def delete_killed_selections(out: str | Path) -> None:
