@@ -17,8 +17,9 @@ False
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from randomgen import AESCounter
@@ -142,77 +143,61 @@ def _generator(key: bytes) -> np.random.Generator:
     return np.random.Generator(AESCounter(key=int.from_bytes(key, "little")))  # pyright: ignore[reportArgumentType]
 
 
-class Streams(Protocol):
-    """The generators of a run, one per purpose and attempt.
+class Streams(ABC):
+    """The generators of a run, one per purpose and attempt. Each has a key of its own; a subclass says which.
 
     `attempt` counts the rounds ever started in the run, so a round that is repeated after a crash draws anew.
     """
 
     def sampling(self, attempt: int) -> np.random.Generator:
         """The generator that draws the cohort."""
-        ...
+        return _generator(self._key("sampling", attempt))
 
     def batches(self, attempt: int) -> np.random.Generator:
         """The generator that shuffles each user's local batches."""
-        ...
+        return _generator(self._key("batches", attempt))
 
     def noise(self, attempt: int) -> np.random.Generator:
         """The generator of the noise on the average."""
-        ...
+        # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
+        return _generator(self._key("noise", attempt))
 
     def noise_key(self, attempt: int) -> bytes:
         """The key of the noise of an attempt, for correlated noise, which must be able to repeat it after a crash."""
-        ...
+        return self._key("noise", attempt)
 
     def groups_key(self, attempt: int) -> bytes:
         """The key of the users' groups of a mechanism with correlated noise that begins with this attempt."""
-        ...
+        return self._key("groups", attempt)
 
     def count(self, attempt: int) -> np.random.Generator:
         """The generator of the noise on the count of clipped updates (adaptive clipping)."""
-        ...
+        return _generator(self._key("count", attempt))
 
+    @abstractmethod
     def describe(self) -> dict[str, str]:
-        """The mode and the generator, as the statement prints them."""
-        ...
+        """The mode and the generator, as the ledger and the statement have them."""
+
+    @abstractmethod
+    def _key(self, purpose: str, attempt: int) -> bytes:
+        """The 16 bytes of the key for a purpose and an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureStreams:
+class SecureStreams(Streams):
     """A fresh key for every request: nothing can be replayed, not even by the person who ran it."""
 
-    def sampling(self, attempt: int) -> np.random.Generator:
-        """A new generator for the cohort."""
-        return secure_generator()
+    def describe(self) -> dict[str, str]:
+        """The mode and the generator: the operating system gives the keys."""
+        return {"mode": "secure", "generator": f"{GENERATOR}, keyed by the operating system"}
 
-    def batches(self, attempt: int) -> np.random.Generator:
-        """A new generator for the seed of the batches."""
-        return secure_generator()
-
-    def noise(self, attempt: int) -> np.random.Generator:
-        """A new generator for the noise."""
-        return secure_generator()
-
-    def noise_key(self, attempt: int) -> bytes:
-        """A new key of correlated noise."""
+    def _key(self, purpose: str, attempt: int) -> bytes:
         # DP: a fresh key for every attempt: a round done again shares no noise with the first attempt.
         return os.urandom(KEY_BYTES)
 
-    def groups_key(self, attempt: int) -> bytes:
-        """A new key for the groups of users."""
-        return os.urandom(KEY_BYTES)
-
-    def count(self, attempt: int) -> np.random.Generator:
-        """A new generator for the noise of the count of unclipped users."""
-        return secure_generator()
-
-    def describe(self) -> dict[str, str]:
-        """How the streams are keyed, for the ledger and the statement."""
-        return {"mode": "secure", "generator": f"{GENERATOR}, keyed by the operating system"}
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReproducibleStreams:
+class ReproducibleStreams(Streams):
     """The same streams from the same seed, for experiments.
 
     Anyone who knows the seed can subtract the noise, so there is no guarantee against them; the statement says so.
@@ -233,33 +218,8 @@ class ReproducibleStreams:
     scope: str | None = None
     shared_cohorts: bool = False
 
-    def sampling(self, attempt: int) -> np.random.Generator:
-        """The generator for the cohort of an attempt, from the seed."""
-        return self._cohort_generator("sampling", attempt)
-
-    def batches(self, attempt: int) -> np.random.Generator:
-        """The generator for the seed of the batches, from the seed."""
-        return self._cohort_generator("batches", attempt)
-
-    def noise(self, attempt: int) -> np.random.Generator:
-        """The generator for the noise of an attempt, of this run alone."""
-        # DP: the purpose and the attempt are in the key, so that no two draws of a run ever share noise.
-        return self._own_generator("noise", attempt)
-
-    def noise_key(self, attempt: int) -> bytes:
-        """The key of correlated noise, of this run alone."""
-        return self._own_key("noise", attempt)
-
-    def groups_key(self, attempt: int) -> bytes:
-        """The key for the groups of users, of this run alone."""
-        return self._own_key("groups", attempt)
-
-    def count(self, attempt: int) -> np.random.Generator:
-        """The generator for the noise of the count of unclipped users, of this run alone."""
-        return self._own_generator("count", attempt)
-
     def describe(self) -> dict[str, str]:
-        """Return the mode of the streams for the ledger and the statement: the run is seeded."""
+        """The mode and the generator: a seed gives the keys. Also what else they follow from."""
         description = {"mode": "reproducible", "generator": f"{GENERATOR}, keyed by a seed"}
         if self.scope is not None:
             description["streams"] = OWN_STREAMS
@@ -267,15 +227,8 @@ class ReproducibleStreams:
             description["cohorts"] = SHARED_COHORTS
         return description
 
-    def _own_generator(self, purpose: str, attempt: int) -> np.random.Generator:
-        return _generator(self._own_key(purpose, attempt))
-
-    def _own_key(self, purpose: str, attempt: int) -> bytes:
+    def _key(self, purpose: str, attempt: int) -> bytes:
+        is_shared = self.shared_cohorts and purpose in ("sampling", "batches")
         # DP: the scope is in the key, so that no two runs of one seed share noise, which their difference would cancel.
-        scope = () if self.scope is None else (self.scope,)
+        scope = () if self.scope is None or is_shared else (self.scope,)
         return _reproducible_key(self.seed, *scope, purpose, attempt)
-
-    def _cohort_generator(self, purpose: str, attempt: int) -> np.random.Generator:
-        if self.shared_cohorts:
-            return reproducible_generator(self.seed, purpose, attempt)
-        return self._own_generator(purpose, attempt)
