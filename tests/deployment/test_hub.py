@@ -10,7 +10,8 @@ from safetensors import safe_open
 
 import unheard
 from tests.stores import uncharged_copy
-from unheard.deployment.hub import model_card, write_card, write_hub_folder
+from unheard.deployment.card import model_card, write_card
+from unheard.deployment.hub import write_hub_folder
 from unheard.deployment.model import open_model
 from unheard.errors import InvalidValue, LedgerError
 from unheard.privacy.population_ledger import PopulationLedger

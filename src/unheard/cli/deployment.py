@@ -133,7 +133,7 @@ def card(
     """Write a model card: README.md with YAML front matter, accuracy, settings and the privacy report of the run."""
     target = out or folder / "README.md"
     set_stop_message(lambda: output_stop_message(target))
-    from unheard.deployment.hub import write_card
+    from unheard.deployment.card import write_card
 
     with notes.status("Computing the privacy statement"):
         path = write_card(folder, target, license=license, force=force)

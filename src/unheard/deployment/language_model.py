@@ -4,8 +4,8 @@
     write_merged("runs/private", Path("merged"))       # transformers reads it
     write_gguf("runs/private", Path("gguf"))           # llama.cpp and transformers read gguf/model.gguf
 
-Each folder also has the privacy statement (statement.json), and README.md with what the model is, where it begins and
-what it cost. No path of this machine, no ledger and no metrics are in it. Every format is read back before the folder
+Each folder also has the privacy statement (statement.json) and the model card (README.md). No path of this machine, no
+ledger and no metrics are in it, unless the card of a hub folder has them. Every format is read back before the folder
 appears, and its scores are compared with those of the run's own model.
 
 GGUF is for models of the Llama family. Matrices are stored in float16, vectors in float32, so scores differ by the
@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from unheard.corpus.store import TokenStore
+from unheard.deployment.card import render_card
 from unheard.deployment.model import run_statement
 from unheard.errors import InvalidValue, ModelError
-from unheard.models.base import facts_about_base, record_of
+from unheard.models.base import record_of
 from unheard.models.hugging_face import INSTALL, HuggingFaceModel, base_digest, quietly, read_tokenizer
 from unheard.run_folder import RunFolder
 from unheard.storage import staged_folder
@@ -34,6 +35,12 @@ from unheard.training.released import Released
 
 GGUF_FILE = "model.gguf"
 Format = Literal["adapter", "merged", "gguf"]
+USE: dict[Format, str] = {
+    "adapter": "`peft.PeftModel.from_pretrained(base_model, folder)` with the base model named below.",
+    "merged": "`transformers.AutoModelForCausalLM.from_pretrained(folder)`.",
+    "gguf": f"`{GGUF_FILE}` is read by llama.cpp, and by transformers with `gguf_file`.",
+}
+"""How to use each format, for the model card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +60,14 @@ class Written:
     difference: float
 
 
-def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
+def write_language_model(run: str | Path, out: Path, to: Format, *, card: str | None = None) -> Written:
     """Write the newest model of a run folder.
 
     Args:
         run: A run folder of a `HuggingFaceModel`.
         out: The folder to create.
         to: "adapter" (of a run with train = "lora"), "merged" or "gguf".
+        card: The text of README.md; None for a card without metrics that says how to use the format.
 
     Raises:
         InvalidValue: If the run has another kind of model, or the format does not fit it.
@@ -73,7 +81,8 @@ def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
         )
     if to == "adapter" and model.train != "lora":
         raise InvalidValue(f"{run} trained all parameters, so it has no adapter. Use --to merged.")
-    statement = run_statement(RunFolder.open(run))
+    folder = RunFolder.open(run)
+    statement = run_statement(folder)
     trained = _with_parameters(model, released.params_P)
     with staged_folder(out) as stage, quietly():
         if to == "adapter":
@@ -96,7 +105,10 @@ def write_language_model(run: str | Path, out: Path, to: Format) -> Written:
         if to == "merged":
             _record_as_base(released, base_digest(stage))
         (stage / "statement.json").write_text(json.dumps(statement, indent=2) + "\n", encoding="utf-8")
-        (stage / "README.md").write_text(_card(model, statement, to, difference), encoding="utf-8")
+        if card is None:
+            options = {"usage": USE[to], "difference": difference, "has_accuracy": False}
+            card = render_card(folder, released, statement, **options)
+        (stage / "README.md").write_text(card, encoding="utf-8")
     files = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
     return Written(out=out, files=files, statement=statement, difference=difference)
 
@@ -261,7 +273,7 @@ def _pre_tokenizer(base: Path) -> str:
     return "smollm" if record and record.title.startswith("SmolLM2") else "default"
 
 
-# ------------------------------------------------------------------------------------------ checks and the card
+# --------------------------------------------------------------------------------------------------------- checks
 
 
 @torch.no_grad()
@@ -270,24 +282,3 @@ def _difference(one: Any, other: Any) -> float:
     rows = torch.arange(24)[None] * 7 % one.config.vocab_size
     expected, given = one(rows, use_cache=False).logits, other(rows, use_cache=False).logits
     return float((expected - given).norm() / expected.norm())
-
-
-def _card(model: HuggingFaceModel, statement: dict[str, Any], to: str, difference: float) -> str:
-    """Return the README.md of an exported folder."""
-    base, *caveats = facts_about_base(model)
-    use = {
-        "adapter": "`peft.PeftModel.from_pretrained(base_model, folder)` with the base model named above.",
-        "merged": "`transformers.AutoModelForCausalLM.from_pretrained(folder)`.",
-        "gguf": f"`{GGUF_FILE}` is read by llama.cpp, and by transformers with `gguf_file`.",
-    }[to]
-    lines = [
-        f"# {_title(model)}, fine-tuned with user-level differential privacy",
-        "",
-        f"- {base}",
-        f"- Trained: {'LoRA of rank ' + str(model.lora_rank) if model.train == 'lora' else 'all parameters'}.",
-        f"- Guarantee: {statement['claim']}. The whole statement is in statement.json.",
-        f"- Use: {use}",
-        f"- Scores of this file and of the run's model differ by {difference:.1g} (relative).",
-    ]
-    lines += [f"- {caveat}" for caveat in caveats]
-    return "\n".join(lines) + "\n"

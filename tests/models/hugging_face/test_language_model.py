@@ -50,6 +50,11 @@ def test_peft_alone_loads_the_adapter(trained, llama, tmp_path):
     text = "".join(file.read_text() for file in (tmp_path / "adapter").iterdir() if file.suffix in (".json", ".md"))
     assert str(llama) not in text
     assert str(trained) not in text
+    card = (tmp_path / "adapter" / "README.md").read_text()
+    assert json.loads((tmp_path / "adapter" / "statement.json").read_text())["claim"] in card
+    assert "peft.PeftModel.from_pretrained(base_model, folder)" in card
+    assert "own model differ by" in card
+    assert "## Accuracy" not in card  # an export has no metrics
     plain = AutoModelForCausalLM.from_pretrained(llama)
     before = logits_of(plain)
     after = logits_of(PeftModel.from_pretrained(plain, tmp_path / "adapter"))
@@ -153,7 +158,7 @@ def test_a_hub_folder_has_the_adapter_and_the_model_card(trained, llama, tmp_pat
 
 
 def test_a_card_names_the_base_and_says_how_it_was_quantised_beside_the_accuracy(llama, corpus, tmp_path):
-    from unheard.deployment.hub import model_card
+    from unheard.deployment.card import model_card
     from unheard.models.base import RECORD, BaseRecord
     from unheard.models.hugging_face import base_digest
 
