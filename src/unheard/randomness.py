@@ -171,7 +171,7 @@ class Streams(ABC):
         return self._key("groups", attempt)
 
     def count(self, attempt: int) -> np.random.Generator:
-        """The generator of the noise on the count of clipped updates (adaptive clipping)."""
+        """The generator of the noise on the count of unclipped users (adaptive clipping)."""
         return _generator(self._key("count", attempt))
 
     @abstractmethod

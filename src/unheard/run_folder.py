@@ -138,7 +138,7 @@ class RunFolder:
         return folder
 
     def check_files(self) -> None:
-        """Raise `RunFolderError` if something in the folder is no file, but for example a pipe or a device."""
+        """Raise `RunFolderError` if an entry of the folder is neither a file nor a folder, for example a pipe or a device."""
         if special := storage.special_file(self.path) or storage.special_file(self.checkpoints):
             raise RunFolderError(f"{special} is not a regular file. Put back the file that the run has written.")
 

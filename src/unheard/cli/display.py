@@ -71,7 +71,7 @@ class _PrintableRenderable:
 
 
 def safe_console(**options: Any) -> Console:
-    """A Rich console that prints no control characters of others. Arguments are those of `rich.console.Console`."""
+    """Make a Rich console that shows control characters as escapes. Arguments are those of `rich.console.Console`."""
     console = Console(emoji=False, **options)  # a path with `:M:` in it is printed as it is
     console.push_render_hook(_Printable())
     return console
@@ -92,7 +92,7 @@ def say(sentence: str) -> None:
 
 
 def echo(text: str, *, nl: bool = True) -> None:
-    """Print text as it is on standard output, without control characters of others."""
+    """Print text on standard output as it is, except that control characters are shown as escapes."""
     typer.echo(printable(text), nl=nl)
 
 

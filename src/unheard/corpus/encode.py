@@ -115,7 +115,7 @@ class EncodingOptions:
         )
 
     def texts(self, posts: Iterable[str]) -> Iterable[str]:
-        """The texts of the sequences of these posts."""
+        """Split posts into sequences, each of which BOS and EOS will enclose; quotes are removed before, if so chosen."""
         return split_sequences(map(strip_quotes, posts) if self.strip_quotes else posts, self.sequence)
 
 

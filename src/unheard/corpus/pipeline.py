@@ -397,7 +397,7 @@ def _run_steps(
     earlier: Path | None,
     progress: Progress,
 ) -> PreparedStore:
-    """The five steps of the module docstring, in order."""
+    """Run the five steps of the module docstring in order."""
     work, with_map = writer.partial / "work", user_map is not None
     _begin_or_resume(work, sources, [preparation, type(backend).__name__, duckdb.__version__, with_map])
     # 1. Convert.

@@ -277,7 +277,7 @@ def read_word_list(path: str | os.PathLike[str]) -> list[str]:
 
 
 def vocabulary_from_file(path: str | os.PathLike[str], size: int | None = None) -> Vocabulary:
-    """Make a vocabulary of a word list.
+    """Make a vocabulary from a word list.
 
     Args:
         path: A file with one word per line, most frequent first, with or without the special words.

@@ -80,7 +80,7 @@ class _Batch:
 
 @dataclass
 class _Work:
-    """What is left to do for the user at one place."""
+    """The user at one place of the stream, and how far the user's batches are done."""
 
     user: int
     batches: list[np.ndarray]
@@ -587,7 +587,7 @@ class PackedCohorts:
 
 
 def _turns(lengths: Sequence[int], *, is_shared: bool) -> list[int]:
-    """Users in the order in which they take places; the last of the list is the first.
+    """Return the users in the reverse of the order in which they enter the stream: `pop()` takes the next one.
 
     Users with much text come first: at the end of a cohort, places that nobody needs are idle for few steps. Where users
     share a stream, the ones with the least text come between them. Else places would hold short texts only in the end,

@@ -366,5 +366,5 @@ def _progress(line: str) -> None:
 
 
 def _whole(rows: int, multiple: int) -> int:
-    """The number of rows, rounded up to a multiple."""
+    """Round a number of rows up to a multiple."""
     return -(-rows // multiple) * multiple

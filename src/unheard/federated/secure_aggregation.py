@@ -293,7 +293,7 @@ class Party:
         return public
 
     def share(self, session: str, own: int, peers: Mapping[str, Mapping[str, str]], t: int) -> dict[str, Any]:
-        """Share the two secrets among the peers and oneself.
+        """Divide both secrets of this party into shares, one for each of its peers and one for itself.
 
         Args:
             session: The session.
@@ -570,7 +570,7 @@ class Session:
                 self.revealed.setdefault(kind, {}).setdefault(int(number), {})[party] = _data(share)
 
     def total(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sum over those whose vectors arrived, int64.
+        """The sum of the vectors that arrived, int64.
 
         Raises:
             NodeError: Too few parties revealed their shares, or shares do not fit together.

@@ -70,7 +70,7 @@ class Clip(Protocol):
 
     @property
     def adaptive(self) -> "AdaptiveClip | None":
-        """The rule by which S follows the users, if it does."""
+        """The clip itself if its norm S follows the users' updates, else None."""
         ...
 
 

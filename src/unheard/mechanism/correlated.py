@@ -215,7 +215,7 @@ class NoiseHistory:
         return past_P
 
     def _next_banded(self, normals_P: Tensor) -> Tensor:
-        """Noise of the next round, from the last rows of it."""
+        """The noise of the next round with a banded matrix, from the noise of the last rounds."""
         self.prepare()
         assert self._past is not None
         # DP: z at the sensitivity of C, which is 1 up to rounding: what is charged is C X + z.
@@ -228,7 +228,7 @@ class NoiseHistory:
         return noise_P
 
     def _next_blt(self, normals_P: Tensor) -> Tensor:
-        """Noise of the next round, from one decaying sum for each scale."""
+        """The noise of the next round with a BLT matrix, from one decaying sum of past noise for each buffer."""
         # DP: the sensitivity of all rounds of one user: z is charged once, for the whole mechanism.
         noise_P = normals_P * self._sensitivity
         product_P = torch.empty_like(noise_P)

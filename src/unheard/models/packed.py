@@ -216,7 +216,7 @@ class PackedModel:
         return grad_ND, trained if bias_gradient is None else {**trained, names.bias_name: bias_gradient}
 
     def _tiles(self, ends_M: Tensor) -> Tensor:
-        """What the kernels of attention take; without a column where they are not used."""
+        """The tiles of the windows for the kernels of attention (`attention_tiles`); no columns where these are not used."""
         if self.device.type != "cuda" or not USES_KERNELS:
             return torch.zeros(3, 0, dtype=torch.int32, device=self.device)
         from unheard.models.packed_kernels import attention_tiles

@@ -96,7 +96,18 @@ def attention_tiles(ends_M: Tensor, tokens: int) -> Tensor:
 def attention(
     query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, tiles_3J: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The output [N, H, D] and the base-2 logarithm of the sum of exponentials [H, N]. Arguments are contiguous."""
+    """Compute causal attention within each window of a stream.
+
+    Args:
+        query_NHD: The queries, contiguous as all tensors here.
+        key_NGD: The keys; several heads may share one.
+        value_NGD: The values.
+        tiles_3J: The tiles of the windows (`attention_tiles`).
+        scale: The factor on the products of queries and keys.
+
+    Returns:
+        The output [N, H, D], and the base-2 logarithm of the sum of exponentials [H, N], which the gradients need.
+    """
     N, H, D = query_NHD.shape
     output_NHD = torch.empty_like(query_NHD)
     lse_HN = torch.empty(H, N, dtype=torch.float32, device=query_NHD.device)

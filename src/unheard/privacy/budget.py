@@ -153,7 +153,7 @@ class RunningEpsilon:
         return _tabulated(after, self.delta) if self._draws_examples(after) else self._epsilon(*self._with(event))
 
     def _draws_examples(self, times: Mapping[Event, int]) -> bool:
-        """Whether PLD must be asked. A filter never asks it: there is no proof of one for PLD."""
+        """Whether PLD computes the epsilon, because examples are drawn. A privacy filter never uses PLD: it has no proof."""
         return not self.orders and any(isinstance(event, ExampleGaussian) for event in times)
 
     def _with(self, event: Event, times: int = 1) -> tuple[np.ndarray, float]:
@@ -550,7 +550,7 @@ def _epsilon_of_two(order: float, divergence: float, delta: float) -> float:
 
 
 def _smallest(holds: Callable[[float], bool]) -> float:
-    """The smallest delta found, to three digits, from which on a property holds; 1 if it holds nowhere below 1."""
+    """The smallest delta found, to three digits, at and above which a property holds; 1 if it holds nowhere below 1."""
     low, high = math.log(SMALLEST_DELTA), 0.0
     for _ in range(24):
         middle = (low + high) / 2

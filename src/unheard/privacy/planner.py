@@ -551,7 +551,7 @@ def _is_quick(accountant: str) -> bool:
 
 
 def _scale(unknown: str, population: int) -> tuple[int, int, int, Callable[[int], float]]:
-    """The whole numbers to search on: the least that can be spent, where to start, the most, and the value of each."""
+    """The scale of a search: the least whole number, where to start, the largest, and the value of each number."""
     if unknown == "noise_multiplier":  # a tenth of a percent less noise at each step, in four digits
         start, most = (math.floor(1000 * math.log(MOST_NOISE / z)) for z in (1.0, LEAST_NOISE))
         return 0, start, most, lambda n: float(f"{MOST_NOISE * math.exp(-n / 1000):.4g}")
@@ -561,7 +561,9 @@ def _scale(unknown: str, population: int) -> tuple[int, int, int, Callable[[int]
 
 
 def _largest(excess: Callable[[int], float], start: int, least: int, most: int) -> tuple[int, int | None]:
-    """The largest number with an excess of 0 or less, given that `least` has one, and a slightly larger number without.
+    """Search the largest number whose excess is at most 0, and a slightly larger one whose excess is above 0 (or None).
+
+    The excess grows with the number, and that of `least` is at most 0.
 
     Steps that double lead from `start` to an interval that holds the answer. The line through the ends of the interval
     proposes the next trial, and every third trial halves it. Large numbers are found to a tenth of a percent.

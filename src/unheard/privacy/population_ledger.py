@@ -57,7 +57,7 @@ MAX_MOVES = 8
 
 @dataclass
 class Member:
-    """One run as the population's ledger knows it.
+    """One run in the ledger of a population.
 
     Attributes:
         id: The name of the run, unique among all runs.

@@ -68,7 +68,7 @@ class Dictionary:
         self.ids = np.array(sorted(words), dtype=np.int64)
 
     def beginning_with(self, begun: str) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of words that are what was typed, and the ids of longer words that begin with it."""
+        """The ids of the words that equal the typed letters, and the ids of longer words that begin with them."""
         front = folded(begun)
         first = bisect.bisect_left(self.spellings, front)
         last = bisect.bisect_left(self.spellings, front + "\U0010ffff", lo=first)
@@ -129,7 +129,7 @@ class Suggester:
         return {key: suggestions for key, suggestions in by_key.items() if suggestions}
 
     def _at(self, before: str, begun: str, top: int) -> list[Suggestion]:
-        """The best words after whole words and a word that is begun, which may be empty."""
+        """The best words after a text of whole words and the first letters of the next word, which may be empty."""
         probs_V = self._after(before)
         if not begun:
             return self._best(self._dictionary.ids, probs_V, top)

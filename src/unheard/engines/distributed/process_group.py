@@ -67,7 +67,7 @@ class Message:
     numbers: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64), repr=False)
 
     def encode(self) -> tuple[Tensor, Tensor]:
-        """The number of bytes of JSON and the number of integers; and the content: both one after the other."""
+        """Return two tensors: the sizes (bytes of JSON, number of integers), and the content, first JSON, then integers."""
         text = json.dumps([self.kind, self.fields]).encode()
         numbers = np.ascontiguousarray(self.numbers, dtype=np.int64)
         content = torch.from_numpy(np.frombuffer(text + numbers.tobytes(), dtype=np.uint8).copy())
