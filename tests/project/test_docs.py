@@ -186,3 +186,12 @@ def test_every_new_module_of_the_upgrade_notes_exists():
     assert len(new) > 40
     paths = {name: SRC / name.replace(".", "/") for name in new}
     assert [name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").is_file())] == []
+
+
+def test_the_paths_through_the_code_name_what_is_there():
+    """Each row of docs/code.md names a module and what to read in it."""
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| ([^|]+) \|", (ROOT / "docs" / "code.md").read_text(), re.MULTILINE)
+    named = [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
+    assert len(named) > 35
+    absent = [f"{m}: {name}" for m, name in named if not re.search(rf"(def|class) {name}\b", (SRC / m).read_text())]
+    assert absent == []

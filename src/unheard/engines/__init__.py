@@ -1,1 +1,10 @@
-"""How a cohort's work is run, never what it means."""
+"""Engines: a cohort in, the sum of its clipped updates out. All engines compute the same sum; they differ in speed.
+
+engine          the protocol of an engine, and the cohort that it sums
+reference       a loop over users, as in the paper; the other engines must agree with it
+vectorised      any model: many users at once on a GPU, one user per core on a CPU
+  packed          Hugging Face models, with the windows of many users in one stream
+stacked/        the paper's models, with gradients written out by hand
+distributed/    several processes as one engine
+choice          which engine a run has, on which device and in which precision
+"""

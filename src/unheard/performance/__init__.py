@@ -1,1 +1,1 @@
-"""How fast this machine trains, and what a plan costs in machine time."""
+"""How fast this machine trains (`benchmark`), and what a plan costs in machine time (`estimate`)."""
