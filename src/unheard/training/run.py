@@ -390,7 +390,7 @@ def hint_for_older_run(run: Run, folder_hash: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """One form for each value, to be hashed: 20 in Python and 20.0 read back from TOML are the same number."""
+    """Bring a value into one form before it is hashed: 20 in Python and 20.0 read back from TOML are the same number."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
