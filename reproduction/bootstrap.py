@@ -50,14 +50,14 @@ def resampled_accuracy(
         One accuracy per resample. Every call draws the same users, so differences of two results are paired.
     """
     targets_U, hits_U = (np.mean([run[name] for run in counts], axis=0) for name in kind)
-    times_RU = resamples(len(targets_U))
+    times_RU = resamples(len(targets_U), RESAMPLES)
     return (times_RU @ hits_U) / (times_RU @ targets_U)
 
 
 @cache
-def resamples(users: int) -> np.ndarray:
-    """How often each of `users` users is drawn in each resample."""
-    drawn_RU = np.random.default_rng(SEED).integers(users, size=(RESAMPLES, users))
+def resamples(users: int, count: int) -> np.ndarray:
+    """How often each of `users` users is drawn in each of `count` resamples."""
+    drawn_RU = np.random.default_rng(SEED).integers(users, size=(count, users))
     return np.stack([np.bincount(drawn_U, minlength=users) for drawn_U in drawn_RU]).astype(np.float64)
 
 

@@ -30,7 +30,9 @@ SMALL_FILES = (
 )
 """Files of a run folder that `collect` copies. None of them holds text."""
 KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", "trade-S20-*")
-"""Runs whose model and ledgers stay in a bundle when they are complete. Other runs begin from those with S = 20."""
+"""Runs whose model and ledgers stay in a bundle when they are complete."""
+STARTS = "trade-S20-*"
+"""Runs whose models other runs begin from."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Bytes in one file of a bundle, and in all of its checkpoints and models together."""
 
@@ -58,8 +60,8 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
 
     A run in progress comes with its ledgers and its newest checkpoint, so that `restore` can continue it elsewhere; a
     complete run with its ledgers and its final model if `KEPT_WHOLE` names it, otherwise with its small files. If the
-    limit is too small for all, final models are left out first, then runs in progress with the highest seeds. Runs may
-    be training meanwhile.
+    limit is too small for all, final models are left out first, then runs in progress with the highest seeds; models
+    that other runs begin from are kept before all others. Runs may be training meanwhile.
 
     Args:
         work: Folder of stores, ledgers and run folders.
@@ -76,7 +78,12 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
         collect(work, copied)
         (copied / "chosen_S.json").unlink(missing_ok=True)  # a result of blogs_64
         folders = [path for path in copied.iterdir() if path.is_dir()]
-        for folder in sorted(folders, key=lambda path: ((path / "facts.json").exists(), path.name.split("-")[::-1])):
+
+        def order(path: Path) -> tuple[bool, bool, list[str]]:
+            is_complete = (path / "facts.json").exists()
+            return not (is_complete and fnmatchcase(path.name, STARTS)), is_complete, path.name.split("-")[::-1]
+
+        for folder in sorted(folders, key=order):
             limit -= _add_state(work, folder, limit)
         with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
             archive.add(copied, arcname=".")

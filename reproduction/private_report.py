@@ -21,6 +21,7 @@ from reproduction.bootstrap import USERS, accuracy_interval, load
 from reproduction.exhibit import Figure, Line
 from reproduction.printed import FIGURES_OF_RULES
 from reproduction.private_results import (
+    LONG,
     REVIEWS,
     RULES,
     SEEDED,
@@ -32,7 +33,7 @@ from reproduction.private_results import (
     sittings,
     verdicts,
 )
-from reproduction.private_run import Z1
+from reproduction.private_run import TRADES, Z1
 from reproduction.private_tables import INTERRUPTED, POPULATION, ROUNDS
 from reproduction.render_rules import TEMPLATES
 from reproduction.render_rules import load as load_rules
@@ -49,18 +50,21 @@ def counted_baselines(root: Path = REVIEWS) -> dict[str, float]:
 
 
 def figures(root: Path = REVIEWS) -> list[Figure]:
-    """Figures 1 and 7 on reviews_81, and the private runs by users per round; those without runs are left out."""
+    """Figures 1 and 7, the private runs by users per round, and Figure 8; those without runs are left out."""
     seeds = {
         label.replace("sigma", "σ").removesuffix(", C = 100"): name
         for label, name in SEEDED.items()
         if name != "estimate-seed"
     }
+    trades = {f"S = {norm:g}, σ = {0.0006 * norm:.4g}": f"trade-S{norm:g}-seed" for norm in TRADES}
     larger = {"5,000 users per round, S = 8": "private"}
     larger |= {f"{users:,} users per round, S = {norm}": f"z1-C{users}" for users, norm in Z1.items()}
     drawn = [
         _figure("figure-1-reviews", "Figure 1: 100 users per round, mean of seeds", seeds, root),
         _figure("figure-7-reviews", "Figure 7: S = 15, σ = 0.012", tables.FIGURE_7, root),
         _figure("cohorts-reviews", "z = 1 by users per round", larger, root),
+        _figure("figure-1-long", "Figure 1 on reviews_1600_200k, mean of seeds", seeds, LONG),
+        _figure("figure-8-long", "Figure 8 on reviews_1600_200k: noise against clipping, z = 0.06", trades, LONG),
     ]
     return [figure for figure in drawn if len(figure.lines) > 1]
 

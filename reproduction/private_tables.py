@@ -6,6 +6,7 @@
     table_2(), figure_7_table(), trade_offs_tables()
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,10 @@ def all_tables(root: Path = REVIEWS) -> list[Table]:
 def state_table(root: Path = REVIEWS) -> Table:
     """What was run: for each step the rounds that its runs reached, their seconds, device and commit."""
     rows = []
-    for step in ("private", *(one for one in (*private_run.STEPS, *private_run.MORE_STEPS) if one != "private")):
-        runs, home = private_run.runs_of(step, BLOGS), BLOGS if step == "choose-S" else root
+    homes = dict.fromkeys(("private", *private_run.STEPS, *private_run.MORE_STEPS), root) | {"choose-S": BLOGS}
+    homes |= dict.fromkeys(private_run.LONG_STEPS, LONG)
+    for step, home in homes.items():
+        runs = private_run.runs_of(step, BLOGS)
         wanted = max(run["training"]["rounds"] for run in runs.values())
         folders = [*(home / name for name in runs), *root.glob(f"{step}-repetition*")]
         records = [sittings(folder) for folder in folders if (folder / "sittings.jsonl").exists()]
@@ -65,9 +68,9 @@ def state_table(root: Path = REVIEWS) -> Table:
             rows.append((step, f"{len(runs)}", NOT_RUN, "", "", ""))
             continue
         done = [record[-1]["to_round"] for record in records]
-        whole, stopped = sum(one >= wanted for one in done), [f"{one:,}" for one in done if one < wanted]
-        states = [f"{whole} complete"] if whole else []
-        states += [f"stopped at {', '.join(stopped)} of {wanted:,}"] if stopped else []
+        states = [f"{whole} complete"] if (whole := sum(one >= wanted for one in done)) else []
+        stopped = Counter(one for one in done if one < wanted)
+        states += [f"{count} stopped at {one:,} of {wanted:,}" for one, count in stopped.items()]
         seen = records[0]
         pace = sum(one["users_per_second"] * one["seconds"] for one in seen) / sum(one["seconds"] for one in seen)
         commits = ", ".join(dict.fromkeys(one["commit"][:9] for one in seen))
@@ -79,7 +82,8 @@ def state_table(root: Path = REVIEWS) -> Table:
         rows=rows,
         note="Minutes and users/s are those of the first run of a step and of the runs that trained side by side with it, "
         "with start and evaluations, on one NVIDIA H200. Table 2 ran as five processes of three seeds at the same time; "
-        "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250.",
+        "z1-C1667 and baseline-C1667 shared the GPU with C1250 and z1-C1250. The steps `long-…` are on reviews_1600_200k; five "
+        "of their processes shared the GPU.",
     )
 
 

@@ -84,6 +84,16 @@ def test_a_bundle_brings_back_results_and_the_state_of_runs_in_progress(tmp_path
         restore([tmp_path / "all.tar.gz"], elsewhere)
 
 
+def test_a_small_bundle_keeps_the_models_that_other_runs_begin_from(tmp_path, capsys):
+    make_work(tmp_path, {"trade-S20-seed3": True, "then-S10-seed1": False, "then-S10-seed2": False, "private": True})
+    bundle(tmp_path, tmp_path / "out" / "a.tar.gz", limit=7000)
+    said = capsys.readouterr().out
+    assert "trade-S20-seed3" not in said
+    assert "then-S10-seed1" not in said
+    assert "then-S10-seed2: the run in progress is left out" in said
+    assert "private: its model is left out" in said
+
+
 def test_a_bundle_of_a_run_that_trains_can_be_restored_and_continues(run, tmp_path):
     """As if the machine were taken away after the bundle: rounds since the newest checkpoint are charged again."""
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"

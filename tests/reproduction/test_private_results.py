@@ -279,7 +279,7 @@ def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
     (tmp_path / "private" / "statement.json").write_text('{"epsilon": {"pld": 3.2, "rdp": 3.4}, "delta": 3.4e-7}')
     content = private_report.section(tmp_path)
     assert content is not None
-    cohorts, repetitions, table_2, figure_7 = content["tables"]
+    cohorts, repetitions, table_2, figure_7, *_ = content["tables"]  # then those of reviews_1600_200k
     assert [row[:2] for row in repetitions.rows] == [
         ("private", "24.90 %"),
         ("baseline-C5000-seed1", "25.00 %"),
@@ -299,7 +299,8 @@ def test_new_results_fill_the_tables_and_figures_of_the_page(tmp_path):
         "not run",
     ]
     assert table_2.rows[3][6].startswith("1.00 (")
-    assert [figure.name for figure in content["figures"]] == ["figure-1-reviews", "cohorts-reviews"]
+    of_reviews = [figure.name for figure in content["figures"] if figure.name.endswith("reviews")]
+    assert of_reviews == ["figure-1-reviews", "cohorts-reviews"]
     assert figure_7.rows[1][1] == "not run"
     rules = {rule["name"]: rule for rule in content["rules"]}
     assert rules["table-2-cost"]["outcome"] == "held"
