@@ -13,8 +13,11 @@ import unheard
 from unheard.audit import one_run
 from unheard.audit.one_run import BackgroundUsers, OneRunResult, audit_one_run
 from unheard.audit.summary import AuditResult, audit_run
+from unheard.corpus.store import write_store
+from unheard.corpus.tokenizers import WordTokenizer
+from unheard.corpus.transform import split_store
 from unheard.engines.choice import EngineChoice
-from unheard.errors import InvalidValue, PrivacyError, UnprovenCombination
+from unheard.errors import CorpusError, InvalidValue, PrivacyError, UnprovenCombination
 from unheard.mechanism.noise import GaussianNoise
 from unheard.privacy.events import Gaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
@@ -152,6 +155,22 @@ def test_an_audit_without_noise_among_users_must_be_allowed(run, store, tmp_path
     with pytest.raises(PrivacyError, match="adds no noise"):
         audit_run(Released.open(tmp_path / "r"), store.path, engine, name="r", canaries=4, rounds=1, with_users=True)
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_an_audit_among_the_users_of_a_part_of_a_store_is_refused_before_it_is_charged(run, store, tmp_path):
+    users = [store.train.tokens(i) for i in range(8)]
+    whole = write_store(tmp_path / "whole", train=users, held_out=users, vocabulary=store.vocabulary, shards=2)
+    part = split_store(whole, tmp_path / "part", part=1, of=2)
+    released = Released(
+        run=replace(run, corpus=part.path, ledger=tmp_path / "ledger.jsonl"),
+        params_P=run.model.initial(0),
+        vocabulary=store.vocabulary,
+        tokenizer=WordTokenizer(),
+    )
+    engine = EngineChoice(kind="reference").build(run.model)
+    with pytest.raises(CorpusError, match="is a part of a store"):
+        audit_run(released, part.path, engine, name="r", canaries=4, rounds=1, with_users=True)
+    assert not (tmp_path / "ledger.jsonl").exists()
 
 
 def test_too_few_canaries_or_too_many_are_refused(run):

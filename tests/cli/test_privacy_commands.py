@@ -79,6 +79,7 @@ def test_two_runs_on_one_store_compose_by_either_name(unheard, place):
 def test_a_budget_on_the_store_stops_the_run_that_would_exceed_it(unheard, place):
     assert unheard("budget", place / "corpus")[1].startswith("Nothing was charged")
     assert unheard("budget", place / "corpus", "--epsilon", "10")[0] == 2  # at which delta?
+    assert unheard("budget", place / "corpus", "--delta", "1e-5")[0] == 2  # of what?
     unheard("train", place / "run.toml", "--out", place / "a")
     spent = json.loads(unheard("budget", place / "corpus", "--json")[1])["epsilon"]["rdp"]
     delta = json.loads(unheard("budget", place / "corpus", "--json")[1])["delta"]

@@ -92,11 +92,12 @@ def test_a_format_can_be_chosen_and_has_a_json_form(folder):
     assert run(folder, "--format", "pdf").exit_code == 2
 
 
-def test_a_format_is_about_one_run(tmp_path):
+@pytest.mark.parametrize("asked", [("--format", "report"), ("--epsilon", "2")])
+def test_a_format_and_an_epsilon_are_about_one_run(tmp_path, asked):
     from unheard.privacy.population_ledger import open_population_ledger
 
     open_population_ledger(tmp_path, "store", [], tmp_path / "ledger.jsonl")
-    refusal = run(tmp_path, "--format", "report", "--delta", "1e-6").exception
+    refusal = run(tmp_path, *asked, "--delta", "1e-6").exception
     assert isinstance(refusal, InvalidValue)
     assert "one run" in str(refusal)
 

@@ -15,6 +15,10 @@ from rich.console import Console
 from unheard.cli import display
 from unheard.cli.display import show_rounds, show_runs
 from unheard.cli.main import main
+from unheard.cli.options import NodeOptions
+from unheard.cli.train import nodes_of
+from unheard.engines.choice import EngineChoice
+from unheard.errors import InvalidValue
 from unheard.privacy.accountants import best_epsilon
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.ledger import Ledger
@@ -355,3 +359,13 @@ def test_ctrl_c_says_what_the_command_keeps(capsys, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         show_runs(interrupted((0, report)), ["first"])
     assert capsys.readouterr().err.count("unheard: Stopped. Three rounds are saved.") == 1
+
+
+def test_nodes_go_neither_with_other_processes_nor_secure_aggregation_without_nodes(run):
+    for on, ranks, is_secure, words in (
+        ("here", None, True, "give --on flower"),
+        ("flower", object(), False, "leave out --processes"),
+    ):
+        asked = nodes_of(NodeOptions(on=on), run, EngineChoice(), ranks, is_secure)
+        with pytest.raises(InvalidValue, match=words), asked:
+            pass

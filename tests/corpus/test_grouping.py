@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.corpus.inputs import FIELDS, prepared, words_of, write_jsonl
+from tests.corpus.inputs import FIELDS, prepared, words_of, write_csv, write_jsonl
 from unheard.corpus import grouping as grouping_module
 from unheard.corpus.grouping import DuckDBBackend, Grouping, SplitRule, sorted_rows, unit_hash
 from unheard.corpus.sources import find_sources, make_batches
@@ -85,12 +85,17 @@ def test_posts_under_several_users_are_counted_and_dropped_on_request(tmp_path):
 
 
 def test_any_number_of_shards_and_workers_gives_the_same_users(tmp_path):
+    """The files are read by two processes, the shards too; excluded users and copied posts are gone in both."""
     rows = [{"who": f"u{i % 50}", "what": "a " * (i % 7 + 1), "when": i} for i in range(400)]
-    file = write_jsonl(tmp_path / "x.jsonl", rows)
-    one = prepared(tmp_path, file, out="one", shards=1)
-    five = prepared(tmp_path, file, out="five", shards=5, backend=DuckDBBackend(workers=2))
+    files = [write_jsonl(tmp_path / "x.jsonl", rows[::2]), write_csv(tmp_path / "y.csv", rows[1::2])]
+    choices = {"excluded": ("u4", "u7", "u11"), "duplicate_chars": 9, "drop_duplicates": True}
+    one = prepared(tmp_path, files, out="one", shards=1, **choices)
+    five = prepared(tmp_path, files, out="five", shards=5, backend=DuckDBBackend(workers=2), **choices)
     assert sorted(words_of(one.store)) == sorted(words_of(five.store))
     assert one.counts == five.counts
+    assert one.counts["users"]["users_seen"] == 47
+    assert one.counts["rows"]["excluded"] == 3 * 8
+    assert one.counts["duplicate_posts"] > 0
 
 
 def test_one_user_with_half_the_data_is_one_user(tmp_path, monkeypatch):

@@ -288,6 +288,7 @@ DAMAGES = {
         "one row for each user",
     ),
     "a pipe among the files": (lambda p: os.mkfifo(p / "pipe"), "is not a regular file"),
+    "a pipe among the shards": (lambda p: os.mkfifo(p / "held_out" / "pipe"), "is not a regular file"),
 }
 
 

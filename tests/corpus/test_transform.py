@@ -1,5 +1,7 @@
 """A store with a smaller vocabulary equals the store that is prepared with the shorter word list."""
 
+import json
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +14,7 @@ from unheard.corpus.sources import Fields, find_sources
 from unheard.corpus.store import TokenStore, write_store
 from unheard.corpus.transform import shrink_vocabulary, split_store
 from unheard.corpus.vocabulary import PublicVocabulary, Vocabulary, public_vocabulary
-from unheard.errors import CorpusError, InvalidValue
+from unheard.errors import CorpusError, InvalidValue, LedgerError
 from unheard.privacy.events import PoissonGaussian
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 
@@ -146,3 +148,42 @@ def test_corpus_narrow_writes_a_smaller_store(tmp_path):
     asked = ["corpus", "narrow", str(tmp_path / "large"), "--vocab-size", "10", "--out", str(tmp_path / "small")]
     assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0
     assert len(TokenStore.open(tmp_path / "small").vocabulary) == 10
+
+
+def test_a_whole_store_and_a_part_lack_no_file_but_what_a_part_has_elsewhere(tmp_path):
+    """A part may lack the text of training users of other parts, and nothing else."""
+    users = [np.array([0, 3, 4, 1])] * 6
+    whole = write_store(
+        tmp_path / "whole",
+        train=users,
+        held_out=users[:2],
+        public=users[:2],
+        vocabulary=Vocabulary.of("abc"),
+        shards=2,
+        features={name: np.ones((count, 1), np.float32) for name, count in (("train", 6), ("held_out", 2))},
+    )
+    part = split_store(whole, tmp_path / "part", part=1, of=2)
+    for store in (whole, part):
+        for path in sorted(path for path in store.path.rglob("*") if path.is_file()):
+            away = path.rename(tmp_path / "away")
+            name = path.relative_to(store.path).as_posix()
+            if store is part and name.startswith("train/") and path.suffix == ".tokens":
+                assert not TokenStore.open(store.path).train.shards_here[int(path.stem)]
+            elif name == "ledgers.json":  # which is read when the store is charged
+                with pytest.raises(LedgerError):
+                    open_population_ledger(store.path, store.name, [])
+            else:
+                with pytest.raises(CorpusError):
+                    TokenStore.open(store.path)
+            away.rename(path)
+        TokenStore.open(store.path).check_files()
+    # A part of a store of version 0.1.0 has no digests, and its shards are compared with each other.
+    info = json.loads((part.path / "corpus.json").read_text())
+    (part.path / "corpus.json").write_text(json.dumps({key: info[key] for key in info if key != "digests"}))
+    (part.path / "digests.json").unlink()
+    assert TokenStore.open(part.path).check_files() is None
+    for name in ("held_out/00000.tokens", "public/00001.tokens", "train/00001.offsets", "held_out/00001.offsets"):
+        away = (part.path / name).rename(tmp_path / "away")
+        with pytest.raises(CorpusError):
+            TokenStore.open(part.path)
+        away.rename(part.path / name)

@@ -189,6 +189,18 @@ def test_an_export_whose_statement_cannot_be_read_is_refused(exported, tmp_path,
         open_model(copy)
 
 
+def test_an_export_with_other_words_than_its_model_has_rows_is_refused(exported, tmp_path):
+    """Its digests fit: somebody has sealed it anew."""
+    copy = shutil.copytree(exported.path, tmp_path / "copy")
+    content = (copy / "vocabulary.txt").read_bytes() + b"more\n"
+    (copy / "vocabulary.txt").write_bytes(content)
+    record = json.loads((copy / "export.json").read_text())
+    record["files"]["vocabulary.txt"]["sha256"] = hashlib.sha256(content).hexdigest()
+    (copy / "export.json").write_text(json.dumps(record))
+    with pytest.raises(ModelError, match=r"the model has \d+ rows, vocabulary.txt \d+ words"):
+        open_model(copy)
+
+
 def test_a_folder_that_holds_something_is_not_written_over(run_folder, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(InvalidValue, match="already holds something"):

@@ -415,6 +415,15 @@ def test_a_mask_follows_from_each_of_a_partys_secrets_and_not_from_what_the_serv
     assert (sent[0] != sent[1]).all()
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_no_number_of_a_masks_stream_hides_two_values(bits):
+    """The coordinates and the values beside them: their difference would otherwise show what both hide."""
+    units, extra = mask(bytes(31), "a session of a round", bits, 500, 20)
+    drawn = np.concatenate([units.view("<u4"), extra.view("<u4")])
+    assert (units.shape, extra.shape) == ((500,), (20,))
+    assert len(np.unique(drawn)) == len(drawn)
+
+
 def test_neighbours_are_drawn_anew_in_each_session(monkeypatch):
     monkeypatch.setattr(secure_aggregation, "NEIGHBOURS", 4)
     seen = set()

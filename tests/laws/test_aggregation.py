@@ -165,6 +165,19 @@ def test_the_last_clip_is_done_in_double_precision():
         assert units.tolist() == np.trunc(exact).tolist()
 
 
+@pytest.mark.parametrize("S", [0.3, 1.0, 1.7, 2.0])
+@pytest.mark.parametrize("weight", [1, ONE // 3, ONE - 1, ONE])
+def test_integers_fit_up_to_the_exact_square_of_the_bound_and_not_one_beyond(S, weight):
+    each = contribution(FlatClip(norm=S))
+    largest = math.floor((Fraction(S) / Fraction(each.grid) * weight / ONE) ** 2)
+    for square, is_accepted in ((largest, True), (largest + 1, False)):
+        units, left = [], square
+        while left:
+            units.append(math.isqrt(left))
+            left -= units[-1] ** 2
+        assert each.accepts(torch.tensor(units), weight) == is_accepted
+
+
 def test_a_user_whose_integers_exceed_the_bound_is_dropped():
     """The check on the integers stands on its own: it holds even if the float clip before it were wrong."""
     door = contribution(FlatClip(norm=1.0))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,18 +111,25 @@ def test_a_budget_of_exactly_n_rounds_allows_n_and_one_bit_less_allows_one_less(
             budget.check(running, event, allowed)
 
 
-def test_a_model_of_n_rounds_needs_the_charge_of_each_of_them(tmp_path):
+@pytest.mark.parametrize("selected", [0, 2])
+def test_a_model_of_n_rounds_needs_the_charge_of_each_of_them(tmp_path, selected):
+    """Also of rounds that were added to a selected run, whose one charge covers its own rounds and no others."""
     event = PoissonGaussian(sampling_prob=0.25, noise_multiplier=2.0)
-    for missing in range(4):
+    chosen = replace(KINDS["a selection"], rounds=selected or 1)
+    for missing in range(selected, 4):
         ledger = Ledger.create(tmp_path / f"{missing}.jsonl", {})
-        for number in range(4):
+        if selected:
+            ledger.charge(chosen, 0)
+        for number in range(selected, 4):
             if number != missing:
                 ledger.charge(event, number)
         held = Remembered(source=Path("model"), round=4, length=len(ledger), head=ledger.head)
         with pytest.raises(LedgerError, match=f"round {missing} was never charged"):
             check_ledger(ledger, [held])
-        for few in range(missing):
-            check_ledger(ledger, [Remembered(source=Path("model"), round=few, length=few, head=ledger.hash_at(few))])
+        for few in range(selected, missing):
+            length = few - selected + bool(selected)
+            known = Remembered(source=Path("model"), round=few, length=length, head=ledger.hash_at(length))
+            check_ledger(ledger, [known])
         late = Remembered(source=Path("model"), round=1, length=0, head=ledger.hash_at(0))
         with pytest.raises(LedgerError):  # charged, but only after the model was saved
             check_ledger(ledger, [late])

@@ -1,10 +1,12 @@
 """Every part takes each value of its range, with both ends, and refuses the first values outside, naming them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 import unheard
+from tests.report.builders import made_up_record
 from unheard.corpus.canaries import Canary
 from unheard.corpus.encode import EncodingOptions
 from unheard.corpus.grouping import SplitRule
@@ -15,6 +17,8 @@ from unheard.errors import InvalidValue
 from unheard.federated.node import NodeData
 from unheard.mechanism.noise import LARGEST_MULTIPLIER, DistributedGaussianNoise
 from unheard.mechanism.sampling import ExampleSampling, FixedSizeSampling
+from unheard.privacy import planner
+from unheard.privacy.accountants import epsilon
 from unheard.privacy.budget import Budget, RunningEpsilon
 from unheard.privacy.events import (
     CorrelatedGaussian,
@@ -27,6 +31,8 @@ from unheard.privacy.events import (
 )
 from unheard.privacy.matrix_factorization import BUFFERS, MOST_ROUNDS, Factorisation
 from unheard.privacy.planner import CostEstimate
+from unheard.privacy.statement import compute_statement
+from unheard.report.comparison import hypothetical_epsilon
 from unheard.training.round import AdamServer, MomentumServer
 from unheard.tuning.private_selection import TrialCount
 from unheard.tuning.trials import Grid
@@ -259,3 +265,22 @@ def test_values_that_exclude_each_other_are_refused(part, given):
 def test_a_running_epsilon_needs_a_delta_between_0_and_1(delta):
     with pytest.raises(InvalidValue, match="delta must be between 0 and 1"):
         RunningEpsilon(delta)
+
+
+EVENT = PoissonGaussian(sampling_prob=0.1, noise_multiplier=2.0)
+TARGET = {"epsilon": 4.0, "users_per_round": 40, "rounds": 20, "accountant": "rdp"}
+BY_DEFAULT = {
+    "plan": lambda users, _: planner.plan(users=users, **TARGET).estimate.delta,
+    "a run": lambda users, run: replace(run, plan=replace(run.plan, population=users), delta=None).claimed_delta,
+    "a statement": lambda users, _: compute_statement({"population": users}, [EVENT])["delta"],
+    "a hypothetical run": lambda users, _: hypothetical_epsilon(made_up_record("r", [], events=[EVENT]), users).delta,
+}
+
+
+@pytest.mark.parametrize("where", BY_DEFAULT)
+def test_the_default_delta_is_users_to_the_minus_1_1_to_the_last_bit_everywhere(run, where):
+    for users in (1234, 763_430):
+        assert BY_DEFAULT[where](users, run) == users**-1.1
+    of_plan = planner.epsilon(users=1234, users_per_round=40, noise_multiplier=2.0, rounds=20, accountant="rdp")
+    event = PoissonGaussian(sampling_prob=40 / 1234, noise_multiplier=2.0)
+    assert of_plan == epsilon([(event, 20)], 1234**-1.1, "rdp")

@@ -5,15 +5,23 @@ import math
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from tests.corpus.inputs import prepared, write_jsonl
+from tests.corpus.inputs import FIELDS, ONE_PROCESS, prepared, word_list, write_jsonl
 from unheard import randomness
+from unheard.cli.main import app
 from unheard.corpus import private_vocabulary
 from unheard.corpus.grouping import DuckDBBackend, SplitRule
-from unheard.corpus.private_vocabulary import UNIT, PrivateVocabulary, WordRelease
-from unheard.corpus.vocabulary import ReleaseLog
+from unheard.corpus.pipeline import VOCABULARY_KINDS, Preparation, build_store
+from unheard.corpus.private_vocabulary import UNIT, CorpusVocabulary, PrivateVocabulary, WordRelease
+from unheard.corpus.sources import find_sources
+from unheard.corpus.store import write_store
+from unheard.corpus.transform import shrink_vocabulary
+from unheard.corpus.vocabulary import PublicVocabulary, ReleaseLog, Vocabulary
 from unheard.errors import CorpusCorrupt
-from unheard.privacy.events import to_record
+from unheard.privacy.events import FailureProbability, Gaussian, to_record
+from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs
 
 CHOICE = PrivateVocabulary(epsilon=3.3, delta=1.2345e-3, size=9, words_per_user=3)
 RULE = SplitRule(held_out=0.3)
@@ -166,13 +174,58 @@ def test_words_of_different_blocks_have_noise_of_their_own(tmp_path, monkeypatch
     assert len(noise) == len(true_sums()) == len(set(noise))
 
 
-def test_every_draw_for_a_store_is_paid_also_those_of_calls_that_failed(tmp_path):
-    """Two earlier calls with other choices drew words and failed: the store pays for three draws."""
+PAID = [Gaussian(noise_multiplier=3.3), FailureProbability(delta=1.2e-5)]
+"""The price of another store's words."""
+SOURCES = {
+    "public": lambda folder: PublicVocabulary(size=50),
+    "file": word_list,
+    "corpus": lambda folder: CorpusVocabulary(path=str(folder / "other"), size=8),
+    "private": lambda folder: CHOICE,
+}
+
+
+def store_with_paid_words(path):
+    return write_store(
+        path,
+        train=[np.array([3, 4])],
+        held_out=[np.array([5])],
+        vocabulary=Vocabulary.of("abcdef"),
+        info={"vocabulary": {"kind": "private", "events": [to_record(event) for event in PAID]}},
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VOCABULARY_KINDS if kind != "tokenizer"])
+def test_every_draw_for_a_store_is_paid_also_those_of_calls_that_failed(tmp_path, monkeypatch, kind):
+    """Two earlier calls drew words and failed: the store pays for them, wherever its words come from in the end."""
+    listed = Vocabulary.of([*USERS, "rare", "other"])  # instead of the word list of a language, which takes seconds
+    monkeypatch.setattr("unheard.corpus.vocabulary.public_vocabulary", lambda *_: listed)
+    store_with_paid_words(tmp_path / "other")
     earlier = [[to_record(e) for e in WordRelease.for_budget(eps, 1e-4, 2).events()] for eps in (1.0, 2.0)]
     (tmp_path / "s.partial").mkdir()
     lines = [json.dumps({"request": f"another {n}", "events": events}) for n, events in enumerate(earlier)]
     (tmp_path / "s.partial" / "releases.jsonl").write_text("".join(f"{line}\n" for line in lines))
     file = write_jsonl(tmp_path / "x.jsonl", rows())
-    done = prepared(tmp_path, file, vocabulary=CHOICE, splits=RULE, shards=1, out="s", backend=DuckDBBackend(workers=1))
-    own = [to_record(event) for event in WordRelease.for_budget(3.3, 1.2345e-3, 3).events()]
-    assert done.store.vocabulary_events == [*earlier[0], *earlier[1], *own]
+    done = prepared(tmp_path, file, vocabulary=SOURCES[kind](tmp_path), splits=RULE, shards=1, out="s")
+    own = {"private": WordRelease.for_budget(3.3, 1.2345e-3, 3).events(), "corpus": PAID}.get(kind, [])
+    paid = [*earlier[0], *earlier[1], *(to_record(event) for event in own)]
+    assert sorted(map(repr, done.store.vocabulary_events)) == sorted(map(repr, paid))
+
+
+@pytest.mark.parametrize("way", ["fewer words", "newer text", "the same users"])
+def test_a_store_that_is_made_from_another_states_what_the_words_of_the_other_have_cost(tmp_path, way):
+    """Nothing was trained on either: the ledger of the new store begins with the charges of the first one."""
+    first, out = store_with_paid_words(tmp_path / "first"), tmp_path / "out"
+    if way == "fewer words":
+        shrink_vocabulary(first, out, vocabulary_size=5)
+    elif way == "newer text":
+        sources = find_sources([str(write_jsonl(tmp_path / "x.jsonl", rows()))])
+        choices = Preparation(fields=FIELDS, splits=RULE, vocabulary=word_list(tmp_path), shards=1)
+        build_store(sources, out, choices, backend=ONE_PROCESS, continues=first.path)
+    else:
+        write_store(out, train=[np.array([3])], held_out=[np.array([3])], vocabulary=Vocabulary.of("a"))
+        asked = ["budget", str(out), "--same-users", str(first.path), "--delta=1e-3"]
+        assert CliRunner().invoke(app, asked).exit_code == 0
+    for store in (out, first.path):
+        population = PopulationLedger.read(store / "ledger.jsonl")
+        assert population.events == PAID
+        assert all_runs(population, delta=1e-3)["charges"] == len(PAID)

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import unheard
+from unheard.audit.one_run import OneRunResult, audit_one_run
 from unheard.audit.verification import verify
 from unheard.cli.main import app
 from unheard.corpus.store import write_store
@@ -25,8 +26,12 @@ from unheard.privacy.budget import RunningEpsilon, odometer
 from unheard.privacy.events import FailureProbability, Gaussian, PoissonGaussian, Selection, to_record
 from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.population_statement import all_runs
 from unheard.privacy.statement_formats import composed_events, render, report_data
+from unheard.randomness import SecureStreams
 from unheard.report.comparison import Comparison
+from unheard.training.loop import train_together
+from unheard.training.run import read_saved_run
 from unheard.tuning.private_selection import TrialCount, select
 
 POPULATION = 67  # declared; the store has 60 users
@@ -181,6 +186,21 @@ def test_the_noise_of_each_round_is_that_of_its_phase_and_the_event_says_so(chai
     assert set(chain.bounds[: len(chain.bounds) // 2]) <= {*NORMS, 0.87654321}
 
 
+def test_an_audit_has_the_event_and_the_noise_of_the_phase_of_each_round(chain, monkeypatch):
+    add, seen = noise_module.rounded_onto_grid, []
+    monkeypatch.setattr(
+        noise_module,
+        "rounded_onto_grid",
+        lambda average, normal_P, std: seen.append(std) or add(average, normal_P, std),
+    )
+    run, _ = read_saved_run(chain.folder / "first" / "run.toml")
+    *_, result = audit_one_run(run, SecureStreams(), canaries=4)
+    assert isinstance(result, OneRunResult)
+    assert seen == pytest.approx(SIGMAS, rel=1e-12)
+    assert written(result.events) == close(FIRST)
+    assert result.claimed == pytest.approx(best_epsilon(FIRST, result.delta).epsilon, rel=1e-9)
+
+
 def test_the_facts_of_a_ledger_state_the_numbers_of_each_phase(chain):
     first, second = (Ledger.read(chain.folder / name / "ledger.jsonl").facts for name in ("first", "second"))
     for facts in (first, second):
@@ -295,3 +315,45 @@ def test_a_budget_counts_what_was_spent_before_the_first_round(chain):
         with pytest.raises(BudgetExceeded):
             start(replace(chain.candidate, budget=budget))
     assert len(PopulationLedger.read(chain.store / "ledger.jsonl").events) == charges
+
+
+@pytest.mark.parametrize("length", ["as declared", "stopped", "longer", "within a budget"])
+def test_the_total_of_the_only_run_on_a_store_claims_what_the_run_claims(run, tmp_path, length):
+    """Both follow from what was declared, which each ledger says for itself."""
+    training = replace(run.training, rounds=2 if length == "longer" else 3)
+    budget = unheard.Budget(epsilon=40.0, delta=DELTA) if length == "within a budget" else None
+    plan = replace(run.plan, noise=unheard.GaussianNoise(noise_multiplier=2.0))
+    only = replace(run, plan=plan, training=training, delta=DELTA, budget=budget, ledger=tmp_path / "ledger.jsonl")
+    for report in unheard.train(only, tmp_path / "run"):
+        if length in ("stopped", "within a budget") and report.round == 2:
+            break
+    if length == "longer":
+        list(unheard.resume(tmp_path / "run", rounds=3))
+    own = json.loads((tmp_path / "run" / "statement.json").read_text())
+    charged = Ledger.read(tmp_path / "run" / "ledger.jsonl").events
+    assert (own["claimed"]["epsilon"] > best_epsilon(charged, DELTA).epsilon) == (length != "as declared")
+    total = all_runs(PopulationLedger.read(tmp_path / "ledger.jsonl"))
+    assert (total["delta"], total["claimed"]["epsilon"]) == (DELTA, own["claimed"]["epsilon"])
+    assert total["basis"]["why"] == own["basis"]["why"]
+
+
+@pytest.mark.parametrize("how", ["train", "train_together", "select"])
+def test_a_population_is_charged_for_the_run_that_another_begins_from_whoever_starts_it(run, tmp_path, how):
+    """The users of another ledger may be the same: they had a part in the first run, which the second continues."""
+    brief = replace(run, training=replace(run.training, rounds=1), ledger=tmp_path / "first.jsonl")
+    list(unheard.train(brief, tmp_path / "first"))
+    before = Ledger.read(tmp_path / "first" / "ledger.jsonl").events
+    again = replace(brief.training, init_from=str(tmp_path / "first"))
+    second = replace(brief, training=again, ledger=tmp_path / "second.jsonl")
+    if how == "train":
+        list(unheard.train(second, tmp_path / "second"))
+    elif how == "train_together":
+        list(train_together([(second, tmp_path / "second")]))
+    else:
+        select([second], tmp_path / "second", ThreeTrials(mean=MEAN_TRIALS))
+    own = Ledger.read(tmp_path / "second" / "ledger.jsonl").events
+    assert own[: len(before)] == before
+    assert len(own) == len(before) + 1
+    population = PopulationLedger.read(tmp_path / "second.jsonl")
+    assert population.events == own
+    assert [len(member.events) for member in population.members.values()] == [len(before), 1]

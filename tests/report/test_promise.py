@@ -9,6 +9,7 @@ import pytest
 import unheard
 from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
+from unheard.formatting import small
 from unheard.report.comparison import Comparison
 from unheard.report.page import describe_promise, render_page
 from unheard.report.run_record import RunRecord
@@ -62,10 +63,9 @@ def test_the_guarantee_counts_other_runs_on_the_same_users(compared):
 
 
 def test_the_guarantee_over_private_runs_is_their_composition(run, tmp_path):
-    run = replace(run, ledger=tmp_path / "people.jsonl")
-    for name in ("first", "second"):
-        for _ in unheard.train(run, tmp_path / name):
-            pass
+    """The total is stated at its own delta, the smallest that a run declared, and the run alone at the run's."""
+    for name, delta in (("first", 2.3e-3), ("second", 4.5e-4)):
+        list(unheard.train(replace(run, ledger=tmp_path / "people.jsonl", delta=delta), tmp_path / name))
     record = RunRecord.read(tmp_path / "first")
     total = record.all_runs["claimed"]["epsilon"]
     assert total > record.epsilon
@@ -75,6 +75,11 @@ def test_the_guarantee_over_private_runs_is_their_composition(run, tmp_path):
     assert f"the ε of this run alone holds: {record.epsilon:.3g}"[:-1] in words.paragraphs[-1]
     with_accountant = r"[\d.]+ by (PLD|RDP|an RDP odometer)\b[^.]* at δ = "
     assert all(re.search(with_accountant, words.paragraphs[number]) for number in (0, -1))
+    of_all, of_run = f"δ = {small(4.5e-4)}", f"δ = {small(2.3e-3)}"
+    *together, alone = words.paragraphs
+    assert of_all in together[0]
+    assert of_run not in " ".join(together)
+    assert of_run in alone
 
 
 def test_the_guarantee_of_a_single_run_says_that_it_is_for_one_run(compared):

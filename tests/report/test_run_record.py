@@ -4,17 +4,19 @@ import itertools
 import math
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.report.builders import ROUNDS, made_up_record
-from unheard.errors import InvalidValue
+from unheard.errors import InvalidValue, LedgerError, RunFolderError
 from unheard.formatting import smoothed
 from unheard.privacy.accountants import epsilons
-from unheard.privacy.events import NonPrivate, PoissonGaussian
-from unheard.privacy.population_ledger import PopulationLedger
+from unheard.privacy.events import Gaussian, NonPrivate, PoissonGaussian
+from unheard.privacy.population_ledger import PopulationLedger, vocabulary_member
 from unheard.report.comparison import Comparison
-from unheard.report.run_record import accuracy_points, epsilon_points, final_accuracy, latest, read_runs
+from unheard.report.run_record import _check, accuracy_points, epsilon_points, final_accuracy, latest, read_runs
+from unheard.run_folder import RunFolder
 
 
 def test_a_record_is_what_the_folder_holds(runs):
@@ -81,6 +83,46 @@ def test_every_other_run_on_the_same_users_is_named(tmp_path):
         population.register(name, {"name": name}, held=0)
         population.settle(name, [PoissonGaussian(sampling_prob=1.0, noise_multiplier=5.0)])
     population.register("not begun", {"name": "not begun"}, held=0)
+    for corpus in ("own", "joined"):  # the words of its own store are part of each run, those of another store are not
+        population.register(vocabulary_member(corpus), {"name": f"words, {corpus}"}, held=0)
+        population.settle(vocabulary_member(corpus), [Gaussian(noise_multiplier=5.0)])
     for name in "abcd":
         record = replace(made_up_record("r", [0.1]), run_id=name, population_ledger=population)
-        assert record.other_runs == [other for other in "abcd" if other != name]
+        record = replace(record, facts={**record.facts, "corpus": "own"})
+        assert record.other_runs == [*(other for other in "abcd" if other != name), "words, joined"]
+
+
+TABLES: dict[str, Any] = {"training": {"rounds": 3}, "privacy": {"budget_epsilon": 2}}
+FACTS: dict[str, Any] = {"delta": 1e-5, "population": 100, "sampling": {"sampling_prob": 0.1}}
+
+
+@pytest.mark.parametrize("tables", [TABLES, {"training": {"rounds": 3}}, {**TABLES, "privacy": {}}])
+@pytest.mark.parametrize("sampling", [{"sampling_prob": 0.1}, {"users_per_round": 7}])
+def test_a_run_file_and_a_ledger_that_a_report_can_read(tmp_path, tables, sampling):
+    _check(RunFolder(tmp_path), tables, {**FACTS, "sampling": sampling})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": None},
+        {"training": [3]},
+        {"training": {}},
+        {"training": {"rounds": 3.0}},
+        {"training": {"rounds": True}},
+        {"privacy": {"budget_epsilon": "2"}},
+        {"privacy": {"budget_epsilon": True}},
+        {"privacy": [2]},
+    ],
+)
+def test_a_run_file_that_a_report_cannot_read_is_named(tmp_path, change):
+    with pytest.raises(RunFolderError, match=r"run\.toml is not the run file of a run"):
+        _check(RunFolder(tmp_path), {**TABLES, **change}, FACTS)
+
+
+@pytest.mark.parametrize(
+    "change", [{"delta": None}, {"delta": "1e-5"}, {"population": None}, {"population": True}, {"sampling": {}}]
+)
+def test_a_ledger_that_does_not_declare_what_a_report_needs_is_named(tmp_path, change):
+    with pytest.raises(LedgerError, match="does not declare delta, population and sampling"):
+        _check(RunFolder(tmp_path), TABLES, {**FACTS, **change})

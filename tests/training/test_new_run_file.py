@@ -54,6 +54,12 @@ def test_comments_of_a_table_begin_at_one_column_whatever_the_values_are(new_fil
     assert "[corpus]\n# made by `unheard prepare`\npath = " in new.text
 
 
+def test_the_written_delta_is_the_default_of_the_population_in_four_digits(new_file):
+    for population in (20, 137, 9_999, 763_430, 10**9):
+        _, run = new_file(population=population, users_per_round=10)
+        assert run.claimed_delta == pytest.approx(population**-1.1, rel=5e-4)
+
+
 def test_a_target_is_met_by_the_least_noise(new_file):
     new, run = new_file(epsilon=4.0)
     event = run.plan.at(0, run.model.layout).event(0)

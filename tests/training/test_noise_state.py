@@ -514,6 +514,41 @@ def test_a_copy_that_continues_by_itself_cannot_share_the_history(place):
     assert indices(folder) == [0, 1, 2, 0, 1]
 
 
+def test_a_charge_ahead_of_the_run_is_explained_by_the_key_that_was_written_just_before_it_alone(place):
+    folder = place / "r"
+    go(run_of(place), folder, stop=3)
+    ledger, state = opened(folder)
+    event = replace(ledger.events[-1], index=3)
+    for _ in range(2):  # a kill left a charge; then a copy of the folder was charged for the same attempt
+        ledger.population.charge(ledger.run, len(ledger), event, 3, again=True)
+        charges = len(ledger.population.members[ledger.run].events)
+        for before in range(charges + 3):
+            uncharged = [noise_state.KeyRecord(index=3, key=bytes(16), charges=before)]
+            if before + 1 == charges:
+                state._check_population(uncharged)
+                continue
+            with pytest.raises(LedgerError, match="copy"):
+                state._check_population(uncharged)
+        with pytest.raises(LedgerError, match="copy"):
+            state._check_population([])
+    assert state.may_charge_again
+    state.begin_attempt()
+    ledger.charge(event, 3, again=True)
+    state.normals()
+    assert not state.may_charge_again  # for that attempt only
+
+
+def test_a_mechanism_begins_after_the_charges_from_before_the_run():
+    """A run that begins from another one with correlated noise has noise of its own."""
+    for before in range(7):
+        entries = [
+            Entry(event=CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.0, block=9, index=i), round=i, hash="")
+            for i in (*range(before), *range(3))
+        ]
+        assert noise_state.mechanism_start(entries, before) == before
+        assert noise_state.mechanism_start(entries[:before], before) == before
+
+
 def test_two_copies_that_train_at_once_cannot_share_the_history(place):
     event = CorrelatedGaussian(sampling_prob=1.0, noise_multiplier=1.0, block=9, index=3)
     population = PopulationLedger.open(place / "ledger.jsonl", {})

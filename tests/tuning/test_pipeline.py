@@ -136,22 +136,30 @@ def test_a_population_too_small_gets_its_table_its_price_and_then_the_reason(run
 
 
 def test_where_every_clip_costs_too_much_no_noise_is_tried(run, tmp_path):
-    """A budget for the clip of less than nothing: not even a clip that is better than the baseline passes."""
+    """A budget for the clip of less than nothing: not even a clip that is better than the baseline passes.
+
+    The result counts every run that was trained, repetitions too.
+    """
     tried = replace(
         run, training=replace(run.training, rounds=2), evaluation=unheard.Evaluation(every=1, max_tokens=50)
     )
-    stages = run_stages(tried, Grid(norms=(2.0,), users_per_round=5), Allowance(clip_loss=-99.0), tmp_path / "t")
-    names = []
+    stages = run_stages(
+        tried, Grid(norms=(2.0,), users_per_round=5, seeds=2), Allowance(clip_loss=-99.0), tmp_path / "t"
+    )
+    trained = []
     while True:
         try:
             stage = next(stages)
         except StopIteration as end:
             tuned = end.value
             break
-        names += [trial.name for trial in stage.trials]
+        trained += stage.trials
         for _ in stage.reports():
             pass
-    assert names == ["baseline", "S=2"]
+    assert [trial.name for trial in trained] == ["baseline", "baseline", "S=2", "S=2"]
+    assert list(tuned.trials) == trained
+    cost = cost_module.tuning_cost(tuned.trials, is_proxy=False)
+    assert (cost.runs, cost.charges, cost.without_noise) == (4, 8, 8)
     assert tuned.noise is None
     assert "Every S of the grid" in tuned.refusal
 
@@ -213,7 +221,7 @@ def test_the_runs_own_corpus_is_no_proxy(run_file, tmp_path):
 
 
 def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
-    """A copy of their text; and a store that was declared to hold them, or made from theirs."""
+    """A copy of their text; a store made from theirs, charged in the ledger of the run, or declared to hold them."""
     asked = [run_file, "--out", tmp_path / "t", "--population", 60, *QUICK, "--corpus"]
     shutil.copytree(tmp_path / "private", tmp_path / "copy")
     with pytest.raises(InvalidValue, match="same users, and no proxy"):
@@ -222,6 +230,10 @@ def test_a_store_with_the_same_users_is_no_proxy(run_file, proxy, tmp_path):
     with pytest.raises(InvalidValue, match="same users, and no proxy"):
         tune(*asked, tmp_path / "narrow")
     people = [open_population_ledger(path, path.name, []) for path in (tmp_path / "private", proxy)]
+    named = tmp_path / "named.toml"
+    named.write_text(run_toml(replace(read_run_file(run_file)[0], ledger=proxy / "ledger.jsonl")))
+    with pytest.raises(InvalidValue, match="same users, and no proxy"):
+        tune(named, *asked[1:], proxy)
     people[0].join(people[1])
     with pytest.raises(InvalidValue, match="same users, and no proxy"):
         tune(*asked, proxy)

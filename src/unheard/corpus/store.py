@@ -415,8 +415,9 @@ class TokenStore:
             CorpusCorrupt: The files do not agree, or have another format.
         """
         folder = Path(path)
-        if special := storage.special_file(folder):
-            raise CorpusCorrupt(f"{special} is not a regular file. {REMEDY}")
+        for place in (folder, *(folder / split for split in SPLITS)):
+            if special := storage.special_file(place):
+                raise CorpusCorrupt(f"{special} is not a regular file. {REMEDY}")
         if not (folder / "corpus.json").is_file():
             unfinished = partial_path(folder).is_dir()
             # The path in a run file may be relative to another folder.

@@ -36,7 +36,6 @@ from unheard.deployment.model import (
     INT8,
     RECORD,
     OnnxStepper,
-    check_rows,
     digest,
     run_statement,
 )
@@ -367,7 +366,6 @@ def onnx_files(run: str | Path, *, progress: Callable[[int, int], None] = lambda
     """
     _need_onnx()
     released = Released.open(run)
-    check_rows(released.run.model.vocabulary_size, released.vocabulary, str(run))
     arrays = step_arrays(released.run.model, released.params_P)
     graphs = {FLOAT32: step_graph(arrays, int8=False), INT8: step_graph(arrays, int8=True)}
     steps = {name: OnnxStepper(graph) for name, graph in graphs.items()}

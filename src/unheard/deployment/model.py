@@ -142,24 +142,6 @@ def probabilities(scores_V: np.ndarray) -> np.ndarray:
     return shifted_V / shifted_V.sum()
 
 
-def check_rows(rows: int, vocabulary: Vocabulary, where: str) -> None:
-    """Check that a model scores exactly the words of its vocabulary; otherwise it would suggest the wrong words.
-
-    Args:
-        rows: The number of scores of the model.
-        vocabulary: The words.
-        where: The file or folder, for the message.
-
-    Raises:
-        ModelError: The numbers differ.
-    """
-    if rows != len(vocabulary):
-        raise ModelError(
-            f"{where}: the model has {rows} rows, vocabulary.txt {len(vocabulary)} words. Put back the "
-            "vocabulary.txt that was written with the model."
-        )
-
-
 RECORD, FORMAT = "export.json", 1
 FLOAT32, INT8 = "model.onnx", "model.int8.onnx"
 INSTALL = "Install it: pip install 'unheard[export]' (on a device, onnxruntime alone)."
@@ -303,7 +285,10 @@ def open_export(path: Path) -> LoadedModel:
     contents = {name: _read_checked(folder, name) for name in (file, "vocabulary.txt", "tokens.json", "statement.json")}
     stepper = OnnxStepper(contents[file])
     vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-    check_rows(stepper.rows, vocabulary, str(folder))
+    if stepper.rows != len(vocabulary):  # it would suggest the wrong words
+        raise ModelError(
+            f"{folder}: the model has {stepper.rows} rows, vocabulary.txt {len(vocabulary)} words. Export the run again."
+        )
     return LoadedModel(
         name=folder.name if file == FLOAT32 else f"{folder.name}/{file}",
         kind="export",
