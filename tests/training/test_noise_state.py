@@ -17,6 +17,7 @@ from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore, write_store
 from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError
 from unheard.mechanism import correlated
+from unheard.mechanism import noise as noise_module
 from unheard.mechanism.sampling import CyclicPoissonSampling
 from unheard.privacy.accountants import Bound
 from unheard.privacy.events import CorrelatedGaussian, PoissonGaussian, accounted
@@ -372,6 +373,10 @@ def test_keys_are_refused_by_a_library_that_draws_other_numbers_from_them(place,
     go(run, folder, stop=3)
     assert indices(folder) == [0, 1, 2]
     own, draw = noise_state._draw_digest(), noise_state.standard_normals
+    for size in (2**16, 2**18):
+        with monkeypatch.context() as patch:
+            patch.setattr(noise_module, "NORMALS_PER_BLOCK", size)
+            assert noise_state._draw_digest() != own
     for other in (lambda *what: draw(*what).flip(0), lambda *what: draw(*what).nextafter(torch.tensor(9.0).double())):
         monkeypatch.setattr(noise_state, "standard_normals", other)
         assert noise_state._draw_digest() != own

@@ -34,7 +34,7 @@ import torch
 from unheard import storage
 from unheard.errors import BudgetExceeded, CheckpointCorrupt, LedgerError, RunFolderError
 from unheard.mechanism.correlated import CorrelatedNormals, NoiseHistory
-from unheard.mechanism.noise import standard_normals
+from unheard.mechanism.noise import NORMALS_PER_BLOCK, standard_normals
 from unheard.mechanism.sampling import Turn
 from unheard.privacy.events import CorrelatedGaussian
 from unheard.privacy.ledger import REPRODUCIBLE, Entry
@@ -436,6 +436,9 @@ def _parse_history(content: bytes) -> tuple[dict[str, Any], np.ndarray | None]:
 
 
 def _draw_digest() -> str:
-    """Names how normals follow from a key: a library that draws other numbers must not continue with old keys."""
-    normals_P = standard_normals(generator_from_key(bytes(16)), 1000, torch.device("cpu"))
+    """Names how normals follow from a key: a library that draws other numbers must not continue with old keys.
+
+    The draw reaches into the second block, because another size of a block also gives other numbers.
+    """
+    normals_P = standard_normals(generator_from_key(bytes(16)), NORMALS_PER_BLOCK + 1000, torch.device("cpu"))
     return hashlib.sha256(normals_P.numpy().tobytes()).hexdigest()[:16]
