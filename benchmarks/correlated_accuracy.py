@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from reproduction.private_measures import content_digest, facts
+from reproduction.measures import content_digest, facts
 
 from unheard.formatting import SMOOTHED_OVER
 

@@ -5,6 +5,7 @@ the common tables of a run file, with the changes of the run. `settings_of` and 
 a run file that a result stores and that two sessions of one run must agree on.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ def build_run(
     tables["training"]["checkpoint_every"] = scale.checkpoint_every
     for change in (*paper_run.changes, *scale.changes):
         set_key(tables, change.replace(POPULATION, str(corpus.population)))
-    if tables["update"]["kind"] == "fedsgd":
-        _take_all_data(tables["update"], corpus)
+    update, windows = tables["update"], -(-(corpus.longest - 1) // tables["update"]["unroll"])
+    # FedSGD takes all data of a user in one batch. A fixed batch size is faster, because engines can stack users; it is
+    # kept if it holds the longest user and is at least half full. Otherwise it is removed, which means all data.
+    if update["kind"] == "fedsgd" and not update["batch_size"] / 2 < windows <= update["batch_size"]:
+        del update["batch_size"]
     tables["sampling"]["users_per_round"] = scale.users(paper_run, min(corpus.population, corpus.users))
     tables["privacy"]["ledger"] = str(ledger)
     # Runs of one seed are compared on the same cohorts.
@@ -55,17 +59,6 @@ def build_run(
     return run_from_tables(tables)[0]
 
 
-def _take_all_data(update: dict[str, Any], corpus: Corpus) -> None:
-    """FedSGD takes all data of a user in one batch.
-
-    A fixed batch size is faster, because engines can stack users; it is kept if it holds the longest user and is at
-    least half full. Otherwise it is removed, which means all data.
-    """
-    windows = -(-(corpus.longest - 1) // update["unroll"])
-    if not update["batch_size"] / 2 < windows <= update["batch_size"]:
-        del update["batch_size"]
-
-
 def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
     """Return the complete run file as tables without paths, for a result.
 
@@ -74,9 +67,9 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
         after: The name of the run that it started from; None if there is none.
     """
     tables = tables_from_run(run)
-    for table, key in (("corpus", "path"), ("privacy", "ledger"), ("training", "init_from")):
-        tables[table].pop(key, None)
     del tables["corpus"], tables["engine"]
+    for table, key in (("privacy", "ledger"), ("training", "init_from")):
+        tables[table].pop(key, None)
     if after is not None:
         tables["training"]["init_from"] = after
     return tables
@@ -84,9 +77,7 @@ def settings_of(run: Run, after: str | None = None) -> dict[str, Any]:
 
 def comparable_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without the keys that may differ between two sessions of one run."""
-    kept = {
-        name: dict(table) if isinstance(table, dict) else table for name, table in fill_added_keys(settings).items()
-    }
+    kept = copy.deepcopy(fill_added_keys(settings))
     # Versions before 0.2.0 had no shared_cohorts, and all runs of a seed shared theirs.
     for key in ("rounds", "checkpoint_every", "keep_checkpoints", "init_from", "shared_cohorts"):
         kept["training"].pop(key, None)

@@ -13,7 +13,6 @@ runs.
 """
 
 import argparse
-import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from reproduction.bundles import bundle
+from reproduction.bundles import bundle, take_chosen_norm
 from reproduction.private_run import is_measured, runs_of
 
 HERE = Path(__file__).resolve().parent
@@ -109,8 +108,7 @@ def run_batch(
         scale: Factor on rounds and users; below 1 for tests only.
     """
     until = None if stop_after is None else time.time() + stop_after
-    if not (work / "chosen_S.json").exists():  # S was chosen once, on blogs
-        shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
+    take_chosen_norm(work)
     waiting = [step for step in steps if not step.is_complete(work, scale)]
     running: dict[BatchStep, subprocess.Popen[bytes]] = {}
     bundled_at = time.time()
@@ -148,24 +146,16 @@ def main() -> None:
     parser.add_argument("name", help="a [[batch]] of reproduction/schedule.toml")
     parser.add_argument("--steps", nargs="+", help="these steps instead of those of the batch, such as private:2")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument(
-        "--bundle", type=Path, required=True, help="FILE.tar.gz for results and state, in parts of 15 MiB"
-    )
+    bundled = "FILE.tar.gz for results and state, in parts of 15 MiB"
+    parser.add_argument("--bundle", dest="bundled", metavar="BUNDLE", type=Path, required=True, help=bundled)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stop-after", type=float, help="seconds")
     parser.add_argument("--processes", type=int, default=1, help="steps at the same time")
     parser.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
-    arguments = parser.parse_args()
-    steps = read_batch(arguments.name) if arguments.steps is None else [BatchStep.parse(one) for one in arguments.steps]
-    run_batch(
-        steps,
-        arguments.work.resolve(),
-        bundled=arguments.bundle,
-        device=arguments.device,
-        stop_after=arguments.stop_after,
-        processes=arguments.processes,
-        scale=arguments.scale,
-    )
+    options = vars(parser.parse_args())
+    name, written, work = options.pop("name"), options.pop("steps"), options.pop("work").resolve()
+    steps = read_batch(name) if written is None else [BatchStep.parse(one) for one in written]
+    run_batch(steps, work, **options)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,11 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from reproduction.bootstrap import POSTS, USERS
+
 HERE = Path(__file__).resolve().parent
-SMALL_FILES = (
-    "run.toml",
-    "ledger.jsonl",
-    "metrics.jsonl",
-    "statement.json",
-    "per_user.npz",
-    "per_post.npz",
-    "sittings.jsonl",
-    "facts.json",
-)
+RECORDS = ("ledger.jsonl", "metrics.jsonl", "sittings.jsonl", "statement.json", "facts.json")
+SMALL_FILES = ("run.toml", *RECORDS, USERS, POSTS)
 """Files of a run folder that `collect` copies. None of them holds text."""
 KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", "trade-S20-*")
 """Runs whose model and ledgers stay in a bundle when they are complete."""
@@ -40,9 +34,7 @@ PART, LIMIT = 15 * 2**20, 60 * 2**20
 def collect(work: Path, out: Path) -> None:
     """Copy the small result files of every run to `out`. No text is copied."""
     out.mkdir(parents=True, exist_ok=True)
-    for folder in sorted((work / "runs").iterdir()):
-        if folder.name.startswith("."):
-            continue
+    for folder in sorted(path for path in (work / "runs").iterdir() if not path.name.startswith(".")):
         target_folder = out / folder.name
         target_folder.mkdir(parents=True, exist_ok=True)
         for name in SMALL_FILES:
@@ -87,10 +79,8 @@ def bundle(work: Path, target: Path, part: int = PART, limit: int = LIMIT) -> li
             limit -= _add_state(work, folder, limit)
         with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
             archive.add(copied, arcname=".")
-        size = packed.stat().st_size
-        names = [target.name]
-        if size > part:
-            names = [f"{target.name}.{number:02d}" for number in range(-(-size // part))]
+        number = -(-packed.stat().st_size // part)
+        names = [target.name] if number == 1 else [f"{target.name}.{i:02d}" for i in range(number)]
         with open(packed, "rb") as file:
             for name in names:
                 target.with_name(f".{name}.new").write_bytes(file.read(part))
@@ -174,7 +164,12 @@ def restore(kept: Sequence[Path], work: Path) -> None:
             folders += unpack(files, Path(scratch))
         for folder in folders:
             _restore_run(folder, work)
-    if not (work / "chosen_S.json").exists():  # S was chosen once, on blogs
+    take_chosen_norm(work)
+
+
+def take_chosen_norm(work: Path) -> None:
+    """Copy the S that was chosen once, on blogs, into the work folder, unless it has one."""
+    if not (work / "chosen_S.json").exists():
         shutil.copyfile(HERE / "results" / "blogs_64" / "chosen_S.json", work / "chosen_S.json")
 
 

@@ -37,33 +37,24 @@ def _conclusions(first: ResultSet, second: ResultSet) -> Table:
             one, other = (exhibit(name, results).verdict for results in (first, second))
             if "cannot tell" not in (one.outcome, other.outcome):
                 rows.append([name, one.outcome, other.outcome])
-    return Table(
-        title="What was concluded from both",
-        columns=["", *_names(first, second)],
-        rows=rows,
-        note=_counted(rows) if rows else "No conclusion can be drawn from both yet.",
-    )
-
-
-def _counted(rows: list[list[str]]) -> str:
-    """How many conclusions of the paper held in each set, as the note below the table."""
     theirs = [row for row in rows if RECIPES[row[0]].is_of_the_paper]
     held = [sum(row[column] == "held" for row in theirs) for column in (1, 2)]
-    return (
+    note = (
         f"Each from all rounds that its set has. {len(theirs)} are conclusions of the paper, of which {held[0]} held "
         f"in the first and {held[1]} in the second; the others are expectations of our own."
     )
+    columns, nothing = ["", *_names(first, second)], "No conclusion can be drawn from both yet."
+    return Table(title="What was concluded from both", columns=columns, rows=rows, note=note if rows else nothing)
 
 
 def _runs(first: ResultSet, second: ResultSet) -> Table:
     """One row per run that both sets have, after the number of rounds that both completed."""
     rows = []
     for run in distinct(RECIPES.values()):
-        ends = [results.rounds(run.name) for results in (first, second)]
-        known = [end for end in ends if end is not None]
-        if len(known) < 2 or _began(first, run.name) != _began(second, run.name):
+        ends = [end for results in (first, second) if (end := results.rounds(run.name)) is not None]
+        if len(ends) < 2 or _began(first, run.name) != _began(second, run.name):
             continue
-        at = min(known)
+        at = min(ends)
         one, other = (results.accuracy(run.name, at) for results in (first, second))
         apart = None if one is None or other is None else other - one
         rows.append([run.name, f"{at:,}", percent(one), percent(other), signed(apart)])

@@ -58,10 +58,8 @@ def find_corpora(given: Sequence[str], populations: Sequence[str] = (), name: st
         InvalidValue: A population is not a positive number, or its role is unknown.
         CorpusError: The other corpus has another dictionary than the main one.
     """
-    paths = _paths(given)
-    declared = _populations(populations)
-    corpora = {}
-    for role, path in paths.items():
+    declared, corpora = _populations(populations), {}
+    for role, path in _paths(given).items():
         store = TokenStore.open(path)
         users = store.train.num_users
         corpora[role] = Corpus(

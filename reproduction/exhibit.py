@@ -78,20 +78,12 @@ class Exhibit:
 
     @property
     def runs_done(self) -> int:
-        """How many of its runs have results."""
+        """How many of its runs have results. The template of the page shows it."""
         return sum(row[1] != NOT_RUN for row in self.runs.rows)
 
     def as_json(self) -> dict[str, Any]:
         """The whole exhibit as values that JSON can hold."""
-        content = asdict(self)
-        content["recipe"] = {
-            "name": self.recipe.name,
-            "title": self.recipe.title,
-            "place": self.recipe.location,
-            "claim": self.recipe.claim,
-            "runs": [run.name for run in self.recipe.runs],
-        }
-        return content
+        return asdict(self) | {"recipe": self.recipe.summary()}
 
 
 def exhibit_runs(recipe: Recipe, compared_with: Iterable[str] = ()) -> list[PaperRun]:
@@ -112,21 +104,15 @@ def gap_notes(runs: Sequence[PaperRun], results: ResultSet) -> list[str]:
         runs: The runs of an exhibit.
         results: The results of one corpus.
     """
-    absent = [run.name for run in runs if run.name not in results]
-    wanted = {run.name: _wanted_rounds(run, results) for run in runs if run.name in results}
-    stopped = [name for name, rounds in wanted.items() if results.runs[name].rounds < rounds]
-    notes = []
-    if any(_is_tiny(run, results) for run in runs):
-        notes.append(
-            "Tiny runs, with fewer users per round than stated: they show that all of it works, and nothing else."
-        )
-    if absent:
-        notes.append(f"Not run: {', '.join(absent)}.")
-    by_end: dict[tuple[int, int], list[str]] = {}
-    for name in stopped:
-        by_end.setdefault((results.runs[name].rounds, wanted[name]), []).append(name)
-    notes += [f"Stopped at {done:,} of {all_:,} rounds: {', '.join(names)}." for (done, all_), names in by_end.items()]
-    return notes
+    absent, by_end = [run.name for run in runs if run.name not in results], {}
+    for run in (run for run in runs if run.name in results):
+        done, wanted = results.runs[run.name].rounds, _wanted_rounds(run, results)
+        if done < wanted:
+            by_end.setdefault(f"Stopped at {done:,} of {wanted:,} rounds", []).append(run.name)
+    tiny = "Tiny runs, with fewer users per round than stated: they show that all of it works, and nothing else."
+    notes = [tiny] if any(_is_tiny(run, results) for run in runs) else []
+    notes += [f"Not run: {', '.join(absent)}."] if absent else []
+    return notes + [f"{end}: {', '.join(names)}." for end, names in by_end.items()]
 
 
 def _wanted_rounds(run: PaperRun, results: ResultSet) -> int:
@@ -147,10 +133,7 @@ def run_table(runs: Sequence[PaperRun], results: ResultSet) -> Table:
         runs: The runs of an exhibit.
         results: The results of one corpus.
     """
-    rows = []
-    for run in runs:
-        result = results.runs.get(run.name)
-        rows.append([run.name, NOT_RUN, *[NOTHING] * 10] if result is None else _row(run, result, results))
+    rows = [_row(run, results) if run.name in results else [run.name, NOT_RUN, *[NOTHING] * 10] for run in runs]
     columns = ["run", "rounds", "of", "seed", "q", "visits", "AccuracyTop1", "ε", "δ", "users/s", "on", "date, commit"]
     note = (
         "q is the probability that a user takes part in a round; visits are q times rounds. AccuracyTop1 at the end, "
@@ -160,30 +143,16 @@ def run_table(runs: Sequence[PaperRun], results: ResultSet) -> Table:
     return Table(title="The runs", columns=columns, rows=rows, note=note if rows else "No run is needed for this one.")
 
 
-def _row(run: PaperRun, result: RunResult, results: ResultSet) -> list[str]:
-    epsilon = own_epsilon(result)
-    return [
-        run.name,
-        f"{result.rounds:,}",
-        f"{_wanted_rounds(run, results):,}",
-        str(result.seed),
-        *_exposure(result),
-        percent(results.accuracy(run.name)),
-        epsilon_text(epsilon),
-        NOTHING if math.isinf(epsilon) else small(result.epsilon.get("delta") or 0.0),
-        f"{result.users_per_second:,.0f}",
-        result.device,
-        f"{result.date}, {result.commit[:9]}",
-    ]
-
-
-def _exposure(result: RunResult) -> tuple[str, str]:
-    """q and the mean number of rounds in which a user took part, as table cells."""
-    users = result.settings.get("sampling", {}).get("users_per_round")
-    population = result.settings.get("privacy", {}).get("population")
-    if not users or not population:
-        return NOTHING, NOTHING
-    return f"{users / population:.2g}", f"{result.rounds * users / population:.2g}"
+def _row(run: PaperRun, results: ResultSet) -> list[str]:
+    result = results.runs[run.name]
+    epsilon, users = own_epsilon(result), result.settings.get("sampling", {}).get("users_per_round")
+    population, exposure = result.settings.get("privacy", {}).get("population"), [NOTHING, NOTHING]
+    if users and population:
+        exposure = [f"{users / population:.2g}", f"{result.rounds * users / population:.2g}"]
+    delta = NOTHING if math.isinf(epsilon) else small(result.epsilon.get("delta") or 0.0)
+    rounds = [f"{result.rounds:,}", f"{_wanted_rounds(run, results):,}", str(result.seed)]
+    figures = [percent(results.accuracy(run.name)), epsilon_text(epsilon), delta, f"{result.users_per_second:,.0f}"]
+    return [run.name, *rounds, *exposure, *figures, result.device, f"{result.date}, {result.commit[:9]}"]
 
 
 def own_epsilon(result: RunResult) -> float:
@@ -287,15 +256,8 @@ class Draft:
         if not self.is_over_seeds or len(seeds) < 2:
             points = results.curve(name)
             return [Line(name=label, points=_later(points, first))] if points else []
-        thin = [
-            Line(
-                name=f"{label}, seed {results.runs[one].seed}",
-                points=_later(results.curve(one), first),
-                tint=label,
-                is_thin=True,
-            )
-            for one in seeds
-        ]
+        named = {f"{label}, seed {results.runs[one].seed}": _later(results.curve(one), first) for one in seeds}
+        thin = [Line(name=name, points=points, tint=label, is_thin=True) for name, points in named.items()]
         return [*thin, Line(name=label, points=_later(_mean_curve(results, seeds), first), tint=label)]
 
     def drawn_rounds(self, names: Iterable[str]) -> tuple[int, ...]:

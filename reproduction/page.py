@@ -8,6 +8,7 @@ corpus, a folder with `index.html` for each other one, and for each of them `fig
 `templates/paper.html` lays the page out, in the frame of `unheard.report.page` and with autoescape.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,11 +52,8 @@ def write_pages(
     folders = [out, *(out / found.folder for found in founds[1:])]
     written = []
     for found, folder in zip(founds, folders, strict=True):
-        others = [
-            (other.title, _link(folder, target, out))
-            for other, target in zip(founds, folders, strict=True)
-            if other is not found
-        ]
+        targets = zip(founds, folders, strict=True)
+        others = [(o.title, os.path.relpath(t / "index.html", folder)) for o, t in targets if o is not found]
         shown = exhibits(found, progress)
         compared = () if found is founds[0] else comparison_tables(founds[0], found)
         private = private_run(results) if found is founds[0] else None
@@ -143,7 +141,11 @@ def render_page(
         private=private,
         readings=readings,
         exhibits=shown,
-        plots={exhibit.recipe.name: _plots(exhibit) for exhibit in shown},
+        # The section of an exhibit has the recipe's name as its anchor, so its plots need other ones.
+        plots={
+            exhibit.recipe.name: [replace(plot, name=f"plot-{plot.name}") for plot in map(plot_of, exhibit.figures)]
+            for exhibit in shown
+        },
     )
 
 
@@ -164,8 +166,7 @@ def _readings(founds: Sequence[ResultSet]) -> list[tuple[str, str]]:
 
 def write_pictures(shown: Sequence[Exhibit], folder: Path, progress: Progress = lambda step, part: None) -> list[Path]:
     """Write every figure as SVG and PNG and return the paths."""
-    plots = [plot_of(figure) for exhibit in shown for figure in exhibit.figures]
-    written = []
+    plots, written = [plot_of(figure) for exhibit in shown for figure in exhibit.figures], []
     for i, plot in enumerate(plots, 1):
         written += [write_svg(plot, folder), write_png(plot, folder)]
         progress("figures", i / len(plots))
@@ -186,17 +187,6 @@ def count_outcomes(shown: Sequence[Exhibit]) -> str:
     return "; ".join(texts)
 
 
-def _plots(exhibit: Exhibit) -> list[Plot]:
-    """The plots of an exhibit. Its section has the recipe's name as its anchor, so the plots need other ones."""
-    return [replace(plot, name=f"plot-{plot.name}") for plot in map(plot_of, exhibit.figures)]
-
-
 def _typeset(text: str) -> str:
     """Recipes are written in ASCII so that any terminal shows them; the page has the Greek letters."""
     return text.replace("sigma", "σ").replace("epsilon", "ε").replace("10^6", "10⁶")
-
-
-def _link(page_folder: Path, target: Path, out: Path) -> str:
-    """The relative link from one page to another."""
-    up = "" if page_folder == out else "../"
-    return f"{up}index.html" if target == out else f"{up}{target.name}/index.html"

@@ -28,13 +28,12 @@ def plot_of(figure: Figure) -> Plot:
     drawn = [line for line in figure.lines if line.points]
     legend = legend_styles(drawn)
     make = _by_round if figure.x == "round" else _scatter if figure.is_scatter else _sweep
-    spec = specification(make(figure, drawn, legend), description=_description(figure, legend))
-    zoom = None
+    description = f"{figure.title}, for {', '.join(style.name for style in legend)}."
+    spec, zoom = specification(make(figure, drawn, legend), description=description), None
     if figure.x == "round":
         zoom = end_rounds([{"round": x} for line in drawn for x, _ in line.points])
-    return Plot(
-        name=figure.name, title=figure.title, spec=spec, legend=legend, zoom=zoom, has_lines=not figure.is_scatter
-    )
+    shown = {"spec": spec, "legend": legend, "zoom": zoom, "has_lines": not figure.is_scatter}
+    return Plot(name=figure.name, title=figure.title, **shown)
 
 
 def legend_styles(lines: Sequence[Line]) -> list[SeriesStyle]:
@@ -65,21 +64,11 @@ def _by_round(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyl
     y = {"field": "value", **_y(figure)}
     y["scale"] = {**y["scale"], **_begin(lines)}
     bold = [line for line in lines if not line.is_thin]
-    layers = [
-        {
-            "data": {"values": _values([line], "round")},
-            "mark": {
-                "type": "line",
-                "strokeWidth": 1.1,
-                "opacity": 0.4,
-                "clip": True,
-                "color": _colour(lines, line),
-            },
-            "encoding": {"x": ROUND_AXIS, "y": y},
-        }
-        for line in lines
-        if line.is_thin
-    ]
+    layers: list[dict[str, Any]] = []
+    for line in (line for line in lines if line.is_thin):
+        mark = {"type": "line", "strokeWidth": 1.1, "opacity": 0.4, "clip": True, "color": _colour(lines, line)}
+        data = {"values": _values([line], "round")}
+        layers.append({"data": data, "mark": mark, "encoding": {"x": ROUND_AXIS, "y": y}})
     layers += [curve_layer(y, legend, zoom=True), *hover_layers(legend, "value", ".2%")]
     # A line with one point is invisible, so a run that was evaluated once is drawn as a dot.
     if single := [line for line in bold if len(line.points) == 1]:
@@ -101,23 +90,15 @@ def _sweep(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle])
     lowest = min(value for line in lines for _, value in line.points)
     if lowest < NEAR_ZERO:
         y["scale"] = {**y["scale"], "domainMin": 0}
-    tips = [
-        {"field": "run", "title": "line"},
-        {"field": "x", "type": "quantitative", "title": figure.x},
-        {"field": "value", "type": "quantitative", "format": ".2%", "title": figure.y},
-    ]
+    tips = _tips(figure, "line", {}, ".2%")
     encoding = {"x": x, "y": y, "color": colour_encoding(legend)}
-    layers: list[dict[str, Any]] = []
-    if figure.upright is not None:
-        layers += _upright(figure.upright, x)
-    for line in lines:
-        if line.is_level:
-            others = [other for other in lines if other is not line]
-            layers += _level(line, y, _colour(lines, line), others, 4 if figure.upright is None else LABEL_OFFSET)
-    layers.append(
-        {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {**encoding, "strokeDash": dash_encoding(legend)}}
-    )
+    layers = [] if figure.upright is None else _upright(figure.upright, x)
+    for line in (line for line in lines if line.is_level):
+        others = [other for other in lines if other is not line]
+        layers += _level(line, y, _colour(lines, line), others, 4 if figure.upright is None else LABEL_OFFSET)
+    dashes = {**encoding, "strokeDash": dash_encoding(legend)}
     point = {"type": "point", "filled": True, "size": 60, "opacity": 1}
+    layers.append({"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": dashes})
     layers.append({"mark": point, "encoding": {**encoding, "tooltip": tips}})
     return {"data": {"values": _values(across, "x")}, "layer": layers}
 
@@ -130,16 +111,19 @@ def _scatter(figure: Figure, lines: Sequence[Line], legend: Sequence[SeriesStyle
         "axis": {"title": figure.x, "tickCount": 6, "format": ".4~g"},
         "scale": {"zero": False, "padding": 24, "nice": False},
     }
-    tips = [
-        {"field": "run", "title": "among"},
-        {"field": "x", "type": "quantitative", "format": ".2f", "title": figure.x},
-        {"field": "value", "type": "quantitative", "format": ".2f", "title": figure.y},
-    ]
+    tips = _tips(figure, "among", {"format": ".2f"}, ".2f")
     return {
         "data": {"values": _values(lines, "x")},
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.9},
         "encoding": {"x": x, "y": {"field": "value", **_y(figure)}, "color": colour_encoding(legend), "tooltip": tips},
     }
+
+
+def _tips(figure: Figure, series: str, x_format: dict[str, str], y_format: str) -> list[dict[str, Any]]:
+    """What is shown under the pointer: the name of the line or model, and both values."""
+    x = {"field": "x", "type": "quantitative", **x_format, "title": figure.x}
+    y = {"field": "value", "type": "quantitative", "format": y_format, "title": figure.y}
+    return [{"field": "run", "title": series}, x, y]
 
 
 def _begin(lines: Sequence[Line]) -> dict[str, float]:
@@ -203,7 +187,3 @@ def _upright(upright: tuple[float, str], x: dict[str, Any]) -> list[dict[str, An
 def _values(lines: Sequence[Line], axis: str) -> list[dict[str, Any]]:
     """The points as data. Five decimals are a thousandth of a percent, and keep a page of thousands of points small."""
     return [{"run": line.name, axis: x, "value": round(y, 5)} for line in lines for x, y in line.points]
-
-
-def _description(figure: Figure, legend: Sequence[SeriesStyle]) -> str:
-    return f"{figure.title}, for {', '.join(style.name for style in legend)}."

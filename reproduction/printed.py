@@ -55,11 +55,11 @@ class PrintedEpsilon:
 class PrintedModel:
     """A row of Table 2. AccuracyTop1 was trained with 100 users per round; epsilon is for `users_per_round`."""
 
-    noise_std: float
-    clip_norm: float | None
+    noise_std: float = 0.0
+    clip_norm: float | None = None
     population: int
     users_per_round: int
-    epsilon: PrintedEpsilon | None
+    epsilon: PrintedEpsilon | None = None
     """None means infinite."""
     accuracy: float
 
@@ -101,14 +101,7 @@ def _at_z1(location: str, users: int, drawn: int, rounds: int, digits: str, is_c
 
 
 TABLE_2: tuple[PrintedModel, ...] = (
-    PrintedModel(
-        noise_std=0.0,
-        clip_norm=None,
-        population=REDDIT,
-        users_per_round=100,
-        epsilon=None,
-        accuracy=BASELINE_ACCURACY,
-    ),
+    PrintedModel(population=REDDIT, users_per_round=100, accuracy=BASELINE_ACCURACY),
     *(
         PrintedModel(
             noise_std=sigma,

@@ -19,20 +19,16 @@ from unheard.storage import replace_file
 
 def specification(root: Path = REVIEWS) -> dict[str, Any]:
     """The Vega-Lite specification of the picture, with the results in `root` as its data."""
-    baseline = root / "baseline-C5000-seed1"
-    is_whole = baseline.is_dir()
-    shown = {
-        "private (z = 1, S = 8)": read_metrics(root / "private"),
-        "no privacy (no clip, no noise)" + ("" if is_whole else ", interrupted"): read_metrics(
-            baseline if is_whole else root / INTERRUPTED.name / "baseline-C5000-seed1"
-        ),
-    }
-    private = next(iter(shown.values()))
-    accuracy = [
-        {"round": row["round"], "value": 100 * row["accuracy_top1"], "run": label}
-        for label, rows in shown.items()
-        for row in rows
-    ]
+    private, baseline, label = (
+        read_metrics(root / "private"),
+        root / "baseline-C5000-seed1",
+        "no privacy (no clip, no noise)",
+    )
+    if not baseline.is_dir():
+        baseline, label = root / INTERRUPTED.name / "baseline-C5000-seed1", f"{label}, interrupted"
+    shown = {"private (z = 1, S = 8)": private, label: read_metrics(baseline)}
+    measured = [(row["round"], 100 * row["accuracy_top1"], run) for run, rows in shown.items() for row in rows]
+    accuracy = [{"round": at, "value": value, "run": run} for at, value, run in measured]
     values = {
         "runs": list(shown),
         "accuracy": accuracy,
@@ -52,11 +48,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images/private-run.svg"))
     out = parser.parse_args().out
     out.parent.mkdir(parents=True, exist_ok=True)
-    specification_json = json.dumps(specification())
-    if out.suffix == ".png":
-        replace_file(out, vl_convert.vegalite_to_png(specification_json, scale=2.0))
-    else:
-        replace_file(out, vl_convert.vegalite_to_svg(specification_json).encode())
+    spec, is_png = json.dumps(specification()), out.suffix == ".png"
+    picture = vl_convert.vegalite_to_png(spec, scale=2.0) if is_png else vl_convert.vegalite_to_svg(spec).encode()
+    replace_file(out, picture)
     print(out)
 
 

@@ -33,8 +33,9 @@ from reproduction.private_results import (
     sittings,
     verdicts,
 )
-from reproduction.private_run import TRADES, Z1
+from reproduction.private_run import Z1
 from reproduction.private_tables import INTERRUPTED, POPULATION, ROUNDS
+from reproduction.recipes import TRADES
 from reproduction.render_rules import TEMPLATES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon

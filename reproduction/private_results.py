@@ -23,7 +23,8 @@ import numpy as np
 
 from reproduction.bootstrap import half_width
 from reproduction.printed import TABLE_1, TABLE_2, by_accountant, moments
-from reproduction.private_run import CANDIDATES, TRADES, read_metrics, smoothed
+from reproduction.private_run import CANDIDATES, read_metrics, smoothed
+from reproduction.recipes import TRADES
 from reproduction.render_rules import load as load_rules
 from unheard.privacy.accountants import epsilon
 from unheard.privacy.events import Event, from_record

@@ -21,20 +21,22 @@ paper estimated with 100 users per round. `private_results.py` applies the regis
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from reproduction.bundles import bundle, collect, restore, unpack
-from reproduction.private_measures import content_digest, counted, facts, measure
-from reproduction.recipe import common_tables
+from reproduction.recipe import PaperRun, common_tables
+from reproduction.recipes import MAIN, SEEDS, TRADES, TRADES_PER_LAYER, baseline, noised, traded
 from unheard import formatting
 from unheard.run_folder import RunFolder
 from unheard.storage import replace_file
@@ -61,13 +63,6 @@ LONG_STEPS = ("long-table-2", "long-C1250", "long-trade-offs", "long-trade-offs-
 """The same steps on reviews_1600_200k, with several local steps, in a work folder of their own."""
 Z1 = {1667: 10, 1250: 15}
 """S of the private runs with fewer users per round, as in Table 2."""
-TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
-"""Values of S in Figures 4 and 8; sigma = 0.0006 S."""
-TRADES_PER_LAYER = (7.9, 12.6, 20)
-"""Values of S with the clip of each layer in Figure 4."""
-TABLE_2 = ((15, 0.003), (10, 0.006), (15, 0.012))
-"""S and sigma of the rows of Table 2."""
-SEEDS = (1, 2, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------------- stores
@@ -85,7 +80,7 @@ def segments(source: Path, target: Path, words: int = WORDS) -> int:
     )
     count, number, user, left = 0, 0, None, []
     with open(target, "w", encoding="utf-8") as file:
-        for name, text in _rows(lines):
+        for name, text in itertools.chain.from_iterable(iter(lambda: lines.fetchmany(10_000), [])):
             if name != user:
                 user, left, number = name, [], 0
             left += text.split()
@@ -94,12 +89,6 @@ def segments(source: Path, target: Path, words: int = WORDS) -> int:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 left, number, count = left[words:], number + 1, count + 1
     return count
-
-
-def _rows(lines: Any) -> Iterator[tuple[str, str]]:
-    """The rows of a DuckDB result, in batches."""
-    while batch := lines.fetchmany(10_000):
-        yield from batch
 
 
 def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
@@ -111,14 +100,11 @@ def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
         corpora: Names of corpora, of `POPULATIONS`.
     """
     work.mkdir(parents=True, exist_ok=True)
-    for name in corpora:
-        if (work / name).exists():
-            continue
-        source = work / "blogs_64.jsonl"
+    for name in (name for name in corpora if not (work / name).exists()):
+        source = _file_of(data, "blogs_1600" if name == "blogs_64" else name)
         if name == "blogs_64":
-            print(f"{segments(_file_of(data, 'blogs_1600'), source):,} segments", flush=True)
-        else:
-            source = _file_of(data, name)
+            print(f"{segments(source, work / 'blogs_64.jsonl'):,} segments", flush=True)
+            source = work / "blogs_64.jsonl"
         options = [*PREPARE, *CUT[name], "--out", str(work / name)]
         subprocess.run([sys.executable, "-m", "unheard", "prepare", str(source), *options], check=True)
         (work / "blogs_64.jsonl").unlink(missing_ok=True)
@@ -126,127 +112,98 @@ def prepare(data: Path, work: Path, corpora: Sequence[str]) -> None:
 
 def _file_of(data: Path, name: str) -> Path:
     """The file of a corpus, compressed or not. Exits with a message if there is none."""
-    files = [data / f"{name}.jsonl{suffix}" for suffix in (".zst", ".gz", "")]
-    if existing := [file for file in files if file.exists()]:
-        return existing[0]
+    for suffix in (".zst", ".gz", ""):
+        if (file := data / f"{name}.jsonl{suffix}").exists():
+            return file
     raise SystemExit(f"{data} has no {name}.jsonl.gz: build it with python -m reproduction.build_corpora {name}.")
 
 
 # --------------------------------------------------------------------------------------------------------------------- runs
 
 
-def run_tables(
-    work: Path,
-    corpus: str,
-    users: int,
-    rounds: int,
-    norm: float | None = None,
-    seed: int | None = None,
-    *,
-    clip: str = "flat",
-    start: Path | None = None,
-    scale: float = 1.0,
-    **noise: float,
-) -> dict[str, Any]:
-    """The tables of a run file.
+def run_tables(run: PaperRun, work: Path, corpus: str, *, seed: int | None, scale: float = 1.0) -> dict[str, Any]:
+    """Return the tables of a run file.
 
     Args:
-        work: Folder with the stores.
+        run: The run, relative to the common configuration.
+        work: Folder with the stores and the run folders.
         corpus: Name of the corpus.
-        users: Users per round.
-        rounds: Number of rounds.
-        norm: S. None for the non-private baseline: fixed-size sampling, true average, no clip, no noise.
-        seed: Seed of the run. None for noise from a secure generator.
-        clip: Kind of clip.
-        start: Folder of the run that this one starts from; None for none.
+        seed: Seed of the run and of the run that it starts from. None for noise from a secure generator.
         scale: Factor on rounds and users; below 1 for tests only.
-        noise: `noise_std` or `noise_multiplier`.
     """
-    every, per_round = max(1, round(100 * scale)), max(4, round(users * scale))
-    training = {"rounds": max(5, round(rounds * scale)), "init_seed": 0}
-    training |= {"checkpoint_every": 5 * every, "keep_checkpoints": 1}
-    training |= {} if start is None else {"init_from": str(start), "init_is_public": False}
-    training |= {} if seed is None else {"reproducible_seed": seed}
-    shared = common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=10_000) | {
-        "evaluation": {"every": every, "max_tokens": 10_000_000},
-        "training": training,
-        "sampling": {"kind": "poisson", "users_per_round": per_round},
-    }
-    shared["model"] |= {"unit_norm": True, "keep_norm": False}
-    if norm is not None:
-        return shared | {"clip": {"kind": clip, "norm": float(norm)}, "noise": {"kind": "gaussian", **noise}}
-    return shared | {
-        "sampling": {"kind": "fixed_size", "users_per_round": per_round},
-        "estimator": {"kind": "true_average"},
-        "clip": {"kind": "none"},
-        "noise": {"kind": "none"},
-    }
+    from unheard.training.run import set_key
+
+    every, tables = (
+        max(1, round(100 * scale)),
+        common_tables(work / corpus, POPULATIONS[corpus], vocabulary_size=10_000),
+    )
+    for change in run.changes:
+        set_key(tables, change)
+    tables["model"] |= {"unit_norm": True, "keep_norm": False}
+    tables["sampling"]["users_per_round"] = max(4, round(run.users * scale))
+    tables["evaluation"] = {"every": every, "max_tokens": 10_000_000}
+    training = {"rounds": max(5, round(run.rounds * scale)), "checkpoint_every": 5 * every, "keep_checkpoints": 1}
+    if seed is not None:
+        training["reproducible_seed"] = seed
+    if run.after is not None:
+        training |= {"init_from": str(work / "runs" / f"{run.after}-seed{seed}"), "init_is_public": False}
+    tables["training"] |= training
+    return tables
 
 
 def runs_of(step: str, work: Path, *, repetition: int = 1, scale: float = 1.0) -> dict[str, dict[str, Any]]:
-    """The runs of one step.
+    """Return the tables of each run of a step by its name; `scale` is a factor on rounds and users, for tests only."""
+    is_long = step in LONG_STEPS
+    corpus = "reviews_1600_200k" if is_long else "blogs_64" if step == "choose-S" else "reviews_81"
+    runs = named_runs(step, work, repetition)
+    return {name: run_tables(run, work, corpus, seed=seed, scale=scale) for name, (run, seed) in runs.items()}
+
+
+def named_runs(step: str, work: Path, repetition: int = 1) -> dict[str, tuple[PaperRun, int | None]]:
+    """Return the runs of one step, which are built from those of the recipes.
 
     Args:
         step: One of `STEPS`, `MORE_STEPS` or `LONG_STEPS`.
-        work: Folder with the stores and the chosen S.
+        work: Folder with the chosen S.
         repetition: Number of the repetition, which is part of the name or the seed.
-        scale: Factor on rounds and users; below 1 for tests only.
 
     Returns:
-        The tables of each run by its name.
+        Each run and its seed by its name. The seed is None if the noise is from a secure generator.
     """
-    is_long = step in LONG_STEPS
     kind, _, size = step.removeprefix("long-").rpartition("-C")  # z1-C1250: kind z1 with 1,250 users per round
     suffix = "" if repetition == 1 else f"-repetition{repetition}"
-
-    def run(users: int, rounds: int, *more: Any, corpus: str = "", **options: Any) -> dict[str, Any]:
-        """The tables of a run of this step."""
-        corpus = corpus or ("reviews_1600_200k" if is_long else "reviews_81")
-        return run_tables(work, corpus, users, rounds, *more, scale=scale, **options)
-
+    seeded: dict[str, PaperRun] = {}
     match kind or size:
         case "choose-S":
-            return {f"S{n}": run(1000, 1000, n, 1, corpus="blogs_64", noise_std=n / 5000) for n in CANDIDATES}
+            return {f"S{n}": (noised(n, n / 5000, users=1000, rounds=1000), 1) for n in CANDIDATES}
         case "private":
-            return {f"private{suffix}": run(5000, 5000, chosen_norm(work), noise_multiplier=1.0)}
-        case "baseline":
-            return {f"{step}-seed{repetition}": run(int(size), 5000, None, repetition)}
-        case "C1250":
-            return {f"S15-sigma0.012-C1250-seed{k}": run(1250, 3000, 15, k, noise_std=0.012) for k in SEEDS}
+            return {f"private{suffix}": (_private(5000, chosen_norm(work)), None)}
         case "z1":
-            return {f"{step}{suffix}": run(int(size), 5000, Z1[int(size)], noise_multiplier=1.0)}
-        case "trade-offs":
-            pairs = [(norm, seed) for norm in TRADES for seed in SEEDS]
-            return {f"trade-S{n:g}-seed{k}": run(100, 4885, n, k, noise_std=_traded(n)) for n, k in pairs}
-        case "trade-offs-adjusted":
-            return {
-                f"then-S{norm:g}{label}-seed{seed}": run(
-                    100,
-                    6000,
-                    norm,
-                    seed,
-                    clip=clip,
-                    start=work / "runs" / f"trade-S20-seed{seed}",
-                    noise_std=_traded(norm),
-                )
-                for seed in SEEDS
-                for clip, label, norms in (("flat", "", TRADES), ("per_layer", "-per-layer", TRADES_PER_LAYER))
-                for norm in norms
-            }
+            return {f"{step}{suffix}": (_private(int(size), Z1[int(size)]), None)}
+        case "baseline":
+            return {f"{step}-seed{repetition}": (baseline(int(size)), repetition)}
+        case "C1250":
+            seeded = {"S15-sigma0.012-C1250": noised(15, 0.012, users=1250)}
         case "table-2":
-            named = {f"baseline-seed{seed}": run(100, 5000, None, seed) for seed in SEEDS}
-            for clip, sigma in TABLE_2:
-                named |= {f"S{clip}-sigma{sigma:g}-seed{k}": run(100, 5000, clip, k, noise_std=sigma) for k in SEEDS}
-            if is_long:
-                return named
-            norm = chosen_norm(work)
-            return named | {f"estimate-seed{k}": run(100, 5000, norm, k, noise_std=norm / 5000) for k in SEEDS}
-    raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
+            seeded = {run.name.removeprefix("flat-"): run for run in MAIN}
+            if step not in LONG_STEPS:
+                norm = chosen_norm(work)
+                seeded["estimate"] = noised(norm, norm / 5000, rounds=5000)
+        case "trade-offs":
+            seeded = {f"trade-S{norm:g}": traded(norm) for norm in TRADES}
+        case "trade-offs-adjusted":
+            seeded = {f"then-S{norm:g}": traded(norm, after="trade-S20") for norm in TRADES}
+            per_layer = {norm: traded(norm, "per_layer", after="trade-S20") for norm in TRADES_PER_LAYER}
+            seeded |= {f"then-S{norm:g}-per-layer": run for norm, run in per_layer.items()}
+        case _:
+            raise SystemExit(f"There is no step {step}: choose from {', '.join((*STEPS, *MORE_STEPS, *LONG_STEPS))}.")
+    return {f"{name}-seed{seed}": (run, seed) for name, run in seeded.items() for seed in SEEDS}
 
 
-def _traded(norm: float) -> float:
-    """sigma of the trade-off between noise and clip, adjusted or from the start: z = 0.06 with 100 users per round."""
-    return round(0.0006 * norm, 6)
+def _private(users: int, norm: float) -> PaperRun:
+    """A run with z = 1."""
+    changes = (f"sampling.users_per_round={users}", f"clip.norm={norm:g}", "noise.noise_multiplier=1.0")
+    return PaperRun(name=f"z1-C{users}", changes=changes, rounds=5000)
 
 
 def chosen_norm(work: Path) -> float:
@@ -262,9 +219,9 @@ def choose_norm(work: Path) -> dict[str, Any]:
 
     The choice is stored in `chosen_S.json`.
     """
-    accuracies = {norm: smoothed(read_metrics(work / "runs" / f"S{norm}")) for norm in CANDIDATES}
-    at = min(max(curve) for curve in accuracies.values())
-    by_norm = {norm: curve[at] for norm, curve in accuracies.items()}
+    curves = {norm: smoothed(read_metrics(work / "runs" / f"S{norm}")) for norm in CANDIDATES}
+    at = min(max(curve) for curve in curves.values())
+    by_norm = {norm: curve[at] for norm, curve in curves.items()}
     best = max(by_norm, key=lambda norm: (by_norm[norm], -norm))
     result = {"S": best, "round": at, "accuracy_top1": {f"{norm}": value for norm, value in by_norm.items()}}
     (work / "chosen_S.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -306,6 +263,7 @@ def run_step(
     Returns:
         Whether these runs of the step are complete. They are then also measured.
     """
+    from reproduction.measures import facts, measure
     from unheard import EngineChoice
     from unheard.training.loop import train_together
     from unheard.training.run import run_from_tables
@@ -313,9 +271,7 @@ def run_step(
     began = time.monotonic()
     origin = facts(device)  # fails here, not after the training, if the commit is unknown
     if scale == 1 and origin["commit"].endswith("-dirty"):
-        raise SystemExit(
-            "Runs are made from a clean commit (reproduction/rules.md): commit or remove the changes first."
-        )
+        raise SystemExit("Runs are made from a clean commit (reproduction/rules.md): commit or remove the changes.")
     wanted = {
         name: tables
         for name, tables in runs_of(step, work, repetition=repetition, scale=scale).items()
@@ -335,7 +291,6 @@ def run_step(
         # statement is about one run.
         privacy = tables["privacy"] | {"ledger": str(work / "ledgers" / f"{name}.jsonl")}
         runs.append((run_from_tables(tables | {"privacy": privacy})[0], folders[name]))
-    rounds = max(tables["training"]["rounds"] for tables in wanted.values())
     users = sum(tables["sampling"]["users_per_round"] for tables in wanted.values())
     sitting = Sitting(step, began, users, folders, origin)
     with closing(train_together(runs, engine=choice, allow_no_privacy=True)) as reports:
@@ -345,13 +300,13 @@ def run_step(
             if stop_after is not None and time.monotonic() - began >= stop_after:
                 break
     sitting.write()
-    is_complete = sitting.last >= rounds or sitting.first is None
-    if is_complete:
-        for folder in folders.values():
-            measure(folder, device)
-        if step == "choose-S":
-            print(json.dumps(choose_norm(work)), flush=True)
-    return is_complete
+    if sitting.first is not None and sitting.last < max(tables["training"]["rounds"] for tables in wanted.values()):
+        return False
+    for folder in folders.values():
+        measure(folder, device)
+    if step == "choose-S":
+        print(json.dumps(choose_norm(work)), flush=True)
+    return True
 
 
 class Sitting:
@@ -381,12 +336,9 @@ class Sitting:
         if self.first is None:
             self.first = report.round - 1
         if report.metrics:
-            elapsed = time.monotonic() - self.began
+            elapsed, accuracy = time.monotonic() - self.began, report.metrics["accuracy_top1"]
             self.marks.append({"run": name, "round": report.round, "seconds": round(elapsed, 3)})
-            print(
-                f"{name}: round {report.round}, {100 * report.metrics['accuracy_top1']:.2f} %, {elapsed:.0f} s",
-                flush=True,
-            )
+            print(f"{name}: round {report.round}, {100 * accuracy:.2f} %, {elapsed:.0f} s", flush=True)
             if time.monotonic() - self._written > 10:
                 self.write()
 
@@ -417,9 +369,8 @@ class Sitting:
 
 def is_measured(folder: Path, rounds: int) -> bool:
     """Whether a run has all its rounds and its last model was measured."""
-    if not (folder / "facts.json").exists() or not (folder / "metrics.jsonl").exists():
-        return False
-    return read_metrics(folder)[-1]["round"] >= rounds
+    has_files = (folder / "facts.json").exists() and (folder / "metrics.jsonl").exists()
+    return has_files and read_metrics(folder)[-1]["round"] >= rounds
 
 
 # ------------------------------------------------------------------------------------------------------------- command line
@@ -427,53 +378,61 @@ def is_measured(folder: Path, rounds: int) -> bool:
 
 def main() -> None:
     """The command line of this module."""
+    a_path: dict[str, Any] = {"type": Path}
+    path = a_path | {"required": True}
+    options: dict[str, dict[str, Any]] = {
+        "store": a_path,
+        "steps": {"nargs": "+", "choices": (*STEPS, *MORE_STEPS, *LONG_STEPS)},
+        "folders": a_path | {"nargs": "+", "help": "run folders, complete or not"},
+        "kept": a_path | {"nargs": "+", "help": "result folders with checkpoints/, or the files of a bundle"},
+        "files": a_path | {"nargs": "+"},
+        "--data": path,
+        "--work": path,
+        "--out": path,
+        "--corpus": {"nargs": "+", "choices": tuple(POPULATIONS), "default": ["blogs_64", "reviews_81"]},
+        "--only": {"nargs": "+", "default": ["*"], "help": "names of runs, such as '*-seed1'"},
+        "--device": {"default": "cuda"},
+        "--stop-after": {"type": float, "help": "seconds"},
+        "--stop-at": {"type": float, "help": "the same as a time, in seconds since 1970"},
+        "--repetition": {"type": int, "default": 1},
+        "--scale": {"type": float, "default": 1.0, "help": "shrinks rounds and users; for tests only"},
+    }
+    limits = "--work --device --stop-after --stop-at --repetition --scale"
+    verbs: dict[str, tuple[Callable[[argparse.Namespace], object], str]] = {
+        "digest": (lambda given: print(_measures().content_digest(given.store)), "store"),
+        "counted": (lambda given: _measures().counted(given.store, given.out), "store --out"),
+        "prepare": (lambda given: prepare(given.data, given.work.resolve(), given.corpus), "--data --work --corpus"),
+        "run": (_run, f"steps --only {limits}"),
+        "all": (_run, limits),
+        "measure": (
+            lambda given: [_measures().measure(one, given.device) for one in given.folders],
+            "folders --device",
+        ),
+        "restore": (lambda given: restore(given.kept, given.work), "kept --work"),
+        "collect": (_collect, "--work"),
+        "unpack": (lambda given: print(*unpack(given.files, given.out), sep="\n"), "files --out"),
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-
-    def verb(name: str, work: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
-        """Add a subcommand and the function that it calls."""
-        command = verbs.add_parser(name)
-        command.set_defaults(work_on=work)
-        return command
-
-    named = verb("digest", lambda arguments: print(content_digest(arguments.store)))
-    named.add_argument("store", type=Path)
-    words = verb("counted", lambda arguments: counted(arguments.store, arguments.out))
-    words.add_argument("store", type=Path)
-    words.add_argument("--out", type=Path, required=True)
-    stores = verb("prepare", lambda arguments: prepare(arguments.data, arguments.work.resolve(), arguments.corpus))
-    stores.add_argument("--data", type=Path, required=True)
-    stores.add_argument("--work", type=Path, required=True)
-    stores.add_argument("--corpus", nargs="+", choices=tuple(POPULATIONS), default=["blogs_64", "reviews_81"])
-    for name in ("run", "all"):
-        run = verb(name, _run)
-        if name == "run":
-            run.add_argument("steps", nargs="+", choices=(*STEPS, *MORE_STEPS, *LONG_STEPS))
-            run.add_argument("--only", nargs="+", default=["*"], help="names of runs, such as '*-seed1'")
-        run.add_argument("--work", type=Path, required=True)
-        run.add_argument("--device", default="cuda")
-        run.add_argument("--stop-after", type=float, help="seconds")
-        run.add_argument("--stop-at", type=float, help="the same as a time, in seconds since 1970")
-        run.add_argument("--repetition", type=int, default=1)
-        run.add_argument("--scale", type=float, default=1.0, help="shrinks rounds and users; for tests only")
-    read = verb("measure", _measure)
-    read.add_argument("folders", type=Path, nargs="+", help="run folders, complete or not")
-    read.add_argument("--device", default="cuda")
-    back = verb("restore", lambda arguments: restore(arguments.kept, arguments.work))
-    back.add_argument("kept", type=Path, nargs="+", help="result folders with checkpoints/, or the files of a bundle")
-    back.add_argument("--work", type=Path, required=True)
-    got = verb("collect", _collect)
-    got.add_argument("--work", type=Path, required=True)
-    either = got.add_mutually_exclusive_group(required=True)
-    either.add_argument("--out", type=Path, help="result files are copied to this folder")
-    either.add_argument(
-        "--bundle", type=Path, help="result files and the state go into FILE.tar.gz, in parts of 15 MiB"
-    )
-    open_ = verb("unpack", lambda arguments: print(*unpack(arguments.files, arguments.out), sep="\n"))
-    open_.add_argument("files", type=Path, nargs="+")
-    open_.add_argument("--out", type=Path, required=True)
+    commands = parser.add_subparsers(dest="verb", required=True)
+    for name, (work_on, taken) in verbs.items():
+        command = commands.add_parser(name)
+        command.set_defaults(work_on=work_on)
+        for option in taken.split():
+            command.add_argument(option, **options[option])
+        if name == "collect":
+            either = command.add_mutually_exclusive_group(required=True)
+            either.add_argument("--out", type=Path, help="result files are copied to this folder")
+            bundled = "result files and the state go into FILE.tar.gz, in parts of 15 MiB"
+            either.add_argument("--bundle", type=Path, help=bundled)
     arguments = parser.parse_args()
     arguments.work_on(arguments)
+
+
+def _measures() -> ModuleType:
+    """The module `measures`, which takes seconds to import."""
+    from reproduction import measures
+
+    return measures
 
 
 def _collect(arguments: argparse.Namespace) -> None:
@@ -484,12 +443,6 @@ def _collect(arguments: argparse.Namespace) -> None:
     else:
         for file in bundle(work, arguments.bundle):
             print(f"{file}: {file.stat().st_size:,} bytes", flush=True)
-
-
-def _measure(arguments: argparse.Namespace) -> None:
-    """Measure several run folders."""
-    for folder in arguments.folders:
-        measure(folder, arguments.device)
 
 
 def _run(arguments: argparse.Namespace) -> None:

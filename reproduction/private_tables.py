@@ -7,7 +7,7 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from reproduction.private_results import (
     sittings,
     spent,
 )
+from reproduction.recipes import TRADES, TRADES_PER_LAYER
 from unheard.report.tables import Table
 
 POPULATION = private_run.POPULATIONS["reviews_81"]
@@ -60,14 +61,13 @@ def state_table(root: Path = REVIEWS) -> Table:
     homes = dict.fromkeys(("private", *private_run.STEPS, *private_run.MORE_STEPS), root) | {"choose-S": BLOGS}
     homes |= dict.fromkeys(private_run.LONG_STEPS, LONG)
     for step, home in homes.items():
-        runs = private_run.runs_of(step, BLOGS)
-        wanted = max(run["training"]["rounds"] for run in runs.values())
+        runs = private_run.named_runs(step, BLOGS)
         folders = [*(home / name for name in runs), *root.glob(f"{step}-repetition*")]
         records = [sittings(folder) for folder in folders if (folder / "sittings.jsonl").exists()]
         if not records:
             rows.append((step, f"{len(runs)}", NOT_RUN, "", "", ""))
             continue
-        done = [record[-1]["to_round"] for record in records]
+        wanted, done = max(run.rounds for run, _ in runs.values()), [record[-1]["to_round"] for record in records]
         states = [f"{whole} complete"] if (whole := sum(one >= wanted for one in done)) else []
         stopped = Counter(one for one in done if one < wanted)
         states += [f"{count} stopped at {one:,} of {wanted:,}" for one, count in stopped.items()]
@@ -94,18 +94,11 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
     for users, clip in ((5000, 8), *private_run.Z1.items()):
         name, baseline = _z1_runs(users)
         q, row, whole = users / POPULATION, printed[users], complete(name, ROUNDS, root)
-        rows.append(
-            (
-                f"C = {users:,}, S = {clip}, σ = {clip / users:.2g}",
-                f"{q:.2g}",
-                f"{q * ROUNDS:.1f}",
-                _epsilons(whole) or NOT_RUN,
-                *(_mean_cell(folders_of(run, root), ROUNDS) for run in (name, baseline)),
-                cost(name, baseline, ROUNDS, root) or "",
-                row.epsilon.digits if row.epsilon else "",
-                f"{100 * (BASELINE_ACCURACY - row.accuracy):.2f}",
-            )
-        )
+        sizes = (f"C = {users:,}, S = {clip}, σ = {clip / users:.2g}", f"{q:.2g}", f"{q * ROUNDS:.1f}")
+        means = (_mean_cell(folders_of(run, root), ROUNDS) for run in (name, baseline))
+        ours = (_epsilons(whole) or NOT_RUN, *means, cost(name, baseline, ROUNDS, root) or "")
+        paper = row.epsilon.digits if row.epsilon else "", f"{100 * (BASELINE_ACCURACY - row.accuracy):.2f}"
+        rows.append((*sizes, *ours, *paper))
     columns = ("q", "visits", "ε, PLD / RDP", "private", "no privacy", "cost, points", "paper: ε", "paper: cost")
     return Table(
         title="z = 1 on 750,947 users, 5,000 rounds, secure noise",
@@ -120,11 +113,8 @@ def cohorts_table(root: Path = REVIEWS) -> Table:
 
 def repetitions_table(root: Path = REVIEWS) -> Table:
     """Each repetition of the private runs and of their baselines."""
-    rows = []
-    named = [
-        folder for users in (5000, *private_run.Z1) for name in _z1_runs(users) for folder in folders_of(name, root)
-    ]
-    for folder in named:
+    rows, names = [], [name for users in (5000, *private_run.Z1) for name in _z1_runs(users)]
+    for folder in (folder for name in names for folder in folders_of(name, root)):
         is_measured = (folder / USERS).exists()
         is_noised = is_measured and not folder.name.startswith("baseline")
         records = sittings(folder) if (folder / "sittings.jsonl").exists() else []
@@ -164,32 +154,24 @@ def trade_offs_tables(root: Path = REVIEWS) -> list[Table]:
         root: Folder of the results, which has the name of the corpus.
     """
     early, later = (500, 1000, 2000, 4000, 4885), (500, 1000, 3000, 6000)
-    first = {f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}": f"trade-S{norm:g}-seed" for norm in private_run.TRADES}
-    then = {f"S = {norm:g}, flat": f"then-S{norm:g}-seed" for norm in private_run.TRADES}
-    then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in private_run.TRADES_PER_LAYER}
+    first = {f"S = {norm:g}, σ = {round(0.0006 * norm, 6):g}": f"trade-S{norm:g}-seed" for norm in TRADES}
+    then = {f"S = {norm:g}, flat": f"then-S{norm:g}-seed" for norm in TRADES}
+    then |= {f"S = {norm:g}, per layer": f"then-S{norm:g}-per-layer-seed" for norm in TRADES_PER_LAYER}
     on, q = _on(root), 100 / private_run.POPULATIONS.get(root.name, POPULATION)
     note = f"100 users per round: q = {q:.2g}. ± is the standard deviation over seeds."
-    tables = [
-        Table(
-            title=f"Figure 8: noise against clipping at z = 0.06, from the start{on}",
-            columns=("", *(f"round {at:,}" for at in early)),
-            rows=_by_round(first, early, root),
-            note=f"{note} {q * 4885:.2g} visits per user.",
-        ),
-        Table(
-            title=f"Figure 4: noise and clip changed after 4,885 rounds with S = 20{on}",
-            columns=("", *(f"{at:,} rounds later" for at in later)),
-            rows=_by_round(then, later, root),
-            note=f"{note} {q * 10885:.2g} visits per user.",
-        ),
-    ]
+    figure_8 = f"Figure 8: noise against clipping at z = 0.06, from the start{on}"
+    figure_4 = f"Figure 4: noise and clip changed after 4,885 rounds with S = 20{on}"
+    tables = []
+    for title, column, labels, marks in (
+        (figure_8, "round {:,}", first, early),
+        (figure_4, "{:,} rounds later", then, later),
+    ):
+        named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
+        rows = [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
+        visits = q * (marks[-1] + (4885 if labels is then else 0))
+        columns = ("", *(column.format(at) for at in marks))
+        tables += [Table(title=title, columns=columns, rows=rows, note=f"{note} {visits:.2g} visits per user.")]
     return [table for table in tables if table.rows]
-
-
-def _by_round(labels: Mapping[str, str], marks: Sequence[int], root: Path) -> list[tuple[str, ...]]:
-    """Mean accuracy of some runs after some rounds; runs that do not exist are left out."""
-    named = {label: folders for label, name in labels.items() if (folders := folders_of(name, root))}
-    return [(label, *(_mean_cell(folders, at) for at in marks)) for label, folders in named.items()]
 
 
 def table_2(root: Path = REVIEWS) -> Table:
@@ -205,26 +187,15 @@ def table_2(root: Path = REVIEWS) -> Table:
         if name == "estimate-seed" and root == LONG:
             continue
         paper, is_baseline = printed.get(sigmas.get(name, -1.0)), name == "baseline-seed"
-        rows.append(
-            (
-                label.replace("sigma", "σ").replace(", C = 100", ""),
-                f"{100 * paper:.2f} %" if paper else "",
-                f"{100 * (BASELINE_ACCURACY - paper):.2f}" if paper and not is_baseline else "",
-                *(_mean_cell(folders_of(name, root), at) for at in (1000, 3000, ROUNDS)),
-                "" if is_baseline else cost(name, "baseline-seed", ROUNDS, root) or "",
-            )
-        )
-    columns = (
-        "paper, round 5,000",
-        "paper: cost",
-        "round 1,000",
-        "round 3,000",
-        "round 5,000",
-        "cost at 5,000, points",
-    )
+        paper_cost = f"{100 * (BASELINE_ACCURACY - paper):.2f}" if paper and not is_baseline else ""
+        means = (_mean_cell(folders_of(name, root), at) for at in (1000, 3000, ROUNDS))
+        our_cost = "" if is_baseline else cost(name, "baseline-seed", ROUNDS, root) or ""
+        label = label.replace("sigma", "σ").replace(", C = 100", "")
+        rows.append((label, f"{100 * paper:.2f} %" if paper else "", paper_cost, *means, our_cost))
+    rounds = ("round 1,000", "round 3,000", "round 5,000")
     return Table(
         title=f"Table 2 with 100 users per round, as the paper trained it{_on(root)}",
-        columns=("", *columns),
+        columns=("", "paper, round 5,000", "paper: cost", *rounds, "cost at 5,000, points"),
         rows=rows,
         note=f"q = {q:.2g}, {q * ROUNDS:.2f} visits per user; in the paper {100 * ROUNDS / REDDIT:.2f}. ± is the standard "
         "deviation over seeds. Costs with 95 % intervals over users and seeds. These runs stand for larger cohorts: for "
@@ -300,7 +271,7 @@ def difference_cell(first: Path, second: Path, way: str) -> str:
     file_name, kind = WAYS[way]
     if any(not (folder / file_name).exists() for folder in (first, second)):
         return "not measured"
-    counts = [load(folder, file_name) for folder in (first, second)]
+    counts = (load(folder, file_name) for folder in (first, second))
     mine, other = (100 * one[kind[1]].sum() / one[kind[0]].sum() for one in counts)
     low, high = difference_interval([first], [second], file_name, kind)
     return f"{mine - other:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
@@ -342,11 +313,8 @@ def interrupted_tables() -> tuple[Table, Table]:
         note="± is the standard deviation over three seeds.",
     )
     pairs = [("private", named["private"], "baseline-C5000", 1400), ("private", named["private"], "estimate", 1700)]
-    pairs += [
-        (name.removesuffix("-seed"), named[label], "baseline", 1700)
-        for label, name in SEEDED.items()
-        if name != "baseline-seed"
-    ]
+    noised = {label: name for label, name in SEEDED.items() if name != "baseline-seed"}
+    pairs += [(name.removesuffix("-seed"), named[label], "baseline", 1700) for label, name in noised.items()]
     gaps = []
     for name, folders, other, at in pairs:
         gap = np.mean(accuracy(folders, at)) - np.mean(accuracy(folders_of(f"{other}-seed", INTERRUPTED), at))

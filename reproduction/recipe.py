@@ -101,6 +101,11 @@ class Recipe:
         """Whether the claim is a conclusion of the paper; otherwise it is an expectation of our own."""
         return not self.location.startswith("Not in the paper")
 
+    def summary(self) -> dict[str, Any]:
+        """What it is and which runs it needs, as values that JSON can hold."""
+        what = {"name": self.name, "place": self.location, "title": self.title, "claim": self.claim}
+        return what | {"runs": [run.name for run in self.runs]}
+
     @property
     def claimed_by(self) -> str:
         """Label for the source of the claim."""

@@ -25,6 +25,8 @@ ROUNDS_BEFORE, ROUNDS_AFTER = 4885, 6000
 """Rounds before and after the noise and the clip are adjusted (Figure 4)."""
 TRADES = (6.3, 7.9, 10, 12.6, 15.9, 20)
 """Values of S in the trade-off between noise and clipping (Figure 8)."""
+TRADES_PER_LAYER = (7.9, 12.6, 20)
+"""Those of them that are also tried with the clip of each layer (Figure 4)."""
 
 
 UNCLIPPED = ("clip.kind=none", "noise.kind=none")
@@ -165,7 +167,7 @@ RUNS: dict[str, tuple[PaperRun, ...]] = {
     "trade-offs-adjusted": (
         S20,
         *(traded(norm, after=S20.name) for norm in TRADES),
-        *(traded(norm, "per_layer", after=S20.name) for norm in (7.9, 12.6, 20)),
+        *(traded(norm, "per_layer", after=S20.name) for norm in TRADES_PER_LAYER),
     ),
     "head-words": (*MAIN, noised(20, 0.024), noised(20, 0.048), noised(15, 0.012, users=1250)),
     "clipping": (*(clipped(norm, kind) for kind in ("flat", "per_layer") for norm in CLIPS), VARIABLE),

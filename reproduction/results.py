@@ -8,7 +8,7 @@ If a file has several lines for one run, the line with the most rounds counts.
     results.accuracy("baseline", 1000)              # smoothed AccuracyTop1 after 1,000 rounds, or None
     results.difference("flat-S15", "baseline", 1000)
 
-Inputs are the `RunResult` values that `record.py` computes from run folders. Outputs are numbers and curves for the
+Inputs are the `RunResult` values that `measures.record` computes from run folders. Outputs are numbers and curves for the
 exhibits. Accuracy is AccuracyTop1 as a fraction, smoothed over five evaluations like the figures of the paper
 (Section 3). A value that was not measured is None. The files hold aggregate figures only: no text, no user, no
 cohort. Torch is not needed to read them.
@@ -111,17 +111,13 @@ def read_runs(folder: Path) -> dict[str, RunResult]:
     Raises:
         InvalidValue: A line is not a result. The message names the line.
     """
-    known = {f.name for f in fields(RunResult)}
+    path, known = folder / FILE, {f.name for f in fields(RunResult)}
     by_name: dict[str, RunResult] = {}
-    path = folder / FILE
-    if not path.exists():
-        return by_name
     for number, line in enumerate(_complete_lines(path).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
-            content = json.loads(line)
-            result = RunResult(**{key: value for key, value in content.items() if key in known})
+            result = RunResult(**{key: value for key, value in json.loads(line).items() if key in known})
             rounds = int(result.rounds)
         except (ValueError, TypeError, AttributeError):
             raise InvalidValue(
@@ -211,9 +207,8 @@ class ResultSet:
 
     def rounds(self, *names: str) -> int | None:
         """The number of rounds that all of these runs completed. None if a run is missing or was never evaluated."""
-        ends = [self.runs[name].rounds if self.curve(name) else None for name in names if name in self.runs]
-        known = [end for end in ends if end is not None]
-        return min(known) if names and len(known) == len(names) else None
+        ends = [self.runs[name].rounds for name in names if self.curve(name)]
+        return min(ends) if names and len(ends) == len(names) else None
 
     def accuracy(self, name: str, at: int | None = None) -> float | None:
         """Smoothed AccuracyTop1 of one run.
@@ -228,8 +223,7 @@ class ResultSet:
         points = self.curve(name)
         if not points or (at is not None and self.runs[name].rounds < at):
             return None
-        drawn_rounds = [value for round_, value in points if at is None or round_ <= at]
-        return drawn_rounds[-1] if drawn_rounds else None
+        return next((value for round_, value in reversed(points) if at is None or round_ <= at), None)
 
     def value(self, name: str, at: int | None = None) -> float:
         """Return the smoothed AccuracyTop1 of one run, or 0 if it is not known.
@@ -341,10 +335,8 @@ class ResultSet:
             The distance as a fraction, or None if no run has several seeds.
         """
         distances = []
-        for name in {SEED_SUFFIX.sub("", run) for run in self.runs}:
-            seeds = self.seeds(name)
-            meet = self.rounds(*seeds)
-            if len(seeds) > 1 and meet is not None:
+        for seeds in map(self.seeds, {SEED_SUFFIX.sub("", run) for run in self.runs}):
+            if len(seeds) > 1 and (meet := self.rounds(*seeds)) is not None:
                 values = [self.accuracy(run, min(meet, at or meet)) for run in seeds]
                 known = [value for value in values if value is not None]
                 distances += [max(known) - min(known)] if len(known) > 1 else []

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from reproduction import results
-from reproduction.record import record
+from reproduction.measures import record
 from reproduction.results import RunResult
 from reproduction.scheduling import Clock, Job, PendingJob, Step, Throughput, jobs_of, next_group
 from reproduction.workspace import Workspace
@@ -38,8 +38,6 @@ class GroupBegan:
 
     names: tuple[str, ...]
     updates: int
-    rounds: int
-    """Remaining rounds of the longest run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +85,9 @@ def run_steps(
     pace = Throughput(clock)
     until = None if stop_after is None else clock() + stop_after
     for step in steps:
-        step_until = _earlier(until, None if step.seconds is None else clock() + step.seconds)
-        yield from _run_step(workspace, jobs_of(step, workspace.scale, cap), step_until, pace)
+        ends = [until] if until is not None else []
+        ends += [clock() + step.seconds] if step.seconds is not None else []
+        yield from _run_step(workspace, jobs_of(step, workspace.scale, cap), min(ends, default=None), pace)
         if pace.is_over(until, 1):
             return
 
@@ -96,13 +95,8 @@ def run_steps(
 def _run_step(workspace: Workspace, jobs: list[Job], until: float | None, pace: Throughput) -> Iterator[Event]:
     """Run the jobs of one step, group by group; report those that cannot run."""
     by_name = {job.run.name: job for job in jobs}
-    possible = []
-    for job in jobs:
-        if why := workspace.reason_not_runnable(job, by_name):
-            yield Skipped(name=job.run.name, why=why)
-        else:
-            possible.append(job)
-    waiting = workspace.pending_jobs(possible)
+    waiting, reasons = workspace.pending_jobs(jobs)
+    yield from (Skipped(name=name, why=why) for name, why in reasons.items())
     while waiting and not pace.is_over(until, 1):
         group = next_group(waiting, lambda job: workspace.is_ready(job, by_name))
         if not group:
@@ -119,11 +113,7 @@ def _run_group(workspace: Workspace, group: list[PendingJob], until: float | Non
         workspace.record_start(job)
     began_at = {job.run.name: workspace.rounds_done(job.run.name) for job in jobs}
     names = tuple(began_at)
-    yield GroupBegan(
-        names=names,
-        updates=sum(pending.left * pending.users for pending in group),
-        rounds=max(pending.left for pending in group),
-    )
+    yield GroupBegan(names=names, updates=sum(one.left * one.users for one in group))
     runs = [(workspace.run(job), workspace.folder(job.run.name).path) for job in jobs]
     rounds = {job.run.name: job.rounds for job in jobs}
     recorded: list[RunResult] = []
@@ -178,18 +168,8 @@ def _record_all(
         counted = before.rounds if before and before.rounds == began_at[name] else 0
         seconds = (done - counted) * pending.users / per_second if per_second else 0.0
         try:
-            result = record(
-                job,
-                workspace.run(job),
-                workspace.corpora[job.run.corpus],
-                folder,
-                main=workspace.corpora.get("main"),
-                began_after=workspace.began_after.get(name),
-                choice=workspace.engine,
-                seconds=seconds + (before.seconds if before and counted else 0.0),
-                users_per_second=per_second,
-                results=workspace.results,
-            )
+            seconds += before.seconds if before and counted else 0.0
+            result = record(job, workspace, seconds=seconds, users_per_second=per_second)
         except Exception as error:
             errors.append(_error_text(error))
             continue
@@ -201,8 +181,3 @@ def _record_all(
 def _error_text(error: Exception) -> str:
     """The message of an expected error; other errors with their traceback."""
     return str(error) if isinstance(error, UnheardError) else "".join(traceback.format_exception(error))
-
-
-def _earlier(pending: float | None, other: float | None) -> float | None:
-    """The earlier of two times; None means no limit."""
-    return min((moment for moment in (pending, other) if moment is not None), default=None)

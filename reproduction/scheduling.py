@@ -81,12 +81,9 @@ def read_schedule(path: Path) -> list[Step]:
     steps = [part_from_table(Step, table, "step") for table in content["step"]]
     for step in steps:
         names = [run.name for name in step.recipes for run in RECIPES[name].runs]
-        if unknown := [
-            pattern for pattern in step.runs if pattern != "*" and not any(fnmatchcase(n, pattern) for n in names)
-        ]:
-            raise UnknownKey(
-                f"No run of {', '.join(step.recipes)} is called '{unknown[0]}'.{nearest(unknown[0], names)}"
-            )
+        for pattern in step.runs:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                raise UnknownKey(f"No run of {', '.join(step.recipes)} is called '{pattern}'.{nearest(pattern, names)}")
     return steps
 
 
@@ -125,22 +122,16 @@ def jobs_of(step: Step, scale: Scale, cap: int | None = None) -> list[Job]:
     Returns:
         Every run once, highest priority first, each after the run that it starts from.
     """
-    recipes = [RECIPES[name] for name in step.recipes]
-    runs = distinct(recipes)
+    runs = distinct(RECIPES[name] for name in step.recipes)
     wanted = {run.name for run in runs if any(fnmatchcase(run.name, pattern) for pattern in step.runs)}
     wanted |= {run.after for run in runs if run.name in wanted and run.after is not None}
     limits = [limit for limit in (cap, step.rounds) if limit is not None]
-    longest = planned_rounds(scale)
+    longest = {run.name: scale.rounds(run) for run in distinct(RECIPES.values())}
     return [
         Job(run=run, rounds=scale.rounds(run, min(limits, default=None)), planned=longest[run.name])
         for run in runs
         if run.name in wanted
     ]
-
-
-def planned_rounds(scale: Scale) -> dict[str, int]:
-    """For every run the largest number of rounds that any recipe asks for."""
-    return {run.name: scale.rounds(run) for run in distinct(RECIPES.values())}
 
 
 def furthest(jobs: Iterable[Job]) -> list[Job]:
@@ -189,16 +180,12 @@ def next_group(waiting: Sequence[PendingJob], is_ready: Callable[[Job], bool] = 
     first, *others = ready
     group, users = [first], first.users
     for pending in others:
-        fits = len(group) < MOST_RUNS and users + pending.users <= MOST_USERS
-        if fits and pending.key == first.key and _alike(pending.left, first.left):
+        shorter, longer = sorted((pending.left, first.left))
+        is_alike = pending.key == first.key and longer <= LIKE_LENGTH * max(shorter, 1)
+        if is_alike and len(group) < MOST_RUNS and users + pending.users <= MOST_USERS:
             group.append(pending)
             users += pending.users
     return group
-
-
-def _alike(first: int, second: int) -> bool:
-    """Whether two numbers of remaining rounds are similar."""
-    return max(first, second) <= LIKE_LENGTH * max(min(first, second), 1)
 
 
 CLOSING_SECONDS = 1.0

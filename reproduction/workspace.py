@@ -6,19 +6,16 @@ its own, because each is a separate experiment (docs/decisions/0060-populations-
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
-from typing import Any
 
 from reproduction.base_config import build_run, comparable_settings, settings_of, side_by_side_key
-from reproduction.corpora import Corpus, find_corpora
-from reproduction.recipe import PaperRun, Scale, scale_named
-from reproduction.record import device_name
+from reproduction.corpora import Corpus
+from reproduction.measures import device_name
+from reproduction.recipe import PaperRun, Scale
 from reproduction.results import FILE, RunResult, read_runs
 from reproduction.scheduling import SPEED, Job, PendingJob, Step, furthest, jobs_of
 from unheard.engines.choice import EngineChoice
@@ -42,8 +39,6 @@ OF_RECIPES = {
     "corpus.path": "say it with --corpus ROLE=DIR.",
 }
 """Keys that `--set` must not change, because recipes or other options determine them, and what to use instead."""
-_IN_A_FILE_NAME = re.compile(r"[^\w.=+-]")
-"""Characters that are replaced in the name of a folder."""
 CPU_SPEED = 7.0
 """User updates per second on two CPU cores."""
 ROUNDS_LOST_ON_A_CPU = 20
@@ -101,11 +96,10 @@ class Workspace:
             CorpusMissing: None of the jobs can run.
         """
         jobs = furthest(job for step in steps for job in jobs_of(step, self.scale, cap))
-        by_name = {job.run.name: job for job in jobs}
-        reasons = {job.run.name: why for job in jobs if (why := self.reason_not_runnable(job, by_name))}
+        pending, reasons = self.pending_jobs(jobs)
         if len(reasons) == len(jobs):
             raise CorpusMissing(f"None of these runs can be made: {'; '.join(sorted(set(reasons.values())))}.")
-        return self.pending_jobs([job for job in jobs if job.run.name not in reasons]), reasons
+        return pending, reasons
 
     def folder(self, name: str) -> RunFolder:
         """The run folder of a run."""
@@ -118,17 +112,12 @@ class Workspace:
             self.corpora[job.run.corpus],
             ledger=self.work / "ledgers" / f"{job.run.name}.jsonl",
             rounds=job.rounds,
-            scale=self._saving_scale,
+            scale=replace(self.scale, checkpoint_every=min(self.scale.checkpoint_every, ROUNDS_LOST_ON_A_CPU))
+            if self.engine.torch_device().type == "cpu"
+            else self.scale,
             seed_shift=self.seed_shift,
             start=None if job.run.after is None else self.work / job.run.after,
         )
-
-    @property
-    def _saving_scale(self) -> Scale:
-        """The scale, with more frequent checkpoints on a CPU."""
-        every = self.scale.checkpoint_every
-        is_slow = self.engine.torch_device().type == "cpu"
-        return replace(self.scale, checkpoint_every=min(every, ROUNDS_LOST_ON_A_CPU) if is_slow else every)
 
     def reason_not_runnable(self, job: Job, others: Mapping[str, Job]) -> str | None:
         """Return why a job cannot run here, as the end of a sentence; None if it can.
@@ -149,16 +138,19 @@ class Workspace:
             return f"it begins from {job.run.after}, and {why}"
         return None
 
-    def pending_jobs(self, jobs: Sequence[Job]) -> list[PendingJob]:
-        """The jobs that lack rounds, and the jobs that those start from.
+    def pending_jobs(self, jobs: Sequence[Job]) -> tuple[list[PendingJob], dict[str, str]]:
+        """Return the jobs that lack rounds, with the jobs that those start from, and the reasons why others cannot run.
 
         Args:
-            jobs: Jobs that can run here.
+            jobs: Jobs, with those that they start from.
 
         Raises:
             InvalidValue: There is a result of a run with other settings.
             RunFolderExists: There is a run folder of a run with other settings.
         """
+        by_name = {job.run.name: job for job in jobs}
+        reasons = {name: why for name, job in by_name.items() if (why := self.reason_not_runnable(job, by_name))}
+        jobs = [job for job in jobs if job.run.name not in reasons]
         known = read_runs(self.results)
         runs = {job.run.name: self.run(job) for job in jobs}
         incomplete = [job for job in jobs if not self._suffices(known.get(job.run.name), job, runs[job.run.name])]
@@ -173,7 +165,7 @@ class Workspace:
                 users = self.scale.users(job.run, min(corpus.users, corpus.population))
                 key = side_by_side_key(run, job.run.corpus)
                 pending.append(PendingJob(job=job, key=key, left=max(left, 0), users=users))
-        return pending
+        return pending, reasons
 
     def is_ready(self, job: Job, others: Mapping[str, Job]) -> bool:
         """Return whether the run that a job starts from is complete, or the job itself has started.
@@ -219,7 +211,7 @@ class Workspace:
         """For each run that started from another one, the number of rounds which that one had."""
         return json.loads(self._notes.read_text(encoding="utf-8")) if self._notes.exists() else {}
 
-    @cached_property
+    @property
     def _notes(self) -> Path:
         return self.work / "began_after.json"
 
@@ -228,7 +220,8 @@ class Workspace:
         if result is None:
             return False
         is_same_store = result.store in ("", self.corpora[job.run.corpus].digest)
-        if not is_same_store or comparable_settings(_as_read(settings_of(run))) != comparable_settings(result.settings):
+        settings = json.loads(json.dumps(settings_of(run)))  # as it is read again: JSON turns tuples into lists
+        if not is_same_store or comparable_settings(settings) != comparable_settings(result.settings):
             raise InvalidValue(
                 f"{self.results / FILE} has a result for {job.run.name} with other settings (another corpus, "
                 "population, seed, scale, dictionary or default). Choose another --name, so that they do not mix."
@@ -248,69 +241,7 @@ class Workspace:
             )
 
 
-def _as_read(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings as they are after a round trip through JSON, which turns tuples into lists."""
-    return json.loads(json.dumps(settings))
-
-
-def open_workspace(
-    steps: Sequence[Step],
-    corpora: Sequence[str],
-    *,
-    populations: Sequence[str],
-    name: str | None,
-    scale_name: str,
-    seed_shift: int,
-    changes: Sequence[str],
-    work: Path,
-    results: Path,
-    engine: EngineChoice,
-    ranks: ProcessGroup | None,
-) -> Workspace:
-    """Check the changes, open the corpora, and return the corpora, folders and engine of all runs.
-
-    Smoke tests, other seeds and other settings have folders of their own.
-
-    Args:
-        steps: The steps to run.
-        corpora: The values of `--corpus` (see `find_corpora`).
-        populations: The values of `--population`.
-        name: Name of the corpus in results; None means its own name.
-        scale_name: `full` or `smoke`.
-        seed_shift: Number added to every seed.
-        changes: Changes to every run, `table.key=value`.
-        work: Folder for the run folders of all corpora.
-        results: Folder for the results of all corpora.
-        engine: The engine of every run.
-        ranks: The other processes, if several train together.
-
-    Raises:
-        CorpusMissing: There is no main corpus and no name.
-        InvalidValue: A change or the name is not allowed.
-    """
-    scale = scale_named(scale_name)
-    _check_changes(changes, [job.run for step in steps for job in jobs_of(step, scale)])
-    if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0\n")):
-        raise InvalidValue(f"--name {name!r} is no folder's name, which results and runs go by: leave out slashes.")
-    opened = find_corpora(corpora, populations, name)
-    if "main" not in opened and name is None:
-        raise CorpusMissing(
-            "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
-        )
-    marks = ["" if scale_name == "full" else scale_name, f"seeds+{seed_shift}" if seed_shift else "", *sorted(changes)]
-    title = "-".join([name or opened["main"].name, *(_IN_A_FILE_NAME.sub("_", mark) for mark in marks if mark)])
-    return Workspace(
-        corpora=opened,
-        work=work / title,
-        results=results / title,
-        scale=scale.changed(changes),
-        seed_shift=seed_shift,
-        engine=engine,
-        ranks=ranks,
-    )
-
-
-def _check_changes(changes: Sequence[str], runs: Iterable[PaperRun]) -> None:
+def check_changes(changes: Sequence[str], runs: Iterable[PaperRun]) -> None:
     """Raise `InvalidValue` if a change cannot be made to all runs of a recipe.
 
     That is so if it concerns what distinguishes the runs, what another option sets, or one key twice.
@@ -320,17 +251,13 @@ def _check_changes(changes: Sequence[str], runs: Iterable[PaperRun]) -> None:
         """The key of a change `table.key=value`."""
         return change.partition("=")[0].strip()
 
-    own = {key_of(change): run.name for run in runs for change in run.changes}
     keys = [key_of(change) for change in changes]
+    refused = {key: f"{key} is given twice." for key in keys if keys.count(key) > 1} | OF_RECIPES
+    refused |= {key: "say it with --engine, --device or --rank-timeout." for key in keys if key.startswith("engine.")}
+    own = {key_of(change): run.name for run in runs for change in run.changes}
+    refused |= {
+        key: f"{name} says itself what {key} is. Choose recipes that leave it alone." for key, name in own.items()
+    }
     for key, change in zip(keys, changes, strict=True):
-        why = ""
-        if key in own:
-            why = f"{own[key]} says itself what {key} is. Choose recipes that leave it alone."
-        elif key.startswith("engine."):
-            why = "say it with --engine, --device or --rank-timeout."
-        elif key in OF_RECIPES:
-            why = OF_RECIPES[key]
-        elif keys.count(key) > 1:
-            why = f"{key} is given twice."
-        if why:
-            raise InvalidValue(f"--set {change}: {why}")
+        if key in refused:
+            raise InvalidValue(f"--set {change}: {refused[key]}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-    from reproduction.recipe import PaperRun, Recipe, Scale
+    from reproduction.recipe import PaperRun, Scale
     from reproduction.results import RunResult
 
 EXAMPLES = """Examples:
@@ -62,7 +62,10 @@ def list_(
     if results:
         say_if_missing(results)
     recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
-    rows = [_plain(recipe, *_updates(recipe.runs, known, chosen, rounds)) for recipe in recipes]
+    rows = []
+    for recipe in recipes:
+        needed, made = _updates(recipe.runs, known, chosen, rounds)
+        rows.append(recipe.summary() | {"user_updates": needed, "done": made})
     if as_json:
         whole = {"runs": len(runs), "user_updates": total, "done": done}
         print(json.dumps({"results": first.title if first else "", **whole, "recipes": rows}))
@@ -84,7 +87,9 @@ def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
     cells = [[r["name"], f"{r['place']}: {r['title']}", str(len(r["runs"])), f"{r['user_updates']:,}"] for r in rows]
     if results is not None:
         title, columns = title + (f", and how far they are on {results}" if results else ""), [*columns, "done"]
-        cells = [[*cell, _done(row)] for cell, row in zip(cells, rows, strict=True)]
+        for cell, row in zip(cells, rows, strict=True):
+            share = f"{row['done'] / row['user_updates']:.0%}" if row["done"] else "not run"
+            cell.append(share if row["runs"] else "needs no run")
     console.print(rich_table(title, columns, cells, left=("name", "what"), folded="what"))
 
 
@@ -98,23 +103,3 @@ def _updates(
         total += scale.updates(run, rounds)
         done += scale.updates(run, min(known[run.name].rounds, rounds)) if run.name in known else 0
     return total, done
-
-
-def _plain(recipe: "Recipe", updates: int, done: int) -> dict[str, "Any"]:
-    """One recipe as values that JSON can hold."""
-    return {
-        "name": recipe.name,
-        "place": recipe.location,
-        "title": recipe.title,
-        "claim": recipe.claim,
-        "runs": [run.name for run in recipe.runs],
-        "user_updates": updates,
-        "done": done,
-    }
-
-
-def _done(row: "Mapping[str, Any]") -> str:
-    """The share of a recipe's user updates that has results."""
-    if not row["runs"]:
-        return "needs no run"
-    return f"{row['done'] / row['user_updates']:.0%}" if row["done"] else "not run"

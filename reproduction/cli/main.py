@@ -126,15 +126,10 @@ def _print(filled: "Exhibit", where: str) -> None:
     console.print(Text(filled.verdict.outcome.capitalize(), style=f"bold {style}"))
     say(filled.verdict.sentence)
     say(f"The rule: {filled.verdict.rule}")
-    for figure in filled.figures:
-        if figure.x == "round":
-            points = [
-                {"run": line.name, "round": x, "value": y}
-                for line in figure.lines
-                if not line.is_thin
-                for x, y in line.points
-            ]
-            print_curves(f"{figure.title}, in %", points, "value", times=100)
+    for figure in (figure for figure in filled.figures if figure.x == "round"):
+        drawn = [(line.name, x, y) for line in figure.lines if not line.is_thin for x, y in line.points]
+        points = [{"run": name, "round": x, "value": y} for name, x, y in drawn]
+        print_curves(f"{figure.title}, in %", points, "value", times=100)
     for table in (*filled.tables, filled.runs):
         print_table(table)
     for note in filled.notes:

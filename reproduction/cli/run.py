@@ -4,6 +4,7 @@ The command can be stopped at any time; the same command continues. It opens the
 estimate of time, and passes the events of `runner.run_steps` to the progress display.
 """
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ from reproduction.cli.options import ALL_RESULTS, MostRounds, ScaleName
 from unheard.cli.display import note, say
 from unheard.cli.options import EngineOptions, ProcessOptions, number, option
 from unheard.cli.processes import run_on_processes
+from unheard.errors import CorpusMissing, InvalidValue
 
 if TYPE_CHECKING:
     from reproduction.scheduling import Step
     from reproduction.workspace import Workspace
+    from unheard.engines.choice import EngineChoice
     from unheard.engines.distributed.process_group import ProcessGroup
 
 EXAMPLES = """Examples:
@@ -130,9 +133,13 @@ def run(
         from reproduction.cli.display import show_plan, show_running, show_skipped
         from reproduction.runner import run_steps
         from reproduction.scheduling import choose_steps
+        from unheard.engines.choice import EngineChoice
 
         steps = choose_steps(names, how.schedule)
-        workspace = _workspace(steps, what, how, engine, processes, ranks)
+        # Recipes name no engine, so that options that are left out mean `auto`.
+        given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
+        choice = EngineChoice(**{key: value for key, value in given.items() if value})
+        workspace = _workspace(steps, what, how, choice, ranks)
         left, impossible = workspace.left(steps, what.rounds)
         show_plan(workspace, left, *workspace.speed(how.users_per_second))
         if how.dry_run or not left:
@@ -152,32 +159,31 @@ def run(
 
 
 def _workspace(
-    steps: "list[Step]",
-    what: WhatToRun,
-    how: HowToRun,
-    engine: EngineOptions,
-    processes: ProcessOptions,
-    ranks: "ProcessGroup | None",
+    steps: "list[Step]", what: WhatToRun, how: HowToRun, choice: "EngineChoice", ranks: "ProcessGroup | None"
 ) -> "Workspace":
-    """Open the workspace that the options name, and warn if a population is counted."""
-    from reproduction.workspace import open_workspace
-    from unheard.engines.choice import EngineChoice
+    """Check the changes, open the corpora, and return the corpora, folders and engine of all runs.
 
-    # Recipes name no engine, so that options that are left out mean `auto`.
-    given = {"kind": engine.engine, "device": engine.device, "rank_timeout": processes.rank_timeout}
-    workspace = open_workspace(
-        steps,
-        what.corpus,
-        populations=what.population or (),
-        name=what.name,
-        scale_name=what.scale,
-        seed_shift=what.seed,
-        changes=what.set_ or (),
-        work=how.work,
-        results=how.results,
-        engine=EngineChoice(**{key: value for key, value in given.items() if value}),
-        ranks=ranks,
-    )
-    if counted := [corpus.role for corpus in workspace.corpora.values() if corpus.is_counted]:
+    Smoke tests, other seeds and other settings have folders of their own. Warns if a population is counted.
+    """
+    from reproduction.corpora import find_corpora
+    from reproduction.recipe import scale_named
+    from reproduction.scheduling import jobs_of
+    from reproduction.workspace import Workspace, check_changes
+
+    scale, changes, name = scale_named(what.scale), what.set_ or [], what.name
+    check_changes(changes, [job.run for step in steps for job in jobs_of(step, scale)])
+    if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0\n")):
+        raise InvalidValue(f"--name {name!r} is no folder's name, which results and runs go by: leave out slashes.")
+    corpora = find_corpora(what.corpus, what.population or (), name)
+    if "main" not in corpora and name is None:
+        raise CorpusMissing(
+            "There is no main corpus: give it with --corpus DIR, or say what results are called (--name)."
+        )
+    if counted := [corpus.role for corpus in corpora.values() if corpus.is_counted]:
         note(COUNTED.format(", ".join(counted)), style="bold yellow")
-    return workspace
+    marks = ["" if what.scale == "full" else what.scale, f"seeds+{what.seed}" if what.seed else "", *sorted(changes)]
+    marks = [re.sub(r"[^\w.=+-]", "_", mark) for mark in marks if mark]
+    title = "-".join([name or corpora["main"].name, *marks])
+    folders = {"work": how.work / title, "results": how.results / title}
+    scale = scale.changed(changes)
+    return Workspace(corpora=corpora, **folders, scale=scale, seed_shift=what.seed, engine=choice, ranks=ranks)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from reproduction.exhibit import Draft, signed
-from reproduction.recipes import ROUNDS_AFTER, ROUNDS_BEFORE, TRADES, traded
+from reproduction.recipes import ROUNDS_AFTER, ROUNDS_BEFORE, TRADES, TRADES_PER_LAYER, traded
 from reproduction.results import ResultSet
 from reproduction.verdict import NEARLY, Ruling, Undecided, below, plural, points
 from unheard.formatting import NOTHING, percent
@@ -22,7 +22,7 @@ FROM_START = {norm: traded(norm).name for norm in TRADES}
 """Runs from the first round, by S."""
 ADJUSTED = {norm: traded(norm, after=S20).name for norm in TRADES}
 """Runs that start from the model with S = 20, by S."""
-ADJUSTED_PER_LAYER = {norm: traded(norm, "per_layer", after=S20).name for norm in (7.9, 12.6, 20)}
+ADJUSTED_PER_LAYER = {norm: traded(norm, "per_layer", after=S20).name for norm in TRADES_PER_LAYER}
 CLAIMED_BEST = (10, 12.6)
 """The norms that work well early in training, by the paper."""
 CLAIMED_BETTER = 7.9
@@ -72,23 +72,15 @@ def trade_offs_adjusted(draft: Draft) -> Ruling:
     from_start = _reached(results, FROM_START.values()) or ROUNDS_BEFORE
     lines = [draft.sweep(FROM_START, from_start, f"from the beginning, {from_start:,} rounds")]
     for mark in (end // 2, end):
-        name = f"adjusted, {mark:,} rounds more"
-        per_layer = f"per layer, {mark:,} more"
-        lines += [
-            draft.sweep(ADJUSTED, mark, name),
-            draft.sweep(ADJUSTED_PER_LAYER, mark, per_layer, tint=name, dashed=True),
-        ]
+        name, per_layer = f"adjusted, {mark:,} rounds more", f"per layer, {mark:,} more"
+        lines.append(draft.sweep(ADJUSTED, mark, name))
+        lines.append(draft.sweep(ADJUSTED_PER_LAYER, mark, per_layer, tint=name, dashed=True))
     draft.add_figure("AccuracyTop1 against S (σ = 0.0006 S)", "S", lines, name="trade-offs-by-S")
-    rows = [
-        [
-            _label(norm),
-            draft.cell(FROM_START[norm], from_start),
-            draft.cell(ADJUSTED[norm], at),
-            signed(results.run_difference(ADJUSTED[norm], ADJUSTED[20], at)),
-            draft.cell(ADJUSTED_PER_LAYER[norm], at) if norm in ADJUSTED_PER_LAYER else NOTHING,
-        ]
-        for norm in TRADES
-    ]
+    rows = []
+    for norm in TRADES:
+        cells = [draft.cell(FROM_START[norm], from_start), draft.cell(ADJUSTED[norm], at)]
+        per_layer = draft.cell(ADJUSTED_PER_LAYER[norm], at) if norm in ADJUSTED_PER_LAYER else NOTHING
+        rows.append([_label(norm), *cells, signed(results.run_difference(ADJUSTED[norm], ADJUSTED[20], at)), per_layer])
     columns = [f"from the beginning, {from_start:,}", f"adjusted, {end:,} more"]
     draft.add_table("AccuracyTop1", ["", *columns, "less S = 20, points", "per layer, adjusted"], rows)
     draft.compared_with = FROM_START.values()

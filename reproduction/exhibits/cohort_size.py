@@ -115,18 +115,11 @@ def _private_row(draft: Draft, norm: float, sigma: float, users: int, real: str,
     if_paper = PrintedEpsilon(
         location="", population=REDDIT, users_per_round=users, rounds=rounds, delta=TINY_DELTA, digits=""
     )
-    return [
-        name,
-        f"{result.rounds:,}",
-        draft.cell(real, at),
-        draft.cell(estimate, at),
-        signed(draft.results.run_difference(real, estimate, at)),
-        epsilon_text(own_epsilon(result)),
-        epsilon_text(result.epsilon.get("moments")),
-        small(result.epsilon.get("delta") or 0.0),
-        f"{result.population:,}",
-        f"{moments(if_paper):.2f}, {today(if_paper):.2f}",
-    ]
+    accuracies = [draft.cell(real, at), draft.cell(estimate, at)]
+    accuracies.append(signed(draft.results.run_difference(real, estimate, at)))
+    bounds = [epsilon_text(own_epsilon(result)), epsilon_text(result.epsilon.get("moments"))]
+    bounds += [small(result.epsilon.get("delta") or 0.0), f"{result.population:,}"]
+    return [name, f"{result.rounds:,}", *accuracies, *bounds, f"{moments(if_paper):.2f}, {today(if_paper):.2f}"]
 
 
 BY_USERS = {users: baseline(users).name for users in (10, 30, 100, 300, 1000)}
@@ -164,10 +157,8 @@ def cost(draft: Draft) -> Ruling:
     """
     rows, hours, result = [], 0.0, None
     for users, rounds in ((1250, 3000), (5000, ACCURACY_ROUNDS)):
-        label, result = (
-            f"{users:,} users per round, {rounds:,} rounds",
-            _with_users(draft.results, f"cost-C{users}", users),
-        )
+        label = f"{users:,} users per round, {rounds:,} rounds"
+        result = _with_users(draft.results, f"cost-C{users}", users)
         if result is None or not result.rounds:
             rows.append([label, NOT_RUN, *[NOTHING] * 5])
             continue

@@ -66,9 +66,8 @@ def _add_computation(draft: Draft) -> None:
     """Add a table of rounds and user updates to the same accuracy, as in the introduction of the paper."""
     results = draft.results
     target = results.accuracy(LEAST_NOISE)
-    ours, private = (
-        None if target is None else results.first_round_at(name, target) for name in (BASELINE, LEAST_NOISE)
-    )
+    both = (BASELINE, LEAST_NOISE)
+    ours, private = (None if target is None else results.first_round_at(name, target) for name in both)
     times = f"{private * 5000 / (ours * 100):.0f} ×" if ours and private else NOTHING
     paper = [f"{rounds:,}" for rounds in (printed.BASELINE_ROUNDS, printed.PRIVATE_ROUNDS)]
     draft.add_table(
@@ -97,17 +96,11 @@ def closing_the_gap(draft: Draft) -> Ruling:
     for norm in GAP_NORMS:
         at, users = results.rounds(BASELINE, CLIPPED[norm], NOISED[norm]), round(norm / SIGMA)
         event = PoissonGaussian(sampling_prob=users / REDDIT, noise_multiplier=1.0)
-        rows.append(
-            [
-                f"S = {norm}",
-                NOTHING if at is None else f"{at:,}",
-                *(draft.cell(name, at, over_seeds=at is not None) for name in (BASELINE, NOISED[norm])),
-                signed(results.difference(CLIPPED[norm], BASELINE, at)),
-                signed(results.difference(NOISED[norm], CLIPPED[norm], at)),
-                f"{users:,}",
-                epsilon_text(printed.best_epsilon_today(event, ACCURACY_ROUNDS, TINY_DELTA)),
-            ]
-        )
+        cells = (draft.cell(name, at, over_seeds=at is not None) for name in (BASELINE, NOISED[norm]))
+        pairs = (CLIPPED[norm], BASELINE), (NOISED[norm], CLIPPED[norm])
+        costs = (signed(results.difference(*pair, at)) for pair in pairs)
+        epsilon = epsilon_text(printed.best_epsilon_today(event, ACCURACY_ROUNDS, TINY_DELTA))
+        rows.append([f"S = {norm}", NOTHING if at is None else f"{at:,}", *cells, *costs, f"{users:,}", epsilon])
     draft.add_table(
         f"Where the points go at σ = {SIGMA}",
         ["", "rounds", "baseline", f"σ = {SIGMA}", "the clip", "the noise", "users per round", "ε"],
@@ -117,11 +110,9 @@ def closing_the_gap(draft: Draft) -> Ruling:
         f"hypothetical: with {REDDIT:,} users after {plural(ACCURACY_ROUNDS)} at δ = 10⁻⁹, by the smaller of PLD and RDP.",
     )
     marks = _marks(results, (500, 1000, 1500, 2000, 2500, 3000))
-    draft.add_table(
-        f"σ = {SIGMA} less the baseline after some rounds, in points",
-        ["", *(f"{mark:,}" for mark in marks)],
-        [[f"S = {norm}", *(_gap_cell(draft, NOISED[norm], mark) for mark in marks)] for norm in GAP_NORMS],
-    )
+    rows = [[f"S = {norm}", *(_gap_cell(draft, NOISED[norm], mark) for mark in marks)] for norm in GAP_NORMS]
+    title = f"σ = {SIGMA} less the baseline after some rounds, in points"
+    draft.add_table(title, ["", *(f"{mark:,}" for mark in marks)], rows)
     labels = {NOISED[norm]: f"σ = {SIGMA}, S = {norm}" for norm in GAP_NORMS}
     draft.add_curves("AccuracyTop1 by round", {BASELINE: "baseline"} | labels)
     smallest, *larger = GAP_NORMS

@@ -91,21 +91,13 @@ def table_accuracy(draft: Draft) -> Ruling:
         "(z = 1), as in the paper. ε ours: the moments accountant; ε today: the smaller of PLD and RDP. Costs in points, "
         "against the baseline. " + (f"Ours after {plural(at)}, the mean of all seeds." if at is not None else ""),
     )
-    draft.add_table(
-        "Other epsilons in the text",
-        ["", "paper", "ours", "today", "printed digits"],
-        [
-            [
-                f"{cell.location}: {cell.users_per_round:,} of {cell.population:,} users, {plural(cell.rounds)}",
-                cell.digits,
-                f"{printed.moments(cell):.3f}",
-                epsilon_text(printed.today(cell)),
-                ("cut, equal" if cell.is_cut else "equal") if cell.agrees(printed.moments(cell)) else "different",
-            ]
-            for cell in printed.IN_TEXT
-        ],
-        "z = 1, δ = 10⁻⁹. All hypothetical.",
-    )
+    rows = []
+    for cell in printed.IN_TEXT:
+        name = f"{cell.location}: {cell.users_per_round:,} of {cell.population:,} users, {plural(cell.rounds)}"
+        equal = ("cut, equal" if cell.is_cut else "equal") if cell.agrees(printed.moments(cell)) else "different"
+        rows.append([name, *_three_epsilons(cell), equal])
+    columns = ["", "paper", "ours", "today", "printed digits"]
+    draft.add_table("Other epsilons in the text", columns, rows, "z = 1, δ = 10⁻⁹. All hypothetical.")
     at = draft.shared_round(runs, against=[BASELINE])
     cells = [row.epsilon for row in printed.TABLE_2 if row.epsilon is not None]
     equal = all(cell.agrees(printed.moments(cell)) for cell in cells)
@@ -123,15 +115,18 @@ def table_accuracy(draft: Draft) -> Ruling:
     return None if holds and costs[runs[-1]] <= same else holds, sentence
 
 
+def _three_epsilons(cell: printed.PrintedEpsilon) -> list[str]:
+    """An epsilon as the paper prints it, by its accountant, and by the tightest one of today."""
+    return [cell.digits, f"{printed.moments(cell):.3f}", epsilon_text(printed.today(cell))]
+
+
 def _table_2_row(row: printed.PrintedModel, results: ResultSet, at: int | None) -> list[str]:
     """One row: the settings, epsilon (paper, ours, today), AccuracyTop1 and its loss against the baseline (paper, ours)."""
     norm = "∞" if row.clip_norm is None else f"{row.clip_norm:g}"
     users = "10⁸" if row.population == printed.LARGER else f"{row.population:,}"
     model = [f"{row.noise_std:.3f}", norm, users, f"{row.users_per_round:,}"]
     cell = row.epsilon
-    bounds = (
-        ["∞"] * 3 if cell is None else [cell.digits, f"{printed.moments(cell):.3f}", epsilon_text(printed.today(cell))]
-    )
+    bounds = ["∞"] * 3 if cell is None else _three_epsilons(cell)
     ours, base = results.mean(row.run, at), results.mean(BASELINE, at)
     cost = None if cell is None else row.accuracy - printed.BASELINE_ACCURACY
     ours_cost = None if cell is None or ours is None or base is None else ours - base
@@ -159,10 +154,8 @@ def head_words(draft: Draft) -> Ruling:
     For models of different accuracy and noise. The rule is about the correlation over all models and two pairs of runs.
     """
     results, limits = draft.results, draft.recipe.limits
-    lines = [
-        Line(name=f"the {head} most frequent", points=tuple((100 * a, m) for a, m in _accuracy_and_mean(results, head)))
-        for head in HEADS
-    ]
+    points = {head: tuple((100 * a, mean) for a, mean in _accuracy_and_mean(results, head)) for head in HEADS}
+    lines = [Line(name=f"the {head} most frequent", points=drawn) for head, drawn in points.items()]
     title, y = "Head words among ten suggestions, by accuracy", "head words of ten, mean"
     draft.add_figure(title, "AccuracyTop1, %", lines, y=y, is_scatter=True, is_share=False)
     for head in HEADS:
@@ -170,9 +163,8 @@ def head_words(draft: Draft) -> Ruling:
     if not _accuracy_and_mean(results, "100"):
         raise Undecided("Not run.")
     known = _accuracy_and_mean(results, "100", least=TRAINED)
-    base, least_noise, few, many = (
-        mean_head_words(results, name, "100") for name in (BASELINE, LEAST_NOISE, FEW_USERS, MANY_USERS)
-    )
+    runs = (BASELINE, LEAST_NOISE, FEW_USERS, MANY_USERS)
+    base, least_noise, few, many = (mean_head_words(results, name, "100") for name in runs)
     is_like = _are_alike_trained(results, BASELINE, LEAST_NOISE)
     if len(known) < limits["min_models"] or base is None or least_noise is None or not is_like:
         needed = f"{limits['min_models']}, with {BASELINE} and {LEAST_NOISE} of like length among them"

@@ -100,13 +100,10 @@ def _add_sizes(draft: Draft, labels: dict[str, str]) -> None:
     """Add the curves of some models, and a table of their number of parameters and AccuracyTop1 after some rounds."""
     draft.add_curves("AccuracyTop1 by round", labels)
     marks = draft.drawn_rounds(labels)
+    cells = {name: [_size(draft.results, name), *(draft.cell(name, mark) for mark in marks)] for name in labels}
+    columns = ["", "parameters", *(f"{mark:,}" for mark in marks)]
     draft.add_table(
-        "Size, and AccuracyTop1 after some rounds",
-        ["", "parameters", *(f"{mark:,}" for mark in marks)],
-        [
-            [label, _size(draft.results, name), *(draft.cell(name, mark) for mark in marks)]
-            for name, label in labels.items()
-        ],
+        "Size, and AccuracyTop1 after some rounds", columns, [[labels[name], *row] for name, row in cells.items()]
     )
 
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from reproduction.bootstrap import difference_interval, half_width
-from reproduction.private_measures import counted, hits_of
+from reproduction.measures import counted, hits_of
 from reproduction.private_run import choose_norm, is_measured, read_metrics, runs_of, smoothed
 
-from reproduction import bootstrap, private_measures, private_report, private_results, private_run, private_tables
+from reproduction import bootstrap, measures, private_report, private_results, private_run, private_tables
 from unheard import TiedLSTM
 from unheard.corpus.store import write_store
 from unheard.corpus.vocabulary import Vocabulary
@@ -365,7 +365,7 @@ def test_private_runs_of_a_batch_have_z_1_and_secure_noise(tmp_path):
 
 def test_only_the_runs_that_are_not_complete_are_trained(tmp_path, monkeypatch):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    monkeypatch.setattr(private_run, "facts", lambda device: {})
+    monkeypatch.setattr(measures, "facts", lambda device: {})
     for seed in (1, 2):
         make_run(tmp_path / "runs" / f"baseline-seed{seed}", flat(20), rounds=300)
         (tmp_path / "runs" / f"baseline-seed{seed}" / "facts.json").write_text("{}")
@@ -385,18 +385,18 @@ def test_only_the_runs_that_are_not_complete_are_trained(tmp_path, monkeypatch):
 
 def test_registered_runs_are_made_from_a_clean_commit(tmp_path, monkeypatch):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    monkeypatch.setattr(private_run, "facts", lambda device: {"commit": "abc-dirty"})
+    monkeypatch.setattr(measures, "facts", lambda device: {"commit": "abc-dirty"})
     with pytest.raises(SystemExit, match="clean commit"):
         private_run.run_step("private", tmp_path, device="cpu", stop_after=None, scale=1.0, repetition=1)
 
 
 def test_without_a_commit_nothing_is_trained(tmp_path, monkeypatch):
     (tmp_path / "chosen_S.json").write_text('{"S": 8}')
-    monkeypatch.setattr(private_measures, "HERE", tmp_path)  # not in a repository
+    monkeypatch.setattr(measures, "HERE", tmp_path)  # not in a repository
     with pytest.raises(SystemExit, match="write the commit into"):
         private_run.run_step("table-2", tmp_path, device="cpu", stop_after=None, scale=0.01, repetition=1)
     (tmp_path / "COMMIT").write_text("abc\n")
-    assert private_measures.commit() == "abc"
+    assert measures.commit() == "abc"
 
 
 def test_a_run_is_complete_if_it_has_all_rounds_and_was_measured(tmp_path):

@@ -11,9 +11,9 @@ import pytest
 import torch
 from reproduction.bootstrap import difference_interval, load
 from reproduction.corpora import find_corpora
+from reproduction.measures import record
 from reproduction.recipe import CORPORA, FULL, SMOKE, distinct
 from reproduction.recipes import RECIPES
-from reproduction.record import record
 from reproduction.results import FILE, append, read_runs
 from reproduction.runner import GroupBegan, GroupEnded, RoundDone, Skipped, run_steps
 from reproduction.scheduling import Step, Throughput, jobs_of, steps_by_rank

@@ -1,0 +1,269 @@
+"""Measure the last model of a run on all held-out users, and record where a result comes from.
+
+`measure` takes a run folder of `private_run.py` and writes `per_user.npz` and `per_post.npz` (targets and hits of each
+held-out user, and of each post of the paper's kind of test set) and `facts.json` (commit, digest of the store,
+accuracies, suggestions). `record` takes a run of a recipe, complete or not, and returns a `RunResult`: accuracy by
+round, head words of the last model (Table 3), epsilon, and time. Neither reads a training user or stores text.
+
+    measure(Path("WORK/runs/private"), "cuda")
+    counted(Path("WORK/reviews_81"), Path("counted.json"))      unigram and bigram, counted without privacy
+
+Paper: AccuracyTop1 of the appendix "Accuracy metrics"; the test set of 75,122 tokens.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reproduction.base_config import settings_of
+from reproduction.bootstrap import POSTS, USERS
+from reproduction.corpora import Corpus
+from reproduction.results import RunResult
+from reproduction.scheduling import Job
+from unheard.corpus.store import TokenStore
+from unheard.corpus.vocabulary import BOS, EOS, UNK
+from unheard.evaluation.measures import Counts, score, score_bigram, score_unigram
+from unheard.evaluation.next_word import evaluate, target_rank
+from unheard.models.model import LanguageModel, window_targets
+from unheard.training.checkpoint import released_model
+from unheard.training.released import Released
+from unheard.training.run import Run
+from unheard.updates.user_update import User, users_in_turn, windows_of
+
+if TYPE_CHECKING:  # which imports this module
+    from reproduction.workspace import Workspace
+
+HERE = Path(__file__).resolve().parent
+TEST_TOKENS = 75_122
+"""Size of the paper's kind of test set: random posts of held-out users with this many predicted tokens."""
+PROMPTS = ("The room was very", "We would definitely", "The staff at the", "Breakfast was", "Next time I will")
+"""Beginnings of sentences of our own. What a model suggests after them is recorded with its measures."""
+EVALUATED = ("accuracy_top1", "accuracy_top3", "accuracy_top5", "loss", "perplexity")
+"""Metrics that a result keeps of every evaluation."""
+
+
+def facts(device: str) -> dict[str, Any]:
+    """What a result states about its origin: commit, device, version of torch, date."""
+    if commit() is None:
+        raise SystemExit(f"There is no git repository here: write the commit into {HERE / 'COMMIT'}.")
+    origin = {"commit": commit(), "device": device_name(torch.device(device)), "torch": torch.__version__}
+    return origin | {"date": time.strftime("%Y-%m-%d")}
+
+
+def device_name(device: torch.device) -> str:
+    """Name of the GPU, or the number of CPU threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads != 1 else ''}"
+
+
+def commit() -> str | None:
+    """The commit of this code, or the content of reproduction/COMMIT; None if there is neither that nor a repository.
+
+    It ends in `-dirty` if files were changed.
+    """
+    if (HERE / "COMMIT").exists():
+        return (HERE / "COMMIT").read_text().strip()
+    if shutil.which("git") is None:
+        return None
+    head, status = (
+        subprocess.run(["git", "-C", str(HERE), *asked], capture_output=True, text=True, check=False).stdout.strip()
+        for asked in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+    )
+    return f"{head}-dirty" if head and status else head or None
+
+
+def measure(folder: Path, device: str) -> None:
+    """Measure the last model of a run.
+
+    Writes `per_user.npz`: for each held-out user the number of targets and of hits, with and without sentence ends and
+    punctuation; `per_post.npz`: the same for each post of the paper's kind of test set; and `facts.json`: commit,
+    digest of the store, size of the model, and what it suggests after `PROMPTS`.
+    """
+    from unheard.corpus.grouping import SplitRule  # needs DuckDB, which machines that only train may lack
+    from unheard.corpus.pipeline import draw_test_posts
+
+    released = Released.open(folder)
+    store = TokenStore.open(released.run.corpus)
+    # The posts that `unheard prepare --test-tokens` would draw, without another store.
+    posts = draw_test_posts(store.held_out, TEST_TOKENS, SplitRule().salt)
+    users = store.held_out.users(np.arange(store.held_out.num_users))
+    model, params_P, words = released.run.model, released.params_P.to(device), released.vocabulary.words
+    counts, of_posts = (hits_of(model, params_P, words, texts) for texts in (users, posts))
+    write_counts(folder / USERS, counts)
+    write_counts(folder / POSTS, of_posts)
+    total = {name: int(value.sum()) for name, value in counts.items()}
+    described = {
+        "commit": commit(),
+        "store": store.name,
+        "store_content": content_digest(Path(released.run.corpus)),
+        "held_out_users": len(users),
+        "parameters": int(released.params_P.numel()),
+        "accuracy_top1": total["hits"] / total["targets"],
+        "accuracy_top1_without_ends": total["word_hits"] / total["words"],
+        "accuracy_top1_without_ends_and_punctuation": total["plain_hits"] / total["plain"],
+        "test_posts": len(posts),
+        "test_tokens": int(of_posts["targets"].sum()),
+        "accuracy_top1_test_posts": int(of_posts["hits"].sum()) / int(of_posts["targets"].sum()),
+        "suggestions": {text: [word for word, _ in released.predict(text, 3)] for text in PROMPTS},
+    }
+    (folder / "facts.json").write_text(json.dumps(described, indent=1) + "\n")
+
+
+def record(job: Job, workspace: "Workspace", *, seconds: float, users_per_second: float) -> RunResult:
+    """Compute the result of a run up to its last completed round, and write the hits of each held-out user.
+
+    Args:
+        job: The run and its planned rounds.
+        workspace: Its folder, its corpus, and the device that evaluates the model. `NAME/per_user.npz` in the folder of
+            the results has the targets and hits of each held-out user. A model of another corpus is also evaluated on
+            the main one.
+        seconds: Wall time of its rounds.
+        users_per_second: Throughput of the group that it trained with.
+    """
+    name, run, corpus = job.run.name, workspace.run(job), workspace.corpora[job.run.corpus]
+    folder, device, unroll = workspace.folder(name), workspace.engine.torch_device(), run.evaluation.unroll
+    params_P, rounds = released_model(folder.model, run.model)
+    params_P = params_P.to(device)
+    after = None if job.run.after is None else f"{job.run.after} after {workspace.began_after.get(name)} rounds"
+    heads = score(run.model, params_P, _held_out(run, corpus), unroll=unroll)[1]
+    store = TokenStore.open(corpus.path)
+    texts = store.held_out.users(np.arange(store.held_out.num_users))
+    if not run.model.user_features and texts:
+        (workspace.results / name).mkdir(parents=True, exist_ok=True)
+        counts = hits_of(run.model, params_P, store.vocabulary.words, texts, unroll=unroll)
+        write_counts(workspace.results / name / USERS, counts)
+    elsewhere = {}
+    if corpus.role == "other" and (main := workspace.corpora.get("main")):
+        elsewhere = {"main": _kept(evaluate(run.model, params_P, _held_out(run, main), unroll=unroll))}
+    statement = json.loads(folder.statement.read_text(encoding="utf-8"))
+    bounds = {**statement["epsilon"], "delta": statement["delta"]}
+    return RunResult(
+        name=name,
+        corpus=corpus.name,
+        seed=run.training.reproducible_seed or 0,
+        rounds=rounds,
+        planned=job.planned,
+        settings=settings_of(run, after),
+        # A kill can leave evaluations of rounds that were lost.
+        evaluations=[{"round": row["round"], **_kept(row)} for row in folder.read_metrics() if row["round"] <= rounds],
+        head_words={str(head): counts.tolist() for head, counts in heads.histograms.items()},
+        accuracy_elsewhere=elsewhere,
+        parameters=run.model.layout.total,
+        epsilon={by: _finite(float(value)) for by, value in bounds.items()},
+        population=run.plan.population,
+        store=corpus.digest,
+        seconds=round(seconds, 3),
+        users_per_second=round(users_per_second, 2),
+        device=device_name(device),
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        commit=commit() or f"unheard {version('unheard')}",
+    )
+
+
+def _held_out(run: Run, corpus: Corpus) -> list[User]:
+    """The held-out users of a corpus that the evaluation of this run uses."""
+    return run.evaluation.choose(users_in_turn(TokenStore.open(corpus.path).held_out, run.model))
+
+
+def _kept(metrics: dict[str, Any]) -> dict[str, float | None]:
+    """The metrics that a result keeps, with six decimals: one target of 75,000 changes the fifth."""
+    return {name: _finite(round(metrics[name], 6)) for name in EVALUATED}
+
+
+def _finite(value: float) -> float | None:
+    """None for infinity and NaN, which JSON does not have. The loss of a model that diverged is not finite."""
+    return value if math.isfinite(value) else None
+
+
+def counted(store_path: Path, out: Path) -> None:
+    """Write the accuracy of a unigram and a bigram model with the counts of all training users to `out`.
+
+    The counts are exact, so this is for a public corpus only.
+    """
+    store = TokenStore.open(store_path)
+    counts = Counts.of(store.train.users(np.arange(store.train.num_users)), len(store.vocabulary.words))
+    texts = store.held_out.users(np.arange(store.held_out.num_users))
+    before_N = np.concatenate([tokens[:-1] for tokens in texts]).astype(np.int64)
+    target_N = np.concatenate([tokens[1:] for tokens in texts]).astype(np.int64)
+    before_N, target_N = before_N[target_N != BOS], target_N[target_N != BOS]
+    shares = {}
+    for name, baseline in (("unigram", score_unigram), ("bigram", score_bigram)):
+        rank_N, _ = baseline(counts, before_N, target_N)
+        shares[name] = round(100 * float(np.mean(rank_N == 0)), 4)
+    described = {"accuracy_top1": shares, "targets": len(target_N), "store_content": content_digest(store_path)}
+    out.write_text(json.dumps(described, indent=1) + "\n")
+
+
+def content_digest(store: Path) -> str:
+    """SHA-256 over the vocabulary and all shards.
+
+    The name of a store only says how it was prepared, not from which text.
+    """
+    digest = hashlib.sha256()
+    for file in sorted([store / "vocabulary.txt", *store.glob("*/*.offsets"), *store.glob("*/*.tokens")]):
+        digest.update(f"{file.relative_to(store)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def hits_of(
+    model: LanguageModel,
+    params_P: Tensor,
+    words: Sequence[str],
+    texts: Sequence[np.ndarray],
+    *,
+    unroll: int = 80,
+    windows_at_once: int = 500,
+) -> dict[str, np.ndarray]:
+    """Targets and hits in each text (the tokens of a user or of a post), counted like AccuracyTop1.
+
+    Args:
+        model: The model.
+        params_P: Its parameters, on the device to compute on.
+        words: The words of its dictionary.
+        texts: Tokens of each text.
+        unroll: Tokens of context, as in the evaluations of a run.
+        windows_at_once: Windows of `unroll` tokens in one batch.
+
+    Returns:
+        For each text the number of `targets` and `hits`; `words` and `word_hits` without sentence ends; `plain` and
+        `plain_hits` also without punctuation.
+    """
+    params, device = model.layout.split(params_P), params_P.device
+    # BOS, EOS and UNK count as words here; EOS is left out where a rule says so.
+    is_mark_V = torch.tensor([not any(c.isalnum() for c in word) for word in words], device=device)
+    names = ("targets", "hits", "words", "word_hits", "plain", "plain_hits")
+    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in names}
+    windows = [windows_of(tokens, unroll) for tokens in texts]
+    owner_K = np.repeat(np.arange(len(windows)), [len(window) for window in windows])
+    windows_KW = np.concatenate(windows)
+    for start in range(0, len(windows_KW), windows_at_once):
+        part = slice(start, start + windows_at_once)
+        with torch.no_grad():
+            input_BT, target_BT, counts_BT = window_targets(torch.as_tensor(windows_KW[part], device=device))
+            logits_NV = model.logits(params, input_BT, None).flatten(0, -2)
+            rank_BT = target_rank(logits_NV, target_BT.flatten()).view(target_BT.shape)
+            hit_BT = counts_BT & (target_BT != UNK) & (rank_BT == 1)
+            word_BT = counts_BT & (target_BT != EOS)
+            plain_BT = word_BT & ~is_mark_V[target_BT]
+            columns = (counts_BT, hit_BT, word_BT, hit_BT & word_BT, plain_BT, hit_BT & plain_BT)
+            for name, column_BT in zip(names, columns, strict=True):
+                np.add.at(counts[name], owner_K[part], column_BT.sum(dim=1).cpu().numpy())
+    return counts
+
+
+def write_counts(file: Path, counts: dict[str, np.ndarray]) -> None:
+    """Write the counts of each user or post; `bootstrap.py` reads them."""
+    np.savez_compressed(file, **counts)  # pyright: ignore[reportArgumentType]
