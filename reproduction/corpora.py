@@ -103,7 +103,7 @@ def _populations(given: Sequence[str]) -> dict[str, int]:
     """The declared population by role."""
     declared: dict[str, int] = {}
     for text in given:
-        role, equals, number = text.partition("=") if "=" in text else ("", "", text)
+        role, equals, number = text.rpartition("=")
         if (equals and role not in CORPORA) or not number.strip().isdigit() or int(number) < 1:
             raise InvalidValue(
                 f"--population {text}: write a whole number, or ROLE=N with a role of {', '.join(CORPORA)}."

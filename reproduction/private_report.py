@@ -52,11 +52,8 @@ def counted_baselines(root: Path = REVIEWS) -> dict[str, float]:
 
 def figures(root: Path = REVIEWS) -> list[Figure]:
     """Figures 1 and 7, the private runs by users per round, and Figure 8; those without runs are left out."""
-    seeds = {
-        label.replace("sigma", "σ").removesuffix(", C = 100"): name
-        for label, name in SEEDED.items()
-        if name != "estimate-seed"
-    }
+    named = {label.replace("sigma", "σ").removesuffix(", C = 100"): name for label, name in SEEDED.items()}
+    seeds = {label: name for label, name in named.items() if name != "estimate-seed"}
     trades = {f"S = {norm:g}, σ = {0.0006 * norm:.4g}": f"trade-S{norm:g}-seed" for norm in TRADES}
     larger = {"5,000 users per round, S = 8": "private"}
     larger |= {f"{users:,} users per round, S = {norm}": f"z1-C{users}" for users, norm in Z1.items()}
@@ -71,12 +68,10 @@ def figures(root: Path = REVIEWS) -> list[Figure]:
 
 
 def _figure(name: str, title: str, runs: dict[str, str], root: Path) -> Figure:
-    lines = []
-    for label, run in runs.items():
-        if folders_of(run, root):
-            points = tuple((float(r), value / 100) for r, value in zip(*mean_curve(run, root), strict=True))
-            lines.append(Line(name=label, points=points))
-    return Figure(name=name, title=title, x="round", lines=tuple(lines))
+    curves = {label: zip(*mean_curve(run, root), strict=True) for label, run in runs.items() if folders_of(run, root)}
+    points = {label: tuple((float(r), value / 100) for r, value in curve) for label, curve in curves.items()}
+    lines = tuple(Line(name=label, points=drawn) for label, drawn in points.items())
+    return Figure(name=name, title=title, x="round", lines=lines)
 
 
 def section(root: Path = REVIEWS) -> dict[str, Any] | None:

@@ -147,10 +147,8 @@ def missing(rounds: dict[str, int], root: Path) -> str | None:
         rounds: The round at which each run is read, by the name of the run.
         root: The folder of the results of a corpus.
     """
-    reached = {name: [path for path in folders_of(name, root) if accuracy([path], at)] for name, at in rounds.items()}
-    absent = [
-        f"{name.removesuffix('-seed')} at round {rounds[name]:,}" for name, folders in reached.items() if not folders
-    ]
+    reached = {name: accuracy(folders_of(name, root), at) for name, at in rounds.items()}
+    absent = [f"{name.removesuffix('-seed')} at round {at:,}" for name, at in rounds.items() if not reached[name]]
     models = [name for name, at in rounds.items() if reached[name] and not complete(name, at, root)]
     if absent:
         return f"Missing: {', '.join(absent)}."
@@ -240,11 +238,9 @@ def private_norm() -> RuleVerdict:
     """Rule private-S, computed again from the evaluations."""
     values = {norm: accuracy([BLOGS / f"S{norm}"], 1000) for norm in CANDIDATES}
     best = max(values, key=lambda norm: (values[norm], -norm))
-    is_edge = best in (CANDIDATES[0], CANDIDATES[-1])
     listed = ", ".join(f"S = {norm}: {value[0]:.2f} %" for norm, value in values.items())
-    return RuleVerdict(
-        "chosen: S = " + str(best), f"{listed}. {'At the edge of the list.' if is_edge else 'Inside the list.'}"
-    )
+    where = "At the edge of the list." if best in (CANDIDATES[0], CANDIDATES[-1]) else "Inside the list."
+    return RuleVerdict(f"chosen: S = {best}", f"{listed}. {where}")
 
 
 def private_run(root: Path) -> RuleVerdict:
@@ -300,11 +296,9 @@ def table_2_cost(root: Path) -> RuleVerdict:
 
 def figure_1_later(root: Path) -> RuleVerdict:
     """Rule figure-1-later: the cost of noise grows during training."""
-    parts = []
-    for name in NOISED:
-        words = f"cost of {name.removesuffix('-seed')} changes by "
-        parts.append(compare("figure-1-later", "baseline-seed", name, root, least=0.0, change=True, words=words))
-    return joined(*parts)
+    words = {name: f"cost of {name.removesuffix('-seed')} changes by " for name in NOISED}
+    runs = ("figure-1-later", "baseline-seed")
+    return joined(*(compare(*runs, name, root, least=0.0, change=True, words=words[name]) for name in NOISED))
 
 
 def figure_7(root: Path) -> RuleVerdict:
@@ -360,9 +354,7 @@ def figure_8_seeds(root: Path) -> RuleVerdict:
     if len(values) < rule["seeds"]:
         return RuleVerdict("cannot tell", f"{len(values)} of {rule['seeds']} seeds.")
     apart = max(values) - min(values)
-    return RuleVerdict(
-        "held" if apart <= rule["threshold"] else "did not hold", f"range of the seeds {apart:.2f} points."
-    )
+    return joined((apart <= rule["threshold"], f"range of the seeds {apart:.2f} points"))
 
 
 JUDGES = {
@@ -424,4 +416,4 @@ def _hours() -> RuleVerdict:
     if done < rounds:
         whole = rounds * seconds / done / 60
         return RuleVerdict("cannot tell", f"{done:,} of {rounds:,} rounds; at this pace all take {whole:.1f} minutes.")
-    return RuleVerdict("held" if seconds <= 900 else "did not hold", f"{seconds / 60:.1f} minutes.")
+    return joined((seconds <= 900, f"{seconds / 60:.1f} minutes"))

@@ -138,8 +138,7 @@ def furthest(jobs: Iterable[Job]) -> list[Job]:
     """Every run once, with the largest number of rounds of any job: the total of a schedule."""
     by_name: dict[str, Job] = {}
     for job in jobs:
-        before = by_name.get(job.run.name, job)
-        by_name[job.run.name] = replace(before, rounds=max(before.rounds, job.rounds))
+        by_name[job.run.name] = max(by_name.get(job.run.name, job), job, key=lambda one: one.rounds)
     return list(by_name.values())
 
 

@@ -1,28 +1,44 @@
-"""The application `python -m reproduction`, with the commands `show`, `page` and `compare`.
+"""The application `python -m reproduction`, with the commands `list`, `show`, `page` and `compare`.
 
-`list`, `prepare` and `run` are in modules of their own. Commands import their dependencies when they are called, so
+`prepare` and `run` are in modules of their own. Commands import their dependencies when they are called, so
 that help is fast.
 """
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from reproduction.cli import list as paper_list
 from reproduction.cli import prepare as paper_prepare
 from reproduction.cli import run as paper_run
-from reproduction.cli.options import ALL_RESULTS, Results
+from reproduction.cli.options import ALL_RESULTS, MostRounds, Results, ScaleName
+from reproduction.scheduling import SPEED
 from unheard.cli.display import console, notes, print_curves, print_table, say, step_bars
 from unheard.cli.main import as_typer_command
-from unheard.cli.options import AsJson, option
+from unheard.cli.options import AsJson, number, option
 from unheard.errors import CorpusMissing
+from unheard.formatting import duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from reproduction.exhibit import Exhibit
+    from reproduction.recipe import PaperRun, Scale
+    from reproduction.results import RunResult
+
+LIST_EXAMPLES = """Examples:
+
+  python -m reproduction list
+
+  python -m reproduction list --results reproduction/results/blogs    (how far each is)
+
+  python -m reproduction list --rounds 1000 --users-per-second 1200
+
+  python -m reproduction list --results reproduction/results/blogs --json
+"""
 
 SHOW_EXAMPLES = """Examples:
 
@@ -46,6 +62,52 @@ COMPARE_EXAMPLES = """Examples:
 
   python -m reproduction compare reproduction/results/blogs results/reddit --json
 """
+
+
+def list_(
+    *,
+    results: Annotated[
+        Path | None,
+        option(
+            "The results of one corpus, or the folder above them: also show how much of each recipe is done.",
+            metavar="DIR",
+            otherwise="none",
+        ),
+    ] = None,
+    scale: ScaleName = "full",
+    rounds: MostRounds = None,
+    users_per_second: Annotated[float, number("User updates per second, for the estimate.", min=0.001)] = SPEED,
+    as_json: AsJson = False,
+) -> None:
+    """List every recipe: its table or figure in the paper, its runs and its user updates.
+
+    Recipes that the paper recommends but did not try are listed too. The estimate of time is for one H200 by default.
+    """
+    from reproduction.cli.display import say_if_missing
+    from reproduction.recipe import distinct, scale_named
+    from reproduction.recipes import RECIPES
+    from reproduction.results import result_sets
+
+    chosen, first = scale_named(scale), result_sets(results)[0] if results else None
+    known, runs = first.runs if first else {}, distinct(RECIPES.values())
+    total, done = _updates(runs, known, chosen, rounds)
+    if results:
+        say_if_missing(results)
+    recipes = sorted(RECIPES.values(), key=lambda one: one.rank)
+    rows = []
+    for recipe in recipes:
+        needed, made = _updates(recipe.runs, known, chosen, rounds)
+        rows.append(recipe.summary() | {"user_updates": needed, "done": made})
+    if as_json:
+        whole = {"runs": len(runs), "user_updates": total, "done": done}
+        print(json.dumps({"results": first.title if first else "", **whole, "recipes": rows}))
+        return
+    _print_recipes(rows, first.title if first else None)
+    left = f"; {total - done:,} of them are left" if done else ""
+    say(
+        f"{len(runs)} runs, shared where recipes want the same: {total:,} user updates{left}, "
+        f"about {duration((total - done) / users_per_second)} at {users_per_second:,.0f} a second."
+    )
 
 
 def show(
@@ -116,6 +178,33 @@ def compare(
             print_table(table)
 
 
+def _print_recipes(rows: "list[dict[str, Any]]", results: str | None) -> None:
+    """Print one row for each recipe; `results` is the title of the results that say how much is done, if any."""
+    from reproduction.cli.display import rich_table
+
+    title = "The paper's recipes, in the order in which `all` runs them"
+    columns = ["name", "what", "runs", "user updates"]
+    cells = [[r["name"], f"{r['place']}: {r['title']}", str(len(r["runs"])), f"{r['user_updates']:,}"] for r in rows]
+    if results is not None:
+        title, columns = title + (f", and how far they are on {results}" if results else ""), [*columns, "done"]
+        for cell, row in zip(cells, rows, strict=True):
+            share = f"{row['done'] / row['user_updates']:.0%}" if row["done"] else "not run"
+            cell.append(share if row["runs"] else "needs no run")
+    console.print(rich_table(title, columns, cells, left=("name", "what"), folded="what"))
+
+
+def _updates(
+    runs: "Iterable[PaperRun]", known: "Mapping[str, RunResult]", scale: "Scale", cap: int | None
+) -> tuple[int, int]:
+    """User updates that these runs take, and the part of them that has results."""
+    total = done = 0
+    for run in runs:
+        rounds = scale.rounds(run, cap)
+        total += scale.updates(run, rounds)
+        done += scale.updates(run, min(known[run.name].rounds, rounds)) if run.name in known else 0
+    return total, done
+
+
 def _print(filled: "Exhibit", where: str) -> None:
     """Print an exhibit: title, claim, verdict, curves, tables and notes. `where` says which results it shows."""
     console.print(Text(f"{filled.recipe.location}: {filled.recipe.title}", style="bold"))
@@ -138,7 +227,7 @@ def _print(filled: "Exhibit", where: str) -> None:
 
 app = typer.Typer(help="The paper's tables and figures, run and shown.", no_args_is_help=True)
 for _name, _function, _examples in (
-    ("list", paper_list.list_, paper_list.EXAMPLES),
+    ("list", list_, LIST_EXAMPLES),
     ("prepare", paper_prepare.prepare, paper_prepare.EXAMPLES),
     ("run", paper_run.run, paper_run.EXAMPLES),
     ("show", show, SHOW_EXAMPLES),
