@@ -173,7 +173,10 @@ def assign_users(cost_U: np.ndarray, speed_R: np.ndarray, holder_U: np.ndarray, 
 
 
 def _evenly(count: int, speed_R: np.ndarray) -> np.ndarray:
-    """Return the rank of each of `count` users: each rank has its share of the speed, spread evenly over the users."""
+    """Assign `count` users to ranks in proportion to the speeds of the ranks; returns the rank of each user.
+
+    The users of each rank are spread evenly over the list, so that any part of it is balanced too.
+    """
     share_R = speed_R / speed_R.sum()
     turns = [(np.arange(int(count * share) + 2) + 0.5) / share for share in share_R if share > 0]
     ranks = np.repeat(np.flatnonzero(share_R), [len(t) for t in turns])
