@@ -285,7 +285,11 @@ CORPORA: dict[str, Source] = {
     for name, facts in tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")).items()
 }
 """The corpora by name."""
-CORPORA["reviews_1600_200k"] = dataclasses.replace(CORPORA["reviews_81"], rows=reviews(1600, 200_000), sha256="")
+CORPORA["reviews_1600_200k"] = dataclasses.replace(
+    CORPORA["reviews_81"],
+    rows=reviews(1600, 200_000),
+    sha256="21a97abd37578e58a4b650504476e797c89afad592472b73f98dd2c7a2d26204",
+)
 
 
 def build(name: str, clone: Path, out: Path) -> str:
