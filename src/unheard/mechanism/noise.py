@@ -86,7 +86,7 @@ class Noise(Protocol):
         ...
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "Noise":
-        """The noise from a change of the schedule on, which sets one of the two.
+        """Return the same kind of noise with another scale, for a schedule. One of the two is given.
 
         Args:
             noise_multiplier: The new z; None if `noise_std` is given.
@@ -269,7 +269,7 @@ class DistributedGaussianNoise:
         return self.multiplier(sensitivity) * sensitivity
 
     def changed(self, noise_multiplier: float | None, noise_std: float | None) -> "DistributedGaussianNoise":
-        """The noise from a change of the schedule on."""
+        """Return the same noise with another z, for a schedule."""
         if noise_multiplier is None:
             raise InvalidValue("The schedule of distributed noise sets noise_multiplier, not noise_std.")
         return replace(self, noise_multiplier=noise_multiplier)
