@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +237,22 @@ def _of_ray(pids: set[int]) -> dict[int, str]:
 
 def _is_ours(folder: Path) -> bool:
     return any(str(os.getpid()) == path.name.rsplit("_", 1)[1] for path in folder.glob("ray/session_2*"))
+
+
+@pytest.mark.parametrize("addresses", [("10.0.0.7",), ("127.0.0.1", "10.0.0.7"), ()])
+def test_nothing_is_trained_if_ray_listens_anywhere_but_on_the_loopback_interface(monkeypatch, addresses):
+    ended = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **_: None,
+        nodes=lambda: [{"NodeManagerAddress": address} for address in addresses],
+        shutdown=lambda: ended.append(True),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(flower, "_ray_services", contextlib.nullcontext)
+    with pytest.raises(NodeError, match=r"instead of 127\.0\.0\.1"), flower._ray_on_loopback(1):
+        pass
+    assert ended
 
 
 def test_a_devices_own_limits_are_those_of_its_configuration():

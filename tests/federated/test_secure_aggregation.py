@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import os
 
 import numpy as np
@@ -413,6 +414,16 @@ def test_a_mask_follows_from_each_of_a_partys_secrets_and_not_from_what_the_serv
         memory["seeds"][secret] = seed or memory["seeds"][secret]
         sent.append(Party(memory).masked(session.name, received, np.zeros(P, np.int64), np.zeros(E, np.int64), 32)[0])
     assert (sent[0] != sent[1]).all()
+
+
+@pytest.mark.parametrize("more", ["num_users", "noise_std", "num_parameters", "num_nodes"])
+def test_the_modulus_is_wide_enough_for_users_noise_coordinates_and_nodes(more):
+    """A sum just within 2^30 has 32 bits; one user, node or coordinate more, or more noise, needs 64."""
+    deviations = math.sqrt(2 * math.log(2 / secure_aggregation.WRAP_PROBABILITY))
+    fits = {"num_users": 100, "noise_std": (2**30 - 100 * 2**21) / deviations - 1, "num_parameters": 1, "num_nodes": 2}
+    assert secure_aggregation.modulus_bits(is_noised=True, **fits) == 32
+    larger = {"num_users": 101, "noise_std": fits["noise_std"] + 1, "num_parameters": 2, "num_nodes": 40}
+    assert secure_aggregation.modulus_bits(is_noised=True, **{**fits, more: larger[more]}) == 64
 
 
 @pytest.mark.parametrize("bits", [32, 64])

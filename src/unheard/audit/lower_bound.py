@@ -40,6 +40,13 @@ score of the included canaries is approximately normal, and increases with s; th
 mean would be too large are ruled out. The bound on epsilon is that of the run's rounds with noise multiplier 1 / (s t),
 for the largest s that is ruled out.
 
+Why this bound is valid: canaries share no coordinate, so under the model the n included scores are independent, with
+mean m(s) and variance v(s). At the true s, (observed mean - m(s)) / sqrt(v(s) / n) is approximately standard normal, and
+it is above the 95 % quantile in one of 20 audits. The bound on epsilon is above the true epsilon only then, because m
+and epsilon both increase with s. The test is one-sided, so the whole 5 % is spent on this error. Excluded canaries say
+nothing about s. The mean score uses 83 to 100 % of the Fisher information about s (benchmarks/audit_bounds.py), so by the
+Cramér-Rao inequality no other estimate from these canaries narrows the distance to the true s by more than a tenth.
+
 The assumptions are tested on the data where they can be: mean and variance of the excluded scores must be those of pure
 noise, and the variance of the included scores that of the fitted s. If they are not, no bound is given.
 
