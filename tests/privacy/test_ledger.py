@@ -371,3 +371,11 @@ def test_damaged_facts_about_nodes_are_an_error(tmp_path, content):
     (tmp_path / "federated.json").write_text(content)
     with pytest.raises(LedgerError, match=r"federated\.json is damaged"):
         _ = ledger.facts
+
+
+def test_the_file_beside_a_ledger_adds_what_the_server_sees_and_replaces_nothing(tmp_path):
+    (tmp_path / "federated.json").write_text(json.dumps({"secure_aggregation": True}))
+    for stated in ({}, {"federated": {"secure_aggregation": False}}):
+        path = tmp_path / f"{len(stated)}.jsonl"
+        facts = Ledger.create(path, {"delta": 1e-4, **stated}).facts
+        assert facts == Ledger.read(path).facts == {"delta": 1e-4, "federated": {"secure_aggregation": not stated}}

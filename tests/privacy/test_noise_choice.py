@@ -7,7 +7,9 @@ import pytest
 from unheard.errors import AccountingError, InvalidValue
 from unheard.mechanism.correlated import CorrelatedNoise
 from unheard.mechanism.sampling import CyclicPoissonSampling, MinSeparationSampling, PoissonSampling
+from unheard.privacy import noise_choice
 from unheard.privacy.accountants import epsilon
+from unheard.privacy.events import Gaussian
 from unheard.privacy.noise_choice import best, compare_noise
 
 QUICK = dict(accountant="rdp", most_bands=2)
@@ -35,6 +37,21 @@ def test_each_option_meets_the_target_with_the_least_noise_and_states_its_error(
     assert best(options) is banded
     assert banded.rms_error < 0.9 * independent.rms_error
     assert (independent.vectors, banded.vectors, blt.vectors) == (0, banded.factorisation.separation - 1, 3)
+
+
+@pytest.mark.parametrize("error", [-0.002, 0.0, 0.0005])
+def test_a_target_is_met_whatever_the_search_returns(monkeypatch, error):
+    """The root of the search is exact to a fraction of a step, and the step beside it may miss the target."""
+    search = noise_choice.brentq
+    monkeypatch.setattr(noise_choice, "brentq", lambda *args, **named: search(*args, **named) + error)
+
+    def event(z):
+        return Gaussian(noise_multiplier=z)
+
+    for target in (0.5, 1.7, 8.0):
+        z, bound = noise_choice._least_multiplier(event, 1, target, 1e-6, "rdp")
+        assert epsilon([(event(z), 1)], 1e-6, "rdp") == bound.epsilon <= target
+        assert epsilon([(event(z - 0.002), 1)], 1e-6, "rdp") > target
 
 
 def test_of_options_with_the_same_error_the_one_with_the_least_memory_is_best():
