@@ -98,7 +98,9 @@ def test_the_likeliest_phrase_has_the_most_exposure_and_the_least_likely_none():
     planted = record(by_likelihood[-1].tolist(), by_likelihood[0].tolist(), users=[1, 1])
     first, last = exposures(model, params_P, planted, rng, candidates=2000)
     assert first.rank == pytest.approx(1 + 2000 / 25, rel=0.3)  # as many candidates are that very phrase
-    assert last.exposure < 0.1
+    assert 0 <= last.exposure < 0.1
+    for one in (first, last):
+        assert one.exposure == pytest.approx(math.log2(2001 / one.rank), rel=1e-12)  # of the phrase and 2,000 others
 
 
 def test_without_privacy_phrases_of_many_users_are_memorized_and_controls_are_not(tmp_path):

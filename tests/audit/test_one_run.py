@@ -157,6 +157,17 @@ def test_an_audit_without_noise_among_users_must_be_allowed(run, store, tmp_path
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
 
 
+def test_an_audit_among_users_is_charged_in_the_ledger_that_the_run_names(run, store, tmp_path):
+    own = replace(run, ledger=tmp_path / "ledger.jsonl")
+    parts = {"params_P": run.model.initial(0), "vocabulary": store.vocabulary, "tokenizer": WordTokenizer()}
+    engine = EngineChoice(kind="reference").build(run.model)
+    released = Released(run=own, id="an id", **parts)
+    result = audit_run(released, store.path, engine, name="r", canaries=4, rounds=2, with_users=True)
+    assert result.record()["run"] == "an id"  # so that it is shown beside no other run's claim
+    event = run.plan.at(0, run.model.layout).event()
+    assert PopulationLedger.read(tmp_path / "ledger.jsonl").events == [event, event]
+
+
 def test_an_audit_among_the_users_of_a_part_of_a_store_is_refused_before_it_is_charged(run, store, tmp_path):
     users = [store.train.tokens(i) for i in range(8)]
     whole = write_store(tmp_path / "whole", train=users, held_out=users, vocabulary=store.vocabulary, shards=2)

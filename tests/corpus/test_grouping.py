@@ -90,9 +90,9 @@ def test_any_number_of_shards_and_workers_gives_the_same_users(tmp_path):
     files = [write_jsonl(tmp_path / "x.jsonl", rows[::2]), write_csv(tmp_path / "y.csv", rows[1::2])]
     choices = {"excluded": ("u4", "u7", "u11"), "duplicate_chars": 9, "drop_duplicates": True}
     one = prepared(tmp_path, files, out="one", shards=1, **choices)
-    five = prepared(tmp_path, files, out="five", shards=5, backend=DuckDBBackend(workers=2), **choices)
-    assert sorted(words_of(one.store)) == sorted(words_of(five.store))
-    assert one.counts == five.counts
+    twelve = prepared(tmp_path, files, out="twelve", shards=12, backend=DuckDBBackend(workers=2), **choices)
+    assert sorted(words_of(one.store)) == sorted(words_of(twelve.store))
+    assert one.counts == twelve.counts
     assert one.counts["users"]["users_seen"] == 47
     assert one.counts["rows"]["excluded"] == 3 * 8
     assert one.counts["duplicate_posts"] > 0
