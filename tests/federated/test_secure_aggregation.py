@@ -416,6 +416,16 @@ def test_a_mask_follows_from_each_of_a_partys_secrets_and_not_from_what_the_serv
     assert (sent[0] != sent[1]).all()
 
 
+def test_each_block_of_a_secret_is_shared_by_itself():
+    """With the same coefficients for both blocks, one share would show the difference of the blocks of the secret."""
+    secret, draws = bytes(range(31)), 20
+    for holder in range(3):
+        blocks = [create_shares(secret, 2, 3)[holder][4:] for _ in range(draws)]
+        apart = {int.from_bytes(block[:16]) ^ int.from_bytes(block[16:]) for block in blocks}
+        assert len(apart) == draws
+        assert len({block[:16] for block in blocks} | {block[16:] for block in blocks}) == 2 * draws
+
+
 @pytest.mark.parametrize("more", ["num_users", "noise_std", "num_parameters", "num_nodes"])
 def test_the_modulus_is_wide_enough_for_users_noise_coordinates_and_nodes(more):
     """A sum just within 2^30 has 32 bits; one user, node or coordinate more, or more noise, needs 64."""
