@@ -144,6 +144,18 @@ def test_parts_that_need_exact_counts_are_refused(run, parts):
         seeded(run, noise=NOISE, **parts)
 
 
+@pytest.mark.parametrize("narrow_from", [0, 1, 2])
+def test_every_phase_of_a_run_needs_shares_that_are_wide_enough(run, tmp_path, narrow_from):
+    """Before anything is charged, also where only a later phase has less noise."""
+    wide = tuple(unheard.Change(from_round=r, noise_multiplier=2.0) for r in range(1, narrow_from))
+    narrow = (unheard.Change(from_round=narrow_from, noise_multiplier=1e-5),) if narrow_from else ()
+    noise = NOISE if narrow_from else replace(NOISE, noise_multiplier=1e-5)
+    planned = seeded(run, noise=noise, schedule=(*wide, *narrow))
+    with pytest.raises(UnprovenCombination, match="units wide"):
+        federated(planned, tmp_path / "r", LocalNetwork(divided(run.corpus, 6)), CHOICE)
+    assert not list(tmp_path.iterdir())
+
+
 def test_shares_that_are_too_narrow_for_the_proof_are_refused():
     with pytest.raises(UnprovenCombination, match="units wide"):
         replace(NOISE, min_parties=2**31).share_std(1.0, 2.0**-20)
