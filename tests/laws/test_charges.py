@@ -168,6 +168,10 @@ def test_a_ledger_of_another_run_with_as_many_charges_is_refused(tmp_path):
     check_ledger(own, [model])
     with pytest.raises(LedgerError, match="shortened or replaced"):
         check_ledger(other, [model])
+    for length in range(4):  # the first line too, before anything was charged
+        assert own.contains(length, own.hash_at(length))
+        assert not other.contains(length, own.hash_at(length))
+        assert not any(own.contains(n, own.hash_at(length)) for n in (-1, *range(6)) if n != length)
 
 
 def test_a_checkpoint_knows_the_ledger_of_its_population_from_every_other(tmp_path):

@@ -513,3 +513,11 @@ def test_a_special_file_is_refused_as_a_ledger_at_once(tmp_path, ledger):
         with pytest.raises(LedgerError, match="not a regular file") as error:
             read(path)
         assert "\n" not in str(error.value)
+
+
+def test_a_run_folder_that_has_lost_its_ledger_is_not_opened(tmp_path):
+    (tmp_path / "run.toml").write_text("")
+    with pytest.raises(RunFolderMissing, match="has lost its ledger"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "ledger.jsonl").write_text("")
+    assert RunFolder.open(tmp_path).path == tmp_path

@@ -11,7 +11,7 @@ from tests.report.builders import with_statement
 from unheard.errors import UnprovenCombination
 from unheard.formatting import small
 from unheard.report.comparison import Comparison
-from unheard.report.page import describe_promise, render_page
+from unheard.report.page import _paragraphs, describe_promise, render_page
 from unheard.report.run_record import RunRecord
 
 
@@ -80,6 +80,7 @@ def test_the_guarantee_over_private_runs_is_their_composition(run, tmp_path):
     assert of_all in together[0]
     assert of_run not in " ".join(together)
     assert of_run in alone
+    assert tuple(together[1:]) == _paragraphs(total, 4.5e-4) != _paragraphs(record.epsilon, record.delta)
 
 
 def test_the_guarantee_of_a_single_run_says_that_it_is_for_one_run(compared):

@@ -538,6 +538,7 @@ def test_a_charge_ahead_of_the_run_is_explained_by_the_key_that_was_written_just
             state._check_population([])
     assert state.may_charge_again
     state.begin_attempt()
+    assert state._records[-1].charges == charges  # the number of charges, those of copies included
     ledger.charge(event, 3, again=True)
     state.normals()
     assert not state.may_charge_again  # for that attempt only
