@@ -30,6 +30,7 @@ from unheard.privacy.population_statement import all_runs
 from unheard.privacy.statement_formats import composed_events, render, report_data
 from unheard.randomness import SecureStreams
 from unheard.report.comparison import Comparison
+from unheard.training.checkpoint import load_model, parameters_digest
 from unheard.training.loop import train_together
 from unheard.training.run import read_saved_run
 from unheard.tuning.private_selection import TrialCount, select
@@ -357,3 +358,5 @@ def test_a_population_is_charged_for_the_run_that_another_begins_from_whoever_st
     population = PopulationLedger.read(tmp_path / "second.jsonl")
     assert population.events == own
     assert [len(member.events) for member in population.members.values()] == [len(before), 1]
+    digest = parameters_digest(load_model(tmp_path / "second" / "model.safetensors", second.model))
+    assert digest in population.released  # so that no copy of the model passes for a public one
