@@ -6,6 +6,7 @@ changes; and a private selection. All numbers are odd, so that rounding one of t
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -304,18 +305,19 @@ def test_the_total_of_all_runs_is_that_of_every_event_once(chain):
         assert math.isfinite(content["claimed"]["epsilon"])
 
 
-def test_a_budget_counts_what_was_spent_before_the_first_round(chain):
+def test_a_budget_counts_what_was_spent_before_the_first_round(chain, tmp_path):
     """The selection, or the first round, fits into each budget by itself, and not after the vocabulary."""
-    charges = len(PopulationLedger.read(chain.store / "ledger.jsonl").events)
+    store = Path(shutil.copytree(chain.store, tmp_path / "store"))  # a run that is refused is registered in the store
+    charges = len(PopulationLedger.read(store / "ledger.jsonl").events)
     for event, start in (
-        (SELECTION, lambda run: select([run], chain.folder / "over", ThreeTrials(mean=MEAN_TRIALS))),
-        (round_event(SELECTED_Z), lambda run: list(unheard.train(run, chain.folder / "over"))),
+        (SELECTION, lambda run: select([run], tmp_path / "over", ThreeTrials(mean=MEAN_TRIALS))),
+        (round_event(SELECTED_Z), lambda run: list(unheard.train(run, tmp_path / "over"))),
     ):
         alone, after = (RunningEpsilon(DELTA, events=[*past, event]).epsilon for past in ([], VOCABULARY))
         budget = unheard.Budget(epsilon=(alone + after) / 2, delta=DELTA)
         with pytest.raises(BudgetExceeded):
-            start(replace(chain.candidate, budget=budget))
-    assert len(PopulationLedger.read(chain.store / "ledger.jsonl").events) == charges
+            start(replace(chain.candidate, corpus=store, budget=budget))
+    assert len(PopulationLedger.read(store / "ledger.jsonl").events) == charges
 
 
 @pytest.mark.parametrize("length", ["as declared", "stopped", "longer", "within a budget"])
