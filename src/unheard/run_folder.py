@@ -21,19 +21,43 @@
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unheard import storage
-from unheard.errors import RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
+from unheard.errors import CheckpointCorrupt, RunFolderError, RunFolderExists, RunFolderInUse, RunFolderMissing
 
 MEASURES_FORMAT = 1
+MAX_HEADER_BYTES = 100_000_000
+"""The largest header that the safetensors format allows."""
 LOCAL_KEYS = ("corpus.path", "privacy.ledger", "engine.corpus_part", "model.path", "training.init_from")
 """Keys of the run file that name paths of the machine."""
+NOT_HASHED = (
+    ("training", "rounds"),
+    ("training", "checkpoint_every"),
+    ("training", "keep_checkpoints"),
+    ("engine",),
+    ("corpus", "path"),
+    ("model", "path"),  # of a Hugging Face folder, which base_sha256 names
+    ("privacy", "ledger"),
+)
+"""Keys that may change between a run and its resumption: they change neither the model nor its cost."""
+ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
+    ("model", "tied_lstm", "keep_norm"): True,
+    ("model", "tied_gru", "keep_norm"): True,
+    ("model", "tied_lstm", "step_norm"): False,
+    ("model", "tied_gru", "step_norm"): False,
+    ("model", "module", "weights_are_public"): False,
+    ("model", "hugging_face", "lora_freeze_a"): False,
+    ("training", None, "shared_cohorts"): False,
+}
+"""Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
+A run with that value has the hash that it had before the key existed, so that it can continue."""
 
 
 class _Path:
@@ -159,14 +183,20 @@ class RunFolder:
                 ) from None
             yield
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self, *, check: bool = True) -> list[dict[str, Any]]:
         """Read the evaluations by round; for a round that was repeated, the latest.
 
         A last line without its end, which a crash has torn, is skipped.
 
+        Args:
+            check: Whether to call `check_metrics` first.
+
         Raises:
-            RunFolderError: A whole line is not an evaluation.
+            RunFolderError: A whole line is not an evaluation, or as in `check_metrics`.
+            CheckpointCorrupt: As in `check_metrics`.
         """
+        if check:
+            self.check_metrics()
         by_round: dict[int, dict[str, Any]] = {}
         lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else [b""]
         for number, line in enumerate(lines, start=1):
@@ -179,6 +209,32 @@ class RunFolder:
                     "from a copy, or delete it: neither the model nor the ledger needs it."
                 )
         return [by_round[r] for r in sorted(by_round)]
+
+    def check_metrics(self) -> None:
+        """Check that the evaluations which the newest checkpoint remembers are there. The file may have been deleted.
+
+        Raises:
+            RunFolderError: The file was changed, or is of another run.
+            CheckpointCorrupt: The newest checkpoint is damaged.
+        """
+        known = self._remembered_metrics()  # before the evaluations, which a run that trains meanwhile only appends to
+        # DP: evaluations of another run, or with other figures, would be shown beside this run's epsilon.
+        if self.metrics.exists() and known is not None and self.metrics_digest(known["bytes"]) != known:
+            raise RunFolderError(
+                f"{self.metrics} does not have the evaluations that the newest checkpoint remembers: it was changed, or is of "
+                "another run. Restore it from a copy, or delete it: neither the model nor the ledger needs it."
+            )
+
+    def _remembered_metrics(self) -> dict[str, Any] | None:
+        """The digest of the evaluations in the newest checkpoint; None if there is none, as in older versions."""
+        for _ in range(5):  # a trainer deletes its oldest checkpoint when it has saved a new one
+            paths = sorted(self.checkpoints.glob("round-*.safetensors"))
+            try:
+                known = read_facts(paths[-1]).get("metrics") if paths else None
+            except FileNotFoundError:
+                continue
+            return known if isinstance(known, dict) and set(known) == {"bytes", "sha256"} else None
+        return None
 
     def public_settings(self) -> dict[str, Any]:
         """Read the run file as one flat table, `table.key` to value, without the keys that name paths of this machine."""
@@ -226,6 +282,15 @@ class RunFolder:
         content = self.metrics.read_bytes()[:size] if self.metrics.exists() else b""
         return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
+    def nodes_digest(self) -> str | None:
+        """The SHA-256 of federated.json; None for a run without nodes."""
+        if not os.path.lexists(self.federated):
+            return None
+        try:
+            return hashlib.sha256(self.federated.read_bytes()).hexdigest()
+        except OSError as error:
+            raise RunFolderError(f"{self.federated} cannot be read: {error.strerror}. Put it back.") from None
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Append the evaluation of one round to `metrics.jsonl`."""
         with _advice_on_failure(self.metrics):
@@ -242,6 +307,65 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{prefix}.{i}")
     else:
         yield prefix, value
+
+
+def configuration_hash(tables: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the complete tables of a run file, by which the ledger of a run names its configuration.
+
+    Args:
+        tables: The tables, as in the run file of a run folder.
+    """
+    kept = {name: dict(table) if isinstance(table, Mapping) else table for name, table in tables.items()}
+    for table, *key in NOT_HASHED:
+        if not key:
+            kept.pop(table, None)
+        elif isinstance(part := kept.get(table), dict):
+            part.pop(key[0], None)
+    for (table, kind, key), before in ADDED_KEYS.items():
+        part = kept.get(table)
+        if isinstance(part, dict) and (part.get("kind"), part.get(key)) == (kind, before):
+            del part[key]
+    return hashlib.sha256(json.dumps(_plain(kept), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Bring a value into one form before it is hashed: 20 in Python and 20.0 read back from TOML are the same number."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read the facts in the header of a checkpoint or a model (`training/checkpoint.py`), without its tensors.
+
+    Raises:
+        CheckpointCorrupt: The file is damaged.
+        FileNotFoundError: There is no such file.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > MAX_HEADER_BYTES:
+                raise ValueError("not a safetensors file")
+            header = json.loads(file.read(size))
+        facts = json.loads(header["__metadata__"]["unheard"])["facts"]
+        if not isinstance(facts, dict):
+            raise ValueError("no facts")
+        return facts
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointCorrupt(not_written_by_unheard(path)) from None
+
+
+def not_written_by_unheard(path: Path) -> str:
+    """The error message for a checkpoint or a model whose header cannot be read."""
+    return (
+        f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back a "
+        "whole copy. Delete it to resume from the checkpoint before (the rounds done again are charged again)."
+    )
 
 
 def not_a_run_folder(path: str | Path) -> str:

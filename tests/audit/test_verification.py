@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import unheard
 from tests.stores import uncharged_copy
+from unheard import run_folder
 from unheard.audit import verification
 from unheard.audit.verification import verify
 from unheard.corpus.store import TokenStore
@@ -321,6 +322,8 @@ def test_checkpoints_of_older_versions_remember_no_metrics(folder, monkeypatch):
     assert "metrics" in wrong(folder)
     read = verification.read_checkpoint
     monkeypatch.setattr(verification, "read_checkpoint", lambda path: replace(read(path), metrics=None))
+    facts = run_folder.read_facts
+    monkeypatch.setattr(run_folder, "read_facts", lambda path: {**facts(path), "metrics": None})
     found = next(f for f in verify(folder) if f.name == "metrics")
     assert (found.fits, "not recorded" in found.words) == (True, True)
 
@@ -573,6 +576,8 @@ def test_a_whole_checkpoint_of_another_model_does_not_fit(folder, model):
 def test_a_damaged_evaluation_is_named_also_where_no_checkpoint_remembers_it(folder, monkeypatch, changed):
     read = verification.read_checkpoint
     monkeypatch.setattr(verification, "read_checkpoint", lambda path: replace(read(path), metrics=None))
+    facts = run_folder.read_facts
+    monkeypatch.setattr(run_folder, "read_facts", lambda path: {**facts(path), "metrics": None})
     first, *rest = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     line = first[:-9] if changed is None else json.dumps({**json.loads(first), **changed})
     (folder / "metrics.jsonl").write_text(first + line + "\n" + "".join(rest))

@@ -33,7 +33,7 @@ from unheard.privacy.run_ledger import read_run_ledger
 from unheard.report.run_record import RunMonitor, RunRecord
 from unheard.run_folder import RunFolder
 from unheard.training import released
-from unheard.training.checkpoint import newest_checkpoint, save_model
+from unheard.training.checkpoint import newest_checkpoint, save_checkpoint, save_model
 from unheard.training.initialise import population_ledger_of
 from unheard.training.run import read_saved_run
 
@@ -298,6 +298,41 @@ def test_every_reader_needs_the_run_file_to_find_the_ledger_of_the_store(base, r
     )
     with pytest.raises(UnheardError, match=r"run\.toml"):
         READERS[reader](base / "early")
+
+
+@pytest.mark.parametrize("name", ["run.toml", "metrics.jsonl"])
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses_the_files_of_another_run(base, reader, name):
+    if name == "metrics.jsonl" and reader not in ("report", "compare", "record", "resume"):
+        pytest.skip("reads no evaluations")
+    file = base / "r" / name
+    old, new = (
+        ("init_seed = 0", "init_seed = 1") if name == "run.toml" else ('"accuracy_top1": 0.', '"accuracy_top1": 0.9')
+    )
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(UnheardError, match=rf"{name} .*(is|was).* another (run|configuration)"):
+        READERS[reader](base / "r")
+
+
+@pytest.mark.parametrize("how", ["added", "changed", "deleted", "emptied", "dangling"])
+def test_every_reader_needs_the_record_of_the_nodes_that_the_run_began_with(base, how):
+    folder = RunFolder(base / "r")
+    folder.federated.write_text('{"secure_aggregation": false}')
+    if how != "added":  # now the checkpoint is one of a federated run
+        run, _ = read_saved_run(folder.run_file)
+        save_checkpoint(folder, run.model, newest_checkpoint(folder).state, Ledger.read(folder.ledger), keep=1)
+        assert Ledger.read(folder.ledger).facts["federated"] == {"secure_aggregation": False}
+        READERS["record"](folder.path)
+        folder.federated.unlink()
+    if how == "dangling":
+        folder.federated.symlink_to("nowhere")
+    if how in ("changed", "emptied"):
+        folder.federated.write_text("" if how == "emptied" else '{"secure_aggregation": true}')
+    for reader in ("unheard.statement", "record", "export", "resume"):
+        with pytest.raises(UnheardError, match=r"federated\.json"):
+            READERS[reader](folder.path)
+    assert "federated.json" in findings(folder.path)["checkpoints"]
 
 
 def test_the_first_checkpoint_remembers_the_populations_ledger(base):

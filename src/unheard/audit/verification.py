@@ -38,7 +38,7 @@ from unheard.privacy.events import (
 from unheard.privacy.ledger import Ledger, run_id
 from unheard.privacy.matrix_factorization import Factorisation
 from unheard.privacy.population_ledger import FILE, read_population_ledger
-from unheard.privacy.run_ledger import check_ledger, check_population, remembered
+from unheard.privacy.run_ledger import check_ledger, check_nodes, check_population, remembered
 from unheard.privacy.statement import compute_statement
 from unheard.run_folder import RunFolder, are_measures, not_a_run_folder
 from unheard.training.checkpoint import (
@@ -292,7 +292,9 @@ def _charges(folder: Folder) -> Iterator[str]:
 def _checkpoints(folder: Folder) -> Iterator[str]:
     """The ledger holds what it held when each checkpoint was saved, and all rounds before a checkpoint were charged."""
     run, ledger = _run_and_ledger(folder)
-    check_ledger(ledger, remembered(folder.path))
+    sources = remembered(folder.path)
+    check_ledger(ledger, sources)
+    check_nodes(folder.path, sources)
     for checkpoint in folder.checkpoints:
         round = checkpoint.state.round
         if checkpoint.state.params_P.shape != (run.model.layout.total,):
@@ -342,7 +344,7 @@ def _metrics(folder: Folder) -> Iterator[str]:
     for number, line in enumerate(lines[:-1], start=1):  # a whole file ends with a newline
         if not _is_evaluation(line):
             raise CheckFailed(f"metrics.jsonl, line {number} is not an evaluation: the file was damaged or changed.")
-    rows = folder.path.read_metrics()
+    rows = folder.path.read_metrics(check=False)  # the checks below name the damage
     late = [row["round"] for row in rows if not 0 < int(row["round"]) <= reached]
     if late:
         raise CheckFailed(f"metrics.jsonl has an evaluation of round {late[0]}, which was never charged.")
@@ -352,13 +354,8 @@ def _metrics(folder: Folder) -> Iterator[str]:
             f"metrics.jsonl lacks the evaluation of round {missing[0]}: it was shortened or replaced. Restore it from a "
             "copy, or delete it: neither the model nor the ledger needs it."
         )
+    folder.path.check_metrics()
     known = folder.checkpoints[-1].metrics if folder.checkpoints else None
-    # DP: evaluations of another run would be shown beside this run's epsilon.
-    if folder.path.metrics.exists() and known is not None and folder.path.metrics_digest(known["bytes"]) != known:
-        raise CheckFailed(
-            "metrics.jsonl does not have the evaluations that the newest checkpoint remembers: it was changed, or is of "
-            "another run. Restore it from a copy, or delete it: neither the model nor the ledger needs it."
-        )
     yield f"{len(rows)} evaluations, all of rounds that were charged" if rows else "none"
     if rows:
         yield "their digest is not recorded" if known is None else "those that the newest checkpoint remembers"

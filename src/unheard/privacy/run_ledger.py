@@ -16,7 +16,6 @@ In: a run folder, and the ledger of the population if it is where the run file s
 headers of model files only, without torch and without their tensors.
 """
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,10 +33,8 @@ from unheard.privacy.population_ledger import (
     read_corpus_record,
     read_population_ledger,
 )
-from unheard.run_folder import RunFolder
+from unheard.run_folder import RunFolder, configuration_hash, not_written_by_unheard, read_facts
 
-MAX_HEADER_BYTES = 100_000_000
-"""The largest header that the safetensors format allows."""
 REPEATED_FACTS = ("population", "delta", "randomness", "drop_duplicates", "declared")
 """The public facts of a run that the population's ledger repeats."""
 
@@ -157,6 +154,8 @@ class Remembered:
         length: The number of entries that the run's ledger had; None in a model file of version 0.1.
         head: The hash of the last of these entries; None in a model file of version 0.1.
         population_position: The position of the population's ledger; None if it is not remembered.
+        nodes: The SHA-256 of federated.json; None for a run without nodes; "unknown" in models and in checkpoints of
+            older versions.
     """
 
     source: Path
@@ -164,6 +163,7 @@ class Remembered:
     length: int | None
     head: str | None
     population_position: Mapping[str, Any] | None = None
+    nodes: str | None = "unknown"
 
 
 def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
@@ -195,6 +195,8 @@ def read_run_ledger(folder: RunFolder | str | os.PathLike[str]) -> Ledger:
             "ledger is whole. Put back the folder `checkpoints` or model.safetensors."
         )
     check_ledger(ledger, sources)
+    check_nodes(folder, sources)
+    check_configuration(folder, ledger)
     store = store_of(folder)
     is_own = store is not None and _is_own_store(store, ledger)
     if population is not None:
@@ -258,6 +260,38 @@ def check_ledger(ledger: Ledger, sources: Iterable[Remembered]) -> None:
                 f"{ledger.path} was shortened or replaced. Put the right one back."
             )
         is_held = True
+
+
+def check_nodes(folder: RunFolder, sources: Iterable[Remembered]) -> None:
+    """Check that federated.json, which says whom the users of a run trust, is the one that the run began with.
+
+    Raises:
+        LedgerError: The file was changed, deleted or added.
+    """
+    known = {source.nodes for source in sources} - {"unknown"}
+    # DP: with another file the statement would name another trust model than the run had.
+    if known - {folder.nodes_digest()}:
+        raise LedgerError(
+            f"{folder.federated} is not as it was when the run began: the statement would be about other nodes and another "
+            "server. Put back the file that the run has written; a run without nodes has none."
+        )
+
+
+def check_configuration(folder: RunFolder, ledger: Ledger) -> None:
+    """Check that the run file of a folder has the configuration that the ledger names.
+
+    Raises:
+        LedgerError: The run file was changed or is of another run.
+    """
+    named = ledger.facts.get("run_hash")
+    if is_alone(folder) or named is None:
+        return
+    # DP: another run's settings would be shown with this run's epsilon, and another store's ledger compared with it.
+    if configuration_hash(_tables(folder)) != named:
+        raise LedgerError(
+            f"{folder.run_file} was changed after the run began, or is of another run: its ledger is for another "
+            "configuration. Put back the run file that the run has written (paths and rounds may change)."
+        )
 
 
 def check_population(
@@ -341,23 +375,36 @@ def _is_own_store(store: Path, ledger: Ledger) -> bool:
 def _store_and_ledger(folder: RunFolder) -> tuple[Path, Path]:
     """The store of a run and the file of its population's ledger, as the run file names them."""
     try:
-        tables = parse_toml(folder.run_file.read_text(encoding="utf-8"))
+        tables = _tables(folder)
         store = Path(tables["corpus"]["path"])
         path = Path(tables.get("privacy", {}).get("ledger") or store / FILE)
         return store, path / FILE if path.is_dir() else path
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
+        raise _no_run_file(folder) from None
+
+
+def _tables(folder: RunFolder) -> dict[str, Any]:
+    """The tables of the run file."""
+    try:
+        return parse_toml(folder.run_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         # DP: without the run file nobody can find the population's ledger, which may hold more charges of this run.
-        raise LedgerError(
-            f"{folder.run_file} is missing or damaged, so the ledger of the run's store cannot be compared with this one. "
-            "Put back the run file that the run began with. For the statement of a ledger alone, copy ledger.jsonl to an "
-            "empty folder."
-        ) from None
+        raise _no_run_file(folder) from None
+
+
+def _no_run_file(folder: RunFolder) -> LedgerError:
+    """The error of a folder whose run file does not name a store."""
+    return LedgerError(
+        f"{folder.run_file} is missing or damaged, so the ledger of the run's store cannot be compared with this one. "
+        "Put back the run file that the run began with. For the statement of a ledger alone, copy ledger.jsonl to an "
+        "empty folder."
+    )
 
 
 def _remembered(path: Path) -> Remembered:
     """Read what a file of the run remembers of the ledgers."""
     try:
-        facts = _facts(path)
+        facts = read_facts(path)
         position = facts.get("people")
         if position is not None and set(position) != {"ledger", "length", "head"}:
             raise ValueError("unknown position")
@@ -368,24 +415,10 @@ def _remembered(path: Path) -> Remembered:
             length=None if length is None else int(length),
             head=None if head is None else str(head),
             population_position=position,
+            nodes=facts.get("nodes", "unknown"),
         )
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CheckpointCorrupt(
-            f"{path} cannot be read as a file that `unheard` wrote, so the ledger cannot be compared with it. Put back a "
-            "whole copy. Delete it to resume from the checkpoint before (the rounds done again are charged again)."
-        ) from None
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """The facts in the header of a file of `training/checkpoint.py`, without its tensors."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > MAX_HEADER_BYTES:
-            raise ValueError("not a safetensors file")
-        header = json.loads(file.read(size))
-    return json.loads(header["__metadata__"]["unheard"])["facts"]
+    except (ValueError, TypeError):
+        raise CheckpointCorrupt(not_written_by_unheard(path)) from None
 
 
 def _repeated_facts(ledger: Ledger, name: str) -> dict[str, Any]:

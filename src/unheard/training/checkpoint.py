@@ -64,7 +64,7 @@ def save_checkpoint(
     path = folder.checkpoints / checkpoint_name(state.round)
     tensors = {"params": state.params_P, **{f"server.{name}": t for name, t in state.server_memory.items()}}
     released = {"round": state.round, "ledger_length": len(ledger), "ledger_head": ledger.head}
-    facts: dict[str, Any] = {**released, "metrics": folder.metrics_digest()}
+    facts: dict[str, Any] = {**released, "metrics": folder.metrics_digest(), "nodes": folder.nodes_digest()}
     if state.clip_norm is not None:
         facts["clip_norm"] = state.clip_norm
     if isinstance(ledger, JointLedger):

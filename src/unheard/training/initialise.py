@@ -50,7 +50,14 @@ from unheard.privacy.events import from_record, to_record
 from unheard.privacy.ledger import Ledger, new_run_id, run_id
 from unheard.privacy.planner import NoiseLevel
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
-from unheard.privacy.run_ledger import JointLedger, check_ledger, check_population, read_run_ledger, remembered
+from unheard.privacy.run_ledger import (
+    JointLedger,
+    check_ledger,
+    check_nodes,
+    check_population,
+    read_run_ledger,
+    remembered,
+)
 from unheard.randomness import ReproducibleStreams, SecureStreams, Streams
 from unheard.run_folder import RunFolder, replace_file
 from unheard.training.checkpoint import load_model, newest_checkpoint, parameters_digest, restore_model, save_checkpoint
@@ -544,6 +551,7 @@ def reopen_ledgers(run: Run, folder: RunFolder, store: TokenStore) -> JointLedge
     sources = remembered(folder)
     ledger = Ledger.open(folder.ledger)
     check_ledger(ledger, sources)
+    check_nodes(folder, sources)
     # DP: a population's ledger that a checkpoint remembers must be there; a new one would have forgotten its charges.
     is_known = any(source.population_position is not None for source in sources)
     population = population_ledger_of(run, store, must_exist=is_known)

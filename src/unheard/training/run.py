@@ -13,7 +13,6 @@ computed (engine, device, processes) is in the file and is not part of the run.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -46,6 +45,7 @@ from unheard.models.recurrent import TiedGRU, TiedLSTM
 from unheard.privacy.accountants import RUNNING_ACCOUNTANT
 from unheard.privacy.budget import Budget
 from unheard.privacy.population_ledger import check_ledger_path
+from unheard.run_folder import ADDED_KEYS, configuration_hash
 from unheard.training.round import SERVERS, AddServer, Server
 
 MODELS: dict[str, type] = {
@@ -63,27 +63,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "engine": {},
 }
 REQUIRED = ("corpus", "privacy", "model", "sampling", "update", "clip", "noise", "training")
-NOT_HASHED = (
-    ("training", "rounds"),
-    ("training", "checkpoint_every"),
-    ("training", "keep_checkpoints"),
-    ("engine",),
-    ("corpus", "path"),
-    ("model", "path"),  # of a Hugging Face folder, which base_sha256 names
-    ("privacy", "ledger"),
-)
-"""Keys that may change between a run and its resumption: they change neither the model nor its cost."""
-ADDED_KEYS: dict[tuple[str, str | None, str], Any] = {
-    ("model", "tied_lstm", "keep_norm"): True,
-    ("model", "tied_gru", "keep_norm"): True,
-    ("model", "tied_lstm", "step_norm"): False,
-    ("model", "tied_gru", "step_norm"): False,
-    ("model", "module", "weights_are_public"): False,
-    ("model", "hugging_face", "lora_freeze_a"): False,
-    ("training", None, "shared_cohorts"): False,
-}
-"""Keys (table, kind, key) that older versions did not have, and the value that they used, whatever today's default is.
-A run with that value has the hash that it had before the key existed, so that it can continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,16 +336,7 @@ def run_toml(run: Run, engine: EngineChoice = EngineChoice()) -> str:
 
 def run_hash(run: Run) -> str:
     """A SHA-256 of everything that decides the result and the cost of a run. Equal hashes may continue each other."""
-    tables = tables_from_run(run)
-    for table, *key in NOT_HASHED:
-        if key:
-            tables[table].pop(key[0], None)
-        else:
-            del tables[table]
-    for (table, kind, key), before in ADDED_KEYS.items():
-        if (tables[table].get("kind"), tables[table].get(key)) == (kind, before):
-            del tables[table][key]
-    return hashlib.sha256(json.dumps(_plain(tables), sort_keys=True).encode()).hexdigest()
+    return configuration_hash(tables_from_run(run))
 
 
 def hint_for_older_run(run: Run, folder_hash: str) -> str:
@@ -387,15 +357,6 @@ def hint_for_older_run(run: Run, folder_hash: str) -> str:
                     "continues it."
                 )
     return ""
-
-
-def _plain(value: Any) -> Any:
-    """Bring a value into one form before it is hashed: 20 in Python and 20.0 read back from TOML are the same number."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def set_key(tables: dict[str, Any], override: str) -> None:

@@ -317,8 +317,8 @@ def _result(trials: list[Trial], measured: list[Result], **chosen: Any) -> Tunin
 
 def users_per_second(out: Path) -> float | None:
     """Return the user updates per second of the last stage that was trained, with its evaluations; None if unknown."""
-    path = out / SPEED
-    if not path.exists():
-        return None
-    last: dict[str, Any] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
-    return last["users"] / last["seconds"] if last["seconds"] > 0 else None
+    try:
+        last: dict[str, Any] = json.loads((out / SPEED).read_text(encoding="utf-8").splitlines()[-1])
+        return last["users"] / last["seconds"] if last["seconds"] > 0 else None
+    except (OSError, ValueError, IndexError, KeyError, TypeError, RecursionError):
+        return None  # the speed is only displayed
