@@ -315,6 +315,15 @@ def test_every_reader_refuses_the_files_of_another_run(base, reader, name):
         READERS[reader](base / "r")
 
 
+@pytest.mark.parametrize("content", ["", "x" * 70_000, "of a run"])
+def test_a_damaged_ledger_of_a_store_is_named_in_its_statement(base, content):
+    file = base / "store" / "ledger.jsonl"
+    file.write_text((base / "r" / "ledger.jsonl").read_text() if content == "of a run" else content)
+    with pytest.raises(LedgerError, match=r"store/ledger\.jsonl") as error:
+        invoke("statement", base / "store")
+    assert "run.toml" not in str(error.value)
+
+
 @pytest.mark.parametrize("how", ["added", "changed", "deleted", "emptied", "dangling"])
 def test_every_reader_needs_the_record_of_the_nodes_that_the_run_began_with(base, how):
     folder = RunFolder(base / "r")

@@ -34,6 +34,7 @@ def test_a_run_is_followed_while_it_is_written(folder, monkeypatch):
     """The ledger and the metrics grow by halves of lines; every look is of what is whole."""
     # The folder is cut back to an earlier state, which its checkpoints contradict.
     monkeypatch.setattr("unheard.report.run_record.read_run_ledger", lambda folder: Ledger.read(folder.ledger))
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)
     ledger, metrics = folder.ledger.read_bytes(), folder.metrics.read_bytes()
     lines, rows = ledger.splitlines(keepends=True), metrics.splitlines(keepends=True)
     folder.statement.unlink()
@@ -57,7 +58,8 @@ def test_a_run_is_followed_while_it_is_written(folder, monkeypatch):
     assert monitor.status().state == "complete"
 
 
-def test_a_run_that_was_stopped_and_one_that_fell_silent(folder):
+def test_a_run_that_was_stopped_and_one_that_fell_silent(folder, monkeypatch):
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
     rows = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(rows[:2]))
     status = RunMonitor(folder.path).status()
@@ -69,8 +71,9 @@ def test_a_run_that_was_stopped_and_one_that_fell_silent(folder):
     assert RunMonitor(folder.path).status().state == "silent"
 
 
-def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
+def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder, monkeypatch):
     """Ctrl-C while a round is computed: it was paid for, and the model saved is of the round before."""
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
     rows = folder.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(rows[:2]))
     newest = sorted(folder.checkpoints.iterdir())[-1]
@@ -78,7 +81,9 @@ def test_a_round_that_was_charged_and_then_lost_is_not_counted(folder):
     assert RunMonitor(folder.path).status().round == ROUNDS - 1
 
 
-def test_a_run_that_its_budget_stopped_is_not_advised_to_resume(folder):
+def test_a_run_that_its_budget_stopped_is_not_advised_to_resume(folder, monkeypatch):
+    monkeypatch.setattr("unheard.privacy.run_ledger.check_configuration", lambda *_: None)  # the ledger names no budget
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
     text, spent = folder.run_file.read_text(), RunMonitor(folder.path).status().epsilon
     folder.run_file.write_text(text.replace("[privacy]", f"[privacy]\nbudget_epsilon = {spent + 0.01}"))
     folder.metrics.write_text("".join(folder.metrics.read_text().splitlines(keepends=True)[:4]))
@@ -94,7 +99,8 @@ def test_a_ledger_that_is_replaced_by_a_shorter_one_is_noticed(folder):
         monitor.status()
 
 
-def test_the_budget_is_shown(folder):
+def test_the_budget_is_shown(folder, monkeypatch):
+    monkeypatch.setattr("unheard.privacy.run_ledger.check_configuration", lambda *_: None)  # the ledger names no budget
     text = folder.run_file.read_text()
     folder.run_file.write_text(text.replace("[privacy]", "[privacy]\nbudget_epsilon = 99.0"))
     assert RunMonitor(folder.path).status().budget == 99.0

@@ -24,6 +24,7 @@ def folder(runs, tmp_path) -> RunFolder:
 
 @pytest.mark.filterwarnings("ignore")  # MLflow's own
 def test_a_local_mlflow_store_gets_each_evaluation_once_and_rounds_for_times(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "check_metrics", lambda folder: None)  # its checkpoints are of a later round
     pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
     from mlflow.tracking import MlflowClient
 

@@ -21,7 +21,7 @@ from unheard.privacy.ledger import Ledger
 from unheard.privacy.population_ledger import PopulationLedger, open_population_ledger
 from unheard.training.run import read_run_file, run_toml
 from unheard.tuning import output as cost_module
-from unheard.tuning.pipeline import Allowance, run_stages
+from unheard.tuning.pipeline import Allowance, run_stages, users_per_second
 from unheard.tuning.trials import (
     Grid,
     _last_evaluations,
@@ -292,3 +292,13 @@ def test_the_cost_of_a_tuning_is_that_of_every_charge_of_every_trial_at_the_smal
     cost = cost_module.tuning_cost(trials, is_proxy=False)  # pyright: ignore[reportArgumentType]
     assert (cost.charges, cost.runs, cost.delta) == (10, 3, 1e-6)
     assert cost.bound.epsilon == cost.noised.epsilon == best_epsilon([(event, 10)], 1e-6).epsilon
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[1]", '{"users": 3}', '{"users": "a", "seconds": 2}', "[" * 100_000]
+)
+def test_a_damaged_record_of_the_speed_is_an_unknown_speed(tmp_path, content):
+    (tmp_path / "speed.jsonl").write_text('{"users": 6, "seconds": 2.0}\n')
+    assert users_per_second(tmp_path) == 3
+    (tmp_path / "speed.jsonl").unlink() if content is None else (tmp_path / "speed.jsonl").write_text(content)
+    assert users_per_second(tmp_path) is None

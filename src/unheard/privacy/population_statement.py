@@ -170,7 +170,7 @@ def find_population_ledger(path: Path, wanted: bool) -> PopulationLedger | None:
             run; or the run's own ledger is damaged.
     """
     first = _first_line(path)
-    if first.get("ledger") == FORMAT:
+    if first.get("ledger") == FORMAT or (path.parent / "corpus.json").is_file():  # a damaged one is named by the reader
         return read_population_ledger(path.parent, path)
     if not wanted:
         return None
