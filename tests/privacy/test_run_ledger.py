@@ -296,8 +296,9 @@ def test_every_reader_needs_the_run_file_to_find_the_ledger_of_the_store(base, r
     file.unlink() if how == "deleted" else file.write_text(
         {"emptied": "", "damaged": "[corpus\n", "another table": "corpus = 1\n"}[how]
     )
-    with pytest.raises(UnheardError, match=r"run\.toml"):
+    with pytest.raises(UnheardError, match=r"run\.toml") as error:
         READERS[reader](base / "early")
+    assert "was changed after the run began" not in str(error.value)  # the message names the damage
 
 
 @pytest.mark.parametrize(
