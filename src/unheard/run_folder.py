@@ -227,6 +227,7 @@ class RunFolder:
 
     def _remembered_metrics(self) -> dict[str, Any] | None:
         """The digest of the evaluations in the newest checkpoint; None if there is none, as in older versions."""
+        paths: list[Path] = []
         for _ in range(5):  # a trainer deletes its oldest checkpoint when it has saved a new one
             paths = sorted(self.checkpoints.glob("round-*.safetensors"))
             try:
@@ -234,7 +235,8 @@ class RunFolder:
             except FileNotFoundError:
                 continue
             return known if isinstance(known, dict) and set(known) == {"bytes", "sha256"} else None
-        return None
+        # DP: a checkpoint that is listed and cannot be found is not the same as none: evaluations would not be checked.
+        raise CheckpointCorrupt(not_written_by_unheard(paths[-1]))
 
     def public_settings(self) -> dict[str, Any]:
         """Read the run file as one flat table, `table.key` to value, without the keys that name paths of this machine."""

@@ -317,6 +317,15 @@ def test_every_reader_refuses_the_files_of_another_run(base, reader, name):
         READERS[reader](base / "r")
 
 
+def test_evaluations_are_refused_if_the_newest_checkpoint_is_listed_and_cannot_be_found(base):
+    folder = RunFolder(base / "r")
+    newest = sorted(folder.checkpoints.glob("round-*.safetensors"))[-1]
+    newest.unlink()
+    newest.symlink_to("nowhere")
+    with pytest.raises(CheckpointCorrupt, match=newest.name):
+        folder.read_metrics()
+
+
 @pytest.mark.parametrize("content", ["", "x" * 70_000, "of a run"])
 def test_a_damaged_ledger_of_a_store_is_named_in_its_statement(base, content):
     file = base / "store" / "ledger.jsonl"

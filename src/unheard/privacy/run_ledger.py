@@ -290,7 +290,8 @@ def check_configuration(folder: RunFolder, ledger: Ledger) -> None:
     if configuration_hash(_tables(folder)) != named:
         raise LedgerError(
             f"{folder.run_file} was changed after the run began, or is of another run: its ledger is for another "
-            "configuration. Put back the run file that the run has written (paths and rounds may change)."
+            "configuration. Put back the run file that the run has written. Only rounds, checkpoints, the engine and the "
+            "paths of the store, its ledger and the base model may change."
         )
 
 
