@@ -23,10 +23,10 @@ HERE = Path(__file__).resolve().parent
 RECORDS = ("ledger.jsonl", "metrics.jsonl", "sittings.jsonl", "statement.json", "facts.json")
 SMALL_FILES = ("run.toml", *RECORDS, USERS, POSTS)
 """Files of a run folder that `collect` copies. None of them holds text."""
-KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", "trade-S20-*")
-"""Runs whose model and ledgers stay in a bundle when they are complete."""
 STARTS = "trade-S20-*"
 """Runs whose models other runs begin from."""
+KEPT_WHOLE = ("private*", "z1-*", "baseline-C5000-*", STARTS)
+"""Runs whose model and ledgers stay in a bundle when they are complete."""
 PART, LIMIT = 15 * 2**20, 60 * 2**20
 """Bytes in one file of a bundle, and in all of its checkpoints and models together."""
 
